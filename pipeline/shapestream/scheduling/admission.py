@@ -15,7 +15,6 @@ from collections.abc import Mapping
 from math import inf, isfinite
 from typing import Final, NamedTuple
 
-from shapestream.scheduling.costs import CostModel
 from shapestream.scheduling.events import Arrival
 from shapestream.scheduling.fairness import MAX_PRIORITY, NOMINAL_S, QueueRoom
 from shapestream.scheduling.queueing import RUNNING, LazyHeap, ModelQueue, Queues, Request
@@ -104,8 +103,7 @@ class Terms(NamedTuple):
 class Admission:
     """What may come into the queue, and what it costs.
 
-    `room` is how much the queue holds and may hold, `queues` are what waits in it, `slots` where it may run, and `costs`
-    what models cost.
+    `room` is how much the queue holds and may hold, `queues` are what waits in it, and `slots` where it may run.
     """
 
     __slots__ = (
@@ -113,7 +111,6 @@ class Admission:
         "_refused_at",
         "_slots",
         "_terms",
-        "costs",
         "draining",
         "queues",
         "room",
@@ -124,12 +121,10 @@ class Admission:
         room: QueueRoom,
         queues: Queues,
         slots: SlotTable,
-        costs: CostModel,
     ) -> None:
         self.room = room
         self.queues = queues
         self._slots = slots
-        self.costs = costs
         self.draining = False
         self._terms: dict[tuple[str, tuple[int, ...]], Terms | Refusal] = {}
         self._refused_at: dict[str, float] = {}
@@ -204,7 +199,7 @@ class Admission:
         outputs may be as large as what is claimed.
         """
         profile = queue.profile
-        call = self.costs.call_bytes(profile.name)
+        call = queue.costs.call_bytes
         empty = not rows or 0 in shape
         if empty and rows > profile.max_batch:
             message = (
@@ -235,10 +230,10 @@ class Admission:
             if (refusal := self._too_large(queue, rows, shape)) is not None:
                 self._terms[key] = refusal
                 return refusal
-            company = self.costs.company_s(arrival.model, shape, rows)
+            company = queue.costs.company_s(sizes)
             slots = self._slots_of(queue)
             if company is None:
-                rough_s = self.costs.rough_s(arrival.model, sizes)
+                rough_s = queue.costs.rough_s(sizes)
                 terms = Terms(0.0, (NOMINAL_S if rough_s is None else rough_s) / slots)
             else:
                 cost_s, call_s = company
@@ -260,7 +255,7 @@ class Admission:
         """Refuses what cannot be met, or will hardly be, as far as that is known."""
         key = (arrival.model, arrival.sizes)
         if key not in self._alone_s:
-            self._alone_s[key] = self.costs.batch_s(arrival.model, arrival.sizes)
+            self._alone_s[key] = queue.costs.batch_s(arrival.sizes)
         alone_s = self._alone_s[key]
         pool = self._slots.pools[arrival.model]
         if alone_s is None or not pool.count:
@@ -367,7 +362,7 @@ class Admission:
                 continue
             cost_s = queue.waiting_s
             if not cost_s:  # it came before anything was measured
-                request_s = self.costs.request_s(queue.profile.name)
+                request_s = queue.costs.mean_request_s
                 if request_s is None:
                     continue
                 cost_s = queue.waiting * request_s

@@ -166,7 +166,7 @@ class Scheduler:
         self._slots = SlotTable()
         self._costs = CostModel(learned)
         room = QueueRoom(max_queued_requests, max_queued_bytes, max_queued_s)
-        self._admission = Admission(room, self._queues, self._slots, self._costs)
+        self._admission = Admission(room, self._queues, self._slots)
         self._ledger = Ledger(self._admission, self._slots, Story(story_length))
         self._isolation = Isolation(self._ledger, self._slots, self._start_alone)
         self._recovery = Recovery(
@@ -306,7 +306,7 @@ class Scheduler:
                     queued_s=queue.waiting_s,
                     slots=self._slots.pools[name].count,
                     free_slots=len(self._slots.pools[name].free),
-                    shapes_seen=self._costs.shapes(name),
+                    shapes_seen=queue.costs.shapes,
                     predicted_s=queue.predicted_s,
                     measured_s=queue.measured_s,
                 )
@@ -323,10 +323,7 @@ class Scheduler:
     def _add_model(self, profile: ModelProfile) -> None:
         known = self._queues.get(profile.name)
         if known is None:
-            queue = self._queues[profile.name] = ModelQueue(profile)
-            self._costs.add_model(profile)
-            queue.rounding = self._costs.rounding(profile.name)
-            queue.steps = self._costs.steps(profile.name)
+            queue = self._queues[profile.name] = ModelQueue(profile, self._costs.add_model(profile))
             self._slots.add_model(queue)
         elif known.profile != profile:
             raise ContractError(f"model {profile.name!r} is here already, with another profile")
@@ -354,9 +351,13 @@ class Scheduler:
         ledger = self._ledger
         admission = self._admission
         admission.new_turn()
-        if len(arrivals) > 1:
-            self._costs.expect({(arrival.model, arrival.sizes) for arrival in arrivals})
         queues = self._queues
+        if len(arrivals) > 1:
+            asked: dict[str, set[tuple[int, ...]]] = {}
+            for arrival in arrivals:
+                asked.setdefault(arrival.model, set()).add(arrival.sizes)
+            for name in asked.keys() & queues.keys():
+                queues[name].costs.expect(asked[name])
         admitted: list[int] = []
         for arrival in arrivals:
             queue = queues.get(arrival.model)
@@ -369,10 +370,11 @@ class Scheduler:
                 if queue is not None and not isinstance(terms, Refusal):
                     if queue.delay_s:
                         due = self._due(arrival, queue, now)
-                    if queue.rounding is not None and 0 not in arrival.sizes:
-                        queue.rounding.observe(arrival.sizes)
-                    if queue.steps is not None:
-                        shape = queue.steps.rounded(arrival.sizes)
+                    costs = queue.costs
+                    if costs.rounding is not None and 0 not in arrival.sizes:
+                        costs.rounding.observe(arrival.sizes)
+                    if costs.steps is not None:
+                        shape = costs.steps.rounded(arrival.sizes)
             except Exception as error:  # noqa: BLE001 - one arrival fails alone
                 terms = Refusal("internal", "the server cannot work out how to run this request; see its log")
                 actions.append(ReportFault(error=error, about="terms of a request", requests=(arrival.id,)))
@@ -401,7 +403,7 @@ class Scheduler:
         due = now + queue.delay_s
         if arrival.deadline is None:
             return due
-        call_s = self._costs.batch_s(queue.profile.name, arrival.sizes) or 0.0
+        call_s = queue.costs.batch_s(arrival.sizes) or 0.0
         return due if due + call_s < arrival.deadline else now
 
     def _drop_unwanted(self, now: float, actions: list[Action]) -> None:
@@ -475,7 +477,7 @@ class Scheduler:
         left_s = deadline - starts_at
         if starts_at - request.arrived < 2.0 * left_s:
             return None
-        surface = self._costs.surface(queue.profile.name, slot.id)
+        surface = queue.costs.surface(slot.id)
         if not surface.measured:
             return None
         try:
@@ -490,21 +492,10 @@ class Scheduler:
             actions.append(shed)
             return
         queue = request.queue
-        name = queue.profile.name
-        costs = self._costs.call_costs(name, slot.id)
-        speed = self._costs.speed(name, slot.id)
-        again = request.state is RERUN
-        group = queue.take_rerun() if again else [request]
-
-        def plan() -> Cut:
-            if again:
-                return batch_of(group, costs)
-            if queue.count == 1 or not queue.has_batch:
-                return batch_of(group, costs, request.bucket)
-            return self._planned(request, slot, costs, speed, now)
-
-        cut, predicted_s = self._cut(plan, group, costs, speed, actions)
-        if not again:
+        if request.state is RERUN:
+            cut, predicted_s = self._cut(queue.take_rerun(), slot, now, actions, company=False)
+        else:
+            cut, predicted_s = self._cut([request], slot, now, actions, company=True)
             members_s = sum([member.share_s for member in cut.members])
             queue.shares.dispatched(request.tag, request.rank, members_s, len(self._ledger.clients))
             queue.take(cut.members)
@@ -513,6 +504,8 @@ class Scheduler:
     def _planned(self, anchor: Request, slot: Slot, costs: CallCosts, speed: float, now: float) -> Cut:
         """The batch that a request goes in, without requests that may not share its call because of a probation."""
         queue = anchor.queue
+        if queue.count == 1:
+            return batch_of([anchor], costs, anchor.bucket)
         most_s, max_rows = portion(self._slots.pools[queue.profile.name], slot, anchor, costs, speed, now)
         cut = plan_batch(
             anchor,
@@ -540,36 +533,37 @@ class Scheduler:
 
     def _cut(
         self,
-        plan: Callable[[], Cut],
-        otherwise: Sequence[Request],
-        costs: CallCosts,
-        speed: float,
+        group: Sequence[Request],
+        slot: Slot,
+        now: float,
         actions: list[Action],
+        *,
+        company: bool,
     ) -> tuple[Cut, float | None]:
-        """The batch that `plan` cuts, and its predicted seconds on its slot.
+        """The batch of a group, and its predicted seconds on its slot; `company`: the first of the group may get some.
 
-        Where that fails, `otherwise` run as they are: to look at neighbours of any sizes must not cost a request its turn.
+        Where that fails, the group runs as it is: to look at neighbours of any sizes must not cost a request its turn.
         """
+        known = group[0].queue.costs
         try:
-            cut = plan()
+            costs = known.call_costs(slot.id)
+            speed = known.speed(slot.id)
+            cut = self._planned(group[0], slot, costs, speed, now) if company else batch_of(group, costs)
             predicted_s = _predicted_s(cut, costs, speed)
             if costs.rounding is not None or cut.shape == cut.largest:  # a larger shape was prepared before
                 costs.started(cut.rows, cut.largest)
             if costs.rounding is not None:
                 costs.rounding.start(cut.call_rows, cut.shape)
         except Exception as error:  # noqa: BLE001 - see above
-            ids = tuple([request.id for request in otherwise])
+            ids = tuple([request.id for request in group])
             actions.append(ReportFault(error=error, about="plan of a batch", requests=ids))
-            return unplanned(otherwise), None
+            return unplanned(group), None
         return cut, predicted_s
 
     def _start_alone(self, queue: ModelQueue, slot: Slot, now: float, actions: list[Action]) -> StartBatch:
         """Starts the first suspect of a model, where nothing else runs."""
-        name = queue.profile.name
-        costs = self._costs.call_costs(name, slot.id)
         request = queue.take_suspect()
-        speed = self._costs.speed(name, slot.id)
-        cut, predicted_s = self._cut(lambda: batch_of([request], costs), [request], costs, speed, actions)
+        cut, predicted_s = self._cut([request], slot, now, actions, company=False)
         trial = Trial.ACCUSED if request.accused else Trial.LAST
         return self._start(queue, slot, cut, request, predicted_s, now, trial)
 
@@ -586,8 +580,6 @@ class Scheduler:
         batch = Batch(
             self._next_batch, slot, queue, cut.members, cut.sizes(queue.has_batch), predicted_s, trial
         )
-        if predicted_s is not None:
-            batch.guess_s = cut.seconds * self._costs.speed(queue.profile.name, slot.id)
         self._next_batch += 1
         behind = slot.batch
         if behind is None:
@@ -610,7 +602,7 @@ class Scheduler:
         profile = anchor.queue.profile
         try:
             # By a plan of its own: the turn's is for batches that start.
-            cut = plan_batch(anchor, self._costs.call_costs(profile.name), Plan(), starts_at=-inf)
+            cut = plan_batch(anchor, anchor.queue.costs.call_costs(), Plan(), starts_at=-inf)
         except Exception:  # noqa: BLE001 - it goes now, and what is wrong is reported when its batch is cut
             return True
         return cut.rows >= profile.max_batch

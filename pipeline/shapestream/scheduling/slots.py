@@ -155,7 +155,6 @@ class Batch:
 
     __slots__ = (
         "ends_at",
-        "guess_s",
         "hang_at",
         "id",
         "ids",
@@ -193,8 +192,6 @@ class Batch:
         """Members that have not ended yet."""
         self.predicted_s = predicted_s
         """Seconds of this slot; None while nothing is measured."""
-        self.guess_s = predicted_s or 0.0
-        """The same without the bound for sizes beyond all that was measured; for the hang watch alone."""
         self.started = 0.0
         """Since when it is the one that its slot runs. Set at the start."""
         self.ends_at = 0.0

@@ -38,7 +38,7 @@ def steps_of(profile: ModelProfile = PICTURES, **costs: float) -> SizeSteps:
     cost = FormulaCost(**{**DETECTOR, **costs}, largest=(16, 96, 96))
     table = cost.calibration("k", profile.dimensions, profile.max_batch)
     model.join(0, "w", {"m": table}, ["m"])
-    steps = model.steps("m")
+    steps = model["m"].steps
     assert steps is not None
     return steps
 
@@ -135,7 +135,7 @@ def test_only_free_sizes_that_may_be_padded_are_rounded(change: dict[str, object
     profile = replace(PICTURES, **change)
     model = CostModel()
     model.add_model(profile)
-    assert model.steps("m") is None
+    assert model["m"].steps is None
 
 
 def test_a_dimension_that_may_not_be_padded_stays() -> None:
