@@ -88,9 +88,6 @@ class HangWatch:
         first_s = self.limits.first_call_s
         times = self._busy.get(batch.queue.profile.name)
         predicted_s = batch.predicted_s
-        if predicted_s is not None:
-            # Beyond all that was measured nothing is promised, so there is more patience, but not without end.
-            predicted_s = max(predicted_s, min(batch.guess_s, MOST_FIRST_CALL_S))
         if times is None or (predicted_s is None and times.count < ENOUGH):
             return first_s if predicted_s is None else self._limit_s(0.0, predicted_s)
         limit_s = self._limit_s(times.p99_s if times.count >= ENOUGH else 0.0, predicted_s or 0.0)

@@ -19,6 +19,7 @@ from shapestream.scheduling.cost_grid import Floats, elements_of, elements_of_ma
 from shapestream.scheduling.queueing import Bucket, Lane, Request
 from shapestream.scheduling.segments import Limits, Window, cut_window
 from shapestream.scheduling.slots import Slot, SlotPool
+from shapestream.scheduling.surface import BATCH_S
 
 
 class Portion(NamedTuple):
@@ -74,9 +75,6 @@ WINDOW = 32
 """Requests that are planned at once. Of 32 to 256, none gave more than 0.5 % more goodput (docs/decisions.md)."""
 MOST_WINDOW = 128
 """The same where calls need more company than that to become cheap. A programme of 128 takes 0.75 ms."""
-BATCH_S = 1e-3
-"""Seconds of a slot that a batch takes besides its call. They decide between cuts that are otherwise equal."""
-
 
 Segment: TypeAlias = dict[Bucket, int]
 """One batch of the optimal cuts: how many of the first requests of each bucket it takes."""
@@ -349,7 +347,7 @@ def plan_batch(
     queue = anchor.queue
     profile = queue.profile
     rows = profile.max_batch if max_rows is None else min(max_rows, profile.max_batch)
-    if not queue.has_batch or anchor.rows >= rows or queue.count == 1 or anchor.empty:
+    if not queue.has_batch or anchor.rows >= rows or anchor.empty:
         return batch_of([anchor], costs, anchor.bucket)
     limits = Limits(
         max_rows=rows,
@@ -398,7 +396,7 @@ def batch_of(members: Sequence[Request], costs: CallCosts, bucket: Bucket | None
     else:
         shape = tuple(map(max, zip(*[request.shape for request in members], strict=True)))
         rows = sum([request.rows for request in members])
-    if bucket is None or members[0].queue.steps is not None:
+    if bucket is None or members[0].queue.costs.steps is not None:
         real = sum([request.rows * prod(request.own_shape) for request in members])
     else:
         real = rows * prod(shape)

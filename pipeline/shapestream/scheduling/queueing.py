@@ -24,11 +24,10 @@ from itertools import chain, islice
 from math import prod
 from typing import Final
 
+from shapestream.scheduling.costs import ModelCosts
 from shapestream.scheduling.events import ModelProfile
 from shapestream.scheduling.fairness import FairShares
 from shapestream.scheduling.probation import Probation
-from shapestream.scheduling.rounding import ShapeRounding
-from shapestream.scheduling.size_steps import SizeSteps
 
 
 class RequestState(IntEnum):
@@ -446,6 +445,7 @@ class ModelQueue:
         "buckets",
         "by_rank",
         "cost_s",
+        "costs",
         "count",
         "delay_s",
         "due",
@@ -459,19 +459,19 @@ class ModelQueue:
         "profile",
         "rerun_count",
         "reruns",
-        "rounding",
         "rows",
         "seen",
         "shares",
         "sharing",
-        "steps",
         "suspect_count",
         "suspects",
         "unavailable",
     )
 
-    def __init__(self, profile: ModelProfile) -> None:
+    def __init__(self, profile: ModelProfile, costs: ModelCosts) -> None:
         self.profile = profile
+        self.costs = costs
+        """What its batches cost."""
         self.has_batch = profile.has_batch
         # A request that runs alone has no company to wait for.
         self.delay_s = profile.max_delay_s if profile.has_batch else 0.0
@@ -490,10 +490,6 @@ class ModelQueue:
         """The queues of all models that share slots with this one, directly or through others; one list for all of them."""
         self.shares = FairShares(self._first_tag)
         self.probation = Probation(profile.max_batch)
-        self.rounding: ShapeRounding | None = None
-        """Sizes that call shapes are rounded up to, where the model has a cap on them; the scheduler sets it."""
-        self.steps: SizeSteps | None = None
-        """Step that sizes of requests are rounded up to, where they may be; the scheduler sets it."""
         self.count = 0
         self.rows = 0
         self.cost_s = 0.0

@@ -155,7 +155,6 @@ class Batch:
 
     __slots__ = (
         "ends_at",
-        "guess_s",
         "hang_at",
         "id",
         "ids",
@@ -193,8 +192,6 @@ class Batch:
         """Members that have not ended yet."""
         self.predicted_s = predicted_s
         """Seconds of this slot; None while nothing is measured."""
-        self.guess_s = predicted_s or 0.0
-        """The same without the bound for sizes beyond all that was measured; for the hang watch alone."""
         self.started = 0.0
         """Since when it is the one that its slot runs. Set at the start."""
         self.ends_at = 0.0
@@ -512,7 +509,7 @@ class SlotPool:
 PREFETCH_MARGIN = 0.12
 """The share of its predicted time that a batch may end early and still find the next one at its slot.
 
-Measured (docs/performance.md): of a thousand batches of MiniLM four in ten ended before their successor, sent when the
+Measured: of a thousand batches of MiniLM four in ten ended before their successor, sent when the
 prediction said, was there; with this margin one in ten. What is sent earlier is planned with less to choose from.
 """
 MIN_REST_S = 0.1
@@ -603,6 +600,10 @@ class SlotTable:
         for slot in self.slots.values():
             if queue.profile.name in slot.models and not slot.closing:
                 self._connect(slot, pool)
+
+    def serving(self, queue: ModelQueue) -> int:
+        """Count the slots that serve a model; one may come where there is none."""
+        return max(1, self.pools[queue.profile.name].count)
 
     def _connect(self, slot: Slot, pool: SlotPool) -> None:
         if slot.pools:

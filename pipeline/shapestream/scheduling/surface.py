@@ -35,8 +35,11 @@ CLIP = log(1.5)
 the model."""
 SPEED_STEP = 0.06
 """Part of that difference that a worker's speed takes over; the grid takes over `cost_grid.STEP`."""
+BATCH_S = 1e-3
+"""Seconds that a batch takes besides its call. They decide between cuts that are otherwise equal."""
 MOVED = log(1.05)
-"""Logarithm by which a prediction must change to be published: plans made with the old one are then out of date."""
+"""Logarithm by which a prediction, `BATCH_S` included, must change to be published: plans made with the old one are then
+out of date."""
 NOISE = 1.1
 """Factor by which a batch may take longer than expected before the rest counts as preparation."""
 PREPARATION_CLIP = 8.0
@@ -83,10 +86,12 @@ class Kind:
         self._grid = Grid(dynamic) if dynamic else None
         self._line = Line()
         """Where there is no grid."""
+        self.measured = self._grid is not None
+        """Whether predictions are seconds; otherwise they are good for comparing calls, and nothing else."""
         self.new = Line(clip=PREPARATION_CLIP)
         """Extra seconds of a call whose shape is new to the device."""
         self.paid = Line()
-        """Seconds of requests while nothing was measured, preparation included: see `CostModel.rough_s`."""
+        """Seconds of requests while nothing was measured, preparation included: see `ModelCosts.rough_s`."""
         self.surfaces: dict[str, Surface] = {}
         """By worker. That of the last worker stays when it leaves, until another one joins."""
         self._workers = 0
@@ -157,11 +162,6 @@ class Kind:
 
     # ------------------------------------------------------------ predictions
 
-    @property
-    def measured(self) -> bool:
-        """Whether predictions are seconds; otherwise they are good for comparing calls, and nothing else."""
-        return self._grid is not None or self._line.measured
-
     def seconds(self, columns: Floats) -> Floats:
         """Return the seconds of many calls: (dimensions, n), rows first.
 
@@ -212,20 +212,25 @@ class Kind:
     def _learn(
         self, surface: Surface, calls: Calls, busy_s: float, number: int, elements: float, requests: int
     ) -> None:
-        # A grid takes over later what all workers are off; a line has learned it.
-        own = log(surface.speed) if self._grid is None else surface.speed_log if surface.slots else 0.0
+        own = surface.speed_log if surface.slots else 0.0
+        if self._grid is None and surface.slots:
+            own -= (
+                self.mean_speed_log
+            )  # a line has learned what all workers are off; a grid takes it over later
         any_static = any(sizes in self._static for _, sizes in calls)
-        expected_s = sum([count * self._expected_s(sizes) for count, sizes in calls])
+        each_s = [self._expected_s(sizes) for _, sizes in calls]
+        expected_s = sum([count * call_s for (count, _), call_s in zip(calls, each_s, strict=True)])
         difference = max(-CLIP, min(CLIP, log(max(busy_s, 1e-9) / max(expected_s, 1e-12)) - own))
         moved = False
         if self.measured:
             if surface.slots and (self._grid is not None or self._workers > 1):
                 surface.speed_log += SPEED_STEP * difference
                 self._speeds_sum += SPEED_STEP * difference
-            moved = self._correct(calls, difference)
+            moved = self._correct(calls, each_s, difference)
         if self._grid is None and not any_static:  # else the two parts cannot be told apart
             steady_s = busy_s / exp(own) if self._line.measured else busy_s
             self._line.observe(number, elements, steady_s, request_elements=elements / max(1, requests))
+            self.measured = True
             if self._line.moved():
                 self.version = next(self._versions)
         if moved:
@@ -240,19 +245,19 @@ class Kind:
             float(self.seconds(np.array([sizes], np.float64).T)[0]) if grid is None else grid.expected(sizes)
         )
 
-    def _correct(self, calls: Calls, difference: float) -> bool:
-        """Move what these calls are expected to take; whether one is now off what is published by more than 5 %."""
+    def _correct(self, calls: Calls, each_s: Sequence[float], difference: float) -> bool:
+        """Move what these calls are expected to take, `each_s` until now; whether one is to be published, see `MOVED`."""
         shift = self.mean_speed_log
-        moved = self._grid is not None and abs(shift) > MOVED
-        for _, sizes in calls:
-            if self._static.get(sizes, self) is None:
-                self._static[sizes] = Grid({sizes: self._expected_s(sizes)})
+        moved = False
+        for (_, sizes), call_s in zip(calls, each_s, strict=True):
+            if sizes in self._static and self._static[sizes] is None:
+                self._static[sizes] = Grid({sizes: call_s})
                 moved = True
             grid = self._static.get(sizes) or self._grid
             if grid is not None:
-                off = grid.correct(sizes, difference)
                 own = shift if grid is self._grid else 0.0
-                moved = moved or any(abs(each + own) > MOVED for each in off)
+                off = max(abs(shift), *[abs(each + own) for each in grid.correct(sizes, difference)])
+                moved = moved or off * call_s > MOVED * (call_s + BATCH_S)
         return moved
 
     def _publish(self) -> None:
@@ -476,6 +481,8 @@ class Surface:
 
         No price is higher: callers claim sizes, and what lies beyond all that was measured is a guess without end.
         """
+        if self._row_calls is None:
+            return self.kind.longest_s
         return sum([times for times, _ in self.calls(rows, shape)]) * self.kind.longest_s
 
     def calls(self, rows: int, shape: Sizes) -> Calls:
