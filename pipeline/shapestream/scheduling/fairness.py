@@ -27,7 +27,7 @@ clients that are remembered.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Collection, Container
 
 AGEING_S = 1.0
 """Seconds of waiting that are worth one step of priority."""
@@ -70,10 +70,14 @@ class FairShares:
     def __repr__(self) -> str:
         return f"<fair shares at {self.virtual_s:.6f}: {len(self._finish)} clients remembered>"
 
-    def rank(self, client: int, priority: int, here: Container[int], clients: int) -> float:
-        """The rank that a request of this client would get now; the arguments are those of `stamp`."""
-        ahead_s = priority * AGEING_S / clients
-        return self._start(client, here, clients) - ahead_s
+    def rank(self, client: int, priority: int, here: Collection[int]) -> float:
+        """The rank that a request of this client would get now; `here`: the clients that have unfinished requests."""
+        clients = len(here) + (client not in here)
+        return self._start(client, here, clients) - _bounded(priority) * AGEING_S / clients
+
+    def turn_s(self, rank: float, clients: int) -> float:
+        """Return the seconds of the slots' work until a request of this rank has its turn, with so many clients here."""
+        return max(0.0, rank - self.virtual_s) * clients
 
     def _start(self, client: int, here: Container[int], clients: int) -> float:
         """Return the start tag of a client's next request, which is never before the client's last one ends.
@@ -107,6 +111,7 @@ class FairShares:
         one second, so a step is `AGEING_S / clients`. The number of clients changes; that must not turn around two
         requests of one client and one priority, so a rank is never smaller than the last one.
         """
+        priority = _bounded(priority)
         ahead_s = priority * AGEING_S / clients
         tag = self._start(client, here, clients)
         if len(self._finish) > self._clean_at:
@@ -174,6 +179,10 @@ class FairShares:
         }
         self._last = {key: rank for key, rank in self._last.items() if key[0] in self._finish}
         self._clean_at = max(_FEW_CLIENTS, 2 * len(self._finish))
+
+
+def _bounded(priority: int) -> int:
+    return max(-MAX_PRIORITY, min(MAX_PRIORITY, priority))
 
 
 class QueueRoom:

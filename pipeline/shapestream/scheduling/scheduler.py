@@ -14,9 +14,10 @@ from itertools import islice
 from math import inf
 from typing import assert_never
 
-from shapestream.scheduling.admission import Admission, Refusal
+from shapestream.scheduling.admission import Admission
 from shapestream.scheduling.call_costs import CallCosts
 from shapestream.scheduling.costs import NOTHING_LEARNED, CostModel
+from shapestream.scheduling.deadlines import Deadlines, Refusal
 from shapestream.scheduling.events import (
     Action,
     Arrival,
@@ -166,8 +167,9 @@ class Scheduler:
         self._slots = SlotTable()
         self._costs = CostModel(learned)
         room = QueueRoom(max_queued_requests, max_queued_bytes, max_queued_s)
-        self._admission = Admission(room, self._queues, self._slots)
-        self._ledger = Ledger(self._admission, self._slots, Story(story_length))
+        self._deadlines = Deadlines(self._slots)
+        self._admission = Admission(room, self._queues, self._slots, self._deadlines)
+        self._ledger = Ledger(self._admission, self._deadlines, self._slots, Story(story_length))
         self._isolation = Isolation(self._ledger, self._slots, self._start_alone)
         self._recovery = Recovery(
             self._ledger,
@@ -206,7 +208,7 @@ class Scheduler:
     def _take(self, event: Event, now: float, actions: list[Action]) -> None:
         """Changes the books by an event."""
         ledger = self._ledger
-        while (late := ledger.deadlines.due(now)) is not None:
+        while (late := self._deadlines.due(now)) is not None:
             actions.append(ledger.fail_late(late, now))
         if self._slots.resting:
             self._slots.wake(now)
@@ -257,7 +259,7 @@ class Scheduler:
     def next_wakeup(self) -> float | None:
         """When `TimePassed` is wanted, if nothing happens before; always later than the last event."""
         first = self._watch.next_look
-        if (expiry := self._ledger.deadlines.next()) is not None:
+        if (expiry := self._deadlines.next()) is not None:
             first = min(first, expiry)
         waiting = self._queues.waiting()
         if waiting and self._slots.resting and (back := self._slots.next_wake()) is not None:
@@ -369,7 +371,7 @@ class Scheduler:
                 terms = admission.consider(arrival, queue, ledger.clients, now)
                 if queue is not None and not isinstance(terms, Refusal):
                     if queue.delay_s:
-                        due = self._due(arrival, queue, now)
+                        due = self._deadlines.wait_until(arrival, queue, now)
                     costs = queue.costs
                     if costs.rounding is not None and 0 not in arrival.sizes:
                         costs.rounding.observe(arrival.sizes)
@@ -397,14 +399,6 @@ class Scheduler:
         for arrival in arrivals:
             if arrival.id not in answered and arrival.id not in self._ledger.requests:
                 actions.append(self._ledger.refuse(arrival, refusal, now))
-
-    def _due(self, arrival: Arrival, queue: ModelQueue, now: float) -> float:
-        """Until when a request may wait for company: not at all if that could cost it its deadline."""
-        due = now + queue.delay_s
-        if arrival.deadline is None:
-            return due
-        call_s = queue.costs.batch_s(arrival.sizes) or 0.0
-        return due if due + call_s < arrival.deadline else now
 
     def _drop_unwanted(self, now: float, actions: list[Action]) -> None:
         """Stop the batches of which all members have ended; until they report, their slots keep them."""
@@ -458,38 +452,10 @@ class Scheduler:
         due = self._prefetch_due(queue)
         return due is not None and due <= now
 
-    def _shed(self, request: Request, slot: Slot, now: float) -> FailRequest | None:
-        """End a request under overload whose turn comes too late for a call in good company on its slot.
-
-        All must hold: a request of this model was refused for its predicted wait after this one came; this one did not run
-        before; and when the slot is free, it has waited for two thirds of its time at least. So a request that had little
-        time from the start is kept.
-
-        Some request will be late in any case, because the queue took longer than was estimated. A call that is cut so that
-        this one is in time makes all behind it later, and they are as near to their deadlines. Then their calls are cut as
-        well, and soon the slots run calls of one row. Measured in docs/decisions.md.
-        """
-        queue = request.queue
-        deadline = request.deadline
-        if deadline is None or self._admission.refused_at(queue) < request.arrived or request.state is RERUN:
-            return None
-        starts_at = slot.free_at(now)
-        left_s = deadline - starts_at
-        if starts_at - request.arrived < 2.0 * left_s:
-            return None
-        surface = queue.costs.surface(slot.id)
-        if not surface.measured:
-            return None
-        try:
-            _, call_s = surface.company_s(request.rows, request.shape)
-        except Exception:  # noqa: BLE001 - what cannot be priced is tried
-            return None
-        return self._ledger.fail_late(request, now) if left_s < call_s * surface.speed else None
-
     def _dispatch(self, request: Request, slot: Slot, now: float, actions: list[Action]) -> None:
         """Start the batch of the request whose turn it is on a slot, or queue it behind the running one; or shed it."""
-        if (shed := self._shed(request, slot, now)) is not None:
-            actions.append(shed)
+        if self._deadlines.comes_too_late(request, slot, now):
+            actions.append(self._ledger.fail_late(request, now))
             return
         queue = request.queue
         if request.state is RERUN:

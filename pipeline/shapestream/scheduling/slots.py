@@ -601,6 +601,10 @@ class SlotTable:
             if queue.profile.name in slot.models and not slot.closing:
                 self._connect(slot, pool)
 
+    def serving(self, queue: ModelQueue) -> int:
+        """Count the slots that serve a model; one may come where there is none."""
+        return max(1, self.pools[queue.profile.name].count)
+
     def _connect(self, slot: Slot, pool: SlotPool) -> None:
         if slot.pools:
             slot.pools[0].queue.share_slots(pool.queue)

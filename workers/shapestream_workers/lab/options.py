@@ -50,7 +50,7 @@ class SimulateOptions:
         list[str] | None,
         typer.Option(
             metavar="[MODEL[*WEIGHT]/]DIM=DIST[;...]",
-            help="Made-up traffic: seq=lognormal:24,0.9,4..256, uniform:1..9, choice:1,2, 8; or trace:FILE.",
+            help="Made-up traffic: seq=lognormal:24,0.9,4..256, uniform:1..9, choice:1,2, 8.",
         ),
     ] = None
     rate: Annotated[
@@ -72,9 +72,6 @@ class SimulateOptions:
     slots_per_worker: Annotated[
         int | None, typer.Option(min=1, help="That share what is prepared. Default: CONFIG's, or 1.")
     ] = None
-    speeds: Annotated[
-        str, typer.Option(metavar="S,S,...", help="Of the slots in turn; 2 takes twice the time.")
-    ] = "1"
     noise: Annotated[
         float, typer.Option(min=0.0, max=3.0, help="Sigma of a lognormal factor on each call.")
     ] = 0.0
@@ -91,7 +88,7 @@ class SimulateOptions:
         str | None,
         typer.Option(
             metavar="WHAT=VALUES",
-            help="slots=1..16, slots=1,2,4, rate=50..400:8; also in_flight, max_batch, deadline_ms.",
+            help="slots=1..16, rate=50,100,200; also in_flight, max_batch, deadline_ms.",
         ),
     ] = None
     compare: Annotated[

@@ -165,17 +165,10 @@ class Policy(Protocol):
         """Time at which `TimePassed` is wanted, or None."""
         ...
 
-    def check_invariants(self) -> None:
-        """Check its books; raises AssertionError."""
-        ...
 
-
-def simulate(policy: Policy, scenario: Scenario, *, check_every: int | None = None) -> Simulated:
-    """Play a scenario to its end under `policy`, whose books are checked after every `check_every` events.
-
-    Raises `SimulationError` for a broken contract.
-    """
-    return _Simulation(policy, scenario).run(check_every)
+def simulate(policy: Policy, scenario: Scenario) -> Simulated:
+    """Play a scenario to its end under `policy`. Raises `SimulationError` for a broken contract."""
+    return _Simulation(policy, scenario).run()
 
 
 def calls_of(profile: ModelProfile, sizes: tuple[int, ...]) -> list[tuple[int, ...]]:
@@ -221,12 +214,11 @@ class _Simulation:
         self._rng = np.random.default_rng(scenario.seed)
         self._noises: list[float] = []
         self._finished = 0
-        self._events = 0
         self._now = 0.0
 
     # ------------------------------------------------------------ the loop
 
-    def run(self, check_every: int | None) -> Simulated:
+    def run(self) -> Simulated:
         """Play events until none is left."""
         self._join()
         began_s = self._next_arrival_s()
@@ -238,7 +230,6 @@ class _Simulation:
             at = min(arrival_s, heap_s, inf if wakeup is None else max(wakeup, self._now))
             if at == inf:
                 break
-            events = self._events
             if heap_s <= at:
                 self._pop()
             elif arrival_s <= at:
@@ -250,8 +241,6 @@ class _Simulation:
                 self._handle(TimePassed(), at)
                 continue
             idle_wakeups = 0
-            if check_every is not None and self._events // check_every != events // check_every:
-                self._policy.check_invariants()
         self._results.began_s = 0.0 if began_s == inf else began_s
         self._results.ended_s = self._now
         return self._results
@@ -274,7 +263,6 @@ class _Simulation:
             )
             self._handle(joined, 0.0)
         self._results.decide_s = self._results.longest_decision_s = 0.0
-        self._events = 0
         if scenario.in_flight is None:
             self._next = next(self._source, None)
         else:
@@ -328,7 +316,6 @@ class _Simulation:
 
     def _handle(self, event: Event, at: float) -> None:
         self._now = at
-        self._events += 1
         began = thread_time()
         actions = self._policy.handle(event, at)
         took = thread_time() - began

@@ -16,7 +16,6 @@ import numpy as np
 import typer
 from numpy.typing import NDArray
 
-from shapestream.errors import ConfigurationError
 from shapestream.telemetry.trace import TraceReader, TraceRequest
 from shapestream_engine.cost_table import MAX_ELEMENTS
 
@@ -115,8 +114,6 @@ class Traffic:
     clients: int = 1
     """Number of clients; requests are spread over them at random."""
     deadline_s: float | None = None
-    priorities: Sequence[int] = (0,)
-    """Priorities to choose from at random."""
     seed: int = 0
 
     def __iter__(self) -> Iterator[TraceRequest]:
@@ -130,12 +127,9 @@ class Traffic:
             after_s = float(times[-1])
             numbers = rng.choice(len(weights), count, p=weights).tolist()
             clients = rng.integers(0, self.clients, count).tolist()
-            priorities = rng.choice(np.asarray(self.priorities), count).tolist()
             sizes = [iter(model.draw(rng, numbers.count(number))) for number, model in enumerate(self.models)]
-            for at_s, number, client, priority in zip(
-                times.tolist(), numbers, clients, priorities, strict=True
-            ):
-                yield TraceRequest(at_s, number, client, next(sizes[number]), self.deadline_s, priority)
+            for at_s, number, client in zip(times.tolist(), numbers, clients, strict=True):
+                yield TraceRequest(at_s, number, client, next(sizes[number]), self.deadline_s)
 
     def _times(self, rng: np.random.Generator, after_s: float, first: int, count: int) -> NDArray[np.float64]:
         """Draw the times of `count` requests from number `first` on, after the time `after_s`."""
@@ -188,25 +182,21 @@ def parse_arrivals(text: str) -> int:
 
 
 def parse_sizes(text: str) -> SizedModel:
-    """Read `[MODEL[*WEIGHT]/]DIMENSION=DISTRIBUTION[;...]`, or `[MODEL[*WEIGHT]/]trace:FILE`.
+    """Read `[MODEL[*WEIGHT]/]DIMENSION=DISTRIBUTION[;...]`; raises `BadParameter`.
 
-    Unless `batch` is named, every request has one row. Raises `BadParameter`, and
-    `ConfigurationError` for a trace that cannot be read.
+    Unless `batch` is named, every request has one row.
     """
-    # A trace's path may have slashes of its own.
-    head, slash, rest = text.partition("/") if not text.startswith("trace:") else ("", "", text)
-    if not slash or "=" in head:
+    head, slash, rest = text.partition("/")
+    if not slash:
         head, rest = "model", text
     name, star, weight = head.partition("*")
     try:
         share = float(weight) if star else 1.0
-        if not (name and 0 < share < float("inf")):
+        if not (name and 0 < share < inf):
             raise ValueError
     except ValueError as error:
         message = f"sizes {text!r}: expected MODEL*WEIGHT/... with a weight above 0"
         raise typer.BadParameter(message) from error
-    if rest.startswith("trace:"):
-        return _empirical(TraceReader(rest.removeprefix("trace:")), name, share)
     sizes: dict[str, Distribution] = {}
     for part in rest.split(";"):
         dimension, equals, words = part.partition("=")
@@ -220,22 +210,3 @@ def parse_sizes(text: str) -> SizedModel:
         return list(zip(*(each(rng, count).tolist() for each in sizes.values()), strict=True))
 
     return SizedModel(name=name, dimensions=tuple(sizes), draw=draw, weight=share)
-
-
-def _empirical(reader: TraceReader, name: str, weight: float) -> SizedModel:
-    shapes: list[tuple[int, ...]] = []
-    number = 0
-    for request in reader:
-        names = list(reader.models)
-        if not shapes:
-            number = names.index(name) if name in names else request.model
-        if request.model == number:
-            shapes.append(request.sizes)
-    if not shapes:
-        raise ConfigurationError([f"{reader.path}: no request of a model {name!r} to take sizes from"])
-    return SizedModel(
-        name=name if name != "model" else list(reader.models)[number],
-        dimensions=list(reader.models.values())[number],
-        draw=lambda rng, count: [shapes[drawn] for drawn in rng.integers(0, len(shapes), count).tolist()],
-        weight=weight,
-    )
