@@ -163,7 +163,7 @@ def test_rows_are_covered_by_the_calls_that_are_allowed() -> None:
     simulated = play(
         PlainServer(4), requests, profiles=[profile(max_batch=3, row_calls=covered)], per_element_s=0.0
     )
-    assert (2, pytest.approx(0.006)) == (simulated.calls, simulated.busy_s)
+    assert pytest.approx(0.006) == simulated.busy_s
 
 
 def test_the_way_to_a_slot_takes_its_time() -> None:
