@@ -195,9 +195,10 @@ class BatchFinished:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchFailed:
-    """A batch did not run. With code `model_error` halves are tried until the culprit is alone.
+    """A batch did not run, and runs again in halves until the culprit is alone, except with these codes.
 
-    `unavailable` blames the slot, which rests for a while. `recalled`: it was taken back before its start.
+    `unavailable` blames the slot, which rests for a while. `cancelled`: it was stopped. `recalled`: it was taken back before
+    its start.
     """
 
     batch: int
@@ -234,7 +235,7 @@ Event: TypeAlias = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartBatch:
-    """Run these requests in one call of this shape on this slot."""
+    """Run these requests as a batch of this shape on this slot."""
 
     batch: int
     slot: int

@@ -7,8 +7,7 @@ request is answered by its own id. Nothing here awaits but the socket.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Callable, Set
 from typing import Any
 
 import structlog
@@ -17,14 +16,14 @@ import trio
 from shapestream.errors import AlreadyAnswered, Conflict, ProtocolError, Unavailable
 from shapestream.serving.dispatcher import Dispatcher
 from shapestream.serving.egress import Egress
-from shapestream.serving.inbox import DEAR, QUANTUM, Inbox
+from shapestream.serving.inbox import DEAR, QUANTUM, Inbox, Item
 from shapestream.serving.kept_replies import same_tensors
 from shapestream.serving.models import ServedModel, ServedModels
 from shapestream.serving.outgoing import GONE, Link
 from shapestream.serving.sessions import RequestRecord, Session, Sessions
 from shapestream.settings import ServerSettings
 from shapestream.telemetry.logging import LineBudget, RateLimit, debug_enabled
-from shapestream.wire.codec import BadEntry, decode
+from shapestream.wire.codec import BadEntry
 from shapestream.wire.messages import (
     Cancel,
     Clock,
@@ -37,7 +36,6 @@ from shapestream.wire.messages import (
     ModelRefused,
     OpenModel,
     Request,
-    Role,
     Statistics,
     StatisticsRequest,
     Unknown,
@@ -70,7 +68,8 @@ class ClientPort:
         self._socket = egress.outgoing.socket
         self._inbox = Inbox(
             self._socket,
-            partial(decode, role=Role.SERVER_OF_CLIENTS),
+            egress.outgoing.codec,
+            self,
             window_entries=settings.window_requests,
             window_bytes=settings.window_bytes,
         )
@@ -97,49 +96,39 @@ class ClientPort:
     # ---------------------------------------------------------------- turns
 
     async def run(self) -> None:
-        """Serve the port until cancelled: here what its socket's watcher does not find."""
-        self._socket.on_messages = self._watched
-        while True:
-            self._serve_turn(*await self._inbox.read())
+        """Serve the port until cancelled."""
+        await self._inbox.run()
 
-    def _watched(self) -> bool:
-        """Serve a turn in the watcher of the socket, with no hand-over to another task. True: there is more to serve."""
-        heard, beyond = self._inbox.read_nowait()
-        if heard or not self._inbox.is_empty:
-            self._serve_turn(heard, beyond)
-        return not self._inbox.is_empty
-
-    def _serve_turn(self, heard: set[bytes], beyond: Mapping[bytes, str]) -> None:
-        """Serve one turn of the inbox; all its requests become one event of the scheduler."""
-        inbox, by_peer, now = self._inbox, self.sessions.by_peer, trio.current_time()
-        self._statistics.messages = inbox.messages
-        for peer in heard:
-            if (session := by_peer.get(peer)) is not None:
+    def heard(self, peers: Set[bytes], now: float) -> None:
+        """Begin a turn: something arrived from these connections."""
+        self._statistics.messages = self._inbox.messages
+        for peer in peers:
+            if (session := self.sessions.by_peer.get(peer)) is not None:
                 session.heard_at = now
                 if session.peer is None:
                     # Read late; or a client that chose its routing id is back, and has to greet.
                     self.outgoing.say_once(peer, Unknown())
-        for peer, why in beyond.items():
-            self._turn_away(peer, why, now)
-        for peer, item in inbox.turn():
-            session = by_peer.get(peer)
-            price = DEAR
-            if type(item) is Request and session is not None:
-                if self._admit(session, item, now):
-                    price = 1
-            elif type(item) is Clock and session is not None:
-                session.clock.heard(item.sent_us, now)
-                price = 1
-            elif isinstance(item, ProtocolError):
-                self._submit(now)
-                self._turn_away(peer, str(item), now)
-            elif isinstance(item, BadEntry):
-                self._refuse(peer, session, item, now)
-            else:
-                self._obey(peer, session, item, now)
-                if type(item) is StatisticsRequest:
-                    price = QUANTUM  # the counters take about a millisecond to put together
-            inbox.charge(price)
+
+    def serve(self, peer: bytes, item: Item, now: float) -> int:
+        """Serve what a connection sent; returns its price in points."""
+        session = self.sessions.by_peer.get(peer)
+        if type(item) is Request and session is not None:
+            return 1 if self._admit(session, item, now) else DEAR
+        if type(item) is Clock and session is not None:
+            session.clock.heard(item.sent_us, now)
+            return 1
+        if isinstance(item, ProtocolError):
+            self._submit(now)
+            self.cut_off(peer, str(item), now)
+        elif isinstance(item, BadEntry):
+            self._refuse(peer, session, item, now)
+        else:
+            self._obey(peer, session, item, now)
+        # The counters take about a millisecond to put together.
+        return QUANTUM if type(item) is StatisticsRequest else DEAR
+
+    def end_turn(self, now: float) -> None:
+        """Hand on the requests of this turn as one event, and send what became ready."""
         self._submit(now)
         self._dispatcher.end_turn()
 
@@ -307,7 +296,7 @@ class ClientPort:
             known = self.sessions.open(client, peer, hello.software, now)
             if known is None:
                 most = self._settings.max_clients
-                self._turn_away(peer, f"more than {most} sessions, or too many with its key", now)
+                self.cut_off(peer, f"more than {most} sessions, or too many with its key", now)
                 return
             known_by = {} if key is None else {"key": key}
             self._log(known, "client joined", now, software=hello.software, **known_by)
@@ -376,7 +365,7 @@ class ClientPort:
             self._end(link, why, now)
             self._inbox.cut_off(link.heard_by)
 
-    def _turn_away(self, peer: bytes, why: str, now: float) -> None:
+    def cut_off(self, peer: bytes, why: str, now: float) -> None:
         """End a connection: the peer learns that it is over, and may start again on another one."""
         self.outgoing.refuse(peer, why, now)
         session = self.sessions.by_peer.get(peer)
