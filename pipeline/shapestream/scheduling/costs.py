@@ -140,7 +140,7 @@ class ModelCosts:
         surface = self.surface(slot)
         rows, shape = self._parted(sizes)
         calls = surface.calls(rows, shape)
-        steady_s = surface.second(rows, shape) * surface.speed if preparations else 0.0
+        steady_s = surface.second(rows, shape) * surface.slowdown if preparations else 0.0
         surface.kind.observe(surface, calls, busy_s, preparations, requests, steady_s)
         surface.met(calls)
         if self.steps is not None:
@@ -160,13 +160,13 @@ class ModelCosts:
         costs.renew()
         return costs
 
-    def speed(self, slot: int) -> float:
+    def slowdown(self, slot: int) -> float:
         """Return the seconds on this slot / those that its surface predicts; 1.0 as long as nothing is known.
 
         It turns predictions of this slot's surface into seconds on this slot; `pace` compares slots of several kinds.
         """
         surface = self._slots.get(slot)
-        return 1.0 if surface is None else surface.speed
+        return 1.0 if surface is None else surface.slowdown
 
     def pace(self, slot: int, sizes: Sizes) -> float | None:
         """Return the seconds of a batch on this slot / on the most common kind; None while nothing is measured.
@@ -175,7 +175,7 @@ class ModelCosts:
         """
         surface = self.surface(slot)
         if surface.kind is self.surface().kind:
-            return surface.speed if surface.measured else None
+            return surface.slowdown if surface.measured else None
         here_s, usual_s = self.batch_s(sizes, slot), self.batch_s(sizes)
         return here_s / usual_s if here_s and usual_s else None
 
@@ -195,8 +195,8 @@ class ModelCosts:
         if not surface.measured:
             return None
         rows, shape = self._parted(sizes)
-        speed = 1.0 if slot is None else surface.speed
-        return speed * min(surface.second(rows, shape), surface.longest_s(rows, shape))
+        slowdown = 1.0 if slot is None else surface.slowdown
+        return slowdown * min(surface.second(rows, shape), surface.longest_s(rows, shape))
 
     def company_s(self, sizes: Sizes) -> tuple[float, float] | None:
         """Return `Surface.company_s` of the most common kind; None while nothing is measured."""

@@ -219,4 +219,4 @@ class Deadlines:
             _, call_s = surface.company_s(request.rows, request.shape)
         except Exception:  # noqa: BLE001 - what cannot be priced is tried
             return False
-        return left_s < call_s * surface.speed
+        return left_s < call_s * surface.slowdown

@@ -11,7 +11,7 @@ priority is worth. So a client that sends much queues behind itself, and one tha
 Without contention, order is arrival order.
 
 Virtual time is the largest start tag that was given a batch; a request whose rank is smaller counts with its rank. It also
-passes with all work that is started, divided between the clients that are here and one more. The original does not need
+passes with all work that has its turn, divided between the clients that are here and one more. The original does not need
 that, since its flows are known and its packets have no priorities. Here it prevents starvation: see `dispatched`.
 
 **Room.** The queue is bounded in requests, in bytes and, if asked, in seconds of predicted work. A client's fair share
@@ -136,10 +136,10 @@ class FairShares:
     def dispatched(self, tag: float, rank: float, share_s: float, clients: int) -> None:
         """A batch starts for the request with this tag and rank; all its members take `share_s` together.
 
-        Why no request starves: all started work moves virtual time by its `share_s / (clients + 1)` at least, and `clients`
-        is bounded by the queue. A client that comes later gets a tag that is at most a second of work before the virtual
-        time, so a rank of at least that less `MAX_PRIORITY` steps. Once virtual time is that much past the rank of a
-        request that waits, no new client passes it, and those that were here pass it by what they are owed.
+        Why no request starves: all work that has its turn moves virtual time by its `share_s / (clients + 1)` at least, and
+        `clients` is bounded by the queue. A client that comes later gets a tag that is at most a second of work before the
+        virtual time, so a rank of at least that less `MAX_PRIORITY` steps. Once virtual time is that much past the rank of
+        a request that waits, no new client passes it, and those that were here pass it by what they are owed.
 
         The company that a batch takes along does not count with its start tags: it may have come from far behind. Of the
         tag and the rank the smaller counts: a priority changes the order, and must not move virtual time ahead.

@@ -38,7 +38,7 @@ class RequestState(IntEnum):
     RERUN = 1
     """At the front, in a fixed group, because its batch failed or was lost."""
     SUSPECT = 2
-    """At the front, to be run where nothing else runs, because a process died, or hung, that ran it."""
+    """At the front, to be run where nothing else runs: a process died, or hung, that ran it, or it was lost too often."""
     RUNNING = 3
     """In a batch that runs, or is queued behind another."""
     DONE = 4
@@ -60,7 +60,9 @@ REQUEST_TABLE: Final[dict[str, dict[RequestState, RequestState]]] = {
     "suspect": {RUNNING: SUSPECT},
     "end": {QUEUED: DONE, RERUN: DONE, SUSPECT: DONE, RUNNING: DONE},
 }
-_START, _RUN_AGAIN, _SUSPECT, _END = REQUEST_TABLE.values()
+_START, _RUN_AGAIN, _SUSPECT, _END = [
+    REQUEST_TABLE[name] for name in ("start", "run again", "suspect", "end")
+]
 
 
 class Request:
@@ -132,7 +134,7 @@ class Request:
         self.accused = False
         """Whether a process died, or a call hung, that may have run it."""
         self.failed_s = 0.0
-        """Shares of the batches of several that failed with it: all that ran in vain, if it was to blame."""
+        """Shares of the batches that failed with it in company, or died with it: what ran in vain, if it was to blame."""
         self.state: RequestState = QUEUED
         self.batch: int | None = None
         """The number of its batch, while it is in one."""
@@ -557,11 +559,11 @@ class ModelQueue:
     def _open_bucket(self, request: Request) -> Bucket:
         shape = request.shape
         sizes_and_padded = list(zip(shape, self.padded, strict=True))
-        key = EMPTY if request.empty else tuple(size for size, padded in sizes_and_padded if not padded)
+        key = EMPTY if request.empty else tuple([size for size, padded in sizes_and_padded if not padded])
         lane = self.lanes.get(key)
         if lane is None:
             lane = self.lanes[key] = Lane(key)
-        elements = prod(size for size, padded in sizes_and_padded if padded)
+        elements = prod([size for size, padded in sizes_and_padded if padded])
         bucket = Bucket(lane, shape, elements)
         lane.add(bucket)
         return bucket
@@ -608,7 +610,8 @@ class ModelQueue:
             else:
                 self._close_bucket(bucket)
         self.by_rank.shrink(self.count)
-        self.due.shrink(self.count)
+        if self.delay_s:
+            self.due.shrink(self.count)
 
     def _close_bucket(self, bucket: Bucket) -> None:
         del self.buckets[bucket.name]

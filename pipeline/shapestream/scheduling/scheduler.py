@@ -54,10 +54,10 @@ from shapestream.scheduling.statistics import ModelStatistics, Statistics, Story
 from shapestream_engine.cost_table import LearnedCosts
 
 LOOK = 8
-"""Free slots that are compared by their speed, at most."""
+"""Free slots that are compared by their pace, at most."""
 
 FASTER = 0.9
-"""A slot is preferred for its speed if it takes less than this part of the time of one that has been free longer."""
+"""A slot is preferred for its pace if it takes less than this part of the time of one that has been free longer."""
 
 
 def next_up(
@@ -130,13 +130,13 @@ def faster_first(pool: SlotPool) -> Slot:
     return best
 
 
-def _predicted_s(cut: Cut, costs: CallCosts, speed: float) -> float | None:
+def _predicted_s(cut: Cut, costs: CallCosts, slowdown: float) -> float | None:
     """Seconds of a batch on its slot; None while nothing is measured."""
     surface = costs.surface
     if not surface.measured:
         return None
     rows, shape = cut.call_rows, cut.shape
-    return speed * min(cut.seconds, surface.longest_s(rows, shape) + surface.preparation_s(rows, shape))
+    return slowdown * min(cut.seconds, surface.longest_s(rows, shape) + surface.preparation_s(rows, shape))
 
 
 class Scheduler:
@@ -275,7 +275,7 @@ class Scheduler:
         return first if first < inf else None
 
     def check_invariants(self) -> None:
-        """Raises AssertionError if the books do not agree with each other. Looks at everything; for tests."""
+        """Raises AssertionError if the books do not agree. Looks at everything: for tests, and after a fault."""
         check(self._ledger, self._queues, self._isolation, self._slots, self._now)
         startable = next_up(self._queues.values(), self._now, self._has_free, self._fills)
         assert startable is None, "a free slot idles while a request may start"
@@ -467,17 +467,17 @@ class Scheduler:
             queue.take(cut.members)
         actions.append(self._start(queue, slot, cut, request, predicted_s, now))
 
-    def _planned(self, anchor: Request, slot: Slot, costs: CallCosts, speed: float, now: float) -> Cut:
+    def _planned(self, anchor: Request, slot: Slot, costs: CallCosts, slowdown: float, now: float) -> Cut:
         """The batch that a request goes in, without requests that may not share its call because of a probation."""
         queue = anchor.queue
         if queue.count == 1:
             return batch_of([anchor], costs, anchor.bucket)
-        most_s, max_rows = portion(self._slots.pools[queue.profile.name], slot, anchor, costs, speed, now)
+        most_s, max_rows = portion(self._slots.pools[queue.profile.name], slot, anchor, costs, slowdown, now)
         cut = plan_batch(
             anchor,
             costs,
             self._plan,
-            speed=speed,
+            slowdown=slowdown,
             most_s=most_s,
             max_rows=max_rows,
             starts_at=slot.free_at(now),
@@ -513,9 +513,9 @@ class Scheduler:
         known = group[0].queue.costs
         try:
             costs = known.call_costs(slot.id)
-            speed = known.speed(slot.id)
-            cut = self._planned(group[0], slot, costs, speed, now) if company else batch_of(group, costs)
-            predicted_s = _predicted_s(cut, costs, speed)
+            slowdown = known.slowdown(slot.id)
+            cut = self._planned(group[0], slot, costs, slowdown, now) if company else batch_of(group, costs)
+            predicted_s = _predicted_s(cut, costs, slowdown)
             if costs.rounding is not None or cut.shape == cut.largest:  # a larger shape was prepared before
                 costs.started(cut.rows, cut.largest)
             if costs.rounding is not None:

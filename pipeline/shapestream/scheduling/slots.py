@@ -41,6 +41,8 @@ class BatchState(Enum):
     STUCK = "stuck"
     """It is still there after that: its members were answered, and its slot is lost."""
 
+    __hash__ = object.__hash__  # an enum's own is a call in Python, and the tables are asked on the hot path
+
 
 BATCH_TABLE: Final[dict[str, dict[BatchState, BatchState]]] = {
     "begin": {
@@ -79,6 +81,8 @@ class SlotState(Enum):
     CLOSING = "closing"
     """Gets nothing any more, and leaves when what it has is over."""
     GONE = "gone"
+
+    __hash__ = object.__hash__  # an enum's own is a call in Python, and the tables are asked on the hot path
 
 
 SLOT_TABLE: Final[dict[str, dict[SlotState, SlotState]]] = {
@@ -119,6 +123,8 @@ class WorkerState(Enum):
     """Nothing: its process is to be ended, because a batch hangs there."""
     RESERVED_AND_CONDEMNED = "reserved and condemned"
 
+    __hash__ = object.__hash__  # an enum's own is a call in Python, and the tables are asked on the hot path
+
 
 WORKER_TABLE: Final[dict[str, dict[WorkerState, WorkerState]]] = {
     "reserve": {WorkerState.OPEN: WorkerState.RESERVED},
@@ -151,7 +157,7 @@ class Trial(Enum):
 
 
 class Batch:
-    """Requests that run on a slot in one call, or are queued there behind such a batch."""
+    """Requests that run together on a slot, or are queued there behind such a batch: the scheduler's view of a batch."""
 
     __slots__ = (
         "ends_at",
@@ -250,12 +256,12 @@ class Worker:
     @property
     def reserved(self) -> bool:
         """Whether it runs one suspect at a time, and nothing else."""
-        return self.state in WORKER_TABLE["release"]
+        return self.state in (WorkerState.RESERVED, WorkerState.RESERVED_AND_CONDEMNED)
 
     @property
     def condemned(self) -> bool:
         """Whether its process is to be ended, because a batch hangs there."""
-        return self.state in WORKER_TABLE["spare"]
+        return self.state in (WorkerState.CONDEMNED, WorkerState.RESERVED_AND_CONDEMNED)
 
     def __repr__(self) -> str:
         return f"<worker {self.name}: {len(self.slots)} slots, {self.state.value}>"
@@ -471,9 +477,9 @@ class SlotPool:
         """Seconds until its slots have done what they hold and `work_s` besides, and how many of them take part.
 
         Work is poured over the slots like water over steps. Free slots are lowest, the others as high as they are
-        predicted to be busy, with what is queued there behind what they run. Those that rest, or idle beside a suspect, take
-        no part. Where the surface comes to rest all would end at the same time. So without work it is the time until the
-        first slot is free.
+        predicted to be busy, with what is queued there behind what they run; one that is late counts as free. Those that
+        rest, or idle beside a suspect, take no part. Where the surface comes to rest all would end at the same time. So
+        without work it is the time until the first slot is free.
         """
         slots = len(self.free)
         filled_s = work_s
@@ -608,7 +614,7 @@ class SlotTable:
     def _connect(self, slot: Slot, pool: SlotPool) -> None:
         if slot.pools:
             slot.pools[0].queue.share_slots(pool.queue)
-        pool.add_pace(1.0)  # nothing is known of its speed yet
+        pool.add_pace(1.0)  # nothing is known of it yet
         pool.count += 1
         pool.queue.unavailable = None
         slot.connect(pool)
@@ -725,7 +731,7 @@ class SlotTable:
         slot.behind = None
         self._move(slot, "unqueue")
 
-    # ------------------------------------------------------------ speed
+    # ------------------------------------------------------------ paces
 
     def set_pace(self, slot: Slot, name: str, pace: float) -> None:
         """Note that a slot takes so many times what the most common kind takes for this model."""

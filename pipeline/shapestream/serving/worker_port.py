@@ -491,7 +491,7 @@ class WorkerPort:
 
     def _dismiss_if_idle(self, worker: Worker, now: float) -> None:
         """Let a worker go that drains and has answered everything."""
-        if worker.running or worker.peer is None:
+        if not (worker.draining or worker.farewell_said) or worker.running or worker.peer is None:
             return
         if worker.farewell_said:
             self._leave(worker, "goodbye", now)

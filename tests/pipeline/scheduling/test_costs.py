@@ -263,7 +263,7 @@ def test_an_outlier_hardly_counts(start, factor):
 @pytest.mark.parametrize("start", [with_table, without_table])
 @pytest.mark.parametrize("factor", [2.0, 0.5])
 def test_a_lasting_change_is_followed(start, factor):
-    """After 30 batches at another speed, that speed is what is expected."""
+    """After 30 batches at another slowdown, that slowdown is what is expected."""
     costs = start()
     over = costs["m"].surface()
     for turn in range(30):
@@ -421,12 +421,12 @@ def test_workers_of_one_kind_have_speeds_of_their_own():
     for _ in range(100):
         costs["m"].observe(0, (4, 64), 0.004)
         costs["m"].observe(1, (4, 64), 0.002)
-    assert pytest.approx(2.0, rel=0.05) == costs["m"].speed(0) / costs["m"].speed(1)
-    assert costs["m"].speed(0) == costs["m"].speed(2)
+    assert pytest.approx(2.0, rel=0.05) == costs["m"].slowdown(0) / costs["m"].slowdown(1)
+    assert costs["m"].slowdown(0) == costs["m"].slowdown(2)
     assert pytest.approx(0.004, rel=0.08) == costs["m"].batch_s((4, 64), 0)
     assert pytest.approx(0.002, rel=0.08) == costs["m"].batch_s((4, 64), 1)
     costs.join(3, "new", {"m": table()}, ["m"])
-    assert pytest.approx(1.0) == costs["m"].speed(3)
+    assert pytest.approx(1.0) == costs["m"].slowdown(3)
 
 
 def test_equal_keys_share_a_surface_and_others_do_not():

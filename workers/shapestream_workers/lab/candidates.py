@@ -7,7 +7,7 @@ would.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,24 +87,21 @@ def placements(cpus: int, *, workers: bool) -> list[Placement]:
 
     With 2 CPUs in process: 1 x 1, 1 x 2 and 2 x 2 (slots x threads); with worker processes 2 x (1 x 1) too.
     """
-    found = dict.fromkeys(_placements(cpus, workers=workers))
+    found: list[Placement] = []
+    for processes in powers_of_two(cpus) if workers else [None]:
+        share = max(1, cpus // (processes or 1))
+        found += [
+            Placement(processes=processes, slots=slots, threads=share) for slots in powers_of_two(share)
+        ]
+    if cpus > 1:
+        least = 1 if workers else None
+        found += [Placement(processes=least, slots=slots, threads=cpus - 1) for slots in {1, cpus - 1}]
     usual = max(1.0, cpus / 2)
 
     def distance(place: Placement) -> tuple[float, int]:
         return max(place.all_slots / usual, usual / place.all_slots), place.processes or 0
 
-    return sorted(found, key=distance)[:MOST_PLACEMENTS]
-
-
-def _placements(cpus: int, *, workers: bool) -> Iterator[Placement]:
-    for processes in powers_of_two(cpus) if workers else [None]:
-        share = max(1, cpus // (processes or 1))
-        for slots in powers_of_two(share):
-            yield Placement(processes=processes, slots=slots, threads=share)
-    if cpus > 1:
-        least = 1 if workers else None
-        for slots in {1, cpus - 1}:
-            yield Placement(processes=least, slots=slots, threads=cpus - 1)
+    return sorted(dict.fromkeys(found), key=distance)[:MOST_PLACEMENTS]
 
 
 def powers_of_two(most: int) -> tuple[int, ...]:

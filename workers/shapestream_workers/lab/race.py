@@ -15,7 +15,6 @@ from pathlib import Path
 from statistics import median
 from tempfile import mkdtemp
 from time import monotonic
-from typing import TypeAlias
 
 import trio
 
@@ -24,11 +23,8 @@ from shapestream.telemetry.trace import TraceRequest
 from shapestream_workers.lab.candidates import Candidate
 from shapestream_workers.lab.options import TuneOptions
 from shapestream_workers.lab.replay import InputMaker, replay
-from shapestream_workers.lab.serving import Served, ServerEnded, family_bytes, serving
+from shapestream_workers.lab.serving import Served, ServerEnded, family_bytes, last_words, serving
 from shapestream_workers.lab.subject import Subject
-
-Say: TypeAlias = Callable[[str], None]
-"""Function that takes a line about the progress, for a person."""
 
 MOST_FINALISTS = 4
 ROUNDS = (5, 3)
@@ -136,7 +132,8 @@ class Race:
     maker: InputMaker
     options: TuneOptions
     folder: Path
-    say: Say
+    say: Callable[[str], None]
+    """Function that takes a line about the progress, for a person."""
     trials: list[Trial] = field(default_factory=list, init=False)
     """The file as it is, then the others."""
     notes: list[str] = field(default_factory=list, init=False)
@@ -239,7 +236,7 @@ class Race:
                     most_s=most_s,
                 )
             except RequestError as error:
-                trial.problem = f"{error}; {served.last_words()}"
+                trial.problem = f"{error}; {last_words(served.process, served.log)}"
                 return None
             trial.memory_bytes = family_bytes(served.process.pid)
             return rate

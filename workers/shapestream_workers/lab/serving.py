@@ -36,10 +36,6 @@ class Served:
     log: Path
     client: Client
 
-    def last_words(self) -> str:
-        """The end of the process in words, and the end of its log."""
-        return _last_words(self.process, self.log)
-
 
 @asynccontextmanager
 async def serving(config: Path, model: str, slots: int, timeout_s: float) -> AsyncIterator[Served]:
@@ -58,7 +54,7 @@ async def serving(config: Path, model: str, slots: int, timeout_s: float) -> Asy
                     await _look(process, log)
                 yield Served(process=process, log=log, client=client)
         except Unavailable as error:
-            raise ServerEnded(f"{error}: {_last_words(process, log)}") from error
+            raise ServerEnded(f"{error}: {last_words(process, log)}") from error
 
 
 async def _is_complete(client: Client, model: str, slots: int) -> bool:
@@ -75,11 +71,12 @@ async def _is_complete(client: Client, model: str, slots: int) -> bool:
 async def _look(process: subprocess.Popen[bytes], log: Path) -> None:
     """Wait a moment for a server; raises `ServerEnded` where its process has ended."""
     if process.poll() is not None:
-        raise ServerEnded(_last_words(process, log))
+        raise ServerEnded(last_words(process, log))
     await trio.sleep(LOOK_EVERY_S)
 
 
-def _last_words(process: subprocess.Popen[bytes], log: Path) -> str:
+def last_words(process: subprocess.Popen[bytes], log: Path) -> str:
+    """The end of a process in words, and the end of its log."""
     status = process.poll()
     if status is None:
         how = "it still ran"

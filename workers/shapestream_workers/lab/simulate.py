@@ -25,7 +25,7 @@ from shapestream.telemetry.logging import configure
 from shapestream.telemetry.trace import TraceReader
 from shapestream_engine.cost_table import MAX_ELEMENTS
 from shapestream_engine.errors import EngineError
-from shapestream_workers.lab.options import SimulateOptions
+from shapestream_workers.lab.options import MAX_SLOTS, SimulateOptions
 from shapestream_workers.lab.plain_server import PlainServer
 from shapestream_workers.lab.simulator import (
     DONE,
@@ -48,7 +48,6 @@ _BATCHES = {"one at a time": 1, "arrival order, 16": 16}
 POLICIES = (PLANNED, *_BATCHES)
 Swept: TypeAlias = Literal["slots", "rate", "in_flight", "max_batch", "deadline_ms"]
 MAX_STEPS = 64
-MAX_SLOTS = 100_000
 DEFAULT_REQUESTS = 20_000
 _UNBOUNDED_BYTES = 1 << 62
 _SAMPLE = 4096
@@ -83,10 +82,9 @@ def varied(scenario: Scenario, sweep: Sweep, value: float) -> Scenario:
     traffic = scenario.traffic
     assert isinstance(traffic, Traffic | Recorded)  # as the options made it
     match sweep.what:
-        case "slots":
-            return replace(scenario, slots=int(value))
-        case "in_flight":
-            return replace(scenario, in_flight=int(value))
+        case "slots" | "in_flight":
+            whole: dict[str, Any] = {sweep.what: int(value)}
+            return replace(scenario, **whole)
         case "rate":
             return replace(scenario, traffic=replace(traffic, rate=value))
         case "deadline_ms":
@@ -214,11 +212,12 @@ def _models_of_file(
     }
     profiles: list[ModelProfile] = []
     round_up: dict[str, RoundUp] = {}
-    only = next(iter(served)) if len(served) == 1 else None
+    if len(served) == 1:  # made-up traffic need not name the only model
+        served.setdefault("model", *served.values())
     for name, names in dimensions.items():
-        model = served.get(name) or (served[only] if only is not None and name == "model" else None)
+        model = served.get(name)
         if model is None:
-            there = ", ".join(served) or "no models"
+            there = ", ".join(settings) or "no models"
             raise ConfigurationError(
                 [f"{loaded.path}: no model {name!r}, which the traffic is for (it has {there})"]
             )
@@ -286,7 +285,6 @@ def figures_of(simulated: Simulated) -> dict[str, float]:
         "recalled": simulated.recalled,
         "preparations": simulated.preparations,
         "decide_us": simulated.decide_s / total * 1e6,  # processor time here, per request
-        "longest_decision_ms": simulated.longest_decision_s * 1e3,
     }
 
 

@@ -138,9 +138,7 @@ class Simulated:
     ended_s: float = 0.0
     decide_s: float = 0.0
     """Processor time of all decisions, on this machine."""
-    longest_decision_s: float = 0.0
     busy_s: float = 0.0
-    calls: int = 0
     batches: int = 0
     members: int = 0
     """Requests that ran, by batch."""
@@ -262,7 +260,7 @@ class _Simulation:
                 prefetch_s=2 * scenario.way_s or None,
             )
             self._handle(joined, 0.0)
-        self._results.decide_s = self._results.longest_decision_s = 0.0
+        self._results.decide_s = 0.0
         if scenario.in_flight is None:
             self._next = next(self._source, None)
         else:
@@ -318,9 +316,7 @@ class _Simulation:
         self._now = at
         began = thread_time()
         actions = self._policy.handle(event, at)
-        took = thread_time() - began
-        self._results.decide_s += took
-        self._results.longest_decision_s = max(took, self._results.longest_decision_s)
+        self._results.decide_s += thread_time() - began
         finished = self._finished
         for action in actions:
             self._act(action, at)
@@ -450,7 +446,6 @@ class _Simulation:
         seconds = 0.0
         for sizes in calls_of(self._profiles[action.model], action.sizes):
             seconds += cost.seconds(sizes)
-            self._results.calls += 1
             self._results.computed += prod(sizes)
             if cost.prepare_s and sizes not in known:
                 known.add(sizes)

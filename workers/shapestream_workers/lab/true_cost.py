@@ -10,9 +10,9 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from math import exp, isfinite, prod
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import typer
@@ -82,16 +82,13 @@ class FormulaCost(TrueCost):
             while axis[-1] * step < largest:
                 axis.append(axis[-1] * step)
             axes.append([*axis, largest] if largest > 1 else axis)
-        shapes: list[tuple[int, ...]] = [()]
-        for axis in axes:
-            shapes = [(*shape, size) for shape in shapes for size in axis]
         points = tuple(
             CostPoint(
                 sizes=shape,
                 seconds=self.seconds(shape),
                 first_seconds=self.seconds(shape) + self.prepare_s if self.prepare_s else None,
             )
-            for shape in shapes
+            for shape in product(*axes)
         )
         return CostTable(key=profile_key, dimensions=dimensions, points=points)
 
@@ -188,9 +185,12 @@ def true_costs(
     if path is not None:
         tables = _read_tables(path)
     elif loaded is not None and not formulae:
-        tables = _measured_tables(loaded)
+        from shapestream_workers.costs import costs_of
+
+        tables = _tables("\n".join(costs_of(loaded, as_json=True)))
     # One table is for the only model, whatever it is called.
     only = next(iter(tables.values())) if len(tables) == len(profiles) == 1 else None
+    by_name = {name: formula for name, _, formula in (text.rpartition("/") for text in formulae)}
     costs: dict[str, TrueCost] = {}
     for profile in profiles:
         if (table := tables.get(profile.name, only)) is not None:
@@ -202,8 +202,10 @@ def true_costs(
                     ]
                 )
             costs[profile.name] = TableCost(table, has_batch=profile.has_batch)
-        elif (formula := _formula(formulae, profile, largest[profile.name])) is not None:
-            costs[profile.name] = formula
+        elif (formula := by_name.get(profile.name, by_name.get(""))) is not None:
+            costs[profile.name] = parse_formula(
+                formula, has_batch=profile.has_batch, largest=largest[profile.name]
+            )
         else:
             raise typer.BadParameter(
                 f"no costs of model {profile.name!r}: --costs FILE (a measured table), or a formula such as "
@@ -212,16 +214,9 @@ def true_costs(
     return costs
 
 
-def _formula(texts: Sequence[str], profile: ModelProfile, largest: tuple[int, ...]) -> TrueCost | None:
-    """The formula of this model, `NAME/...`, else the one for all models."""
-    by_name = {name: formula for name, _, formula in (text.rpartition("/") for text in texts)}
-    text = by_name.get(profile.name, by_name.get(""))
-    return None if text is None else parse_formula(text, has_batch=profile.has_batch, largest=largest)
-
-
 def _read_tables(path: Path) -> dict[str, CostTable]:
     try:
-        return _tables(json.loads(path.read_text(encoding="utf-8")))
+        return _tables(path.read_text(encoding="utf-8"))
     except OSError as error:
         reason = "no such file" if isinstance(error, FileNotFoundError) else error.strerror
         raise ConfigurationError([f"{path}: {reason}"]) from error
@@ -230,13 +225,6 @@ def _read_tables(path: Path) -> dict[str, CostTable]:
         raise ConfigurationError([message]) from error
 
 
-def _tables(plain: Any) -> dict[str, CostTable]:
-    """Tables by model, from a list of tables with names."""
-    return {str(table["model"]): CostTable.from_dict(table) for table in plain}
-
-
-def _measured_tables(loaded: LoadedSettings) -> dict[str, CostTable]:
-    """Tables that the workers of this file measured here before, else measured now."""
-    from shapestream_workers.costs import costs_of
-
-    return _tables(json.loads("\n".join(costs_of(loaded, as_json=True))))
+def _tables(text: str) -> dict[str, CostTable]:
+    """Tables by model, from JSON: a list of tables with names."""
+    return {str(table["model"]): CostTable.from_dict(table) for table in json.loads(text)}

@@ -1,8 +1,7 @@
 """`shapestream tune`: measure candidates on the model and a trace, write the best YAML, and report.
 
-1. Heats: the file as it is, then other placements (slots, threads, processes), each served alone for one round.
-2. Heats: other choices of shapes, at the best placement so far.
-3. The final: the file as it is and the best of the heats, side by side. Only the final decides.
+Heats of other placements (slots, threads, processes) come first, then heats of shapes at the best placement, then the
+final, which alone decides.
 """
 
 from __future__ import annotations
@@ -36,14 +35,11 @@ PLACEMENTS_UNTIL, SHAPES_UNTIL = 0.65, 0.35
 """Shares of the budget that must be left after the heats of placements, and of shapes."""
 
 
-class TuningFailed(ShapestreamError):
-    """Failure of all measurements; the message has the reason for each candidate."""
-
-
 def tune_file(options: TuneOptions) -> None:
     """Tune, write the file and print; all started processes are ended.
 
-    Raises `ConfigurationError` before anything is measured, `TuningFailed`, and KeyboardInterrupt for SIGINT and SIGTERM.
+    Raises `ConfigurationError` before anything is measured, `ShapestreamError` where nothing could be served, and
+    KeyboardInterrupt for SIGINT and SIGTERM.
     """
     config, trace = options.config, options.trace
     target = options.out or config.with_name(f"{config.stem}.tuned{config.suffix}")
@@ -57,7 +53,7 @@ def tune_file(options: TuneOptions) -> None:
     if not target.parent.is_dir():
         raise ConfigurationError([f"{target}: no such folder: {target.parent}"])
     number = _model_number(loaded, TraceReader(trace), options.model)
-    subject = Subject(loaded=loaded, model=number, cpus=available_cpus())
+    subject = Subject(loaded=loaded, model=number)
     if loaded.settings.in_process is None and loaded.settings.workers == ():
         message = "none are started, so none can be measured (tune with a file that starts them)"
         raise ConfigurationError([loaded.problem(("workers",), message)])
@@ -96,7 +92,7 @@ def _model_number(loaded: LoadedSettings, reader: TraceReader, wanted: str | Non
 
 
 async def _run(race: Race, signature: ModelSignature) -> Trial:
-    """Measure candidates and choose one. Raises `TuningFailed`, and KeyboardInterrupt for SIGTERM."""
+    """Measure candidates and choose one. Raises as `tune_file` does."""
     subject, trials = race.subject, race.trials
     baseline = subject.baseline()
     async with trio.open_nursery() as nursery:
@@ -120,7 +116,7 @@ async def _run(race: Race, signature: ModelSignature) -> Trial:
     chosen = choose(trials)
     if chosen is None:
         said = [f"{trial.candidate.label}: {trial.problem}" for trial in trials if trial.problem]
-        raise TuningFailed("\n".join(["nothing could be served", *said, *race.notes]))
+        raise ShapestreamError("\n".join(["nothing could be served", *said, *race.notes]))
     # The chosen one first, then the others by the final, then by their heats.
     trials.sort(key=lambda each: (each is chosen, each.measured or -1.0, each.standing), reverse=True)
     return chosen
@@ -133,7 +129,7 @@ def _placements(subject: Subject, notes: list[str]) -> list[Placement]:
     if subject.settings.device != "CPU":
         notes.append(f"slots and threads are kept: the device is {subject.settings.device}")
         return []
-    return placements(subject.cpus, workers=not subject.in_process)
+    return placements(available_cpus(), workers=not subject.in_process)
 
 
 async def _obey_sigterm() -> None:
