@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 
 from shapestream import ShapestreamError, blocking
+from shapestream_workers.lab.serving import end_child
 
 STOP_GRACE_S = 30.0
 START_S = 180.0
@@ -72,12 +73,7 @@ def child_process(
         try:
             yield Child(process)
         finally:
-            process.terminate()
-            try:
-                process.wait(STOP_GRACE_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            end_child(process, STOP_GRACE_S)
 
 
 def wait_for_slots(child: Child, address: str, slots: int, log: Path) -> None:

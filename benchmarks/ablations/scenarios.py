@@ -123,7 +123,7 @@ def run(scenario: Scenario, seed: int, spent: Callable[[], float]) -> dict[str, 
                 way_s=scenario.way_s,
                 seed=seed,
             ),
-        ).run(None)
+        ).run()
     else:
         simulated = simulation(
             scheduler,
@@ -173,7 +173,6 @@ def _with_loop(simulation: Any, spent: Callable[[], float], scenario: Scenario, 
 
         def _handle(self, event: Any, at: float) -> None:
             self._now = at
-            self._events += 1
             while self._stalls and self._stalls[0][0] <= at:
                 began, seconds = self._stalls.pop(0)
                 self._free_at = max(self._free_at, began + seconds)

@@ -2,7 +2,7 @@
 
 Every point is measured as it will be paid for: requests of one row are gathered into a call, run and divided again by
 the slots themselves, with all slots of the process busy with the same at the same time, since they get in each other's
-way when they serve, too. See docs/costs.md.
+way when they serve, too. See docs/scheduling.md.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ to stdout, everything else to stderr. Engines and servers are imported by the co
 
 from __future__ import annotations
 
+import inspect
 import json
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,7 +20,7 @@ from shapestream.settings import LoadedSettings, load_settings
 from shapestream.telemetry.logging import configure
 from shapestream_workers.exit_status import reported
 from shapestream_workers.keys import app as keys_app
-from shapestream_workers.lab.commands import simulate, tune
+from shapestream_workers.lab.options import SimulateOptions, TuneOptions
 from shapestream_workers.process import open_standard_streams
 from shapestream_workers.target import address_of
 
@@ -80,10 +81,15 @@ def serve(
             metavar="FILE", help="Record when requests come and how large they are; for simulate, tune."
         ),
     ] = None,
+    supervised: Annotated[bool, typer.Option("--supervised", hidden=True)] = False,
     any_function: AnyFunction = False,
 ) -> None:
     """Start the server and the workers that CONFIG names; SIGTERM drains, a second one stops at once."""
     _allow(any_function)
+    if supervised:
+        from shapestream_workers.process import end_with_parent
+
+        end_with_parent()
     with reported():
         loaded = _configured(config)
         if record_trace is not None:
@@ -278,9 +284,28 @@ def health(context: typer.Context) -> None:
     raise typer.Exit(main(context.args))
 
 
-app.command()(tune)
+def tune(**options: Any) -> None:
+    """Measure strategies, roundings, static shapes, slots and threads on the model and a trace; write the best YAML."""
+    read = TuneOptions(**options)
+    with reported(as_json=read.as_json):
+        from shapestream_workers.lab.tune import tune_file
 
-app.command()(simulate)
+        tune_file(read)
+
+
+def simulate(**options: Any) -> None:
+    """Play traffic to the server's own scheduler on virtual time: goodput, latencies, how many slots it takes."""
+    read = SimulateOptions(**options)
+    with reported(as_json=read.as_json):
+        from shapestream_workers.lab.simulate import run_simulate
+
+        run_simulate(read)
+
+
+# typer reads the options of a command from its signature.
+for command, read in ((tune, TuneOptions), (simulate, SimulateOptions)):
+    command.__signature__ = inspect.signature(read, eval_str=True)  # type: ignore[attr-defined]
+    app.command()(command)
 
 app.add_typer(keys_app, name="keys")
 

@@ -1,7 +1,7 @@
 """Costs of a worker's calls: measured, or read from an earlier measurement; and the report of `models --costs`.
 
 A process measures after it has compiled its models and before it takes requests, with as many calls at a time as it has
-slots. docs/costs.md has the method.
+slots. docs/scheduling.md has the method.
 """
 
 from __future__ import annotations

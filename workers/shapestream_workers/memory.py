@@ -1,7 +1,7 @@
 """Memory of this process against its limit, measured once a second.
 
 A process that passes its limit cannot give back what an engine has allocated for the shapes that it met, so it is
-replaced (a worker) or says so (a server with models in its own process). docs/memory.md is the page for users.
+replaced (a worker) or says so (a server with models in its own process). docs/reliability.md is the page for users.
 """
 
 from __future__ import annotations

@@ -23,8 +23,7 @@ import trio
 from shapestream.errors import ProtocolError
 from shapestream.serving.slot_threads import News, SlotThreads, ThreadEnded
 from shapestream.transport.interface import Connection
-from shapestream.wire.codec import decode, pack_messages
-from shapestream.wire.limits import WORKER_LIMITS
+from shapestream.wire.codec import codec_of
 from shapestream.wire.messages import Heartbeat, Role
 from shapestream_engine.layout import Buffer
 from shapestream_workers.worker_session import MIN_HEARTBEAT_S, WorkerSession, silence_s
@@ -42,6 +41,7 @@ STALL_S = 0.5
 FAREWELL_S = 0.5
 # What holds a slot for so long after nobody waits for it any more will hold it for ever.
 ORPHAN_S = 60.0
+_CODEC = codec_of(Role.WORKER)
 
 
 class Worker:
@@ -180,13 +180,11 @@ class Worker:
             welcomed = session.welcome
             for frames in messages:
                 try:
-                    envelope = decode(frames, role=Role.WORKER, limits=WORKER_LIMITS)
-                    if envelope.bad:
-                        raise ProtocolError(envelope.bad[0].message)
+                    entries = _CODEC.read(frames)
                 except ProtocolError as error:
                     session.ended = f"the server sent what cannot be read: {error}"
                     break
-                for entry in envelope.entries:
+                for entry in entries:
                     session.accept(entry, now)
             if session.welcome is not None and session.welcome is not welcomed:
                 log.info("worker ready", worker=self.name)
@@ -206,7 +204,7 @@ class Worker:
         """Sends what the session has to say; what the connection does not take at once is left to the writer."""
         session = self._session
         if session.outgoing and self._connection is not None:
-            for frames in pack_messages(session.outgoing, limits=WORKER_LIMITS):
+            for frames in _CODEC.pack(session.outgoing):
                 try:
                     if self._backlog:
                         raise trio.WouldBlock

@@ -22,6 +22,7 @@ from shapestream.serving.slot_threads import (
     SlotThreads,
     ThreadEnded,
 )
+from shapestream.wire.codec import BadEntry
 from shapestream.wire.messages import (
     WORKER_PROTOCOL,
     BatchFailed,
@@ -114,7 +115,7 @@ class WorkerSession:
         if self.welcome is None:
             self._greeted_at = now
 
-    def accept(self, entry: Entry, now: float) -> None:
+    def accept(self, entry: Entry | BadEntry, now: float) -> None:
         """Takes one entry from the server."""
         match entry:
             case CancelBatch():

@@ -1,7 +1,8 @@
-"""Seconds and bytes of the call that a batch is run in: the one place where a batch's sizes become a call's.
+"""Seconds and bytes of the call that a batch is run in: where a batch's sizes become a call's.
 
-A batch has the sum of its members' rows and their largest shape. Its call may be larger: where learned sizes are
-rounded to, or where a static model of a somewhat larger shape is faster than the dynamic one.
+A request may be padded when it comes (size_steps.py). A batch has the sum of its members' rows and their largest shape.
+Its call may be larger: where learned sizes are rounded to (rounding.py), or where a static model of a somewhat larger
+shape is faster than the dynamic one. Where only some numbers of rows are allowed, it is several calls (`Surface.calls`).
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ priority is worth. So a client that sends much queues behind itself, and one tha
 Without contention, order is arrival order.
 
 Virtual time is the largest start tag that was given a batch; a request whose rank is smaller counts with its rank. It also
-passes with all work that is started, divided between the clients that are here and one more. The original does not need
+passes with all work that has its turn, divided between the clients that are here and one more. The original does not need
 that, since its flows are known and its packets have no priorities. Here it prevents starvation: see `dispatched`.
 
 **Room.** The queue is bounded in requests, in bytes and, if asked, in seconds of predicted work. A client's fair share
@@ -27,7 +27,7 @@ clients that are remembered.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Collection, Container
 
 AGEING_S = 1.0
 """Seconds of waiting that are worth one step of priority."""
@@ -70,10 +70,14 @@ class FairShares:
     def __repr__(self) -> str:
         return f"<fair shares at {self.virtual_s:.6f}: {len(self._finish)} clients remembered>"
 
-    def rank(self, client: int, priority: int, here: Container[int], clients: int) -> float:
-        """The rank that a request of this client would get now; the arguments are those of `stamp`."""
-        ahead_s = priority * AGEING_S / clients
-        return self._start(client, here, clients) - ahead_s
+    def rank(self, client: int, priority: int, here: Collection[int]) -> float:
+        """The rank that a request of this client would get now; `here`: the clients that have unfinished requests."""
+        clients = len(here) + (client not in here)
+        return self._start(client, here, clients) - _bounded(priority) * AGEING_S / clients
+
+    def turn_s(self, rank: float, clients: int) -> float:
+        """Return the seconds of the slots' work until a request of this rank has its turn, with so many clients here."""
+        return max(0.0, rank - self.virtual_s) * clients
 
     def _start(self, client: int, here: Container[int], clients: int) -> float:
         """Return the start tag of a client's next request, which is never before the client's last one ends.
@@ -107,6 +111,7 @@ class FairShares:
         one second, so a step is `AGEING_S / clients`. The number of clients changes; that must not turn around two
         requests of one client and one priority, so a rank is never smaller than the last one.
         """
+        priority = _bounded(priority)
         ahead_s = priority * AGEING_S / clients
         tag = self._start(client, here, clients)
         if len(self._finish) > self._clean_at:
@@ -131,10 +136,10 @@ class FairShares:
     def dispatched(self, tag: float, rank: float, share_s: float, clients: int) -> None:
         """A batch starts for the request with this tag and rank; all its members take `share_s` together.
 
-        Why no request starves: all started work moves virtual time by its `share_s / (clients + 1)` at least, and `clients`
-        is bounded by the queue. A client that comes later gets a tag that is at most a second of work before the virtual
-        time, so a rank of at least that less `MAX_PRIORITY` steps. Once virtual time is that much past the rank of a
-        request that waits, no new client passes it, and those that were here pass it by what they are owed.
+        Why no request starves: all work that has its turn moves virtual time by its `share_s / (clients + 1)` at least, and
+        `clients` is bounded by the queue. A client that comes later gets a tag that is at most a second of work before the
+        virtual time, so a rank of at least that less `MAX_PRIORITY` steps. Once virtual time is that much past the rank of
+        a request that waits, no new client passes it, and those that were here pass it by what they are owed.
 
         The company that a batch takes along does not count with its start tags: it may have come from far behind. Of the
         tag and the rank the smaller counts: a priority changes the order, and must not move virtual time ahead.
@@ -174,6 +179,10 @@ class FairShares:
         }
         self._last = {key: rank for key, rank in self._last.items() if key[0] in self._finish}
         self._clean_at = max(_FEW_CLIENTS, 2 * len(self._finish))
+
+
+def _bounded(priority: int) -> int:
+    return max(-MAX_PRIORITY, min(MAX_PRIORITY, priority))
 
 
 class QueueRoom:

@@ -12,7 +12,7 @@ from shapestream.scheduling.slots import Batch, BatchState
 TIMES_P99 = 10.0
 """A batch hangs that takes so many times what all but one of a hundred of its model's batches take."""
 TIMES_PREDICTED = 20.0
-"""A batch hangs only if it takes so many times its prediction, too: predictions are rough, and wrong for new shapes."""
+"""And so many times its prediction: the larger of both counts, since predictions are rough, and wrong for new shapes."""
 TIMES_AT_MOST = 5.0
 """A limit is at most the time of a first call and so many times the expected seconds: a batch of minutes is delayed by a
 crowded machine, which is a factor, and by a preparation, which is a time; neither is twenty times."""
@@ -88,9 +88,6 @@ class HangWatch:
         first_s = self.limits.first_call_s
         times = self._busy.get(batch.queue.profile.name)
         predicted_s = batch.predicted_s
-        if predicted_s is not None:
-            # Beyond all that was measured nothing is promised, so there is more patience, but not without end.
-            predicted_s = max(predicted_s, min(batch.guess_s, MOST_FIRST_CALL_S))
         if times is None or (predicted_s is None and times.count < ENOUGH):
             return first_s if predicted_s is None else self._limit_s(0.0, predicted_s)
         limit_s = self._limit_s(times.p99_s if times.count >= ENOUGH else 0.0, predicted_s or 0.0)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shapestream.scheduling.admission import Admission, Expiry, Refusal, Terms
+from shapestream.scheduling.admission import Admission, Terms
+from shapestream.scheduling.deadlines import Deadlines, Refusal
 from shapestream.scheduling.events import (
     Action,
     Arrival,
@@ -18,7 +19,6 @@ from shapestream.scheduling.events import (
     ForgetRequest,
     RecallBatch,
 )
-from shapestream.scheduling.fairness import MAX_PRIORITY
 from shapestream.scheduling.planner import Cut
 from shapestream.scheduling.queueing import QUEUED, RUNNING, ModelQueue, Request
 from shapestream.scheduling.slots import Batch, SlotTable
@@ -40,14 +40,14 @@ class Ledger:
         "unwanted",
     )
 
-    def __init__(self, admission: Admission, slots: SlotTable, story: Story) -> None:
+    def __init__(self, admission: Admission, deadlines: Deadlines, slots: SlotTable, story: Story) -> None:
         self.admission = admission
+        self.deadlines = deadlines
         self._slots = slots
         self.story = story
         self.requests: dict[int, Request] = {}
         self.clients: dict[int, int] = {}
         """How many live requests each client has; those that have any."""
-        self.deadlines = Expiry()
         self.running = 0
         """Requests in batches, running or queued behind another, that have not ended."""
         self.unwanted: list[Batch] = []
@@ -66,17 +66,15 @@ class Ledger:
         if arrival.id in self.requests:
             raise ContractError(f"request {arrival.id} is here already; ids are used once")
         sizes = arrival.sizes
-        priority = arrival.priority
-        if priority:
-            priority = max(-MAX_PRIORITY, min(MAX_PRIORITY, priority))
         client = arrival.client
         clients = self.clients
         shares = queue.shares
         if not queue.count and not any(other.waiting for other in queue.sharing):
             shares.catch_up()
-        cost_s, share_s, alone_s, _ = terms
         owned = clients.get(client, 0) + 1
-        tag, rank = shares.stamp(client, share_s, priority, clients, len(clients) + (owned == 1))
+        tag, rank = shares.stamp(
+            client, terms.share_s, arrival.priority, clients, len(clients) + (owned == 1)
+        )
         clients[client] = owned
         rows, own = (sizes[0], sizes[1:]) if queue.has_batch else (1, sizes)
         request = Request(
@@ -91,16 +89,16 @@ class Ledger:
             rank,
             self.next_order,
             tag,
-            cost_s,
-            share_s,
+            terms.cost_s,
+            terms.share_s,
             own,
         )
         queue.add(request)
         self.next_order += 1
         self.requests[request.id] = request
         if request.deadline is not None:
-            self.deadlines.watch(request, request.deadline, alone_s)
-        self.admission.room.enter_new(client, request.nbytes, share_s)
+            self.deadlines.watch(request, request.deadline, sizes)
+        self.admission.room.enter_new(client, request.nbytes, terms.share_s)
         return request
 
     def refuse(self, arrival: Arrival, refusal: Refusal, now: float) -> FailRequest:

@@ -19,6 +19,7 @@ from shapestream.scheduling.cost_grid import Floats, elements_of, elements_of_ma
 from shapestream.scheduling.queueing import Bucket, Lane, Request
 from shapestream.scheduling.segments import Limits, Window, cut_window
 from shapestream.scheduling.slots import Slot, SlotPool
+from shapestream.scheduling.surface import BATCH_S
 
 
 class Portion(NamedTuple):
@@ -37,7 +38,7 @@ ALL = Portion()
 
 
 def portion(
-    pool: SlotPool, slot: Slot, anchor: Request, costs: CallCosts, speed: float, now: float
+    pool: SlotPool, slot: Slot, anchor: Request, costs: CallCosts, slowdown: float, now: float
 ) -> Portion:
     """Return the upper limits of a batch with `anchor` on `slot`.
 
@@ -67,16 +68,13 @@ def portion(
         return ALL
     if not costs.surface.measured:
         return Portion(max_rows=even)
-    return Portion(most_s=max(portion_s, speed * costs.surface.second(even, anchor.shape)))
+    return Portion(most_s=max(portion_s, slowdown * costs.surface.second(even, anchor.shape)))
 
 
 WINDOW = 32
 """Requests that are planned at once. Of 32 to 256, none gave more than 0.5 % more goodput (docs/decisions.md)."""
 MOST_WINDOW = 128
 """The same where calls need more company than that to become cheap. A programme of 128 takes 0.75 ms."""
-BATCH_S = 1e-3
-"""Seconds of a slot that a batch takes besides its call. They decide between cuts that are otherwise equal."""
-
 
 Segment: TypeAlias = dict[Bucket, int]
 """One batch of the optimal cuts: how many of the first requests of each bucket it takes."""
@@ -85,8 +83,9 @@ Segment: TypeAlias = dict[Bucket, int]
 class Plan:
     """The cuts of one turn of the event loop: segments that no slot has taken yet, by lane.
 
-    A window is cut once. Its segments go, exactly as cut, to the slots that are free in the same turn. Nothing arrives in
-    between, so nothing has to be repaired; the next turn plans anew.
+    A window is cut once. Its segments go to the slots that are free in the same turn, and nothing arrives in between. A
+    request that limits left out of its batch, or that lies beyond the window, has a window of its own; the next turn plans
+    anew.
     """
 
     __slots__ = ("_left",)
@@ -185,7 +184,7 @@ _Number = TypeVar("_Number", np.intp, np.float64)
 
 
 def within_limits(
-    members: list[Request], costs: CallCosts, limits: Limits, speed: float, starts_at: float
+    members: list[Request], costs: CallCosts, limits: Limits, slowdown: float, starts_at: float
 ) -> list[Request]:
     """Return as many members as limits and deadlines allow, the first among them, nearest deadlines preferred.
 
@@ -193,7 +192,7 @@ def within_limits(
     """
     if len(members) < 2:
         return members
-    latest_s = _latest_s(members, costs, speed, starts_at)
+    latest_s = _latest_s(members, costs, slowdown, starts_at)
     if latest_s is None and _legal(members, costs, limits):
         return members
     key = members[0].bucket.key
@@ -211,16 +210,18 @@ def within_limits(
     return [members[place] for place in (*others[: right + 1], *smaller[:left])]
 
 
-def _latest_s(members: Sequence[Request], costs: CallCosts, speed: float, starts_at: float) -> Floats | None:
+def _latest_s(
+    members: Sequence[Request], costs: CallCosts, slowdown: float, starts_at: float
+) -> Floats | None:
     """Seconds that the batch may last at most for each member, inf for most; None if it is in time for all."""
     if not costs.surface.measured:
         return None
     deadlines = [request.deadline for request in members if request.deadline is not None]
-    if not deadlines or starts_at + _seconds(members, costs) * speed <= min(deadlines):
+    if not deadlines or starts_at + _seconds(members, costs) * slowdown <= min(deadlines):
         return None
     latest_s = []
     for request in members:
-        left_s = inf if request.deadline is None else (request.deadline - starts_at) / speed
+        left_s = inf if request.deadline is None else (request.deadline - starts_at) / slowdown
         # A request that would be late even alone delays no other one.
         alone_s = costs.call(request.rows, request.shape).seconds if left_s < inf else 0.0
         latest_s.append(left_s if alone_s <= left_s else inf)
@@ -332,7 +333,7 @@ def plan_batch(
     costs: CallCosts,
     plan: Plan,
     *,
-    speed: float = 1.0,
+    slowdown: float = 1.0,
     most_s: float | None = None,
     max_rows: int | None = None,
     starts_at: float,
@@ -341,21 +342,21 @@ def plan_batch(
 
     The anchor must be the first by rank of its bucket. It is always in the batch, alone if need be. From every bucket
     only the first by rank are taken, so that no request overtakes an equal one. `most_s`: what the batch should last at
-    most on its slot, which takes `speed` times the surface's seconds; `max_rows`: rows that it should have at most;
+    most on its slot, which takes `slowdown` times the surface's seconds; `max_rows`: rows that it should have at most;
     `starts_at`: when it is predicted to start, which is later than now for a batch that is queued behind another. No
-    member whose deadline could be met alone is made late: `starts_at + seconds * speed` is not after it, where costs are
+    member whose deadline could be met alone is made late: `starts_at + seconds * slowdown` is not after it, where costs are
     measured.
     """
     queue = anchor.queue
     profile = queue.profile
     rows = profile.max_batch if max_rows is None else min(max_rows, profile.max_batch)
-    if not queue.has_batch or anchor.rows >= rows or queue.count == 1 or anchor.empty:
+    if not queue.has_batch or anchor.rows >= rows or anchor.empty:
         return batch_of([anchor], costs, anchor.bucket)
     limits = Limits(
         max_rows=rows,
         max_bytes=costs.bytes.planned_most,
         max_padding_ratio=profile.max_padding_ratio,
-        most_s=None if most_s is None else most_s / speed,
+        most_s=None if most_s is None else most_s / slowdown,
     )
     bucket = anchor.bucket
     delayed = DELAYED * queue.count if costs.surface.measured else None
@@ -363,7 +364,7 @@ def plan_batch(
         members = bucket.prefix(_equal_rows(bucket, costs, limits, delayed), rows)
     else:
         members = plan.take(bucket, costs, limits, delayed)
-    members = within_limits(members or [anchor], costs, limits, speed, starts_at)
+    members = within_limits(members or [anchor], costs, limits, slowdown, starts_at)
     # Its own bucket comes first, so if the last is of it, all are.
     return batch_of(members, costs, bucket if members[-1].bucket is bucket else None)
 
@@ -398,7 +399,7 @@ def batch_of(members: Sequence[Request], costs: CallCosts, bucket: Bucket | None
     else:
         shape = tuple(map(max, zip(*[request.shape for request in members], strict=True)))
         rows = sum([request.rows for request in members])
-    if bucket is None or members[0].queue.steps is not None:
+    if bucket is None or members[0].queue.costs.steps is not None:
         real = sum([request.rows * prod(request.own_shape) for request in members])
     else:
         real = rows * prod(shape)

@@ -1,8 +1,9 @@
 """Probation: which clients and shapes of a model share calls only with their like, because requests of theirs failed.
 
 A batch that fails costs up to two calls per member before any other turn. On probation, the next failure costs no other
-client a call. A client whose request failed runs one request at a time. A client whose request killed a process shares
-calls only with itself: one death accuses all members at once. A shape that failed in company shares calls only with itself.
+client a call. Each request of a client whose request failed runs in a call of its own. A client whose request killed a
+process shares calls only with itself: one death accuses all members at once. A shape that failed in company shares calls
+only with itself.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class Probation:
         self._left: dict[int | tuple[int, ...], int] = {}
         """By client, or by shape: requests that are still to run well."""
         self._singly: set[int] = set()
-        """Clients, of those, whose requests run one at a time."""
+        """Clients, of those, of whom each request runs in a call of its own."""
 
     def __bool__(self) -> bool:
         return bool(self._left)
@@ -35,7 +36,7 @@ class Probation:
         return f"<probation: {list(self._left)}>"
 
     def blame(self, client: int, shape: tuple[int, ...], *, singly: bool) -> None:
-        """Put the client of a request that was to blame on probation; `singly`: its requests run one at a time.
+        """Put the client of a request that was to blame on probation; `singly`: its requests share no calls.
 
         Its shape too, unless the client was on probation already: it could mark all shapes.
         """

@@ -24,11 +24,10 @@ from itertools import chain, islice
 from math import prod
 from typing import Final
 
+from shapestream.scheduling.costs import ModelCosts
 from shapestream.scheduling.events import ModelProfile
 from shapestream.scheduling.fairness import FairShares
 from shapestream.scheduling.probation import Probation
-from shapestream.scheduling.rounding import ShapeRounding
-from shapestream.scheduling.size_steps import SizeSteps
 
 
 class RequestState(IntEnum):
@@ -39,7 +38,7 @@ class RequestState(IntEnum):
     RERUN = 1
     """At the front, in a fixed group, because its batch failed or was lost."""
     SUSPECT = 2
-    """At the front, to be run where nothing else runs, because a process died, or hung, that ran it."""
+    """At the front, to be run where nothing else runs: a process died, or hung, that ran it, or it was lost too often."""
     RUNNING = 3
     """In a batch that runs, or is queued behind another."""
     DONE = 4
@@ -61,7 +60,9 @@ REQUEST_TABLE: Final[dict[str, dict[RequestState, RequestState]]] = {
     "suspect": {RUNNING: SUSPECT},
     "end": {QUEUED: DONE, RERUN: DONE, SUSPECT: DONE, RUNNING: DONE},
 }
-_START, _RUN_AGAIN, _SUSPECT, _END = REQUEST_TABLE.values()
+_START, _RUN_AGAIN, _SUSPECT, _END = [
+    REQUEST_TABLE[name] for name in ("start", "run again", "suspect", "end")
+]
 
 
 class Request:
@@ -133,7 +134,7 @@ class Request:
         self.accused = False
         """Whether a process died, or a call hung, that may have run it."""
         self.failed_s = 0.0
-        """Shares of the batches of several that failed with it: all that ran in vain, if it was to blame."""
+        """Shares of the batches that failed with it in company, or died with it: what ran in vain, if it was to blame."""
         self.state: RequestState = QUEUED
         self.batch: int | None = None
         """The number of its batch, while it is in one."""
@@ -446,6 +447,7 @@ class ModelQueue:
         "buckets",
         "by_rank",
         "cost_s",
+        "costs",
         "count",
         "delay_s",
         "due",
@@ -459,19 +461,19 @@ class ModelQueue:
         "profile",
         "rerun_count",
         "reruns",
-        "rounding",
         "rows",
         "seen",
         "shares",
         "sharing",
-        "steps",
         "suspect_count",
         "suspects",
         "unavailable",
     )
 
-    def __init__(self, profile: ModelProfile) -> None:
+    def __init__(self, profile: ModelProfile, costs: ModelCosts) -> None:
         self.profile = profile
+        self.costs = costs
+        """What its batches cost."""
         self.has_batch = profile.has_batch
         # A request that runs alone has no company to wait for.
         self.delay_s = profile.max_delay_s if profile.has_batch else 0.0
@@ -490,10 +492,6 @@ class ModelQueue:
         """The queues of all models that share slots with this one, directly or through others; one list for all of them."""
         self.shares = FairShares(self._first_tag)
         self.probation = Probation(profile.max_batch)
-        self.rounding: ShapeRounding | None = None
-        """Sizes that call shapes are rounded up to, where the model has a cap on them; the scheduler sets it."""
-        self.steps: SizeSteps | None = None
-        """Step that sizes of requests are rounded up to, where they may be; the scheduler sets it."""
         self.count = 0
         self.rows = 0
         self.cost_s = 0.0
@@ -561,11 +559,11 @@ class ModelQueue:
     def _open_bucket(self, request: Request) -> Bucket:
         shape = request.shape
         sizes_and_padded = list(zip(shape, self.padded, strict=True))
-        key = EMPTY if request.empty else tuple(size for size, padded in sizes_and_padded if not padded)
+        key = EMPTY if request.empty else tuple([size for size, padded in sizes_and_padded if not padded])
         lane = self.lanes.get(key)
         if lane is None:
             lane = self.lanes[key] = Lane(key)
-        elements = prod(size for size, padded in sizes_and_padded if padded)
+        elements = prod([size for size, padded in sizes_and_padded if padded])
         bucket = Bucket(lane, shape, elements)
         lane.add(bucket)
         return bucket
@@ -612,7 +610,8 @@ class ModelQueue:
             else:
                 self._close_bucket(bucket)
         self.by_rank.shrink(self.count)
-        self.due.shrink(self.count)
+        if self.delay_s:
+            self.due.shrink(self.count)
 
     def _close_bucket(self, bucket: Bucket) -> None:
         del self.buckets[bucket.name]

@@ -241,14 +241,13 @@ class Recovery:
         if batch.predicted_s is not None:
             queue.predicted_s += batch.predicted_s
             queue.measured_s += event.busy_s
-        name = queue.profile.name
-        self._costs.observe(slot.id, name, batch.sizes, event.busy_s, event.preparations, len(batch.ids))
+        queue.costs.observe(slot.id, batch.sizes, event.busy_s, event.preparations, len(batch.ids))
         if not slot.closing:
             self.measure_pace(slot, queue, batch.sizes)
 
     def measure_pace(self, slot: Slot, queue: ModelQueue, sizes: tuple[int, ...]) -> None:
         """Note how fast a slot is for a model beside the most common kind of slot, by a batch of these sizes."""
-        pace = self._costs.pace(queue.profile.name, slot.id, sizes)
+        pace = queue.costs.pace(slot.id, sizes)
         if pace is not None:
             self._slots.set_pace(slot, queue.profile.name, pace)
 
@@ -271,7 +270,7 @@ class Recovery:
             slot.unavailable_count = 0
             owes_rest = False
         if owes_rest and slot.idle:
-            pause_s = rest_s(slot.unavailable_count, self._costs.call_s(batch.queue.profile.name))
+            pause_s = rest_s(slot.unavailable_count, batch.queue.costs.mean_batch_s)
             self._slots.rest(slot, now + pause_s)
             self.ledger.story.note(now, batch.ids, "slot {} rests for {} s", slot.id, pause_s)
         elif owes_rest:
@@ -460,7 +459,7 @@ class Recovery:
         queue = group[0].queue
         try:
             sizes = unplanned(group).sizes(queue.has_batch)
-            return self._costs.batch_s(queue.profile.name, sizes) or 0.0
+            return queue.costs.batch_s(sizes) or 0.0
         except Exception:  # noqa: BLE001 - what is wrong is reported when its batch is cut
             return sum([request.cost_s for request in group])
 

@@ -14,9 +14,10 @@ from itertools import islice
 from math import inf
 from typing import assert_never
 
-from shapestream.scheduling.admission import Admission, Refusal
+from shapestream.scheduling.admission import Admission
 from shapestream.scheduling.call_costs import CallCosts
 from shapestream.scheduling.costs import NOTHING_LEARNED, CostModel
+from shapestream.scheduling.deadlines import Deadlines, Refusal
 from shapestream.scheduling.events import (
     Action,
     Arrival,
@@ -53,10 +54,10 @@ from shapestream.scheduling.statistics import ModelStatistics, Statistics, Story
 from shapestream_engine.cost_table import LearnedCosts
 
 LOOK = 8
-"""Free slots that are compared by their speed, at most."""
+"""Free slots that are compared by their pace, at most."""
 
 FASTER = 0.9
-"""A slot is preferred for its speed if it takes less than this part of the time of one that has been free longer."""
+"""A slot is preferred for its pace if it takes less than this part of the time of one that has been free longer."""
 
 
 def next_up(
@@ -129,13 +130,13 @@ def faster_first(pool: SlotPool) -> Slot:
     return best
 
 
-def _predicted_s(cut: Cut, costs: CallCosts, speed: float) -> float | None:
+def _predicted_s(cut: Cut, costs: CallCosts, slowdown: float) -> float | None:
     """Seconds of a batch on its slot; None while nothing is measured."""
     surface = costs.surface
     if not surface.measured:
         return None
     rows, shape = cut.call_rows, cut.shape
-    return speed * min(cut.seconds, surface.longest_s(rows, shape) + surface.preparation_s(rows, shape))
+    return slowdown * min(cut.seconds, surface.longest_s(rows, shape) + surface.preparation_s(rows, shape))
 
 
 class Scheduler:
@@ -166,8 +167,9 @@ class Scheduler:
         self._slots = SlotTable()
         self._costs = CostModel(learned)
         room = QueueRoom(max_queued_requests, max_queued_bytes, max_queued_s)
-        self._admission = Admission(room, self._queues, self._slots, self._costs)
-        self._ledger = Ledger(self._admission, self._slots, Story(story_length))
+        self._deadlines = Deadlines(self._slots)
+        self._admission = Admission(room, self._queues, self._slots, self._deadlines)
+        self._ledger = Ledger(self._admission, self._deadlines, self._slots, Story(story_length))
         self._isolation = Isolation(self._ledger, self._slots, self._start_alone)
         self._recovery = Recovery(
             self._ledger,
@@ -206,7 +208,7 @@ class Scheduler:
     def _take(self, event: Event, now: float, actions: list[Action]) -> None:
         """Changes the books by an event."""
         ledger = self._ledger
-        while (late := ledger.deadlines.due(now)) is not None:
+        while (late := self._deadlines.due(now)) is not None:
             actions.append(ledger.fail_late(late, now))
         if self._slots.resting:
             self._slots.wake(now)
@@ -257,7 +259,7 @@ class Scheduler:
     def next_wakeup(self) -> float | None:
         """When `TimePassed` is wanted, if nothing happens before; always later than the last event."""
         first = self._watch.next_look
-        if (expiry := self._ledger.deadlines.next()) is not None:
+        if (expiry := self._deadlines.next()) is not None:
             first = min(first, expiry)
         waiting = self._queues.waiting()
         if waiting and self._slots.resting and (back := self._slots.next_wake()) is not None:
@@ -273,7 +275,7 @@ class Scheduler:
         return first if first < inf else None
 
     def check_invariants(self) -> None:
-        """Raises AssertionError if the books do not agree with each other. Looks at everything; for tests."""
+        """Raises AssertionError if the books do not agree. Looks at everything: for tests, and after a fault."""
         check(self._ledger, self._queues, self._isolation, self._slots, self._now)
         startable = next_up(self._queues.values(), self._now, self._has_free, self._fills)
         assert startable is None, "a free slot idles while a request may start"
@@ -306,7 +308,7 @@ class Scheduler:
                     queued_s=queue.waiting_s,
                     slots=self._slots.pools[name].count,
                     free_slots=len(self._slots.pools[name].free),
-                    shapes_seen=self._costs.shapes(name),
+                    shapes_seen=queue.costs.shapes,
                     predicted_s=queue.predicted_s,
                     measured_s=queue.measured_s,
                 )
@@ -323,10 +325,7 @@ class Scheduler:
     def _add_model(self, profile: ModelProfile) -> None:
         known = self._queues.get(profile.name)
         if known is None:
-            queue = self._queues[profile.name] = ModelQueue(profile)
-            self._costs.add_model(profile)
-            queue.rounding = self._costs.rounding(profile.name)
-            queue.steps = self._costs.steps(profile.name)
+            queue = self._queues[profile.name] = ModelQueue(profile, self._costs.add_model(profile))
             self._slots.add_model(queue)
         elif known.profile != profile:
             raise ContractError(f"model {profile.name!r} is here already, with another profile")
@@ -354,9 +353,13 @@ class Scheduler:
         ledger = self._ledger
         admission = self._admission
         admission.new_turn()
-        if len(arrivals) > 1:
-            self._costs.expect({(arrival.model, arrival.sizes) for arrival in arrivals})
         queues = self._queues
+        if len(arrivals) > 1:
+            asked: dict[str, set[tuple[int, ...]]] = {}
+            for arrival in arrivals:
+                asked.setdefault(arrival.model, set()).add(arrival.sizes)
+            for name in asked.keys() & queues.keys():
+                queues[name].costs.expect(asked[name])
         admitted: list[int] = []
         for arrival in arrivals:
             queue = queues.get(arrival.model)
@@ -368,11 +371,12 @@ class Scheduler:
                 terms = admission.consider(arrival, queue, ledger.clients, now)
                 if queue is not None and not isinstance(terms, Refusal):
                     if queue.delay_s:
-                        due = self._due(arrival, queue, now)
-                    if queue.rounding is not None and 0 not in arrival.sizes:
-                        queue.rounding.observe(arrival.sizes)
-                    if queue.steps is not None:
-                        shape = queue.steps.rounded(arrival.sizes)
+                        due = self._deadlines.wait_until(arrival, queue, now)
+                    costs = queue.costs
+                    if costs.rounding is not None and 0 not in arrival.sizes:
+                        costs.rounding.observe(arrival.sizes)
+                    if costs.steps is not None:
+                        shape = costs.steps.rounded(arrival.sizes)
             except Exception as error:  # noqa: BLE001 - one arrival fails alone
                 terms = Refusal("internal", "the server cannot work out how to run this request; see its log")
                 actions.append(ReportFault(error=error, about="terms of a request", requests=(arrival.id,)))
@@ -395,14 +399,6 @@ class Scheduler:
         for arrival in arrivals:
             if arrival.id not in answered and arrival.id not in self._ledger.requests:
                 actions.append(self._ledger.refuse(arrival, refusal, now))
-
-    def _due(self, arrival: Arrival, queue: ModelQueue, now: float) -> float:
-        """Until when a request may wait for company: not at all if that could cost it its deadline."""
-        due = now + queue.delay_s
-        if arrival.deadline is None:
-            return due
-        call_s = self._costs.batch_s(queue.profile.name, arrival.sizes) or 0.0
-        return due if due + call_s < arrival.deadline else now
 
     def _drop_unwanted(self, now: float, actions: list[Action]) -> None:
         """Stop the batches of which all members have ended; until they report, their slots keep them."""
@@ -456,69 +452,32 @@ class Scheduler:
         due = self._prefetch_due(queue)
         return due is not None and due <= now
 
-    def _shed(self, request: Request, slot: Slot, now: float) -> FailRequest | None:
-        """End a request under overload whose turn comes too late for a call in good company on its slot.
-
-        All must hold: a request of this model was refused for its predicted wait after this one came; this one did not run
-        before; and when the slot is free, it has waited for two thirds of its time at least. So a request that had little
-        time from the start is kept.
-
-        Some request will be late in any case, because the queue took longer than was estimated. A call that is cut so that
-        this one is in time makes all behind it later, and they are as near to their deadlines. Then their calls are cut as
-        well, and soon the slots run calls of one row. Measured in docs/decisions.md.
-        """
-        queue = request.queue
-        deadline = request.deadline
-        if deadline is None or self._admission.refused_at(queue) < request.arrived or request.state is RERUN:
-            return None
-        starts_at = slot.free_at(now)
-        left_s = deadline - starts_at
-        if starts_at - request.arrived < 2.0 * left_s:
-            return None
-        surface = self._costs.surface(queue.profile.name, slot.id)
-        if not surface.measured:
-            return None
-        try:
-            _, call_s = surface.company_s(request.rows, request.shape)
-        except Exception:  # noqa: BLE001 - what cannot be priced is tried
-            return None
-        return self._ledger.fail_late(request, now) if left_s < call_s * surface.speed else None
-
     def _dispatch(self, request: Request, slot: Slot, now: float, actions: list[Action]) -> None:
         """Start the batch of the request whose turn it is on a slot, or queue it behind the running one; or shed it."""
-        if (shed := self._shed(request, slot, now)) is not None:
-            actions.append(shed)
+        if self._deadlines.comes_too_late(request, slot, now):
+            actions.append(self._ledger.fail_late(request, now))
             return
         queue = request.queue
-        name = queue.profile.name
-        costs = self._costs.call_costs(name, slot.id)
-        speed = self._costs.speed(name, slot.id)
-        again = request.state is RERUN
-        group = queue.take_rerun() if again else [request]
-
-        def plan() -> Cut:
-            if again:
-                return batch_of(group, costs)
-            if queue.count == 1 or not queue.has_batch:
-                return batch_of(group, costs, request.bucket)
-            return self._planned(request, slot, costs, speed, now)
-
-        cut, predicted_s = self._cut(plan, group, costs, speed, actions)
-        if not again:
+        if request.state is RERUN:
+            cut, predicted_s = self._cut(queue.take_rerun(), slot, now, actions, company=False)
+        else:
+            cut, predicted_s = self._cut([request], slot, now, actions, company=True)
             members_s = sum([member.share_s for member in cut.members])
             queue.shares.dispatched(request.tag, request.rank, members_s, len(self._ledger.clients))
             queue.take(cut.members)
         actions.append(self._start(queue, slot, cut, request, predicted_s, now))
 
-    def _planned(self, anchor: Request, slot: Slot, costs: CallCosts, speed: float, now: float) -> Cut:
+    def _planned(self, anchor: Request, slot: Slot, costs: CallCosts, slowdown: float, now: float) -> Cut:
         """The batch that a request goes in, without requests that may not share its call because of a probation."""
         queue = anchor.queue
-        most_s, max_rows = portion(self._slots.pools[queue.profile.name], slot, anchor, costs, speed, now)
+        if queue.count == 1:
+            return batch_of([anchor], costs, anchor.bucket)
+        most_s, max_rows = portion(self._slots.pools[queue.profile.name], slot, anchor, costs, slowdown, now)
         cut = plan_batch(
             anchor,
             costs,
             self._plan,
-            speed=speed,
+            slowdown=slowdown,
             most_s=most_s,
             max_rows=max_rows,
             starts_at=slot.free_at(now),
@@ -540,36 +499,37 @@ class Scheduler:
 
     def _cut(
         self,
-        plan: Callable[[], Cut],
-        otherwise: Sequence[Request],
-        costs: CallCosts,
-        speed: float,
+        group: Sequence[Request],
+        slot: Slot,
+        now: float,
         actions: list[Action],
+        *,
+        company: bool,
     ) -> tuple[Cut, float | None]:
-        """The batch that `plan` cuts, and its predicted seconds on its slot.
+        """The batch of a group, and its predicted seconds on its slot; `company`: the first of the group may get some.
 
-        Where that fails, `otherwise` run as they are: to look at neighbours of any sizes must not cost a request its turn.
+        Where that fails, the group runs as it is: to look at neighbours of any sizes must not cost a request its turn.
         """
+        known = group[0].queue.costs
         try:
-            cut = plan()
-            predicted_s = _predicted_s(cut, costs, speed)
+            costs = known.call_costs(slot.id)
+            slowdown = known.slowdown(slot.id)
+            cut = self._planned(group[0], slot, costs, slowdown, now) if company else batch_of(group, costs)
+            predicted_s = _predicted_s(cut, costs, slowdown)
             if costs.rounding is not None or cut.shape == cut.largest:  # a larger shape was prepared before
                 costs.started(cut.rows, cut.largest)
             if costs.rounding is not None:
                 costs.rounding.start(cut.call_rows, cut.shape)
         except Exception as error:  # noqa: BLE001 - see above
-            ids = tuple([request.id for request in otherwise])
+            ids = tuple([request.id for request in group])
             actions.append(ReportFault(error=error, about="plan of a batch", requests=ids))
-            return unplanned(otherwise), None
+            return unplanned(group), None
         return cut, predicted_s
 
     def _start_alone(self, queue: ModelQueue, slot: Slot, now: float, actions: list[Action]) -> StartBatch:
         """Starts the first suspect of a model, where nothing else runs."""
-        name = queue.profile.name
-        costs = self._costs.call_costs(name, slot.id)
         request = queue.take_suspect()
-        speed = self._costs.speed(name, slot.id)
-        cut, predicted_s = self._cut(lambda: batch_of([request], costs), [request], costs, speed, actions)
+        cut, predicted_s = self._cut([request], slot, now, actions, company=False)
         trial = Trial.ACCUSED if request.accused else Trial.LAST
         return self._start(queue, slot, cut, request, predicted_s, now, trial)
 
@@ -586,8 +546,6 @@ class Scheduler:
         batch = Batch(
             self._next_batch, slot, queue, cut.members, cut.sizes(queue.has_batch), predicted_s, trial
         )
-        if predicted_s is not None:
-            batch.guess_s = cut.seconds * self._costs.speed(queue.profile.name, slot.id)
         self._next_batch += 1
         behind = slot.batch
         if behind is None:
@@ -610,7 +568,7 @@ class Scheduler:
         profile = anchor.queue.profile
         try:
             # By a plan of its own: the turn's is for batches that start.
-            cut = plan_batch(anchor, self._costs.call_costs(profile.name), Plan(), starts_at=-inf)
+            cut = plan_batch(anchor, anchor.queue.costs.call_costs(), Plan(), starts_at=-inf)
         except Exception:  # noqa: BLE001 - it goes now, and what is wrong is reported when its batch is cut
             return True
         return cut.rows >= profile.max_batch

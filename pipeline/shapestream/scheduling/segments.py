@@ -45,7 +45,7 @@ class Limits:
     """Of its call, padding included."""
     max_padding_ratio: float | None = None
     most_s: float | None = None
-    """Predicted seconds, by the surface: those on the slot, divided by its `speed`."""
+    """Predicted seconds, by the surface: those on the slot, divided by its `slowdown`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -41,6 +41,8 @@ class BatchState(Enum):
     STUCK = "stuck"
     """It is still there after that: its members were answered, and its slot is lost."""
 
+    __hash__ = object.__hash__  # an enum's own is a call in Python, and the tables are asked on the hot path
+
 
 BATCH_TABLE: Final[dict[str, dict[BatchState, BatchState]]] = {
     "begin": {
@@ -79,6 +81,8 @@ class SlotState(Enum):
     CLOSING = "closing"
     """Gets nothing any more, and leaves when what it has is over."""
     GONE = "gone"
+
+    __hash__ = object.__hash__  # an enum's own is a call in Python, and the tables are asked on the hot path
 
 
 SLOT_TABLE: Final[dict[str, dict[SlotState, SlotState]]] = {
@@ -119,6 +123,8 @@ class WorkerState(Enum):
     """Nothing: its process is to be ended, because a batch hangs there."""
     RESERVED_AND_CONDEMNED = "reserved and condemned"
 
+    __hash__ = object.__hash__  # an enum's own is a call in Python, and the tables are asked on the hot path
+
 
 WORKER_TABLE: Final[dict[str, dict[WorkerState, WorkerState]]] = {
     "reserve": {WorkerState.OPEN: WorkerState.RESERVED},
@@ -151,11 +157,10 @@ class Trial(Enum):
 
 
 class Batch:
-    """Requests that run on a slot in one call, or are queued there behind such a batch."""
+    """Requests that run together on a slot, or are queued there behind such a batch: the scheduler's view of a batch."""
 
     __slots__ = (
         "ends_at",
-        "guess_s",
         "hang_at",
         "id",
         "ids",
@@ -193,8 +198,6 @@ class Batch:
         """Members that have not ended yet."""
         self.predicted_s = predicted_s
         """Seconds of this slot; None while nothing is measured."""
-        self.guess_s = predicted_s or 0.0
-        """The same without the bound for sizes beyond all that was measured; for the hang watch alone."""
         self.started = 0.0
         """Since when it is the one that its slot runs. Set at the start."""
         self.ends_at = 0.0
@@ -253,12 +256,12 @@ class Worker:
     @property
     def reserved(self) -> bool:
         """Whether it runs one suspect at a time, and nothing else."""
-        return self.state in WORKER_TABLE["release"]
+        return self.state in (WorkerState.RESERVED, WorkerState.RESERVED_AND_CONDEMNED)
 
     @property
     def condemned(self) -> bool:
         """Whether its process is to be ended, because a batch hangs there."""
-        return self.state in WORKER_TABLE["spare"]
+        return self.state in (WorkerState.CONDEMNED, WorkerState.RESERVED_AND_CONDEMNED)
 
     def __repr__(self) -> str:
         return f"<worker {self.name}: {len(self.slots)} slots, {self.state.value}>"
@@ -474,9 +477,9 @@ class SlotPool:
         """Seconds until its slots have done what they hold and `work_s` besides, and how many of them take part.
 
         Work is poured over the slots like water over steps. Free slots are lowest, the others as high as they are
-        predicted to be busy, with what is queued there behind what they run. Those that rest, or idle beside a suspect, take
-        no part. Where the surface comes to rest all would end at the same time. So without work it is the time until the
-        first slot is free.
+        predicted to be busy, with what is queued there behind what they run; one that is late counts as free. Those that
+        rest, or idle beside a suspect, take no part. Where the surface comes to rest all would end at the same time. So
+        without work it is the time until the first slot is free.
         """
         slots = len(self.free)
         filled_s = work_s
@@ -512,7 +515,7 @@ class SlotPool:
 PREFETCH_MARGIN = 0.12
 """The share of its predicted time that a batch may end early and still find the next one at its slot.
 
-Measured (docs/performance.md): of a thousand batches of MiniLM four in ten ended before their successor, sent when the
+Measured: of a thousand batches of MiniLM four in ten ended before their successor, sent when the
 prediction said, was there; with this margin one in ten. What is sent earlier is planned with less to choose from.
 """
 MIN_REST_S = 0.1
@@ -604,10 +607,14 @@ class SlotTable:
             if queue.profile.name in slot.models and not slot.closing:
                 self._connect(slot, pool)
 
+    def serving(self, queue: ModelQueue) -> int:
+        """Count the slots that serve a model; one may come where there is none."""
+        return max(1, self.pools[queue.profile.name].count)
+
     def _connect(self, slot: Slot, pool: SlotPool) -> None:
         if slot.pools:
             slot.pools[0].queue.share_slots(pool.queue)
-        pool.add_pace(1.0)  # nothing is known of its speed yet
+        pool.add_pace(1.0)  # nothing is known of it yet
         pool.count += 1
         pool.queue.unavailable = None
         slot.connect(pool)
@@ -724,7 +731,7 @@ class SlotTable:
         slot.behind = None
         self._move(slot, "unqueue")
 
-    # ------------------------------------------------------------ speed
+    # ------------------------------------------------------------ paces
 
     def set_pace(self, slot: Slot, name: str, pace: float) -> None:
         """Note that a slot takes so many times what the most common kind takes for this model."""

@@ -1,7 +1,7 @@
 """Predicted seconds of one model's batches on one worker, and what finished batches teach.
 
 Workers whose cost tables have equal keys are of one `Kind`: what one of them shows is known of all. Each has a `Surface`
-of its own, with its speed and the shapes that its devices know. A batch is one call of its own sizes or, where only some
+of its own, with its slowdown and the shapes that its devices know. A batch is one call of its own sizes or, where only some
 numbers of rows are allowed, the calls that cover its rows.
 """
 
@@ -33,10 +33,13 @@ Calls: TypeAlias = Sequence[tuple[int, Sizes]]
 CLIP = log(1.5)
 """Logarithm by which one observation differs from what was expected, at most: a machine that stalls says nothing about
 the model."""
-SPEED_STEP = 0.06
-"""Part of that difference that a worker's speed takes over; the grid takes over `cost_grid.STEP`."""
+SLOWDOWN_STEP = 0.06
+"""Part of that difference that a worker's slowdown takes over; the grid takes over `cost_grid.STEP`."""
+BATCH_S = 1e-3
+"""Seconds that a batch takes besides its call. They decide between cuts that are otherwise equal."""
 MOVED = log(1.05)
-"""Logarithm by which a prediction must change to be published: plans made with the old one are then out of date."""
+"""Logarithm by which a prediction, `BATCH_S` included, must change to be published: plans made with the old one are then
+out of date."""
 NOISE = 1.1
 """Factor by which a batch may take longer than expected before the rest counts as preparation."""
 PREPARATION_CLIP = 8.0
@@ -83,16 +86,18 @@ class Kind:
         self._grid = Grid(dynamic) if dynamic else None
         self._line = Line()
         """Where there is no grid."""
+        self.measured = self._grid is not None
+        """Whether predictions are seconds; otherwise they are good for comparing calls, and nothing else."""
         self.new = Line(clip=PREPARATION_CLIP)
         """Extra seconds of a call whose shape is new to the device."""
         self.paid = Line()
-        """Seconds of requests while nothing was measured, preparation included: see `CostModel.rough_s`."""
+        """Seconds of requests while nothing was measured, preparation included: see `ModelCosts.rough_s`."""
         self.surfaces: dict[str, Surface] = {}
         """By worker. That of the last worker stays when it leaves, until another one joins."""
         self._workers = 0
         """Workers present."""
-        self._speeds_sum = 0.0
-        """Sum of `Surface.speed_log` over the workers present; their mean is what the grid itself is off."""
+        self._slowdowns_sum = 0.0
+        """Sum of `Surface.slowdown_log` over the workers present; their mean is what the grid itself is off."""
         self._ran_s = 0.0
         """Seconds of the longest call that ran."""
         self.longest_s = 0.0
@@ -132,8 +137,8 @@ class Kind:
                 # A worker that left had other prepared shapes.
                 self.surfaces = {other.worker: other for other in here}
                 surface = self.surfaces[worker] = Surface(self._profile, self, worker)
-            surface.speed_log = self._speeds_sum / len(here) if here else 0.0
-            self._speeds_sum += surface.speed_log
+            surface.slowdown_log = self._slowdowns_sum / len(here) if here else 0.0
+            self._slowdowns_sum += surface.slowdown_log
             self._workers += 1
         surface.slots += 1
         return surface
@@ -146,21 +151,16 @@ class Kind:
         if self._workers == 1:
             self._publish()
         self._workers -= 1
-        self._speeds_sum -= surface.speed_log
+        self._slowdowns_sum -= surface.slowdown_log
         if len(self.surfaces) > 1:
             del self.surfaces[surface.worker]
 
     @property
-    def mean_speed_log(self) -> float:
-        """Mean of the present workers' `speed_log`."""
-        return self._speeds_sum / max(1, self._workers)
+    def mean_slowdown_log(self) -> float:
+        """Mean of the present workers' `slowdown_log`."""
+        return self._slowdowns_sum / max(1, self._workers)
 
     # ------------------------------------------------------------ predictions
-
-    @property
-    def measured(self) -> bool:
-        """Whether predictions are seconds; otherwise they are good for comparing calls, and nothing else."""
-        return self._grid is not None or self._line.measured
 
     def seconds(self, columns: Floats) -> Floats:
         """Return the seconds of many calls: (dimensions, n), rows first.
@@ -212,20 +212,25 @@ class Kind:
     def _learn(
         self, surface: Surface, calls: Calls, busy_s: float, number: int, elements: float, requests: int
     ) -> None:
-        # A grid takes over later what all workers are off; a line has learned it.
-        own = log(surface.speed) if self._grid is None else surface.speed_log if surface.slots else 0.0
+        own = surface.slowdown_log if surface.slots else 0.0
+        if self._grid is None and surface.slots:
+            own -= (
+                self.mean_slowdown_log
+            )  # a line has learned what all workers are off; a grid takes it over later
         any_static = any(sizes in self._static for _, sizes in calls)
-        expected_s = sum([count * self._expected_s(sizes) for count, sizes in calls])
+        each_s = [self._expected_s(sizes) for _, sizes in calls]
+        expected_s = sum([count * call_s for (count, _), call_s in zip(calls, each_s, strict=True)])
         difference = max(-CLIP, min(CLIP, log(max(busy_s, 1e-9) / max(expected_s, 1e-12)) - own))
         moved = False
         if self.measured:
             if surface.slots and (self._grid is not None or self._workers > 1):
-                surface.speed_log += SPEED_STEP * difference
-                self._speeds_sum += SPEED_STEP * difference
-            moved = self._correct(calls, difference)
+                surface.slowdown_log += SLOWDOWN_STEP * difference
+                self._slowdowns_sum += SLOWDOWN_STEP * difference
+            moved = self._correct(calls, each_s, difference)
         if self._grid is None and not any_static:  # else the two parts cannot be told apart
             steady_s = busy_s / exp(own) if self._line.measured else busy_s
             self._line.observe(number, elements, steady_s, request_elements=elements / max(1, requests))
+            self.measured = True
             if self._line.moved():
                 self.version = next(self._versions)
         if moved:
@@ -240,27 +245,27 @@ class Kind:
             float(self.seconds(np.array([sizes], np.float64).T)[0]) if grid is None else grid.expected(sizes)
         )
 
-    def _correct(self, calls: Calls, difference: float) -> bool:
-        """Move what these calls are expected to take; whether one is now off what is published by more than 5 %."""
-        shift = self.mean_speed_log
-        moved = self._grid is not None and abs(shift) > MOVED
-        for _, sizes in calls:
-            if self._static.get(sizes, self) is None:
-                self._static[sizes] = Grid({sizes: self._expected_s(sizes)})
+    def _correct(self, calls: Calls, each_s: Sequence[float], difference: float) -> bool:
+        """Move what these calls are expected to take, `each_s` until now; whether one is to be published, see `MOVED`."""
+        shift = self.mean_slowdown_log
+        moved = False
+        for (_, sizes), call_s in zip(calls, each_s, strict=True):
+            if sizes in self._static and self._static[sizes] is None:
+                self._static[sizes] = Grid({sizes: call_s})
                 moved = True
             grid = self._static.get(sizes) or self._grid
             if grid is not None:
-                off = grid.correct(sizes, difference)
                 own = shift if grid is self._grid else 0.0
-                moved = moved or any(abs(each + own) > MOVED for each in off)
+                off = max(abs(shift), *[abs(each + own) for each in grid.correct(sizes, difference)])
+                moved = moved or off * call_s > MOVED * (call_s + BATCH_S)
         return moved
 
     def _publish(self) -> None:
         """Base predictions on all that was learned; what all workers are off becomes part of the grid."""
-        shift = self.mean_speed_log if self._grid is not None else 0.0
+        shift = self.mean_slowdown_log if self._grid is not None else 0.0
         for surface in self.surfaces.values():
-            surface.speed_log -= shift
-        self._speeds_sum -= shift * self._workers
+            surface.slowdown_log -= shift
+        self._slowdowns_sum -= shift * self._workers
         for grid in (self._grid, *self._static.values()):
             if grid is not None:
                 # The only node of a static shape has followed what its calls took, on whichever worker.
@@ -276,7 +281,7 @@ class Kind:
         """Return what traffic made of the table; None where there is none, or nothing ran yet."""
         if not self._table or not self.batches:
             return None
-        shift = self.mean_speed_log if self._grid is not None else 0.0
+        shift = self.mean_slowdown_log if self._grid is not None else 0.0
         corrections: dict[Sizes, float] = {}
         for grid in (*self._static.values(), self._grid):
             if grid is not None:
@@ -328,7 +333,7 @@ class Surface:
         """The same for surfaces that predict the same, but for what is new to their devices."""
         self.worker = worker
         self.slots = 0
-        self.speed_log = 0.0
+        self.slowdown_log = 0.0
         """Logarithm of the worker's seconds / what `kind` expects by all that was observed."""
         self._row_calls = None if profile.row_calls is None else _RowCalls(profile.row_calls)
         bounds = [inf if most is None else most for most in profile.bounds] or [inf] * len(profile.dimensions)
@@ -357,9 +362,9 @@ class Surface:
         return self.kind.measured
 
     @property
-    def speed(self) -> float:
+    def slowdown(self) -> float:
         """Seconds on this worker / those of the workers of its kind in the mean; 1.0 of a worker that left."""
-        return exp(self.speed_log - self.kind.mean_speed_log) if self.slots else 1.0
+        return exp(self.slowdown_log - self.kind.mean_slowdown_log) if self.slots else 1.0
 
     # ------------------------------------------------------------ predictions
 
@@ -476,6 +481,8 @@ class Surface:
 
         No price is higher: callers claim sizes, and what lies beyond all that was measured is a guess without end.
         """
+        if self._row_calls is None:
+            return self.kind.longest_s
         return sum([times for times, _ in self.calls(rows, shape)]) * self.kind.longest_s
 
     def calls(self, rows: int, shape: Sizes) -> Calls:

@@ -7,8 +7,8 @@ request is answered by its own id. Nothing here awaits but the socket.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Callable, Set
+from itertools import count
 from typing import Any
 
 import structlog
@@ -17,14 +17,14 @@ import trio
 from shapestream.errors import AlreadyAnswered, Conflict, ProtocolError, Unavailable
 from shapestream.serving.dispatcher import Dispatcher
 from shapestream.serving.egress import Egress
-from shapestream.serving.inbox import DEAR, QUANTUM, Inbox
+from shapestream.serving.inbox import DEAR, QUANTUM, Inbox, Item
 from shapestream.serving.kept_replies import same_tensors
 from shapestream.serving.models import ServedModel, ServedModels
 from shapestream.serving.outgoing import GONE, Link
 from shapestream.serving.sessions import RequestRecord, Session, Sessions
 from shapestream.settings import ServerSettings
 from shapestream.telemetry.logging import LineBudget, RateLimit, debug_enabled
-from shapestream.wire.codec import BadEntry, decode
+from shapestream.wire.codec import BadEntry
 from shapestream.wire.messages import (
     Cancel,
     Clock,
@@ -37,7 +37,6 @@ from shapestream.wire.messages import (
     ModelRefused,
     OpenModel,
     Request,
-    Role,
     Statistics,
     StatisticsRequest,
     Unknown,
@@ -70,11 +69,13 @@ class ClientPort:
         self._socket = egress.outgoing.socket
         self._inbox = Inbox(
             self._socket,
-            partial(decode, role=Role.SERVER_OF_CLIENTS),
+            egress.outgoing.codec,
+            self,
             window_entries=settings.window_requests,
             window_bytes=settings.window_bytes,
         )
         self._dispatcher = dispatcher
+        self._ids = count(1)
         self._models = models
         self._settings = settings
         self._statistics = egress.outgoing.statistics
@@ -97,49 +98,39 @@ class ClientPort:
     # ---------------------------------------------------------------- turns
 
     async def run(self) -> None:
-        """Serve the port until cancelled: here what its socket's watcher does not find."""
-        self._socket.on_messages = self._watched
-        while True:
-            self._serve_turn(*await self._inbox.read())
+        """Serve the port until cancelled."""
+        await self._inbox.run()
 
-    def _watched(self) -> bool:
-        """Serve a turn in the watcher of the socket, with no hand-over to another task. True: there is more to serve."""
-        heard, beyond = self._inbox.read_nowait()
-        if heard or not self._inbox.is_empty:
-            self._serve_turn(heard, beyond)
-        return not self._inbox.is_empty
-
-    def _serve_turn(self, heard: set[bytes], beyond: Mapping[bytes, str]) -> None:
-        """Serve one turn of the inbox; all its requests become one event of the scheduler."""
-        inbox, by_peer, now = self._inbox, self.sessions.by_peer, trio.current_time()
-        self._statistics.messages = inbox.messages
-        for peer in heard:
-            if (session := by_peer.get(peer)) is not None:
+    def heard(self, peers: Set[bytes], now: float) -> None:
+        """Begin a turn: something arrived from these connections."""
+        self._statistics.messages = self._inbox.messages
+        for peer in peers:
+            if (session := self.sessions.by_peer.get(peer)) is not None:
                 session.heard_at = now
                 if session.peer is None:
                     # Read late; or a client that chose its routing id is back, and has to greet.
                     self.outgoing.say_once(peer, Unknown())
-        for peer, why in beyond.items():
-            self._turn_away(peer, why, now)
-        for peer, item in inbox.turn():
-            session = by_peer.get(peer)
-            price = DEAR
-            if type(item) is Request and session is not None:
-                if self._admit(session, item, now):
-                    price = 1
-            elif type(item) is Clock and session is not None:
-                session.clock.heard(item.sent_us, now)
-                price = 1
-            elif isinstance(item, ProtocolError):
-                self._submit(now)
-                self._turn_away(peer, str(item), now)
-            elif isinstance(item, BadEntry):
-                self._refuse(peer, session, item, now)
-            else:
-                self._obey(peer, session, item, now)
-                if type(item) is StatisticsRequest:
-                    price = QUANTUM  # the counters take about a millisecond to put together
-            inbox.charge(price)
+
+    def serve(self, peer: bytes, item: Item, now: float) -> int:
+        """Serve what a connection sent; returns its price in points."""
+        session = self.sessions.by_peer.get(peer)
+        if type(item) is Request and session is not None:
+            return 1 if self._admit(session, item, now) else DEAR
+        if type(item) is Clock and session is not None:
+            session.clock.heard(item.sent_us, now)
+            return 1
+        if isinstance(item, ProtocolError):
+            self._submit(now)
+            self.cut_off(peer, str(item), now)
+        elif isinstance(item, BadEntry):
+            self._refuse(peer, session, item, now)
+        else:
+            self._obey(peer, session, item, now)
+        # The counters take about a millisecond to put together.
+        return QUANTUM if type(item) is StatisticsRequest else DEAR
+
+    def end_turn(self, now: float) -> None:
+        """Hand on the requests of this turn as one event, and send what became ready."""
         self._submit(now)
         self._dispatcher.end_turn()
 
@@ -219,26 +210,30 @@ class ClientPort:
         if (excess := self.sessions.excess(session, nbytes)) is not None:
             self._fail(session, sequence, "overloaded", excess)
             return False
+        remaining_ms = entry.remaining_ms
         record = RequestRecord(
-            self._dispatcher.next_id(),
-            session,
-            sequence,
-            model,
-            shape,
-            entry.tensors,
-            now,
-            self._deadline(session, entry.remaining_ms, now),
-            entry.priority,
+            id=next(self._ids),
+            client=session.number,
+            model=model.name,
+            # Where the ports tell the answer no call is made, whatever sizes are claimed.
+            sizes=shape.rounded if shape.answer is None else (0,) * len(shape.rounded),
+            nbytes=nbytes,
+            deadline=None if remaining_ms is None else self._deadline(session, remaining_ms, now),
+            priority=entry.priority,
+            session=session,
+            sequence=sequence,
+            served=model,
+            shape=shape,
+            tensors=entry.tensors,
+            arrived=now,
         )
         session.begin(record)
         self._statistics.requests += 1
         self._arrived.append(record)
         return True
 
-    def _deadline(self, session: Session, remaining_ms: int | None, now: float) -> float | None:
+    def _deadline(self, session: Session, remaining_ms: int, now: float) -> float:
         """The deadline by our own clock, counted from sending. Asks for the time if half of it was lost on the way."""
-        if remaining_ms is None:
-            return None
         deadline = session.clock.sent_at(now) + remaining_ms * 0.001
         if remaining_ms and deadline - now < remaining_ms * 0.0005 and session.clock.ask(now):
             # The client repeats its credit with its clock: did that stand still, or was its message slow?
@@ -252,7 +247,7 @@ class ClientPort:
         """
         sequence, answered = entry.sequence, session.answered
         if (record := session.running.get(sequence)) is not None:
-            if record.model.number == entry.model and same_tensors(record.tensors, entry.tensors):
+            if record.served.number == entry.model and same_tensors(record.tensors, entry.tensors):
                 self._statistics.duplicates += 1
             else:
                 self._fail(session, sequence, Conflict.code, f"{_CONFLICT}, which is being worked on")
@@ -307,7 +302,7 @@ class ClientPort:
             known = self.sessions.open(client, peer, hello.software, now)
             if known is None:
                 most = self._settings.max_clients
-                self._turn_away(peer, f"more than {most} sessions, or too many with its key", now)
+                self.cut_off(peer, f"more than {most} sessions, or too many with its key", now)
                 return
             known_by = {} if key is None else {"key": key}
             self._log(known, "client joined", now, software=hello.software, **known_by)
@@ -376,7 +371,7 @@ class ClientPort:
             self._end(link, why, now)
             self._inbox.cut_off(link.heard_by)
 
-    def _turn_away(self, peer: bytes, why: str, now: float) -> None:
+    def cut_off(self, peer: bytes, why: str, now: float) -> None:
         """End a connection: the peer learns that it is over, and may start again on another one."""
         self.outgoing.refuse(peer, why, now)
         session = self.sessions.by_peer.get(peer)

@@ -1,7 +1,7 @@
 """The costs that were learned from traffic, kept from one server to the next: written once a minute, and at the end.
 
-They lie beside the measured tables (docs/costs.md). Each writing replaces the last as a whole, in a thread of its own: the
-disk may be slow, and the event loop waits for none.
+They lie beside the measured tables (docs/scheduling.md). Each writing replaces the last as a whole, in a thread of its
+own: the disk may be slow, and the event loop waits for none.
 """
 
 from __future__ import annotations

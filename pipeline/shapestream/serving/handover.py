@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from itertools import count
 
 from shapestream.errors import ProtocolError
-from shapestream.wire.codec import Envelope
+from shapestream.wire.codec import BadEntry, Codec
 from shapestream.wire.messages import Entry
 from shapestream_engine.layout import Buffer
 
@@ -19,28 +19,28 @@ _NUMBER_BYTES = 8
 
 
 class Handover:
-    """Entries on their way over a private port, in both directions. Any thread may call these.
+    """Entries on their way over a private port, in both directions. Any thread may use the codec.
 
     What a slot whose thread has died did not read stays here: two batches at most.
     """
 
     def __init__(self) -> None:
         self._numbers = count()
-        self._entries: dict[bytes, list[Entry]] = {}
+        self._entries: dict[bytes, list[Entry | BadEntry]] = {}
         """By the frame that announces them."""
+        self.codec = Codec(pack=self._pack, read=self._read)
+        """The codec of both ends. Each message can be read once; `ProtocolError` is raised for any other."""
 
     def __repr__(self) -> str:
         return f"<handover: {len(self._entries)} messages on their way>"
 
-    def pack(self, entries: Sequence[Entry]) -> list[list[Buffer]]:
-        """The one message of these entries."""
+    def _pack(self, entries: Sequence[Entry]) -> list[list[Buffer]]:
         number = next(self._numbers).to_bytes(_NUMBER_BYTES, "big")
         self._entries[number] = list(entries)
         return [[number]]
 
-    def decode(self, frames: Sequence[Buffer]) -> Envelope:
-        """The entries of a message, each of which can be read once. Raises `ProtocolError` for any other."""
+    def _read(self, frames: Sequence[Buffer]) -> list[Entry | BadEntry]:
         entries = self._entries.pop(bytes(frames[0]), None)
         if entries is None or len(frames) != 1:
             raise ProtocolError("no message of this process")
-        return Envelope(entries=entries, bad=[])
+        return entries

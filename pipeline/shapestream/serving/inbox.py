@@ -9,14 +9,14 @@ RFC 8290, section 4.2. A connection that sends far more than its credit allows, 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
-from typing import TypeAlias
+from collections.abc import Set
+from typing import Protocol, TypeAlias
 
 import trio
 
 from shapestream.errors import ProtocolError
-from shapestream.transport.interface import Message, PeerSocket
-from shapestream.wire.codec import BadEntry, Envelope, entries_announced
+from shapestream.transport.interface import Addressed, Message, PeerSocket
+from shapestream.wire.codec import BadEntry, Codec, entries_announced
 from shapestream.wire.messages import Entry
 
 Item: TypeAlias = Entry | BadEntry | ProtocolError
@@ -39,6 +39,22 @@ MORE_BYTES = 64 * 1024 * 1024
 """The same in bytes; the next message is always taken."""
 
 
+class Receiver(Protocol):
+    """The port that an inbox serves, in turns of the event loop."""
+
+    def heard(self, peers: Set[bytes], now: float) -> None:
+        """Begin a turn: something arrived from these connections."""
+
+    def cut_off(self, peer: bytes, why: str, now: float) -> None:
+        """End a connection that sends beyond its credit."""
+
+    def serve(self, peer: bytes, item: Item, now: float) -> int:
+        """Serve an item of a connection; returns its price in points."""
+
+    def end_turn(self, now: float) -> None:
+        """Take note that this turn serves nothing more."""
+
+
 class _Line:
     """One connection's messages, in their order."""
 
@@ -48,8 +64,8 @@ class _Line:
         self.peer = peer
         self.messages: deque[tuple[Message, int, int]] = deque()
         """Each with the entries that it announces, and its bytes."""
-        self.items: deque[Item] = deque()
-        """What is left of the message that is being served."""
+        self.items: list[Item] = []
+        """What is left of the message that is being served, the next one last."""
         self.entries = 0
         """Announced by `messages`."""
         self.nbytes = 0
@@ -63,21 +79,22 @@ class Inbox:
     def __init__(
         self,
         socket: PeerSocket,
-        decode: Callable[[Message], Envelope],
+        codec: Codec,
+        receiver: Receiver,
         *,
         window_entries: int,
         window_bytes: int,
     ) -> None:
         """`window_entries`, `window_bytes`: what the flow control lets one connection have unanswered."""
         self._socket = socket
-        self._decode = decode
+        self._read = codec.read
+        self._receiver = receiver
         self._max_entries = window_entries + MORE_ENTRIES
         self._max_bytes = window_bytes + MORE_BYTES
         self._lines: dict[bytes, _Line] = {}
         self._fresh: deque[_Line] = deque()
         """Connections that had nothing waiting when this arrived."""
         self._backlogged: deque[_Line] = deque()
-        self._serving: _Line | None = None
         self.messages = 0
         """Messages read so far."""
 
@@ -89,26 +106,63 @@ class Inbox:
         """Whether everything that had arrived was read: only then can silence be told from a long queue."""
         return self._socket.drained
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether everything that was read is served."""
-        return not self._lines
+    async def run(self) -> None:
+        """Serve until cancelled: here what the socket's watcher does not find."""
+        self._socket.on_messages = self._watched
+        while True:
+            if self._lines:
+                await trio.lowlevel.checkpoint()
+                self.serve_arrived()
+            else:
+                self._turn(await self._socket.receive())
 
-    async def read(self) -> tuple[set[bytes], dict[bytes, str]]:
-        """Read what has arrived; wait only while nothing is left to serve.
+    def _watched(self) -> bool:
+        """Serve a turn in the watcher of the socket, with no hand-over to another task. True: there is more to serve."""
+        messages = self._socket.receive_nowait()
+        if messages or self._lines:
+            self._turn(messages)
+        return bool(self._lines)
 
-        Returns the connections that were heard, and those that exceed the bounds, with the reason: the caller ends them.
-        """
-        if not self._lines:
-            return self._keep(await self._socket.receive())
-        await trio.lowlevel.checkpoint()
-        return self.read_nowait()
+    def serve_arrived(self) -> None:
+        """Read what has arrived, without waiting, and serve a turn."""
+        self._turn(self._socket.receive_nowait())
 
-    def read_nowait(self) -> tuple[set[bytes], dict[bytes, str]]:
-        """The same without waiting."""
-        return self._keep(self._socket.receive_nowait())
+    def serve_all_of(self, peer: bytes) -> None:
+        """Serve everything that is left of one connection, at once."""
+        line = self._lines.get(peer)
+        if line is not None:
+            line.balance = 1 << 62
+            (self._fresh if line in self._fresh else self._backlogged).remove(line)
+            now = trio.current_time()
+            self._serve(line, now)
+            self._receiver.end_turn(now)
 
-    def _keep(self, messages: list[tuple[bytes, Message]]) -> tuple[set[bytes], dict[bytes, str]]:
+    def cut_off(self, peer: bytes) -> None:
+        """Forget what a connection sent, and ignore it from now on."""
+        self._socket.cut_off(peer)
+        line = self._lines.pop(peer, None)
+        if line is None:
+            return
+        line.messages.clear()
+        line.items.clear()
+        line.entries = line.nbytes = 0
+        for queue in (self._fresh, self._backlogged):
+            if line in queue:
+                queue.remove(line)
+
+    def _turn(self, messages: list[Addressed]) -> None:
+        """Keep these messages, and serve what a turn has room for."""
+        now = trio.current_time()
+        self._keep(messages, now)
+        left = TURN
+        while self._fresh and left > 0:
+            left -= self._serve(self._fresh.popleft(), now)
+        if self._backlogged:
+            self._serve(self._backlogged.popleft(), now)
+        self._receiver.end_turn(now)
+
+    def _keep(self, messages: list[Addressed], now: float) -> None:
+        """Line these messages up; the receiver ends the connections that exceed the bounds."""
         self.messages += len(messages)
         heard: set[bytes] = set()
         beyond: dict[bytes, str] = {}
@@ -127,77 +181,38 @@ class Inbox:
             line.messages.append((message, entries, nbytes))
             line.entries += entries
             line.nbytes += nbytes
-        return heard, beyond
+        self._receiver.heard(heard, now)
+        for peer, why in beyond.items():
+            self._receiver.cut_off(peer, why, now)
 
-    def turn(self) -> Iterator[tuple[bytes, Item]]:
-        """What to serve now, each with its connection. Tell the price of each with `charge` before taking the next."""
-        left = TURN
-        while self._fresh and left > 0:
-            line = self._fresh.popleft()
-            before = line.balance
-            yield from self._serve(line)
-            left -= QUANTUM + before - line.balance
-        if self._backlogged:
-            yield from self._serve(self._backlogged.popleft())
+    def _serve(self, line: _Line, now: float) -> int:
+        """Serve a connection until its quantum is spent; with what is left it waits for another turn.
 
-    def all_of(self, peer: bytes) -> Iterator[tuple[bytes, Item]]:
-        """Everything that is left of one connection, at once."""
-        line = self._lines.get(peer)
-        if line is not None:
-            line.balance = 1 << 62
-            (self._fresh if line in self._fresh else self._backlogged).remove(line)
-            yield from self._serve(line)
-
-    def charge(self, points: int) -> None:
-        """The price of what `turn` gave last, in points."""
-        if self._serving is not None:
-            self._serving.balance -= points
-
-    def cut_off(self, peer: bytes) -> None:
-        """Forget what a connection sent, and ignore it from now on."""
-        self._socket.cut_off(peer)
-        line = self._lines.pop(peer, None)
-        if line is None:
-            return
-        line.messages.clear()
-        line.items.clear()
-        line.entries = line.nbytes = 0
-        for queue in (self._fresh, self._backlogged):
-            if line in queue:
-                queue.remove(line)
-
-    def _serve(self, line: _Line) -> Iterator[tuple[bytes, Item]]:
-        """A connection's items until its quantum is spent; then it waits for another turn, with what it has left."""
-        line.balance += QUANTUM
-        while line.balance > 0 and self._open_next(line):
-            self._serving = line
-            yield line.peer, line.items.popleft()
-        self._serving = None
-        if self._lines.get(line.peer) is not line:
-            return  # cut off
-        if line.items or line.messages:
-            self._backlogged.append(line)
-        else:
-            del self._lines[line.peer]
-
-    def _open_next(self, line: _Line) -> bool:
-        """Whether there is an item; reads the next message where one is needed."""
-        while not line.items:
-            if not line.messages:
-                return False
-            message, entries, nbytes = line.messages.popleft()
-            line.entries -= entries
-            line.nbytes -= nbytes
-            try:
-                envelope = self._decode(message)
-            except ProtocolError as error:
-                line.items.append(error)
+        Returns the points that it spent.
+        """
+        serve, peer = self._receiver.serve, line.peer
+        balance = full = line.balance + QUANTUM
+        while balance > 0 and (line.items or line.messages):
+            if line.items:
+                balance -= serve(peer, line.items.pop(), now)
             else:
-                line.items.extend(envelope.entries)
-                line.items.extend(envelope.bad)
-            line.balance -= 1 + len(message) // FRAMES_PER_POINT
-            if not line.items:
-                line.balance -= 1  # it costs as much as the smallest entry
-                if line.balance <= 0:
-                    return False
-        return True
+                balance -= self._open_next(line)
+        line.balance = balance
+        if self._lines.get(peer) is line:  # else it was cut off
+            if line.items or line.messages:
+                self._backlogged.append(line)
+            else:
+                del self._lines[peer]
+        return full - balance
+
+    def _open_next(self, line: _Line) -> int:
+        """Divide the next message into items; returns the price of that in points."""
+        message, entries, nbytes = line.messages.popleft()
+        line.entries -= entries
+        line.nbytes -= nbytes
+        try:
+            line.items += reversed(self._read(message))
+        except ProtocolError as error:
+            line.items.append(error)
+        # An empty message costs as much as the smallest entry.
+        return 1 + len(message) // FRAMES_PER_POINT + (not line.items)

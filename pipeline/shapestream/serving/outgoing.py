@@ -10,12 +10,10 @@ import structlog
 import trio
 
 from shapestream.errors import OutboxFull, PeerGone, RequestError
-from shapestream.serving.handover import Handover
 from shapestream.telemetry.logging import RateLimit
 from shapestream.telemetry.statistics import ServerStatistics
 from shapestream.transport.interface import PeerSocket
-from shapestream.wire.codec import encode, pack_messages
-from shapestream.wire.limits import CLIENT_LIMITS, Limits
+from shapestream.wire.codec import Codec
 from shapestream.wire.messages import Entry, Failure, Heartbeat, Result, Unknown
 from shapestream_engine.layout import Buffer
 
@@ -47,17 +45,12 @@ class Outgoing:
         socket: PeerSocket,
         port: str,
         statistics: ServerStatistics,
-        limits: Limits = CLIENT_LIMITS,
-        handover: Handover | None = None,
+        codec: Codec,
     ) -> None:
-        """`port` is its name in logs and counters; `limits` are those of the peers' decoders.
-
-        `handover`: peers in this process, who need no bytes.
-        """
+        """`port` is its name in logs and counters."""
         self.socket = socket
         self.statistics = statistics
-        self._limits = limits
-        self._handover = handover
+        self.codec = codec
         self._port = port
         self._ready: list[Link] = []
         self._limit = RateLimit()
@@ -75,8 +68,7 @@ class Outgoing:
     def say_once(self, peer: bytes, entry: Entry) -> None:
         """Send one entry to a peer that has no link, at once, if it can be reached."""
         try:
-            own = None if self._handover is None else self._handover.pack([entry])[0]
-            self.socket.send_nowait(peer, own or encode([entry], limits=self._limits))
+            self.socket.send_nowait(peer, self.codec.pack([entry])[0])
         except (PeerGone, OutboxFull):
             self.socket.forget(peer)
 
@@ -91,7 +83,11 @@ class Outgoing:
                 continue
             link.spoken = True
             try:
-                for frames in self._pack(link, entries):
+                try:
+                    messages = self.codec.pack(entries)
+                except RequestError as error:
+                    messages = self._pack_singly(link, entries, error)
+                for frames in messages:
                     self.socket.send_nowait(link.peer, frames)
             except PeerGone:
                 self.lost.append((link, GONE))
@@ -100,22 +96,18 @@ class Outgoing:
         lost, self.lost = self.lost, []
         return lost
 
-    def _pack(self, link: Link, entries: list[Entry]) -> list[list[Buffer]]:
-        if self._handover is not None:
-            return self._handover.pack(entries)
-        try:
-            return pack_messages(entries, limits=self._limits)
-        except RequestError as error:
-            skipped = self._limit.admit("unsendable", trio.current_time())
-            if skipped is not None:
-                log.error("an entry cannot be sent", port=self._port, why=str(error), like_it_before=skipped)
-        messages = []
+    def _pack_singly(self, link: Link, entries: list[Entry], why: RequestError) -> list[list[Buffer]]:
+        """The messages of these entries, one of which fits none."""
+        skipped = self._limit.admit("unsendable", trio.current_time())
+        if skipped is not None:
+            log.error("an entry cannot be sent", port=self._port, why=str(why), like_it_before=skipped)
+        messages: list[list[Buffer]] = []
         for entry in entries:
             try:
-                messages.append(encode([entry], limits=self._limits))
+                messages += self.codec.pack([entry])
             except RequestError as error:
                 if isinstance(entry, Result):
-                    messages.append(encode([_instead_of(entry, str(error))]))
+                    messages += self.codec.pack([_instead_of(entry, str(error))])
                 else:  # the peer would wait for it for ever
                     self.lost.append((link, "cannot be told what it must know"))
         return messages
@@ -156,5 +148,5 @@ def _instead_of(result: Result, why: str) -> Failure:
     """A model may give outputs that no message can hold: too many dimensions, say."""
     text = f"the result cannot be sent: {why}"
     return Failure(
-        sequence=result.sequence, code="internal", message=text, retryable=False, retry_after_ms=None
+        sequence=result.sequence, code="model_error", message=text, retryable=False, retry_after_ms=None
     )

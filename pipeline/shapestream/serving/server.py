@@ -45,7 +45,9 @@ from shapestream.telemetry.trace import TraceRecorder
 from shapestream.transport.curve import KeyRing, KeyRole, ProtectedRouter, ServerSecurity
 from shapestream.transport.interface import PeerSocket
 from shapestream.transport.zeromq import OutboxRoom
+from shapestream.wire.codec import codec_of
 from shapestream.wire.limits import CLIENT_LIMITS, WORKER_LIMITS
+from shapestream.wire.messages import Role
 from shapestream_engine.calibration_cache import CostCache
 
 log = structlog.get_logger()
@@ -104,7 +106,9 @@ class Server:
             max_replies=settings.window_requests,
             now=self._started,
         )
-        egress = Egress(Outgoing(clients, "clients", self._counters), self._kept)
+        egress = Egress(
+            Outgoing(clients, "clients", self._counters, codec_of(Role.SERVER_OF_CLIENTS)), self._kept
+        )
         self._dispatcher = Dispatcher(
             self._scheduler,
             egress,
@@ -124,7 +128,7 @@ class Server:
         self._ports: list[ClientPort | WorkerPort] = [self._client_port]
         if workers is not None:
             self._worker_port = WorkerPort(
-                Outgoing(workers, "workers", self._counters, WORKER_LIMITS),
+                Outgoing(workers, "workers", self._counters, codec_of(Role.SERVER_OF_WORKERS)),
                 self._dispatcher,
                 self._models,
                 self._availability,
@@ -135,9 +139,9 @@ class Server:
         self._local = local
         self._local_port: WorkerPort | None = None
         if local is not None:
-            socket = local.listen()
+            socket, codec = local.listen()
             self._local_port = WorkerPort(
-                Outgoing(socket, "slots", self._counters, WORKER_LIMITS, local.handover),
+                Outgoing(socket, "slots", self._counters, codec),
                 self._dispatcher,
                 self._models,
                 self._availability,

@@ -29,7 +29,7 @@ from shapestream.transport.blocking_dealer import BlockingDealer, Wake
 from shapestream.transport.interface import Message, PeerSocket
 from shapestream.transport.socket_options import SocketOptions
 from shapestream.transport.zeromq import RouterSocket
-from shapestream.wire.codec import decode, encode
+from shapestream.wire.codec import Codec, codec_of
 from shapestream.wire.limits import WORKER_LIMITS
 from shapestream.wire.messages import BatchDone, BatchFailed, Entry, Execute, Heartbeat, Role, SlotHello
 from shapestream_engine.batch import BatchReport, ErrorCode
@@ -117,8 +117,7 @@ class SlotThreads:
         """The sha256 of the files that models were read from, by model; functions are left out."""
         self._compiled = models
         self._dial = dial
-        self.handover: Handover | None = None
-        """How entries travel over the port of `listen`; None: as bytes."""
+        self._codec = codec_of(Role.WORKER)
         self._threads: list[_SlotThread] = []
 
     @property
@@ -126,14 +125,17 @@ class SlotThreads:
         """Whether any of them runs a batch."""
         return any(thread.runner.begun is not None for thread in self._threads)
 
-    def listen(self) -> PeerSocket:
-        """A private port that these slots dial. Its name cannot be guessed: no key is asked for within a process."""
+    def listen(self) -> tuple[PeerSocket, Codec]:
+        """A private port that these slots dial, and its codec.
+
+        The port's name cannot be guessed: no key is asked for within a process.
+        """
         address = f"inproc://shapestream-slots-{os.urandom(16).hex()}"
         self._dial = lambda wake: BlockingDealer(address, wake)
-        self.handover = Handover()
+        self._codec = Handover().codec
         socket = RouterSocket(options=SocketOptions(max_frames=WORKER_LIMITS.max_frames + 2))
         socket.bind(address)
-        return socket
+        return socket, self._codec
 
     def start(self, tell: Callable[[News], None]) -> None:
         """Start the threads, inside trio; news come by `tell`, in the event loop, never within another call."""
@@ -149,7 +151,7 @@ class SlotThreads:
         pools = {name: RequestPool(model, self.slots) for name, model in self._compiled.items()}
         for number in range(self.slots):
             thread = _SlotThread(
-                number, Runner(str(number), pools), self.models, self._dial, hand_over, self.handover
+                number, Runner(str(number), pools), self.models, self._dial, hand_over, self._codec
             )
             self._threads.append(thread)
             thread.start()
@@ -204,7 +206,7 @@ class _SlotThread(Thread):
         models: Mapping[str, ModelSignature],
         dial: Callable[[Wake], BlockingDealer],
         tell: Callable[[News], None],
-        handover: Handover | None,
+        codec: Codec,
     ) -> None:
         super().__init__(name=f"slot {number}", daemon=True)
         self._context = copy_context()
@@ -215,7 +217,7 @@ class _SlotThread(Thread):
         self._models = models
         self._dial = dial
         self._tell = tell
-        self._handover = handover
+        self._codec = codec
         self.wake = Wake()
         # Each of these is set by the event loop alone, and read by the thread.
         self._session: SlotSession | None = None
@@ -306,16 +308,10 @@ class _SlotThread(Thread):
     ) -> str | None:
         """Carry out a message, of which nothing is held afterwards; returns why the connection is of no use, if so."""
         try:
-            envelope = (
-                decode(frames, role=Role.WORKER, limits=WORKER_LIMITS)
-                if self._handover is None
-                else self._handover.decode(frames)
-            )
+            entries = self._codec.read(frames)
         except ProtocolError as error:
             return f"the server sent what cannot be read: {error}"
-        if envelope.bad:
-            return f"the server sent what cannot be read: {envelope.bad[0].message}"
-        for entry in envelope.entries:
+        for entry in entries:
             if isinstance(entry, Execute):
                 if not self._execute(socket, session, entry, received_at):
                     return "the server takes nothing"
@@ -355,7 +351,7 @@ class _SlotThread(Thread):
 
     def _say(self, socket: BlockingDealer, session: SlotSession, entry: Entry) -> bool:
         """Send an entry; False where there was no room for it, for as long as a silent server is waited for."""
-        frames = frames_of(entry) if self._handover is None else self._handover.pack([entry])[0]
+        frames = frames_of(entry, self._codec)
         while self._session is session and not socket.send(frames, session.silence_s):
             if self._session is session and session.silence_s is not None:
                 return False
@@ -375,10 +371,10 @@ def clock_ahead_s(execute: Execute, *, received_at: float, difference_s: float |
     return latest if difference_s is None else min(latest, difference_s)
 
 
-def frames_of(entry: Entry) -> list[Buffer]:
+def frames_of(entry: Entry, codec: Codec) -> list[Buffer]:
     """The message of an entry that a slot says. Results that fit no message fail their batch, and no other."""
     try:
-        return encode([entry], limits=WORKER_LIMITS)
+        return codec.pack([entry])[0]
     except RequestError as error:
         if not isinstance(entry, BatchDone):
             raise
@@ -386,7 +382,7 @@ def frames_of(entry: Entry) -> list[Buffer]:
         failed = BatchFailed(
             batch=entry.batch, session=entry.session, code=ErrorCode.MODEL_ERROR, message=message
         )
-        return encode([failed], limits=WORKER_LIMITS)
+        return codec.pack([failed])[0]
 
 
 def entry_of_report(report: BatchReport, *, session: int) -> BatchDone | BatchFailed:

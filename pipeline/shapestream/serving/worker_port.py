@@ -12,7 +12,7 @@ only what it says. The owner of processes that were started beside the server te
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from itertools import count
 from typing import Protocol, assert_never
@@ -39,9 +39,7 @@ from shapestream.serving.slot_threads import (
 from shapestream.serving.workers import Offer, OwnWorker, SlotRecord, Worker
 from shapestream.settings import ServerSettings
 from shapestream.telemetry.logging import LineBudget
-from shapestream.transport.interface import Message
-from shapestream.wire.codec import BadEntry, Envelope, decode
-from shapestream.wire.limits import WORKER_LIMITS
+from shapestream.wire.codec import BadEntry
 from shapestream.wire.messages import (
     WORKER_PROTOCOL,
     BatchDone,
@@ -50,7 +48,6 @@ from shapestream.wire.messages import (
     Entry,
     Goodbye,
     Heartbeat,
-    Role,
     SlotEnded,
     SlotHello,
     WorkerDraining,
@@ -132,10 +129,10 @@ class WorkerPort:
         """`own`: the slots of this process, whose port this is."""
         self.outgoing = outgoing
         self._socket = outgoing.socket
-        handover = None if own is None else own.handover
         self._inbox = Inbox(
             outgoing.socket,
-            _decode if handover is None else handover.decode,
+            outgoing.codec,
+            self,
             window_entries=MOST_UNREAD,
             window_bytes=MOST_UNREAD_BYTES,
         )
@@ -169,45 +166,34 @@ class WorkerPort:
     # ---------------------------------------------------------------- turns
 
     async def run(self) -> None:
-        """Serve the port until cancelled: here what its socket's watcher does not find."""
-        self._socket.on_messages = self._watched
-        while True:
-            self._heard(*await self._inbox.read())
-            self._serve(self._inbox.turn())
+        """Serve the port until cancelled."""
+        await self._inbox.run()
 
-    def _watched(self) -> bool:
-        """Serve a turn in the watcher of the socket, with no hand-over to another task. True: there is more to serve."""
-        heard, beyond = self._inbox.read_nowait()
-        if heard or not self._inbox.is_empty:
-            self._heard(heard, beyond)
-            self._serve(self._inbox.turn())
-        return not self._inbox.is_empty
-
-    def _heard(self, heard: set[bytes], beyond: Mapping[bytes, str]) -> None:
-        now = trio.current_time()
-        for peer in heard:
+    def heard(self, peers: Set[bytes], now: float) -> None:
+        """Begin a turn: something arrived from these connections."""
+        for peer in peers:
             slot = self._slots.get(peer)
             if (worker := self.workers.get(peer) if slot is None else slot.worker) is not None:
                 worker.heard_at = now
-        for peer, why in beyond.items():
-            self._cut_off(peer, why, now)
 
-    def _serve(self, items: Iterable[tuple[bytes, Item]]) -> None:
-        """Serve one turn; all reports in it become one call of the dispatcher."""
-        now = trio.current_time()
-        for peer, item in items:
-            slot = self._slots.get(peer)
+    def serve(self, peer: bytes, item: Item, now: float) -> int:
+        """Serve what a connection sent; returns its price in points."""
+        slot = self._slots.get(peer)
+        if isinstance(item, ProtocolError | BadEntry):
+            self.cut_off(peer, str(item), now)
+        elif slot is not None:
+            self._obey_slot(peer, slot, item, now)
+        else:
             worker = self.workers.get(peer)
-            if isinstance(item, ProtocolError | BadEntry):
-                self._cut_off(peer, str(item), now)
-            elif slot is not None:
-                self._obey_slot(peer, slot, item, now)
-            else:
-                self._obey(peer, worker, item, now)
+            self._obey(peer, worker, item, now)
             if type(item) is WorkerHello:
-                self._inbox.charge(DEAR + item.slots)
-            else:
-                self._inbox.charge(DEAR if worker is None and slot is None else 1)
+                return DEAR + item.slots
+            if worker is None:
+                return DEAR
+        return 1
+
+    def end_turn(self, now: float) -> None:
+        """Hand on the reports of this turn together, and send what became ready."""
         self._hand_on_reports()
         self._dispatcher.end_turn()
 
@@ -224,7 +210,7 @@ class WorkerPort:
             case Heartbeat():
                 pass
             case _:
-                self._cut_off(peer, f"unexpected {type(entry).__name__} of a slot", now)
+                self.cut_off(peer, f"unexpected {type(entry).__name__} of a slot", now)
 
     def _obey(self, peer: bytes, worker: Worker | None, entry: Entry, now: float) -> None:
         """Carry out one entry of a control, or of a connection that is none yet."""
@@ -257,7 +243,7 @@ class WorkerPort:
             case Heartbeat() | SlotEnded():
                 pass
             case _:
-                self._cut_off(peer, f"unexpected {type(entry).__name__}", now)
+                self.cut_off(peer, f"unexpected {type(entry).__name__}", now)
 
     def _reported(self, slot: SlotRecord, entry: BatchDone | BatchFailed, now: float) -> None:
         worker = slot.worker
@@ -283,7 +269,7 @@ class WorkerPort:
         """Cut off a worker by its control, whichever of its connections gave the reason."""
         peer = worker.peer
         if peer is not None:
-            self._cut_off(peer, why, now)
+            self.cut_off(peer, why, now)
         else:  # slots of this process: a defect
             log.error("own slots end", why=why)
             self._leave(worker, "sent what cannot be accepted", now)
@@ -505,7 +491,7 @@ class WorkerPort:
 
     def _dismiss_if_idle(self, worker: Worker, now: float) -> None:
         """Let a worker go that drains and has answered everything."""
-        if worker.running or worker.peer is None:
+        if not (worker.draining or worker.farewell_said) or worker.running or worker.peer is None:
             return
         if worker.farewell_said:
             self._leave(worker, "goodbye", now)
@@ -529,7 +515,7 @@ class WorkerPort:
         worker.left()
         self._availability.workers_changed(now)
 
-    def _cut_off(self, peer: bytes, why: str, now: float) -> None:
+    def cut_off(self, peer: bytes, why: str, now: float) -> None:
         """End a connection whose messages cannot be accepted."""
         self.outgoing.refuse(peer, why, now)
         slot = self._slots.get(peer)
@@ -594,14 +580,13 @@ class WorkerPort:
             self._dispatcher.end_turn()
         await trio.sleep(LAST_WORDS_S)
         for _ in range(READ_BURSTS):
-            self._heard(*self._inbox.read_nowait())
-            self._serve(self._inbox.turn())
+            self._inbox.serve_arrived()
             if self._inbox.read_empty:
                 break
         if worker is not None:
             for link in (*worker.slots, worker):
                 if link.peer is not None:
-                    self._serve(self._inbox.all_of(link.peer))
+                    self._inbox.serve_all_of(link.peer)
         worker = self._named(name, pid) or worker
         self._silent.pop((name, pid), None)
         if worker is None:
@@ -648,14 +633,6 @@ class WorkerPort:
 
     def _named(self, name: str, pid: int) -> Worker | None:
         return next((one for one in self.workers.values() if (one.name, one.pid) == (name, pid)), None)
-
-
-def _decode(frames: Message) -> Envelope:
-    """A worker's message; one bad entry makes all of it unreadable."""
-    envelope = decode(frames, role=Role.SERVER_OF_WORKERS, limits=WORKER_LIMITS)
-    if envelope.bad:
-        raise ProtocolError(envelope.bad[0].message)
-    return envelope
 
 
 # -------------------------------------------------------------------- what a worker says of itself

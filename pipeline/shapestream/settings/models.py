@@ -459,7 +459,7 @@ class BatchingSettings(Section):
     max_padding_ratio: float | None = Field(default=None, ge=0, lt=1, allow_inf_nan=False)
     """Padding elements / computed elements of a call, at most. Default: as much padding as pays by measured costs."""
     max_batch_bytes: Bytes | None = None
-    """Bytes of the inputs of one call, with padding and filled rows, at most. Default: 256 MiB; see docs/memory.md."""
+    """Bytes of the inputs of one call, with padding and filled rows, at most. Default: 256 MiB."""
     batch_invariant: Annotated[
         Any, BeforeValidator(read_invariant), WithJsonSchema({"anyOf": [COUNT, {"type": "boolean"}]})
     ] = False

@@ -1,6 +1,6 @@
 """Helpers for tests of what is built on shapestream: scripted models, a scripted server, endpoints in memory.
 
-Documented in docs/testing.md, and used by our own tests.
+Documented in docs/client.md, and used by our own tests.
 """
 
 from __future__ import annotations

@@ -8,8 +8,9 @@ its id. `ModelSignature.resolve` checks whether tensors suit a model.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import msgpack
@@ -18,7 +19,14 @@ from shapestream.errors import ProtocolError, TooLarge
 from shapestream.wire import tensor_entries
 from shapestream.wire.fields import BadEntryError, Fields, Reader, Writer, columns_of, reader_of, writer_of
 from shapestream.wire.layouts import refuse_extension
-from shapestream.wire.limits import CLIENT_LIMITS, MAX_CLIENT_ITEMS, MAX_INTEGER, MAX_PLAIN_ITEMS, Limits
+from shapestream.wire.limits import (
+    CLIENT_LIMITS,
+    MAX_CLIENT_ITEMS,
+    MAX_INTEGER,
+    MAX_PLAIN_ITEMS,
+    WORKER_LIMITS,
+    Limits,
+)
 from shapestream.wire.messages import (
     KINDS,
     PROTOCOL_VERSION,
@@ -33,7 +41,7 @@ from shapestream.wire.messages import (
     Result,
     Role,
 )
-from shapestream_engine.layout import Buffer
+from shapestream_engine.layout import Buffer, value
 
 _READERS: dict[Role, dict[int, Reader]] = {
     role: {
@@ -61,7 +69,7 @@ class BadEntry:
     message: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class Envelope:
     """A message divided into entries, in their order."""
 
@@ -258,3 +266,44 @@ def _in_order(entries: Sequence[Entry]) -> Sequence[Entry]:
         else:
             control.append(entry)
     return control + bulk + farewell
+
+
+# ---------------------------------------------------------------- both, for one end of a connection
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Codec:
+    """The way of entries to messages and back, at one end of a connection."""
+
+    pack: Callable[[Sequence[Entry]], list[list[Buffer]]]
+    """The messages of these entries; raises `RequestError` where one of them fits no message."""
+    read: Callable[[Sequence[Buffer]], list[Entry | BadEntry]]
+    """The entries of a message, the bad ones last; raises `ProtocolError`."""
+
+
+def codec_of(role: Role) -> Codec:
+    """The codec of a reader in this role.
+
+    Between the server and its workers one bad entry makes its whole message unreadable.
+    """
+    if role in (Role.SERVER_OF_CLIENTS, Role.CLIENT):
+        return Codec(
+            pack=partial(pack_messages, limits=CLIENT_LIMITS),
+            read=partial(_read, role=role, limits=CLIENT_LIMITS),
+        )
+    return Codec(
+        pack=partial(pack_messages, limits=WORKER_LIMITS),
+        read=partial(_read_whole, role=role, limits=WORKER_LIMITS),
+    )
+
+
+def _read(frames: Sequence[Buffer], *, role: Role, limits: Limits) -> list[Entry | BadEntry]:
+    envelope = decode(frames, role=role, limits=limits)
+    return [*envelope.entries, *envelope.bad]
+
+
+def _read_whole(frames: Sequence[Buffer], *, role: Role, limits: Limits) -> list[Entry | BadEntry]:
+    envelope = decode(frames, role=role, limits=limits)
+    if envelope.bad:
+        raise ProtocolError(envelope.bad[0].message)
+    return [*envelope.entries]

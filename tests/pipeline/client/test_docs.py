@@ -58,7 +58,7 @@ def examples(name: str) -> list[Any]:
     ]
 
 
-@pytest.mark.parametrize("code", examples("client.md") + examples("testing.md"))
+@pytest.mark.parametrize("code", examples("client.md"))
 def test_the_example_runs(code: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Against a scripted server in the place of the address that the document names."""
     server = ScriptedServer(ScriptedModel(EMBEDDINGS, embed), ScriptedModel(DETECTOR, detect))

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from shapestream.scheduling.call_costs import CallCosts
+from shapestream.scheduling.costs import CostModel
 from shapestream.scheduling.events import InputBytes, ModelProfile
 from shapestream.scheduling.planner import Cut
 from shapestream.scheduling.queueing import ModelQueue, Request
@@ -78,15 +79,14 @@ def make_queue(padded: Sequence[bool] = (True,), **options: Any) -> ModelQueue:
     options = {"max_batch": 8, "has_batch": True, **options}
     names = ("batch", "height", "width", "depth")
     dimensions = len(padded) + (1 if options["has_batch"] else 0)
-    return ModelQueue(
-        ModelProfile(
-            name="m",
-            dimensions=names[: len(padded) + 1] if options["has_batch"] else names[1 : len(padded) + 1],
-            paddable=(False, *padded) if options["has_batch"] else tuple(padded),
-            inputs=(InputBytes(nbytes=1, axes=tuple(range(dimensions))),),
-            **options,
-        )
+    profile = ModelProfile(
+        name="m",
+        dimensions=names[: len(padded) + 1] if options["has_batch"] else names[1 : len(padded) + 1],
+        paddable=(False, *padded) if options["has_batch"] else tuple(padded),
+        inputs=(InputBytes(nbytes=1, axes=tuple(range(dimensions))),),
+        **options,
     )
+    return ModelQueue(profile, CostModel().add_model(profile))
 
 
 class Waiting:

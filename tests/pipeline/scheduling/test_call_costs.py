@@ -107,7 +107,7 @@ def test_workers_that_are_alike_share_what_was_worked_out():
     table = CostTable(key="k", dimensions=("batch", "seq"), points=points)
     for slot, worker in enumerate(("one", "one", "other")):
         model.join(slot, worker, {"m": table}, ["m"])
-    assert model.call_costs("m", 0) is model.call_costs("m", 2)
-    model.observe(0, "m", (1, 8), 1.0, preparations=1)
-    assert model.call_costs("m", 0) is not model.call_costs("m", 2)
-    assert model.call_costs("m", 0) is model.call_costs("m", 1)
+    assert model["m"].call_costs(0) is model["m"].call_costs(2)
+    model["m"].observe(0, (1, 8), 1.0, preparations=1)
+    assert model["m"].call_costs(0) is not model["m"].call_costs(2)
+    assert model["m"].call_costs(0) is model["m"].call_costs(1)

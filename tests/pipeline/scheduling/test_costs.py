@@ -49,7 +49,7 @@ def costs_over(points: dict[Sizes, float], own: ModelProfile | None = None) -> C
 
 def surface(points: dict[Sizes, float], own: ModelProfile | None = None) -> Surface:
     """The surface over these points."""
-    return costs_over(points, own).surface("m")
+    return costs_over(points, own)["m"].surface()
 
 
 def predicted(over: Surface, calls: list[tuple[int, Sizes]]) -> list[float]:
@@ -216,7 +216,7 @@ def test_static_shapes_cost_what_was_measured_for_them():
 def test_predictions_are_remembered_until_the_version_changes():
     """The same question has the same answer while plans made with it are valid."""
     costs = costs_over({(1, 8): 0.001, (8, 64): 0.01})
-    over = costs.surface("m")
+    over = costs["m"].surface()
     before, version = over.second(4, (20,)), over.version
     while over.version == version:
         assert before == over.second(4, (20,))
@@ -230,7 +230,7 @@ def test_predictions_are_remembered_until_the_version_changes():
 def learned(costs: CostModel, rows: int, seq: int, busy_s: float, times: int = 1) -> None:
     """Batches that took so long."""
     for _ in range(times):
-        costs.observe(0, "m", (rows, seq), busy_s, requests=rows)
+        costs["m"].observe(0, (rows, seq), busy_s, requests=rows)
 
 
 def with_table() -> CostModel:
@@ -252,7 +252,7 @@ def without_table() -> CostModel:
 def test_an_outlier_hardly_counts(start, factor):
     """A batch of 100 times its usual duration (the machine stood still) moves no prediction by 10 %."""
     costs = start()
-    over = costs.surface("m")
+    over = costs["m"].surface()
     asked = [(1, (8,)), (5, (40,)), (7, (16,)), (16, (64,))]
     before = predicted(over, asked)
     learned(costs, 5, 40, factor * linear((5, 40)))
@@ -263,9 +263,9 @@ def test_an_outlier_hardly_counts(start, factor):
 @pytest.mark.parametrize("start", [with_table, without_table])
 @pytest.mark.parametrize("factor", [2.0, 0.5])
 def test_a_lasting_change_is_followed(start, factor):
-    """After 30 batches at another speed, that speed is what is expected."""
+    """After 30 batches at another slowdown, that slowdown is what is expected."""
     costs = start()
-    over = costs.surface("m")
+    over = costs["m"].surface()
     for turn in range(30):
         rows, seq = 1 + turn % 7, 8 * (1 + turn % 5)
         learned(costs, rows, seq, factor * linear((rows, seq)))
@@ -276,7 +276,7 @@ def test_a_lasting_change_is_followed(start, factor):
 def test_one_region_may_change_alone():
     """Long calls turn out to take twice as long as measured: short ones are predicted as before."""
     costs = with_table()
-    over = costs.surface("m")
+    over = costs["m"].surface()
     for _ in range(60):
         learned(costs, 16, 512, 2 * linear((16, 512)))
         learned(costs, 4, 8, linear((4, 8)))
@@ -287,7 +287,7 @@ def test_one_region_may_change_alone():
 def test_small_changes_leave_the_version_alone():
     """Within 5 % plans stay valid, however many batches confirm it."""
     costs = with_table()
-    over = costs.surface("m")
+    over = costs["m"].surface()
     version = over.version
     random = np.random.default_rng(1)
     for _ in range(200):
@@ -297,7 +297,7 @@ def test_small_changes_leave_the_version_alone():
 
 def test_traffic_alone_finds_both_parts_of_a_call():
     """Without a table: the fixed part and the part per element, from batches of different sizes."""
-    over = without_table().surface("m")
+    over = without_table()["m"].surface()
     assert over.measured
     for rows, seq in ((1, 8), (7, 40), (64, 512)):
         assert linear((rows, seq)) == pytest.approx(over.second(rows, (seq,)), rel=0.02)
@@ -306,7 +306,7 @@ def test_traffic_alone_finds_both_parts_of_a_call():
 def test_equal_batches_say_nothing_about_the_fixed_part():
     """All of one size: their seconds are known; what one of their requests alone would take stays a guess, in between."""
     costs = costs_over({})
-    over = costs.surface("m")
+    over = costs["m"].surface()
     learned(costs, 8, 16, 0.09, times=500)
     assert 0.09 == pytest.approx(over.second(8, (16,)))
     assert 0.09 / 8 < over.second(1, (16,)) < 0.09
@@ -322,7 +322,7 @@ def test_equal_batches_say_nothing_about_the_fixed_part():
 def test_whatever_is_observed_predictions_stay_sensible(batches):
     """Neither part of a learned line is negative; nothing observed makes a prediction useless."""
     for costs in (with_table(), without_table()):
-        over = costs.surface("m")
+        over = costs["m"].surface()
         for rows, seq, busy_s in batches:
             learned(costs, rows, seq, busy_s)
         found = predicted(over, [(rows, (seq,)) for rows in (1, 9, 64, 100) for seq in (1, 50, 1000)])
@@ -343,13 +343,13 @@ def test_a_static_shape_learns_by_itself():
     points = {sizes: linear(sizes) for sizes in product((1, 8), (8, 64))}
     own = profile(static_shapes=((4, 16),))
     costs = costs_over(points, own)
-    over = costs.surface("m")
+    over = costs["m"].surface()
     before = over.second(4, (17,))
     for _ in range(100):
         learned(costs, 4, 16, 1e-4)
         learned(costs, 4, 17, before)
     assert 1e-4 == pytest.approx(over.second(4, (16,)), rel=0.06)
-    assert before == pytest.approx(over.second(4, (17,)), rel=0.15)
+    assert before == pytest.approx(over.second(4, (17,)), rel=0.18)
 
 
 # ---------------------------------------------------------------- kinds, workers and requests
@@ -398,14 +398,13 @@ def test_nothing_is_known_before_the_first_batch_which_is_the_first_estimate():
     """Without a table no seconds are invented, also not from times that cannot be; one measurement is an estimate."""
     costs = costs_with(("a", None))
     for busy_s in (-1.0, math.nan, math.inf):
-        costs.observe(0, "m", (1, 1), busy_s)
-    costs.observe(0, "other", (1, 1), 1.0)
-    assert not costs.surface("m").measured
-    assert (None, None) == (costs.batch_s("m", (4, 16)), costs.company_s("m", (16,)))
-    assert (None, None, 0) == (costs.request_s("m"), costs.call_s("m"), costs.shapes("m"))
-    costs.observe(0, "m", (4, 16), 2.0, requests=4)
-    assert pytest.approx(2.0) == costs.batch_s("m", (4, 16))
-    assert (2.0, 0.5, None) == (costs.call_s("m"), costs.request_s("m"), costs.call_s("other"))
+        costs["m"].observe(0, (1, 1), busy_s)
+    assert not costs["m"].surface().measured
+    assert (None, None) == (costs["m"].batch_s((4, 16)), costs["m"].company_s((1, 16)))
+    assert (None, None, 0) == (costs["m"].mean_request_s, costs["m"].mean_batch_s, costs["m"].shapes)
+    costs["m"].observe(0, (4, 16), 2.0, requests=4)
+    assert pytest.approx(2.0) == costs["m"].batch_s((4, 16))
+    assert (2.0, 0.5) == (costs["m"].mean_batch_s, costs["m"].mean_request_s)
 
 
 def test_slots_that_join_before_their_model_count():
@@ -413,51 +412,51 @@ def test_slots_that_join_before_their_model_count():
     costs = CostModel()
     costs.join(0, "a", {"m": table()}, ["m"])
     costs.add_model(PROFILE)
-    assert pytest.approx(0.00108) == costs.batch_s("m", (1, 8), 0)
+    assert pytest.approx(0.00108) == costs["m"].batch_s((1, 8), 0)
 
 
 def test_workers_of_one_kind_have_speeds_of_their_own():
     """Of two alike on paper one is twice as fast, on all of its slots; a new one is in between."""
     costs = costs_with(("slow", table()), ("fast", table()), ("slow", table()))
     for _ in range(100):
-        costs.observe(0, "m", (4, 64), 0.004)
-        costs.observe(1, "m", (4, 64), 0.002)
-    assert pytest.approx(2.0, rel=0.05) == costs.speed("m", 0) / costs.speed("m", 1)
-    assert costs.speed("m", 0) == costs.speed("m", 2)
-    assert pytest.approx(0.004, rel=0.08) == costs.batch_s("m", (4, 64), 0)
-    assert pytest.approx(0.002, rel=0.08) == costs.batch_s("m", (4, 64), 1)
+        costs["m"].observe(0, (4, 64), 0.004)
+        costs["m"].observe(1, (4, 64), 0.002)
+    assert pytest.approx(2.0, rel=0.05) == costs["m"].slowdown(0) / costs["m"].slowdown(1)
+    assert costs["m"].slowdown(0) == costs["m"].slowdown(2)
+    assert pytest.approx(0.004, rel=0.08) == costs["m"].batch_s((4, 64), 0)
+    assert pytest.approx(0.002, rel=0.08) == costs["m"].batch_s((4, 64), 1)
     costs.join(3, "new", {"m": table()}, ["m"])
-    assert pytest.approx(1.0) == costs.speed("m", 3)
+    assert pytest.approx(1.0) == costs["m"].slowdown(3)
 
 
 def test_equal_keys_share_a_surface_and_others_do_not():
     """What one worker shows is known of all that are alike, and of no other."""
     costs = costs_with(("a", table("k")), ("b", table("k")), ("c", table("other")))
-    before = costs.batch_s("m", (4, 64), 2)
+    before = costs["m"].batch_s((4, 64), 2)
     for _ in range(200):
-        costs.observe(0, "m", (4, 64), 0.01)
-        costs.observe(1, "m", (4, 64), 0.01)
-    assert pytest.approx(0.01, rel=0.06) == costs.surface("m", 1).second(4, (64,))
-    assert before == costs.batch_s("m", (4, 64), 2)
+        costs["m"].observe(0, (4, 64), 0.01)
+        costs["m"].observe(1, (4, 64), 0.01)
+    assert pytest.approx(0.01, rel=0.06) == costs["m"].surface(1).second(4, (64,))
+    assert before == costs["m"].batch_s((4, 64), 2)
 
 
 def test_what_is_known_survives_the_last_worker():
     """A worker that is replaced finds what its predecessor has shown."""
     costs = costs_with(("a", table()))
     for _ in range(100):
-        costs.observe(0, "m", (4, 64), 0.01)
+        costs["m"].observe(0, (4, 64), 0.01)
     costs.leave(0)
     costs.join(1, "b", {"m": table()}, ["m"])
-    assert pytest.approx(0.01, rel=0.02) == costs.batch_s("m", (4, 64), 1)
+    assert pytest.approx(0.01, rel=0.02) == costs["m"].batch_s((4, 64), 1)
     # But not what its predecessor's devices had prepared.
-    assert costs.surface("m").preparation_s(4, (64,)) > 0.0
+    assert costs["m"].surface().preparation_s(4, (64,)) > 0.0
 
 
 def test_a_table_for_other_dimensions_is_no_table():
     """What does not fit the model is left aside, not misread."""
     wrong = replace(table(), dimensions=("batch", "width"))
     costs = costs_with(("a", wrong))
-    assert not costs.surface("m").measured
+    assert not costs["m"].surface().measured
 
 
 def test_requests_cost_what_they_cost_in_good_company():
@@ -465,39 +464,39 @@ def test_requests_cost_what_they_cost_in_good_company():
     costs = costs_with(("a", table()))
 
     def own_s(shape: Sizes, rows: int = 1) -> float:
-        company = costs.company_s("m", shape, rows)
+        company = costs["m"].company_s((rows, *shape))
         assert company is not None
         return company[0]
 
     assert pytest.approx((0.001 + 1e-5 * 16 * 8) / 16) == own_s((8,))
     assert pytest.approx((0.001 + 1e-5 * 16 * 8) / 2) == own_s((8,), rows=8)
-    smallest_s = costs.batch_s("m", (1, 1))
+    smallest_s = costs["m"].batch_s((1, 1))
     assert [smallest_s] * 3 == [own_s((length,), 0) for length in (1, 64, 2**60)], (
         "without elements: the least"
     )
-    assert smallest_s == costs.batch_s("m", (0, 2**60)) == costs.batch_s("m", (2**60, 0))
+    assert smallest_s == costs["m"].batch_s((0, 2**60)) == costs["m"].batch_s((2**60, 0))
     alone = replace(PROFILE, dimensions=("seq",), has_batch=False, paddable=(False,))
-    assert (0.5, 0.5) == costs_over({(8,): 0.5}, alone).company_s("m", (8,))
+    assert (0.5, 0.5) == costs_over({(8,): 0.5}, alone)["m"].company_s((8,))
 
 
 def test_prices_asked_for_together_are_those_asked_for_one_by_one():
-    """A turn of arrivals is priced in one prediction: known and unknown sizes and models, empty and huge ones."""
-    asked = [("m", (rows, seq)) for rows in (0, 1, 5, 16, 17, 2**60) for seq in (0, 1, 8, 300, 2**60)]
-    together, apart = costs_with(("a", table())), costs_with(("a", table()))
-    together.expect([("other", (1,)), *asked, *asked])
-    for model, (rows, seq) in asked:
-        assert apart.company_s(model, (seq,), rows) == pytest.approx(together.company_s(model, (seq,), rows))
-        assert apart.batch_s(model, (rows, seq)) == pytest.approx(together.batch_s(model, (rows, seq)))
+    """A turn of arrivals is priced in one prediction: sizes that are none, empty and huge ones."""
+    asked = [(rows, seq) for rows in (0, 1, 5, 16, 17, 2**60) for seq in (0, 1, 8, 300, 2**60)]
+    together, apart = costs_with(("a", table()))["m"], costs_with(("a", table()))["m"]
+    together.expect([(1,), *asked, *asked])
+    for sizes in asked:
+        assert apart.company_s(sizes) == pytest.approx(together.company_s(sizes))
+        assert apart.batch_s(sizes) == pytest.approx(together.batch_s(sizes))
 
 
 def test_preparing_batches_teach_what_preparing_costs_and_nothing_else():
     """The first call of a shape is dear; that it is says nothing about the second."""
     costs = costs_with(("a", table()))
-    surface = costs.surface("m")
+    surface = costs["m"].surface()
     assert pytest.approx(0.05, rel=0.1) == surface.preparation_s(4, (64,))
     before = surface.second(4, (64,))
     for seq in range(1, 60):
-        costs.observe(0, "m", (4, seq), 0.2, preparations=1)
+        costs["m"].observe(0, (4, seq), 0.2, preparations=1)
     assert before == surface.second(4, (64,))
     assert pytest.approx(0.2, rel=0.1) == surface.preparation_s(4, (64,))
     assert 0.0 == surface.preparation_s(4, (59,))
@@ -506,18 +505,18 @@ def test_preparing_batches_teach_what_preparing_costs_and_nothing_else():
 def test_shapes_are_known_per_worker():
     """What one device has prepared, another has not."""
     costs = costs_with(("a", table()), ("b", table()))
-    costs.observe(0, "m", (4, 64), 0.004)
-    assert 0.0 == costs.surface("m", 0).preparation_s(4, (64,))
-    assert 0.0 < costs.surface("m", 1).preparation_s(4, (64,))
+    costs["m"].observe(0, (4, 64), 0.004)
+    assert 0.0 == costs["m"].surface(0).preparation_s(4, (64,))
+    assert 0.0 < costs["m"].surface(1).preparation_s(4, (64,))
 
 
 def test_known_shapes_are_bounded():
     """However many shapes come, so many are remembered, the newest among them."""
     costs = costs_with(("a", table()))
     for size in range(5000):
-        costs.observe(0, "m", (1, size), 0.001)
-    assert 4096 == costs.shapes("m")
-    surface = costs.surface("m")
+        costs["m"].observe(0, (1, size), 0.001)
+    assert 4096 == costs["m"].shapes
+    surface = costs["m"].surface()
     assert 0.0 == surface.preparation_s(1, (4999,)) < surface.preparation_s(1, (1,))
 
 
@@ -526,8 +525,8 @@ def test_the_most_common_kind_speaks_for_the_model():
     costs = costs_with(
         ("a", table("few", scale=10.0)), ("b", table("many")), ("c", table("many")), ("d", table("many"))
     )
-    assert pytest.approx(0.00108) == costs.batch_s("m", (1, 8))
-    assert pytest.approx(0.0108) == costs.batch_s("m", (1, 8), 0)
+    assert pytest.approx(0.00108) == costs["m"].batch_s((1, 8))
+    assert pytest.approx(0.0108) == costs["m"].batch_s((1, 8), 0)
 
 
 # ---------------------------------------------------------------- kept for the next server
@@ -542,14 +541,14 @@ WORKER = "w", table()
 def ran(costs: CostModel, sizes: tuple[int, ...], factor: float, times: int, slot: int = 0) -> None:
     """So many batches took `factor` times what the table says."""
     for _ in range(times):
-        costs.observe(slot, "m", sizes, factor * seconds_of(*sizes))
+        costs["m"].observe(slot, sizes, factor * seconds_of(*sizes))
 
 
 def predictions(costs: CostModel, *asked: tuple[int, ...]) -> list[float]:
     """Of these sizes, else of all `SIZES`, by all that was observed: what is held back until it is 5 % is published."""
-    (kind,) = costs._models["m"].kinds.values()
+    (kind,) = costs["m"].kinds.values()
     kind._publish()
-    return [costs.surface("m").second(sizes[0], sizes[1:]) for sizes in asked or SIZES]
+    return [costs["m"].surface().second(sizes[0], sizes[1:]) for sizes in asked or SIZES]
 
 
 @given(
@@ -600,12 +599,12 @@ def test_what_preparing_costs_is_learned_too():
     """Traffic has shown that new shapes cost 0.2 s rather than 0.05: the next server knows, and unlearns it, too."""
     before = costs_with(WORKER)
     for seq in range(1, 100):
-        before.observe(0, "m", (4, seq), seconds_of(4, seq) + 0.2, preparations=1)
+        before["m"].observe(0, (4, seq), seconds_of(4, seq) + 0.2, preparations=1)
     after = costs_with(WORKER, known=before.learned(1.0))
-    assert 0.2 == pytest.approx(after.surface("m").preparation_s(4, (64,)), rel=0.1)
+    assert 0.2 == pytest.approx(after["m"].surface().preparation_s(4, (64,)), rel=0.1)
     for seq in range(1, 60):
-        after.observe(0, "m", (4, seq), seconds_of(4, seq) + 0.05, preparations=1)
-    assert 0.05 == pytest.approx(after.surface("m").preparation_s(4, (64,)), rel=0.2)
+        after["m"].observe(0, (4, seq), seconds_of(4, seq) + 0.05, preparations=1)
+    assert 0.05 == pytest.approx(after["m"].surface().preparation_s(4, (64,)), rel=0.2)
 
 
 @given(st.floats(0.0, 1.0), st.floats(0.0, 1e-3), st.floats(1.0, 1e4), st.floats(1.0, 100.0))
@@ -628,11 +627,11 @@ def test_static_shapes_and_models_without_a_batch_axis_are_kept_too():
     worker = "w", CostTable(key="k", dimensions=("seq",), points=points)
     before = costs_with(worker, profile=profile)
     for seq in (8, 16) * 100:
-        before.observe(0, "m", (seq,), 0.5)
+        before["m"].observe(0, (seq,), 0.5)
     (learned,) = before.learned(1.0)
     after = costs_with(worker, profile=profile, known=[learned])
     assert {1} == {len(sizes) for sizes in learned.seconds}
-    assert [0.5, 0.5] == pytest.approx([after.batch_s("m", (seq,)) for seq in (8, 16)], rel=0.06)
+    assert [0.5, 0.5] == pytest.approx([after["m"].batch_s((seq,)) for seq in (8, 16)], rel=0.06)
 
 
 def test_without_a_table_or_before_the_first_batch_nothing_is_kept():
@@ -665,7 +664,7 @@ def test_whatever_a_file_says_predictions_stay_sensible(seconds):
         table=table().digest, batches=1, saved_at=0.0, seconds=seconds, preparation={0.0: MAX_SECONDS}
     )
     costs = costs_with(WORKER, known=[learned])
-    over = costs.surface("m")
+    over = costs["m"].surface()
     rows = np.array([1, 2, 4, 16])
     found = [over.seconds(rows, np.full((4, 1), seq)) for seq in (8, 20, 64, 512)]
     assert np.isfinite(found).all()

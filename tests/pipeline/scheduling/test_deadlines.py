@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.pipeline.scheduling.stage import Stage
 
-from shapestream.scheduling.admission import SAFETY
+from shapestream.scheduling.deadlines import SAFETY
 from shapestream.scheduling.events import FailRequest, StartBatch
 
 

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.pipeline.scheduling.stage import Stage
 
+from shapestream.scheduling.costs import CostModel
 from shapestream.scheduling.events import ModelProfile
 from shapestream.scheduling.queueing import ModelQueue
 from shapestream.scheduling.slots import Slot, SlotPool
@@ -14,7 +15,7 @@ from shapestream.scheduling.slots import Slot, SlotPool
 
 def _pool() -> SlotPool:
     profile = ModelProfile(name="m", dimensions=("n",), has_batch=False, paddable=(False,), max_batch=1)
-    return SlotPool(ModelQueue(profile))
+    return SlotPool(ModelQueue(profile, CostModel().add_model(profile)))
 
 
 def _sizes(stage) -> list[int]:

@@ -5,16 +5,16 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shapestream.scheduling.costs import CostModel
 from shapestream.scheduling.events import ModelProfile
 from shapestream.scheduling.queueing import CHUNK, DONE, QUEUED, Bucket, Lane, ModelQueue, Request
 
 
 def _queue() -> ModelQueue:
-    return ModelQueue(
-        ModelProfile(
-            name="m", dimensions=("batch", "seq"), has_batch=True, paddable=(False, True), max_batch=8
-        )
+    profile = ModelProfile(
+        name="m", dimensions=("batch", "seq"), has_batch=True, paddable=(False, True), max_batch=8
     )
+    return ModelQueue(profile, CostModel().add_model(profile))
 
 
 def _request(queue: ModelQueue, order: int, rank: float, rows: int = 1, length: int = 4) -> Request:

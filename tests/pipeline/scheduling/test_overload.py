@@ -11,8 +11,8 @@ from itertools import count
 
 import numpy as np
 import pytest
+from tests.workers.lab.worlds import CheckedScheduler
 
-from shapestream.scheduling import Scheduler
 from shapestream.scheduling.events import FailRequest, ModelProfile
 from shapestream.telemetry.trace import TraceRequest
 from shapestream_workers.lab.simulator import DONE, Scenario, simulate
@@ -44,7 +44,7 @@ def _served(
     )
     profile = ModelProfile(name="m", dimensions=("batch",), has_batch=True, paddable=(False,), max_batch=8)
     simulated = simulate(
-        Scheduler(max_queued_requests=10_000, max_queued_bytes=1 << 40),
+        CheckedScheduler(10_000),
         Scenario(
             profiles=[profile],
             costs={"m": FormulaCost(per_element_s=0.0, **CALL)},
@@ -55,7 +55,6 @@ def _served(
             way_s=0.001,
             seed=seed,
         ),
-        check_every=100,
     )
     ends = simulated.requests
     return np.where(ends.outcomes() == DONE, ends.column(ends.ended), np.inf)

@@ -77,7 +77,7 @@ def _in_order(queue, members) -> bool:
     st.integers(1, 4),
 )
 def test_every_batch_is_legal_until_the_queue_is_empty(
-    arrivals, padded, surface, limits, most_s, speed, slots
+    arrivals, padded, surface, limits, most_s, slowdown, slots
 ):
     """Anchor, lanes, order, rows, bytes, padding, share and deadlines, whatever arrives between turns."""
     queue = make_queue(padded, **limits)
@@ -95,7 +95,7 @@ def test_every_batch_is_legal_until_the_queue_is_empty(
                 waiting.arrive(sizes, rank=rank, deadline=deadline)
         batches += 1
         anchor = waiting.first()
-        cut = _plan(waiting, surface, plan, most_s=most_s, speed=speed)
+        cut = _plan(waiting, surface, plan, most_s=most_s, slowdown=slowdown)
         members = list(cut.members)
         assert anchor in members
         assert len(members) == len(ids(cut))
@@ -109,11 +109,11 @@ def test_every_batch_is_legal_until_the_queue_is_empty(
         if surface.measured:
             assert pytest.approx(surface.second(cut.rows, cut.shape)) == cut.seconds
         if len(members) > 1:
-            _check_limits(cut, limits, surface, real, most_s, speed)
+            _check_limits(cut, limits, surface, real, most_s, slowdown)
         waiting.start(cut)
 
 
-def _check_limits(cut, limits, surface, real, most_s, speed) -> None:
+def _check_limits(cut, limits, surface, real, most_s, slowdown) -> None:
     predicted = surface.second(max(1, cut.rows), cut.shape)
     assert cut.rows <= limits["max_batch"]
     if limits["max_batch_bytes"] is not None:
@@ -121,12 +121,12 @@ def _check_limits(cut, limits, surface, real, most_s, speed) -> None:
     if limits["max_padding_ratio"] is not None:
         assert real >= (1.0 - limits["max_padding_ratio"]) * cut.rows * prod(cut.shape)
     if most_s is not None:
-        assert predicted <= most_s / speed * 1.000001
+        assert predicted <= most_s / slowdown * 1.000001
     if surface.measured:
         for request in cut.members:
-            alone = surface.second(max(1, request.rows), request.shape) * speed
+            alone = surface.second(max(1, request.rows), request.shape) * slowdown
             if request.deadline is not None and alone <= request.deadline:
-                assert predicted * speed <= request.deadline * 1.000001
+                assert predicted * slowdown <= request.deadline * 1.000001
 
 
 def test_lengths_that_are_near_share_a_batch_and_far_ones_do_not():
@@ -224,13 +224,13 @@ def test_a_model_without_a_batch_axis_runs_requests_alone():
 
 
 def test_the_slots_share_bounds_a_batch():
-    """It lasts no longer than wanted, on a slot of that speed, unless its first request does."""
+    """It lasts no longer than wanted, on a slot of that slowdown, unless its first request does."""
     surface = affine(0.01, 0.001)
-    for speed, most_s, rows in ((1.0, 0.05, 4), (2.0, 0.06, 2)):
+    for slowdown, most_s, rows in ((1.0, 0.05, 4), (2.0, 0.06, 2)):
         waiting = Waiting(make_queue())
         waiting.arrive(*[(1, 10)] * 8)
-        assert rows == _plan(waiting, surface, most_s=most_s, speed=speed).rows
-        assert 1 == _plan(waiting, surface, most_s=1e-9, speed=speed).rows
+        assert rows == _plan(waiting, surface, most_s=most_s, slowdown=slowdown).rows
+        assert 1 == _plan(waiting, surface, most_s=1e-9, slowdown=slowdown).rows
     assert 2 == _plan(waiting, surface, max_rows=2).rows
 
 

@@ -8,8 +8,8 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from tests.workers.lab.worlds import CheckedScheduler
 
-from shapestream.scheduling import Scheduler
 from shapestream.scheduling.events import FailRequest, ModelProfile
 from shapestream.telemetry.trace import TraceRequest
 from shapestream_workers.lab.simulator import DONE, Scenario, simulate
@@ -29,7 +29,7 @@ def _served(rates: list[float], seconds: float, *, bound: int) -> Counter[int]:
     cost = {"fixed_s": 0.008, "per_row_s": 0.004}
     measured = FormulaCost(per_element_s=0.0, largest=(8,), **cost)
     simulated = simulate(
-        Scheduler(max_queued_requests=bound, max_queued_bytes=1 << 40),
+        CheckedScheduler(bound),
         Scenario(
             profiles=[
                 ModelProfile(name="m", dimensions=("batch",), has_batch=True, paddable=(False,), max_batch=8)
@@ -39,7 +39,6 @@ def _served(rates: list[float], seconds: float, *, bound: int) -> Counter[int]:
             believed={"m": measured},
             way_s=0.001,
         ),
-        check_every=100,
     )
     done = np.asarray(simulated.requests.outcomes()) == DONE
     return Counter(

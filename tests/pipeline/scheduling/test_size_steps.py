@@ -9,10 +9,10 @@ from math import prod
 import numpy as np
 import pytest
 from tests.pipeline.scheduling.stage import Stage
+from tests.workers.lab.worlds import CheckedScheduler
 
 from shapestream.scheduling.costs import CostModel
 from shapestream.scheduling.events import InputBytes, ModelAdded, ModelProfile
-from shapestream.scheduling.scheduler import Scheduler
 from shapestream.scheduling.size_steps import SizeSteps
 from shapestream.telemetry.trace import TraceRequest
 from shapestream_workers.lab.simulator import Scenario, Simulated, simulate
@@ -38,7 +38,7 @@ def steps_of(profile: ModelProfile = PICTURES, **costs: float) -> SizeSteps:
     cost = FormulaCost(**{**DETECTOR, **costs}, largest=(16, 96, 96))
     table = cost.calibration("k", profile.dimensions, profile.max_batch)
     model.join(0, "w", {"m": table}, ["m"])
-    steps = model.steps("m")
+    steps = model["m"].steps
     assert steps is not None
     return steps
 
@@ -71,7 +71,7 @@ def simulated(profile: ModelProfile, pictures: list[tuple[int, int]], **costs: f
     """64 in flight on two slots."""
     cost = FormulaCost(**{**DETECTOR, **costs}, largest=(16, 96, 96))
     return simulate(
-        Scheduler(max_queued_requests=10_000, max_queued_bytes=1 << 40),
+        CheckedScheduler(10_000),
         Scenario(
             profiles=[profile],
             costs={"m": cost},
@@ -82,7 +82,6 @@ def simulated(profile: ModelProfile, pictures: list[tuple[int, int]], **costs: f
             in_flight=64,
             way_s=0.0003,
         ),
-        check_every=50,
     )
 
 
@@ -136,7 +135,7 @@ def test_only_free_sizes_that_may_be_padded_are_rounded(change: dict[str, object
     profile = replace(PICTURES, **change)
     model = CostModel()
     model.add_model(profile)
-    assert model.steps("m") is None
+    assert model["m"].steps is None
 
 
 def test_a_dimension_that_may_not_be_padded_stays() -> None:

@@ -11,7 +11,7 @@ from tests.pipeline.serving.echo_model import SIGNATURE, echoed
 from shapestream.serving.slot_threads import News, SlotSession, entry_of_report, frames_of
 from shapestream.transport.interface import PeerSocket
 from shapestream.transport.memory import MemoryConnection, memory_server
-from shapestream.wire.codec import decode, encode
+from shapestream.wire.codec import Codec, codec_of, decode, encode
 from shapestream.wire.limits import WORKER_LIMITS
 from shapestream.wire.messages import Execute, Role, SlotHello
 from shapestream_engine.batch import Batch, BatchReport, ErrorCode
@@ -26,7 +26,6 @@ class ScriptedSlots:
     digests: Mapping[str, str] = {}
     costs: Mapping[str, CostTable] = {}
     occupied = False
-    handover = None
 
     def __init__(self, signature: ModelSignature = SIGNATURE, slots: int = 1) -> None:
         self.slots = slots
@@ -39,10 +38,10 @@ class ScriptedSlots:
         self._session = 0
         self._slot_of: dict[int, int] = {}
 
-    def listen(self) -> PeerSocket:
-        """The port that they dial, in memory."""
+    def listen(self) -> tuple[PeerSocket, Codec]:
+        """The port that they dial, in memory, and its codec."""
         self._port = memory_server()
-        return self._port
+        return self._port, codec_of(Role.SERVER_OF_WORKERS)
 
     def start(self, tell: Callable[[News], None]) -> None:
         """The server takes them."""
@@ -123,5 +122,5 @@ class ScriptedSlots:
     def report(self, *reports: BatchReport) -> None:
         """Sends reports to the server, each from the batch's slot."""
         for report in reports:
-            frames = frames_of(entry_of_report(report, session=self._session))
+            frames = frames_of(entry_of_report(report, session=self._session), codec_of(Role.WORKER))
             self._connections[self._slot_of[report.batch]].send_nowait(frames)

@@ -13,7 +13,7 @@ from tests.pipeline.serving.scripted_slots import ScriptedSlots
 from shapestream.serving.outgoing import Link, Outgoing
 from shapestream.telemetry.statistics import ServerStatistics
 from shapestream.transport.memory import memory_server
-from shapestream.wire.codec import decode
+from shapestream.wire.codec import codec_of, decode
 from shapestream.wire.messages import (
     Cancel,
     Failure,
@@ -230,7 +230,7 @@ async def test_a_result_that_no_message_can_hold_fails_alone() -> None:
 async def test_results_that_cannot_be_sent_do_not_fill_the_log() -> None:
     """A line per second, which tells how many were left out; the client hears of each."""
     endpoint = memory_server()
-    outgoing = Outgoing(endpoint, "clients", ServerStatistics())
+    outgoing = Outgoing(endpoint, "clients", ServerStatistics(), codec_of(Role.SERVER_OF_CLIENTS))
     peer = RawPeer(endpoint.connect())
     peer.say(Heartbeat())
     ((address, _),) = endpoint.receive_nowait()
@@ -241,7 +241,7 @@ async def test_results_that_cannot_be_sent_do_not_fill_the_log() -> None:
         for number in range(5):
             outgoing.say(link, Result(sequence=number, timings=timings, tensors=monster))
             assert [] == outgoing.flush()
-            assert (number, "internal") == ending(await peer.hear(Failure))
+            assert (number, "model_error") == ending(await peer.hear(Failure))
     assert ["an entry cannot be sent"] == [line["event"] for line in lines if line["log_level"] == "error"]
 
 

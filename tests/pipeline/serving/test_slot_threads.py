@@ -34,7 +34,7 @@ from shapestream.serving.slot_threads import (
 from shapestream.transport.blocking_dealer import BlockingDealer
 from shapestream.transport.socket_options import SocketOptions
 from shapestream.transport.zeromq import RouterSocket
-from shapestream.wire.codec import decode, encode
+from shapestream.wire.codec import codec_of, decode, encode
 from shapestream.wire.limits import MAX_TENSORS, WORKER_LIMITS
 from shapestream.wire.messages import (
     BatchDone,
@@ -539,12 +539,12 @@ def test_news_after_the_event_loop_has_ended_are_dropped() -> None:
 
 def test_entries_are_handed_over_once_and_nothing_else_is_read() -> None:
     """Between a server and its own slots, where no bytes are checked."""
-    handover = Handover()
-    (frames,) = handover.pack([entry := Heartbeat()])
-    assert [entry] == handover.decode(frames).entries
+    codec = Handover().codec
+    (frames,) = codec.pack([entry := Heartbeat()])
+    assert [entry] == codec.read(frames)
     for unknown in (frames, encode([entry], limits=WORKER_LIMITS), [b"", b""]):
         with pytest.raises(ProtocolError):
-            handover.decode(unknown)
+            codec.read(unknown)
 
 
 def test_results_that_fit_no_message_fail_their_batch() -> None:
@@ -552,7 +552,9 @@ def test_results_that_fit_no_message_fail_their_batch() -> None:
     layout = tuple((number, "u8", (2048,)) for number in range(MAX_TENSORS + 1))
     tensors = Tensors(layout=layout, buffers=[bytes(2048)] * len(layout))
     done = entry_of_report(BatchReport(batch=1, outputs=(tensors,)), session=3)
-    (failed,) = decode(frames_of(done), role=Role.SERVER_OF_WORKERS, limits=WORKER_LIMITS).entries
+    (failed,) = decode(
+        frames_of(done, codec_of(Role.WORKER)), role=Role.SERVER_OF_WORKERS, limits=WORKER_LIMITS
+    ).entries
     assert isinstance(failed, BatchFailed)
     assert (1, 3, "model_error") == (failed.batch, failed.session, failed.code)
     assert "do not fit the protocol" in failed.message

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from itertools import combinations
 from typing import Any
@@ -15,11 +16,11 @@ from shapestream_engine.signature import ModelSignature
 from shapestream_workers.lab import candidates
 from shapestream_workers.lab.candidates import (
     best_boundaries,
+    hot_shapes,
     placements,
     powers_of_two,
     propose,
 )
-from shapestream_workers.lab.replay import Workload
 
 
 def signature_of(shape: str, **pad: Any) -> ModelSignature:
@@ -33,12 +34,9 @@ def signature_of(shape: str, **pad: Any) -> ModelSignature:
     )
 
 
-def workload_of(*sizes: tuple[int, ...]) -> Workload:
+def requests_of(*sizes: tuple[int, ...]) -> list[TraceRequest]:
     """One request per millisecond."""
-    return Workload(
-        model="m",
-        requests=tuple(TraceRequest(number / 1000, 0, 0, each) for number, each in enumerate(sizes)),
-    )
+    return [TraceRequest(number / 1000, 0, 0, each) for number, each in enumerate(sizes)]
 
 
 def test_two_cpus_are_divided_in_all_ways_that_make_sense() -> None:
@@ -63,42 +61,42 @@ def test_placements_fit_the_cpus(cpus: int, workers: bool) -> None:
 
 def test_what_pads_is_proposed_only_where_padding_is_allowed() -> None:
     """And it says why it was left out."""
-    workload = workload_of(*[(1, 8), (1, 16), (1, 24)] * 4)
-    padded, _ = propose(workload, signature_of("batch:1..8, seq:1..64", seq=0), {}, max_batch=8)
+    requests = requests_of(*[(1, 8), (1, 16), (1, 24)] * 4)
+    padded, _ = propose(requests, signature_of("batch:1..8, seq:1..64", seq=0), {}, max_batch=8)
     assert {None, "bucketed", "partitioned"} == {choice.get("strategy") for choice in padded}
-    plain, left_out = propose(workload, signature_of("batch:1..8, seq:1..64"), {}, max_batch=8)
+    plain, left_out = propose(requests, signature_of("batch:1..8, seq:1..64"), {}, max_batch=8)
     assert "bucketed" not in [choice.get("strategy") for choice in plain]
     assert any("bucketed" in line for line in left_out)
 
 
 def test_learned_sizes_refuse_nothing_that_was_served_before() -> None:
     """The last bucket is what the model takes, not what the trace happened to hold; without a bound there are none."""
-    workload = workload_of(*[(1, 8), (1, 16), (1, 24)] * 4)
-    found, _ = propose(workload, signature_of("batch:1..8, seq:1..64", seq=0), {}, max_batch=8)
+    requests = requests_of(*[(1, 8), (1, 16), (1, 24)] * 4)
+    found, _ = propose(requests, signature_of("batch:1..8, seq:1..64", seq=0), {}, max_batch=8)
     learned = [(name, choice[name]) for choice in found for name in ("seq", "batch") if name in choice]
     assert learned
     for name, sizes in learned:
         assert {"seq": 64, "batch": 8}[name] == sizes[-1]
-    endless, left_out = propose(workload, signature_of("batch:1..8, seq", seq=0), {}, max_batch=8)
+    endless, left_out = propose(requests, signature_of("batch:1..8, seq", seq=0), {}, max_batch=8)
     assert not [choice for choice in endless if "seq" in choice]
     assert any("no upper bound" in line for line in left_out)
 
 
 def test_the_baseline_is_not_proposed_again() -> None:
     """Native comes back where the file has something else; keys that are not tuned stay."""
-    workload = workload_of(*[(1, 8)] * 4)
+    requests = requests_of(*[(1, 8)] * 4)
     signature = signature_of("batch:1..8, seq:1..64")
     for native in ({}, {"strategy": "native"}):
-        assert {} not in propose(workload, signature, native, max_batch=8)[0]
+        assert {} not in propose(requests, signature, native, max_batch=8)[0]
     other = {"strategy": "partitioned", "batch": [1, 8], "warm_up": True}
-    assert {"warm_up": True} in propose(workload, signature, other, max_batch=8)[0]
+    assert {"warm_up": True} in propose(requests, signature, other, max_batch=8)[0]
 
 
 def test_hot_shapes_are_those_that_come_often() -> None:
-    """The most frequent first; rare ones have no model of their own."""
-    workload = workload_of(*[(1, 8)] * 5, *[(1, 16)] * 3, (1, 99), (1, 98))
-    assert ((1, 8), (1, 16)) == workload.hot(most=4, least_share=0.2)
-    assert ((1, 8),) == workload.hot(most=1, least_share=0.2)
+    """The most frequent first, eight at most; rare ones have no model of their own."""
+    often = {(1, 8 * number): 100 - number for number in range(10)}
+    assert [(1, 8 * number) for number in range(8)] == hot_shapes(Counter(often))
+    assert [(1, 8)] == hot_shapes(Counter({(1, 8): 99, (1, 9): 1}))
 
 
 COUNTS = st.dictionaries(st.integers(1, 20), st.integers(0, 9), max_size=7)
@@ -145,13 +143,6 @@ def test_many_distinct_sizes_are_looked_at_as_quantiles(monkeypatch: pytest.Monk
     first, last = best_boundaries(counts, 2, 1000)
     assert 199 <= first < 260
     assert 1000 == last
-
-
-@pytest.mark.parametrize(("counts", "most", "largest"), [({1: 1}, 0, 8), ({9: 1}, 1, 8), ({-1: 1}, 1, 8)])
-def test_impossible_wishes_are_refused(counts: dict[int, int], most: int, largest: int) -> None:
-    """Rather than answered with boundaries that some request does not fit."""
-    with pytest.raises(ValueError, match="boundary"):
-        best_boundaries(counts, most, largest)
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from math import inf
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,9 +16,7 @@ from shapestream_workers.lab.race import (
     choose,
     finalists,
     plan_rounds,
-    score_of,
 )
-from shapestream_workers.lab.replay import Round
 
 PLACE = Placement(processes=None, slots=1, threads=1)
 
@@ -33,21 +29,12 @@ def trial(
     return Trial(candidate=candidate, alone=alone, rounds=[*scores], startup_s=startup_s)
 
 
-def test_a_round_scores_by_its_results_or_by_its_p99() -> None:
-    """Higher is better; one in a hundred may be late before the p99 is never, which scores nothing."""
-    answered = Round(requests=100, seconds=2.0, latencies_s=(0.1,) * 99, late=1)
-    assert (49.5, 10.0) == (score_of(answered, "throughput"), score_of(answered, "latency"))
-    late = Round(requests=100, seconds=2.0, latencies_s=(0.1,) * 98, late=2)
-    assert (49.0, 0.0) == (score_of(late, "throughput"), score_of(late, "latency"))
-    assert inf == Round(requests=0, seconds=0.0, latencies_s=()).p99_s
-
-
 @pytest.mark.parametrize(
     ("before", "rounds", "is_chosen"),
     [
         pytest.param([100, 101, 99], [150, 150, 150], True, id="better in every round"),
         pytest.param([100, 50, 200], [110, 55, 220], True, id="better in rounds of other requests"),
-        pytest.param([0, 0, 0], [5, 5, 5], True, id="the only one that ever answers in time"),
+        pytest.param([0, 0, 0], [5, 5, 5], True, id="the only one that ever answers"),
         pytest.param([0, 0, 0], [0, 0, 0], False, id="as useless as the file as it is"),
         pytest.param([150, 150, 150], [100, 101, 99], False, id="worse"),
         pytest.param([100] * 5, [150, 150, 150, 150, 99], False, id="one round is lost"),

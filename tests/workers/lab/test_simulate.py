@@ -8,6 +8,7 @@ from contextlib import chdir
 from pathlib import Path
 
 import pytest
+import typer
 from tests.workers.lab.worlds import write_trace
 from typer.testing import CliRunner, Result
 
@@ -24,7 +25,6 @@ from shapestream_workers.lab.simulate import (
     parse_sweep,
     run_all,
 )
-from shapestream_workers.lab.traffic import BadText
 from shapestream_workers.lab.true_cost import FormulaCost
 
 COST = "fixed_ms=3,ms_per_element=0.13"
@@ -52,15 +52,14 @@ def hundred(path: Path, model: str = "m", dimensions: tuple[str, ...] = ("batch"
 
 
 def test_one_run_is_a_table_for_people_and_json_for_scripts() -> None:
-    """The same figures; a bound by what nobody can know beside them."""
+    """The same figures."""
     arguments = ["--cost", COST, "--sizes", SIZES, "--rate", "50", "--requests", "500", "--compare"]
     table = simulate(*arguments)
     assert (0, "") == (table.exit_code, table.stderr)
-    assert all(policy in table.stdout for policy in (*POLICIES, "all known beforehand"))
+    assert all(policy in table.stdout for policy in POLICIES)
     runs = json.loads(simulate(*arguments, "--json").stdout)["runs"]
     assert list(POLICIES) == [run["policy"] for run in runs]
     assert {500} == {run["done"] for run in runs}
-    assert runs[0]["oracle_goodput"] > 100
 
 
 def test_a_sweep_over_slots_finds_the_fewest() -> None:
@@ -79,13 +78,12 @@ def test_a_trace_is_played_with_measured_costs(tmp_path: Path) -> None:
     """At its own times, or at another rate; one table may be for the only model, whatever it is called."""
     trace = str(hundred(tmp_path / "t.jsonl"))
     table = FormulaCost(fixed_s=0.003, per_element_s=0.00013).calibration("k", ("batch", "seq"), 16)
-    (tmp_path / "one.json").write_text(json.dumps(table.to_dict()))
-    (tmp_path / "many.json").write_text(json.dumps([{"model": "m", **table.to_dict()}]))
-    for costs in ("one.json", "many.json"):
-        ran = simulate("--trace", trace, "--costs", costs, "--json", folder=tmp_path)
+    for model in ("m", "other"):
+        (tmp_path / "costs.json").write_text(json.dumps([{"model": model, **table.to_dict()}]))
+        ran = simulate("--trace", trace, "--costs", "costs.json", "--json", folder=tmp_path)
         (run,) = json.loads(ran.stdout)["runs"]
         assert (100, pytest.approx(10.0, rel=0.1)) == (run["done"], run["offered"])
-    faster = simulate("--trace", trace, "--costs", "one.json", "--rate", "100", "--json", folder=tmp_path)
+    faster = simulate("--trace", trace, "--costs", "costs.json", "--rate", "100", "--json", folder=tmp_path)
     assert json.loads(faster.stdout)["runs"][0]["offered"] == pytest.approx(100, rel=0.1)
 
 
@@ -126,7 +124,8 @@ MADE = ["--sizes", "seq=8", "--rate", "1"]
         ([*MADE, "--in-flight", "3", "--cost", COST], 2, "exclude each other"),
         ([*MADE, "--sizes", "seq=9", "--cost", COST], 2, "two models of one name"),
         ([*MADE, "--exact", "width", "--cost", COST], 3, "no such dimension"),
-        ([*MADE, "--speeds", "1,0", "--cost", COST], 2, "numbers above 0"),
+        ([*MADE, "--speeds", "1,2", "--cost", COST], 2, "No such option"),
+        (["--sizes", "m/trace:t.jsonl", "--rate", "1", "--cost", COST], 2, "expected DIMENSION=DISTRIBUTION"),
         (["--sizes", f"seq={2**52};x=4", "--rate", "1", "--cost", COST], 3, "more than anything computes"),
         ([*MADE, "--arrivals", "often", "--cost", COST], 2, "poisson, constant or bursts"),
         ([*MADE, "--cost", COST, "--sweep", "colour=1"], 2, "slots=1..16"),
@@ -148,25 +147,24 @@ def test_mistakes_say_what_to_do(tmp_path: Path, arguments: list[str], status: i
     [
         ("slots=1..4", Sweep("slots", (1.0, 2.0, 3.0, 4.0))),
         ("slots=1,2,8", Sweep("slots", (1.0, 2.0, 8.0))),
-        ("slots=1..10:4", Sweep("slots", (1.0, 4.0, 7.0, 10.0))),
-        ("rate=10..30:3", Sweep("rate", (10.0, 20.0, 30.0))),
+        ("rate=10..12", Sweep("rate", (10.0, 11.0, 12.0))),
         ("in-flight=4", Sweep("in_flight", (4.0,))),
         ("deadline_ms=0.5,1", Sweep("deadline_ms", (0.5, 1.0))),
     ],
 )
 def test_sweeps_are_read(text: str, expected: Sweep) -> None:
-    """Whole numbers one by one, others in steps."""
+    """One by one, or all whole numbers from the first to the last."""
     assert expected == parse_sweep(text)
 
 
 @pytest.mark.parametrize(
     "text",
     ["", "slots", "slots=", "slots=0", "slots=1..9999", "rate=3..1", "colour=1", "rate=nan", f"slots={'9' * 400}",
-     "slots=1000000000", "rate=1..2:1000000000"],
+     "slots=1000000000", "rate=1..2:8"],
 )  # fmt: skip
 def test_what_is_no_sweep_is_refused(text: str) -> None:
     """With examples of what is."""
-    with pytest.raises(BadText, match=r"slots=1\.\.16"):
+    with pytest.raises(typer.BadParameter, match=r"slots=1\.\.16"):
         parse_sweep(text)
 
 
@@ -185,23 +183,18 @@ def test_each_model_has_costs_and_dimensions_of_its_own() -> None:
 
 
 def test_tables_are_read_as_models_costs_prints_them(tmp_path: Path) -> None:
-    """A list, a mapping, or one table; what is none of these is named."""
+    """A list of tables with names; what is none is refused."""
     table = FormulaCost(fixed_s=0.003, per_element_s=0.00013).calibration("k", ("batch", "seq"), 16).to_dict()
     path = tmp_path / "costs.json"
     options = SimulateOptions(costs=path, sizes=["m/seq=8"], rate=1.0)
-    for plain in (
-        table,
-        {"m": table},
-        [{"model": "m", **table}],
-        [{"model": "x"}, {"model": "m", **table}][1:],
-    ):
-        path.write_text(json.dumps(plain))
+    for models in (["m"], ["x", "m"]):
+        path.write_text(json.dumps([{"model": model, **table} for model in models]))
         assert make_scenario(options).costs["m"].seconds((1, 8)) == pytest.approx(0.003 + 8 * 0.00013)
-    for wrong in ([1], [table], {"m": 3}, {"points": 3}, "m", []):
+    for wrong in ([1], [table], table, {"m": 3}, "m", 3, []):
         path.write_text(json.dumps(wrong))
-        with pytest.raises(ConfigurationError, match="cost"):
+        with pytest.raises((ConfigurationError, typer.BadParameter), match="cost"):
             make_scenario(options)
-    path.write_text(json.dumps({"m": {**table, "dimensions": ["batch", "width"]}}))
+    path.write_text(json.dumps([{"model": "m", **table, "dimensions": ["batch", "width"]}]))
     with pytest.raises(ConfigurationError, match="costs of batch, width"):
         make_scenario(options)
 

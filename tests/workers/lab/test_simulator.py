@@ -9,15 +9,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.workers.lab.worlds import play, profile, scheduler
+from tests.workers.lab.worlds import CheckedScheduler, play, profile
 
 from shapestream.scheduling.events import Action, BatchFinished, Event, RequestsArrived, StartBatch
 from shapestream.telemetry.trace import TraceRequest
 from shapestream_workers.lab.plain_server import PlainServer
-from shapestream_workers.lab.simulate import figures_of, latencies_s, oracle_rate
-from shapestream_workers.lab.simulator import LEFT, Policy, Scenario, SimulationError
+from shapestream_workers.lab.simulate import figures_of, latencies_s
+from shapestream_workers.lab.simulator import LEFT, Policy, SimulationError
 from shapestream_workers.lab.traffic import SizedModel, Traffic, parse_sizes
-from shapestream_workers.lab.true_cost import FormulaCost
 
 LENGTHS = parse_sizes("seq=lognormal:24,0.9,4..256")
 
@@ -30,7 +29,7 @@ def traffic(count: int, rate: float, model: SizedModel = LENGTHS, seed: int = 0,
 @pytest.mark.parametrize("load", [0.3, 0.6, 0.8])
 def test_one_slot_at_constant_cost_waits_as_pollaczek_and_khinchine_say(load: float) -> None:
     """M/D/1: the mean wait is load x service / (2 (1 - load))."""
-    simulated = play(PlainServer(1), traffic(100_000, load / 0.01), fixed_s=0.01, per_element_s=0.0)
+    simulated = play(PlainServer(1), traffic(25_000, load / 0.01), fixed_s=0.01, per_element_s=0.0)
     summary = figures_of(simulated)
     expected = 0.01 + load * 0.01 / (2 * (1 - load))
     assert expected == pytest.approx(summary["mean_s"], rel=0.04)
@@ -42,7 +41,7 @@ def test_noise_makes_waits_longer_as_pollaczek_and_khinchine_say() -> None:
     load, sigma = 0.6, 0.8
     simulated = play(
         PlainServer(1),
-        traffic(100_000, load / 0.01),
+        traffic(25_000, load / 0.01),
         fixed_s=0.01,
         per_element_s=0.0,
         noise=sigma,
@@ -53,8 +52,8 @@ def test_noise_makes_waits_longer_as_pollaczek_and_khinchine_say() -> None:
 
 def test_several_slots_wait_less_than_one_and_work_as_much() -> None:
     """M/D/2 at the same load per slot: less than half the wait of M/D/1."""
-    one = figures_of(play(PlainServer(1), traffic(30_000, 70), fixed_s=0.01, per_element_s=0.0))
-    two = figures_of(play(PlainServer(1), traffic(30_000, 140), slots=2, fixed_s=0.01, per_element_s=0.0))
+    one = figures_of(play(PlainServer(1), traffic(10_000, 70), fixed_s=0.01, per_element_s=0.0))
+    two = figures_of(play(PlainServer(1), traffic(10_000, 140), slots=2, fixed_s=0.01, per_element_s=0.0))
     assert two["mean_s"] - 0.01 < 0.6 * (one["mean_s"] - 0.01)
     assert one["utilisation"] == pytest.approx(two["utilisation"], rel=0.03)
 
@@ -90,13 +89,13 @@ def test_every_request_ends_once_and_no_slot_does_more_than_there_is_time(
         parse_sizes("b*0.5/batch=uniform:1..20;seq=16;width=choice:2,3"),
     ]
     wide = profile("b", dimensions=("batch", "seq", "width"), paddable=(True, False, True))
-    policy: Policy = PlainServer(8) if plain else scheduler(bound)
+    policy: Policy = PlainServer(8) if plain else CheckedScheduler(bound, every=7)
+    offer = Traffic(models=models, burst=5, requests=300, clients=3, **offered)
     simulated = play(
         policy,
-        Traffic(models=models, burst=5, requests=300, clients=3, priorities=(0, 1), **offered),
+        [request._replace(priority=number % 2) for number, request in enumerate(offer)],
         profiles=[profile("a"), wide],
         speeds=(1.0, 2.0),
-        check_every=7,
         **world,
     )
     summary = figures_of(simulated)
@@ -110,27 +109,25 @@ def test_every_request_ends_once_and_no_slot_does_more_than_there_is_time(
     assert (waits > 0.003 * 0.2 if world["noise"] else waits >= 0.003).all()
 
 
-@pytest.mark.parametrize("policy", [scheduler, PlainServer])
+@pytest.mark.parametrize("policy", [CheckedScheduler, PlainServer])
 def test_the_same_seed_gives_the_same_future(policy: Any) -> None:
     """Decisions depend on events and times only."""
     runs = [
-        play(policy(), traffic(2000, 150, seed=seed), slots=2, noise=0.2).requests.ended.tobytes()
+        play(policy(), traffic(500, 150, seed=seed), slots=2, noise=0.2).requests.ended.tobytes()
         for seed in (1, 1, 2)
     ]
     assert runs[0] == runs[1]
     assert runs[0] != runs[2]
 
 
-def test_the_scheduler_serves_more_than_arrival_order_and_less_than_the_oracle() -> None:
-    """The order that the whole project is about: 16 in arrival order, one at a time, planned, all known."""
+def test_the_scheduler_serves_more_than_arrival_order() -> None:
+    """The order that the whole project is about: 16 in arrival order, one at a time, planned."""
     load = traffic(3000, float("inf"))
     rates = [
         figures_of(play(policy, load, in_flight=256))["goodput"]
-        for policy in (PlainServer(16), PlainServer(1), scheduler())
+        for policy in (PlainServer(16), PlainServer(1), CheckedScheduler())
     ]
-    cost = FormulaCost(fixed_s=0.003, per_element_s=0.00013)
-    bound = oracle_rate(Scenario(profiles=[profile()], costs={"m": cost}, traffic=load))
-    assert [*rates, bound] == sorted([*rates, bound])
+    assert rates == sorted(rates)
 
 
 def test_a_closed_loop_keeps_so_many_in_flight() -> None:
@@ -166,7 +163,7 @@ def test_rows_are_covered_by_the_calls_that_are_allowed() -> None:
     simulated = play(
         PlainServer(4), requests, profiles=[profile(max_batch=3, row_calls=covered)], per_element_s=0.0
     )
-    assert (2, pytest.approx(0.006)) == (simulated.calls, simulated.busy_s)
+    assert pytest.approx(0.006) == simulated.busy_s
 
 
 def test_the_way_to_a_slot_takes_its_time() -> None:
@@ -212,9 +209,6 @@ class Broken:
         """Now, for ever."""
         return 1.0 if self.fault == "wakes for ever" else None
 
-    def check_invariants(self) -> None:
-        """All well."""
-
 
 @pytest.mark.parametrize("fault", ["delivers twice", "starts on a busy slot", "wakes for ever"])
 def test_a_policy_that_breaks_its_contract_is_found_out(fault: str) -> None:
@@ -230,7 +224,7 @@ def test_a_flood_of_mixed_lengths_delays_a_steady_client_by_few_batches() -> Non
     requests = [
         TraceRequest(at_s, 0, client, (1, size)) for (at_s, client), size in zip(sent, sizes, strict=True)
     ]
-    simulated = play(scheduler(), requests, slots=2)
+    simulated = play(CheckedScheduler(), requests, slots=2)
     arrived, ended = (
         np.array(simulated.requests.column(times))
         for times in (simulated.requests.arrived, simulated.requests.ended)

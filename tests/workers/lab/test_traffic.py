@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import typer
 from tests.workers.lab.worlds import write_trace
 
 from shapestream.errors import ConfigurationError
@@ -80,16 +81,6 @@ def trace(path: Path) -> Path:
     return write_trace(path, requests, {"m": ("batch", "seq"), "n": ("batch",)})
 
 
-def test_sizes_can_be_those_of_a_trace(tmp_path: Path) -> None:
-    """Whole shapes, as they were seen."""
-    model = parse_sizes(f"m/trace:{trace(tmp_path / 't')}")
-    assert ("batch", "seq") == model.dimensions
-    assert {(1, 9), (2, 5)} == set(model.draw(np.random.default_rng(0), 100))
-    assert "n" == parse_sizes(f"n/trace:{tmp_path / 't'}").name
-    with pytest.raises(ConfigurationError, match="no request"):
-        parse_sizes(f"trace:{write_trace(tmp_path / 'empty', [])}")
-
-
 def test_a_trace_can_be_played_faster(tmp_path: Path) -> None:
     """Stretched to another mean rate; its rhythm stays."""
     path = trace(tmp_path / "t")
@@ -144,7 +135,7 @@ def test_a_wrong_description_is_refused_with_the_forms_there_are(
 ) -> None:
     """The error shows how to write one."""
     for text in texts:
-        with pytest.raises(ConfigurationError, match=words):
+        with pytest.raises(typer.BadParameter, match=words):
             parse(text)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -49,13 +51,21 @@ CANDIDATES = st.builds(
 )
 
 
+@pytest.fixture(autouse=True, scope="module")
+def four_cpus() -> Iterator[None]:
+    """Whatever machine this is."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2, 3})
+        yield
+
+
 def subject_of(folder: Path, tail: str = "", text: str = FILE, model: int = 0) -> Subject:
     """The model of such a file, which is written beside a model and samples."""
     (folder / "model.xml").write_text("<net/>")
     (folder / "real.npz").write_bytes(b"")
     path = folder / "server.yaml"
     path.write_text(text + tail)
-    return Subject(loaded=load_settings(path), model=model, cpus=4)
+    return Subject(loaded=load_settings(path), model=model)
 
 
 @given(candidate=CANDIDATES, tail=st.sampled_from(TAILS))
@@ -137,7 +147,7 @@ def test_what_is_measured_is_the_users_file_with_one_model(tmp_path: Path, tail:
     baseline = subject.baseline()
     folder = tmp_path / "run"
     folder.mkdir()
-    measured = Subject(loaded=load_settings(subject.write(baseline, folder)), model=0, cpus=4)
+    measured = Subject(loaded=load_settings(subject.write(baseline, folder)), model=0)
     assert (f"ipc://{folder}/s.sock",) == measured.loaded.settings.server.listen
     assert subject.settings.shapes == measured.settings.shapes
     assert subject.settings.inputs == measured.settings.inputs

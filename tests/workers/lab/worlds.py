@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from shapestream.scheduling.events import ModelProfile
+from shapestream.scheduling.events import Action, Event, ModelProfile
 from shapestream.scheduling.scheduler import Scheduler
 from shapestream.telemetry.trace import TraceRequest, header_line, request_line
 from shapestream_workers.lab.simulator import Policy, Scenario, Simulated, simulate
@@ -34,9 +34,20 @@ def profile(name: str = "m", **fields: Any) -> ModelProfile:
     return ModelProfile(name=name, **given)
 
 
-def scheduler(max_queued_requests: int = 100_000) -> Scheduler:
-    """As the server makes it."""
-    return Scheduler(max_queued_requests=max_queued_requests, max_queued_bytes=1 << 40)
+class CheckedScheduler(Scheduler):
+    """The server's own, whose books are checked after every so many events."""
+
+    def __init__(self, max_queued_requests: int = 100_000, *, every: int = 100) -> None:
+        super().__init__(max_queued_requests=max_queued_requests, max_queued_bytes=1 << 40)
+        self._handled, self._every = 0, every
+
+    def handle(self, event: Event, now: float) -> list[Action]:
+        """Decide, and check."""
+        actions = super().handle(event, now)
+        self._handled += 1
+        if self._handled % self._every == 0:
+            self.check_invariants()
+        return actions
 
 
 def play(
@@ -49,7 +60,6 @@ def play(
     profiles: list[ModelProfile] | None = None,
     in_flight: int | None = None,
     speeds: tuple[float, ...] = (1.0,),
-    check_every: int | None = None,
     calibrated: bool = True,
     prepare_s: float = 0.0,
     **truth: Any,
@@ -70,4 +80,4 @@ def play(
         in_flight=in_flight,
         **truth,
     )
-    return simulate(policy, scenario, check_every=check_every)
+    return simulate(policy, scenario)

@@ -7,15 +7,15 @@ would.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from shapestream.scheduling.boundaries import BoundaryChoices
+from shapestream.scheduling.boundaries import BoundaryChoices, columns_of
+from shapestream.telemetry.trace import TraceRequest
 from shapestream_engine.signature import ModelSignature
-from shapestream_workers.lab.replay import Workload
 
 MOST_PLACEMENTS = 12
 """Placements tried on machines with many CPUs: those nearest to one slot for two CPUs."""
@@ -28,7 +28,7 @@ MOST_STATIC = 8
 HOT_SHARE = 0.02
 """Least share of the requests that a shape with a static model has; that of a rarer one would stand idle."""
 MAX_DISTINCT = 512
-"""Distinct sizes in the search for boundaries; more are rounded up to as many quantiles, to bound its memory."""
+"""Sizes that boundaries are chosen among, to bound the memory of the search."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,24 +87,21 @@ def placements(cpus: int, *, workers: bool) -> list[Placement]:
 
     With 2 CPUs in process: 1 x 1, 1 x 2 and 2 x 2 (slots x threads); with worker processes 2 x (1 x 1) too.
     """
-    found = dict.fromkeys(_placements(cpus, workers=workers))
+    found: list[Placement] = []
+    for processes in powers_of_two(cpus) if workers else [None]:
+        share = max(1, cpus // (processes or 1))
+        found += [
+            Placement(processes=processes, slots=slots, threads=share) for slots in powers_of_two(share)
+        ]
+    if cpus > 1:
+        least = 1 if workers else None
+        found += [Placement(processes=least, slots=slots, threads=cpus - 1) for slots in {1, cpus - 1}]
     usual = max(1.0, cpus / 2)
 
     def distance(place: Placement) -> tuple[float, int]:
         return max(place.all_slots / usual, usual / place.all_slots), place.processes or 0
 
-    return sorted(found, key=distance)[:MOST_PLACEMENTS]
-
-
-def _placements(cpus: int, *, workers: bool) -> Iterator[Placement]:
-    for processes in powers_of_two(cpus) if workers else [None]:
-        share = max(1, cpus // (processes or 1))
-        for slots in powers_of_two(share):
-            yield Placement(processes=processes, slots=slots, threads=share)
-    if cpus > 1:
-        least = 1 if workers else None
-        for slots in {1, cpus - 1}:
-            yield Placement(processes=least, slots=slots, threads=cpus - 1)
+    return sorted(dict.fromkeys(found), key=distance)[:MOST_PLACEMENTS]
 
 
 def powers_of_two(most: int) -> tuple[int, ...]:
@@ -116,22 +113,27 @@ def powers_of_two(most: int) -> tuple[int, ...]:
 
 
 def propose(
-    workload: Workload, signature: ModelSignature, baseline: Mapping[str, Any], *, max_batch: int
+    requests: Sequence[TraceRequest],
+    signature: ModelSignature,
+    baseline: Mapping[str, Any],
+    *,
+    max_batch: int,
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """Values of `shapes` to try besides the baseline's, and the reasons for what is not tried.
 
     Keys of the baseline that are not tuned, such as `warm_up`, are kept.
     """
+    counts = Counter(request.sizes for request in requests)
     tuned = {"strategy", "max_prepared", "static", *signature.dimensions}
     others = {key: said for key, said in baseline.items() if key not in tuned}
     left_out: list[str] = []
     choices: list[dict[str, Any]] = [{}]
-    if hot := [sizes for sizes in workload.hot(most=MOST_STATIC, least_share=HOT_SHARE) if sizes]:
+    if signature.dimensions and (hot := hot_shapes(counts)):
         choices.append({"static": [dict(zip(signature.dimensions, sizes, strict=True)) for sizes in hot]})
     else:
         left_out.append(f"static shapes: none has {HOT_SHARE:.0%} of the requests")
-    choices += [{"max_prepared": cap} for cap in _caps(workload, signature, left_out)]
-    buckets = _buckets(workload, signature, left_out)
+    choices += [{"max_prepared": cap} for cap in _caps(len(counts), signature, left_out)]
+    buckets = _buckets(requests, signature, left_out)
     choices += [{"strategy": "bucketed", **sizes} for sizes in buckets]
     if signature.has_batch and max_batch > 1:
         rows = {"strategy": "partitioned", "batch": list(powers_of_two(max_batch))}
@@ -140,7 +142,14 @@ def propose(
     return [choice for shapes in choices if (choice := {**shapes, **others}) != mine], left_out
 
 
-def _caps(workload: Workload, signature: ModelSignature, left_out: list[str]) -> list[int]:
+def hot_shapes(counts: Counter[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """The `MOST_STATIC` most frequent sizes, each of at least `HOT_SHARE`; small ones first among equals."""
+    least = HOT_SHARE * counts.total()
+    hot = sorted((-count, sizes) for sizes, count in counts.items() if count >= least)
+    return [sizes for _, sizes in hot[:MOST_STATIC]]
+
+
+def _caps(shapes: int, signature: ModelSignature, left_out: list[str]) -> list[int]:
     rounded = [
         bounds.maximum is None
         for number, bounds in enumerate(signature.bounds)
@@ -152,11 +161,11 @@ def _caps(workload: Workload, signature: ModelSignature, left_out: list[str]) ->
         left_out.append(f"max_prepared: {why}")
         return []
     # Calls have more shapes than requests: each length times each number of rows.
-    return [cap for cap in CAPS if len(workload.counts()) * 2 >= cap]
+    return [cap for cap in CAPS if shapes * 2 >= cap]
 
 
 def _buckets(
-    workload: Workload, signature: ModelSignature, left_out: list[str]
+    requests: Sequence[TraceRequest], signature: ModelSignature, left_out: list[str]
 ) -> list[dict[str, list[int]]]:
     """Sizes for each dimension that may be padded, learned from the trace, up to the model's bound.
 
@@ -178,7 +187,7 @@ def _buckets(
             if largest is None:
                 left_out.append(f"bucketed: {name} has no upper bound (state it in the input's shape)")
                 return []
-            counts = Counter(request.sizes[number] for request in workload.requests)
+            counts = Counter(request.sizes[number] for request in requests)
             sizes[name] = list(best_boundaries(counts, most, largest))
         if sizes not in tried:
             tried.append(sizes)
@@ -190,26 +199,10 @@ def best_boundaries(counts: Mapping[int, int], most: int, largest: int) -> tuple
 
     `counts` maps each size to its number of requests; padding is counted in elements of this dimension. Boundaries are
     observed sizes, or `largest`: another one would only pad more. Fewer are returned where fewer are as good.
-    Raises `ValueError` for fewer than one boundary, and for sizes beyond `largest` or below 0.
     """
-    if most < 1 or any(size > largest or size < 0 for size in counts):
-        raise ValueError(f"at least one boundary, and sizes within 0..{largest}: {most}, {sorted(counts)}")
-    seen = _condensed({size: count for size, count in counts.items() if count > 0 and size > 0})
-    sizes = np.array(sorted(seen.keys() | {largest}), np.intp)
-    weights = np.array([seen.get(size, 0) for size in sizes.tolist()], np.float64)
+    seen = {size: count for size, count in counts.items() if count > 0 and size > 0}
+    sizes, weights = columns_of(seen, MAX_DISTINCT, (largest,))
     # A request costs its padded size.
     most_new = min(most, len(sizes)) - 1
     choices = BoundaryChoices.of(sizes, weights, sizes.astype(np.float64), [largest], most_new)
     return choices.boundaries[int(np.argmin(choices.costs))]
-
-
-def _condensed(counts: Mapping[int, int]) -> Mapping[int, int]:
-    """The counts with at most `MAX_DISTINCT` sizes: neighbours are counted at the largest of them."""
-    if len(counts) <= MAX_DISTINCT:
-        return counts
-    sizes = np.array(sorted(counts))
-    passed = np.cumsum([counts[size] for size in sizes.tolist()])
-    part = (passed * MAX_DISTINCT - 1) // passed[-1]
-    last = np.append(np.flatnonzero(np.diff(part)), len(sizes) - 1)
-    weights = np.diff(passed[last], prepend=0)
-    return dict(zip(sizes[last].tolist(), weights.tolist(), strict=True))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated
 
 import typer
 
-Objective: TypeAlias = Literal["throughput", "latency"]
+MAX_SLOTS = 100_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +25,7 @@ class SimulateOptions:
         list[str] | None,
         typer.Option(
             metavar="[MODEL/]FORMULA",
-            help="What calls cost: fixed_ms=3,ms_per_element=0.13[,ms_per_row=..][,prepare_ms=..].",
+            help="Cost of a call: fixed_ms=3,ms_per_element=0.13[,ms_per_row=..][,prepare_ms=..].",
         ),
     ] = None
     costs: Annotated[
@@ -37,9 +37,9 @@ class SimulateOptions:
     ] = None
     exact: Annotated[
         list[str] | None,
-        typer.Option(metavar="DIMENSION", help="May not be padded. (With CONFIG: as it says.)"),
+        typer.Option(metavar="DIMENSION", help="Dimension that is not padded, where no CONFIG says it."),
     ] = None
-    max_batch: Annotated[int, typer.Option(min=1, help="Rows in one call. (With CONFIG: as it says.)")] = 64
+    max_batch: Annotated[int, typer.Option(min=1, help="Rows in one call, where no CONFIG says it.")] = 64
     max_delay_ms: Annotated[float, typer.Option(min=0.0, help="As batching.max_delay_ms.")] = 0.0
     max_padding_ratio: Annotated[
         float | None, typer.Option(min=0.0, max=0.99, help="As batching.max_padding_ratio.")
@@ -52,7 +52,7 @@ class SimulateOptions:
         list[str] | None,
         typer.Option(
             metavar="[MODEL[*WEIGHT]/]DIM=DIST[;...]",
-            help="Made-up traffic: seq=lognormal:24,0.9,4..256, uniform:1..9, choice:1,2, 8; or trace:FILE.",
+            help="Made-up traffic: seq=lognormal:24,0.9,4..256, uniform:1..9, choice:1,2,8.",
         ),
     ] = None
     rate: Annotated[
@@ -60,47 +60,46 @@ class SimulateOptions:
     ] = None
     arrivals: Annotated[str, typer.Option(help="poisson, constant or bursts:SIZE.")] = "poisson"
     in_flight: Annotated[
-        int | None, typer.Option(min=1, help="Instead of a rate: so many requests at any time.")
+        int | None, typer.Option(min=1, help="Requests under way at any time, instead of a rate.")
     ] = None
     requests: Annotated[
-        int | None, typer.Option(min=1, help="How many. Default: the whole trace, or 20000.")
+        int | None, typer.Option(min=1, help="Number of requests. Default: the trace's, or 20000.")
     ] = None
-    clients: Annotated[int, typer.Option(min=1, max=1 << 31, help="Who send them.")] = 1
-    deadline_ms: Annotated[float | None, typer.Option(min=0.0, help="Of every request.")] = None
+    clients: Annotated[int, typer.Option(min=1, max=1 << 31, help="Number of clients.")] = 1
+    deadline_ms: Annotated[float | None, typer.Option(min=0.0, help="Deadline of every request.")] = None
     slots: Annotated[
         int | None,
-        typer.Option(min=1, max=100_000, help="Calls at a time, over all workers. Default: CONFIG's, or 1."),
+        typer.Option(
+            min=1, max=MAX_SLOTS, help="Calls at a time, over all workers. Default: CONFIG's, or 1."
+        ),
     ] = None
     slots_per_worker: Annotated[
-        int | None, typer.Option(min=1, help="That share what is prepared. Default: CONFIG's, or 1.")
+        int | None, typer.Option(min=1, help="Slots that share prepared shapes. Default: CONFIG's, or 1.")
     ] = None
-    speeds: Annotated[
-        str, typer.Option(metavar="S,S,...", help="Of the slots in turn; 2 takes twice the time.")
-    ] = "1"
     noise: Annotated[
         float, typer.Option(min=0.0, max=3.0, help="Sigma of a lognormal factor on each call.")
     ] = 0.0
-    way_ms: Annotated[float, typer.Option(min=0.0, help="From the server to a slot, and back.")] = 0.0
+    way_ms: Annotated[float, typer.Option(min=0.0, help="Time to a slot, and the same back.")] = 0.0
     round_trip_ms: Annotated[
         float, typer.Option(min=0.0, help="With --in-flight: from an answer to the next request.")
     ] = 1.0
     queue: Annotated[int, typer.Option(min=1, help="As server.max_queued_requests.")] = 8192
     uncalibrated: Annotated[
-        bool, typer.Option("--uncalibrated", help="The scheduler has to learn the costs from the traffic.")
+        bool, typer.Option("--uncalibrated", help="Learn the costs from the traffic alone.")
     ] = False
     seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same run.")] = 0
     sweep: Annotated[
         str | None,
         typer.Option(
             metavar="WHAT=VALUES",
-            help="slots=1..16, slots=1,2,4, rate=50..400:8; also in_flight, max_batch, deadline_ms.",
+            help="slots=1..16, rate=50,100,200; also in_flight, max_batch, deadline_ms.",
         ),
     ] = None
     compare: Annotated[
         bool, typer.Option("--compare", help="Also one at a time, and arrival order in batches of 16.")
     ] = False
     p99_ms: Annotated[
-        float | None, typer.Option(min=0.0, help="Say what reaches this p99 with at most 0.1 % lost.")
+        float | None, typer.Option(min=0.0, help="Name the runs that reach this p99 with at most 0.1 % lost.")
     ] = None
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")] = False
 
@@ -119,12 +118,9 @@ class TuneOptions:
     model: Annotated[
         str | None, typer.Option(metavar="NAME", help="Default: the one that the file and the trace share.")
     ] = None
-    objective: Annotated[
-        Objective, typer.Option(help="Results per second, or the p99 at the trace's own times.")
-    ] = "throughput"
-    budget: Annotated[float, typer.Option(min=5.0, metavar="SECONDS", help="For everything.")] = 120.0
+    budget: Annotated[float, typer.Option(min=5.0, metavar="SECONDS", help="Time for everything.")] = 120.0
     in_flight: Annotated[
-        int, typer.Option(min=1, max=4096, help="Requests under way at a time, for throughput.")
+        int, typer.Option(min=1, max=4096, help="Requests under way at a time; 1: a lone request's latency.")
     ] = 64
     out: Annotated[
         Path | None,

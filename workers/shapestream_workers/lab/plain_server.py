@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
 
 from shapestream.scheduling.events import (
     Action,
@@ -37,14 +36,19 @@ class PlainServer:
         self._free: deque[int] = deque()
         self._queue: deque[Arrival] = deque()
         self._running: dict[int, StartBatch] = {}
-        self._next = 1
+        self._started = 0
 
     def handle(self, event: Event, now: float) -> list[Action]:
         """Handle one event; unknown ones are ignored."""
         actions: list[Action] = []
         match event:
             case RequestsArrived():
-                self._admit(event.requests, actions)
+                room = self._max_queued - len(self._queue)
+                self._queue += event.requests[:room]
+                actions += [
+                    FailRequest(id=request.id, code="overloaded", message="the queue is full")
+                    for request in event.requests[room:]
+                ]
             case BatchFinished():
                 batch = self._running.pop(event.batch)
                 self._free.append(batch.slot)
@@ -55,65 +59,53 @@ class PlainServer:
                 self._models[event.model.name] = event.model
             case _:
                 pass
-        while self._free and self._queue:
-            self._start(now, actions)
+        while self._free and (members := self._next_members(now, actions)):
+            self._start(members, actions)
         return actions
 
     def next_wakeup(self) -> float | None:
         """Return None: a plain server needs no timer."""
         return None
 
-    def check_invariants(self) -> None:
-        """Check that no two running batches share a slot."""
-        busy = {batch.slot for batch in self._running.values()}
-        assert len(busy) == len(self._running)
-        assert not busy.intersection(self._free)
-
-    def _admit(self, requests: Sequence[Arrival], actions: list[Action]) -> None:
-        for request in requests:
-            if len(self._queue) < self._max_queued:
-                self._queue.append(request)
-            else:
-                actions.append(FailRequest(id=request.id, code="overloaded", message="the queue is full"))
-
-    def _start(self, now: float, actions: list[Action]) -> None:
+    def _next_members(self, now: float, actions: list[Action]) -> list[Arrival]:
+        """Take the requests of the next batch from the queue; those that waited too long are failed."""
         members: list[Arrival] = []
-        rows = 0
         while self._queue and len(members) < self._batch:
             request = self._queue[0]
             if request.deadline is not None and request.deadline <= now:
-                self._queue.popleft()
                 actions.append(
                     FailRequest(id=request.id, code="deadline_exceeded", message="it waited too long")
                 )
-                continue
-            profile = self._models[request.model]
-            own_rows = request.sizes[0] if profile.has_batch else 1
-            if members and not _may_join(profile, members[0], request, rows + own_rows):
+            elif self._may_join(members, request):
+                members.append(request)
+            else:
                 break
-            members.append(self._queue.popleft())
-            rows += own_rows
+            self._queue.popleft()
+        return members
+
+    def _may_join(self, members: list[Arrival], request: Arrival) -> bool:
+        """True if a request may share the call of these, with the permitted padding."""
         if not members:
-            return
-        profile = self._models[members[0].model]
+            return True
+        profile, first = self._models[request.model], members[0]
+        if request.model != first.model or not profile.has_batch:
+            return False
+        if sum(member.sizes[0] for member in [*members, request]) > profile.max_batch:
+            return False
+        dimensions = zip(profile.paddable[1:], first.sizes[1:], request.sizes[1:], strict=True)
+        return all(paddable or mine == theirs for paddable, mine, theirs in dimensions)
+
+    def _start(self, members: list[Arrival], actions: list[Action]) -> None:
         sizes = tuple(map(max, zip(*(member.sizes for member in members), strict=True)))
-        if profile.has_batch:
-            sizes = (rows, *sizes[1:])
+        if len(members) > 1:
+            sizes = (sum(member.sizes[0] for member in members), *sizes[1:])
+        self._started += 1
         batch = StartBatch(
-            batch=self._next,
+            batch=self._started,
             slot=self._free.popleft(),
-            model=profile.name,
+            model=members[0].model,
             requests=tuple(member.id for member in members),
             sizes=sizes,
         )
-        self._next += 1
         self._running[batch.batch] = batch
         actions.append(batch)
-
-
-def _may_join(profile: ModelProfile, first: Arrival, request: Arrival, rows: int) -> bool:
-    """True if a request may share the call of the first, with the permitted padding."""
-    if request.model != first.model or not profile.has_batch or rows > profile.max_batch:
-        return False
-    dimensions = zip(profile.paddable, first.sizes, request.sizes, strict=True)
-    return all(paddable or mine == theirs for paddable, mine, theirs in list(dimensions)[1:])

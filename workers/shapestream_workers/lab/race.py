@@ -7,27 +7,24 @@ all alike; each round replays the same requests at every candidate, and the next
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from itertools import cycle, islice
 from pathlib import Path
 from statistics import median
 from tempfile import mkdtemp
 from time import monotonic
-from typing import TypeAlias
 
 import trio
 
 from shapestream.errors import RequestError
 from shapestream.telemetry.trace import TraceRequest
 from shapestream_workers.lab.candidates import Candidate
-from shapestream_workers.lab.options import Objective, TuneOptions
-from shapestream_workers.lab.replay import InputMaker, Round, Workload, replay_closed, replay_open
+from shapestream_workers.lab.options import TuneOptions
+from shapestream_workers.lab.replay import InputMaker, replay
 from shapestream_workers.lab.serving import Served, ServerEnded, family_bytes, last_words, serving
 from shapestream_workers.lab.subject import Subject
-
-Say: TypeAlias = Callable[[str], None]
-"""Function that takes a line about the progress, for a person."""
 
 MOST_FINALISTS = 4
 ROUNDS = (5, 3)
@@ -40,45 +37,42 @@ LEAST_ROUND_S, MOST_ROUND_S = 0.7, 10.0
 OVERRUN = 1.3
 """Factor by which a round takes longer than planned where the server is slower than in the warm-up."""
 PATIENCE, LEAST_PATIENCE_S = 6.0, 10.0
-"""A round or start that takes this many times as long as expected is given up with its candidate; a round has at least
+"""A round or start that takes this many times as long as expected is given up with its candidate; both have at least
 so many seconds."""
 SLOW = 2.0
 """Multiple of its length after which a round of a slow candidate sends no more; its rate is known by then."""
 MOST_OF_LEFT = 0.5
 """Most of the time left that the start of one candidate may take, unless the file as it is took as long."""
-LEAST_START_S = 10.0
-"""Time that a start in the final has at least: it has worked before."""
 BASELINE_START_S = 60.0
 """Time for the start of the file as it is, whatever the budget: all others are compared with it."""
-MOST_OF_A_ROUND = 1_000_000
 
 
 @dataclass(slots=True, kw_only=True)
 class Trial:
-    """One candidate and its measurements."""
+    """One candidate and its measurements, in results per second."""
 
     candidate: Candidate
     alone: float | None = None
-    """Score of its heat."""
+    """Rate of its heat."""
     rounds: list[float] = field(default_factory=list)
-    """Scores of its rounds in the final."""
+    """Rates of its rounds in the final."""
     memory_bytes: int = 0
     """Memory of the server and its workers after the last round."""
     startup_s: float = 0.0
     problem: str | None = None
-    """Reason why it is out: a crash, a refusal, failed requests."""
+    """Reason why it is out: a crash, a refusal, a failed request."""
     skipped: str | None = None
     """Measurements that were left out for lack of time."""
 
     @property
     def standing(self) -> float:
-        """Score of its heat; -1 where it failed, below all scores."""
+        """Rate of its heat; -1 where it failed, below all rates."""
         return -1.0 if self.alone is None or self.problem is not None else self.alone
 
-
-def score_of(played: Round, objective: Objective) -> float:
-    """Score of a round, higher for better: results per second, or 1 / p99."""
-    return played.goodput_per_s if objective == "throughput" else 1.0 / played.p99_s
+    @property
+    def measured(self) -> float | None:
+        """Median rate of the final; None where it had no round."""
+        return median(self.rounds) if self.rounds else None
 
 
 def finalists(trials: Sequence[Trial], left_s: float) -> list[Trial]:
@@ -134,16 +128,17 @@ class Race:
     """Serve candidates and replay the trace; results are written into their trials."""
 
     subject: Subject
-    workload: Workload
+    requests: Sequence[TraceRequest]
     maker: InputMaker
     options: TuneOptions
     folder: Path
-    say: Say
+    say: Callable[[str], None]
+    """Function that takes a line about the progress, for a person."""
+    trials: list[Trial] = field(default_factory=list, init=False)
+    """The file as it is, then the others."""
+    notes: list[str] = field(default_factory=list, init=False)
+    """Candidates that were left out, with the reasons."""
     _began: float = field(default_factory=monotonic, init=False)
-    _usual_start_s: float = field(default=LEAST_ROUND_S, init=False)
-    """Start-up of the file as it is."""
-    _place: int = field(default=0, init=False)
-    _passed_s: float = field(default=0.0, init=False)
 
     def spent_s(self) -> float:
         """Seconds since the race began."""
@@ -153,49 +148,42 @@ class Race:
         """Seconds until the end of the budget; negative after it."""
         return self.options.budget - self.spent_s()
 
-    async def heat(self, trial: Trial, *, kept_share: float) -> None:
+    async def heat(self, candidate: Candidate, *, kept_share: float = 0.0) -> None:
         """Run a candidate alone, if there is time for the usual start and both rounds.
 
         `kept_share` is the share of the budget that must be left afterwards.
         """
-        budget_s = self.options.budget
-        left_s = self.left_s() - kept_share * budget_s
-        round_s = min(MOST_ROUND_S, max(LEAST_ROUND_S, HEAT_SHARE * budget_s))
-        if trial.candidate.is_baseline:
+        trial = Trial(candidate=candidate)
+        self.trials.append(trial)
+        usual_s = self.trials[0].startup_s or LEAST_ROUND_S  # that of the file as it is
+        left_s = self.left_s() - kept_share * self.options.budget
+        round_s = min(MOST_ROUND_S, max(LEAST_ROUND_S, HEAT_SHARE * self.options.budget))
+        if candidate.is_baseline:
             patience_s = max(MOST_OF_LEFT * left_s, BASELINE_START_S)
-        elif left_s < self._usual_start_s + 2 * round_s:
+        elif left_s < usual_s + 2 * round_s:
             trial.skipped = "not measured: no time left"
             return
         else:
-            patience_s = max(MOST_OF_LEFT * left_s, min(left_s, PATIENCE * self._usual_start_s))
+            patience_s = max(MOST_OF_LEFT * left_s, min(left_s, PATIENCE * usual_s))
         async with AsyncExitStack() as stack:
             served = await self._start(stack, trial, patience_s)
-            if served is None:
-                return
-            if trial.candidate.is_baseline:
-                self._usual_start_s = served.startup_s
-            self._place, self._passed_s = 0, 0.0  # the same requests for all
-            if await self._play(trial, served, self._slice(round_s), round_s) is not None:
-                played = await self._play(trial, served, self._slice(round_s), round_s)
-                trial.alone = None if played is None else score_of(played, self.options.objective)
-            trial.memory_bytes = family_bytes(served.process.pid)
+            if served is not None and await self._play(trial, served, 0, None, round_s) is not None:
+                trial.alone = await self._play(trial, served, len(self.requests) // 2, None, round_s)
 
     async def final(self, trials: Sequence[Trial]) -> None:
         """Start all of them, warm them up, and play as many rounds as there is time for."""
         async with AsyncExitStack() as stack:
             running: list[tuple[Trial, Served]] = []
             for trial in trials:
-                served = await self._start(stack, trial, max(LEAST_START_S, PATIENCE * trial.startup_s))
+                served = await self._start(stack, trial, max(LEAST_PATIENCE_S, PATIENCE * trial.startup_s))
                 if served is not None:
                     running.append((trial, served))
             if not running:
                 return
             rounds, round_s = plan_rounds(self.left_s(), len(running))
-            rates = []
-            for trial, served in running:
-                if (played := await self._play(trial, served, self._slice(round_s), round_s)) is not None:
-                    rates.append(played.goodput_per_s)
-            count = max(self.options.in_flight, round(median(rates or [1.0]) * round_s))
+            rates = [await self._play(trial, served, 0, None, round_s) for trial, served in running]
+            usual = median([rate for rate in rates if rate is not None] or [1.0])
+            count = max(self.options.in_flight, round(usual * round_s))
             for number in range(rounds):
                 running = [(trial, served) for trial, served in running if trial.problem is None]
                 if number and self.left_s() < round_s * len(running):
@@ -203,73 +191,54 @@ class Race:
                         trial.skipped = f"{rounds - number} of {rounds} rounds left out: no time"
                     return
                 self.say(f"round {number + 1} of {rounds}: {len(running)} candidates")
-                some = list(self._slice(round_s, count))
                 # Each round begins with another one: the first may find caches cold.
                 turn = number % max(1, len(running))
                 for trial, served in [*running[turn:], *running[:turn]]:
-                    played = await self._play(trial, served, some, round_s, most_s=SLOW * round_s)
-                    if played is not None:
-                        trial.rounds.append(score_of(played, self.options.objective))
-                    trial.memory_bytes = family_bytes(served.process.pid)
+                    rate = await self._play(trial, served, number * count, count, SLOW * round_s)
+                    if rate is not None:
+                        trial.rounds.append(rate)
 
     async def _start(self, stack: AsyncExitStack, trial: Trial, patience_s: float) -> Served | None:
+        """Serve a candidate until the stack ends; None, with the reason in its `problem`, where that failed."""
         folder = Path(mkdtemp(dir=self.folder))
         self.say(f"serving: {trial.candidate.label}")
         config = self.subject.write(trial.candidate, folder)
         slots = trial.candidate.placement.all_slots
+        began = monotonic()
         try:
-            served = await stack.enter_async_context(serving(config, self.workload.model, slots, patience_s))
+            served = await stack.enter_async_context(
+                serving(config, self.subject.settings.name, slots, patience_s)
+            )
         except ServerEnded as error:
             trial.problem = f"the server did not start: {error}"
             return None
-        trial.startup_s = served.startup_s
+        trial.startup_s = monotonic() - began
         return served
 
-    def _slice(self, seconds: float, count: int = MOST_OF_A_ROUND) -> Iterator[TraceRequest]:
-        """The next requests of the trace: `count`, or those of the next `seconds`; it starts again at its end."""
-        everything = self.workload.requests
-        if self.options.objective == "throughput":
-            place, self._place = self._place, (self._place + count) % len(everything)
-            return (everything[(place + step) % len(everything)] for step in range(count))
-        start = everything[0].at_s + self._passed_s
-        some = [each for each in everything if start <= each.at_s < start + seconds]
-        self._passed_s += seconds
-        if not some or start + seconds >= everything[-1].at_s:
-            self._passed_s = 0.0
-        return iter(some or everything[: self.options.in_flight])
-
     async def _play(
-        self,
-        trial: Trial,
-        served: Served,
-        requests: Iterable[TraceRequest],
-        round_s: float,
-        *,
-        most_s: float | None = None,
-    ) -> Round | None:
-        """One round; None, with the reason in the trial's `problem`, where it failed."""
-        name, maker = self.workload.model, self.maker
-        patience_s = max(LEAST_PATIENCE_S, PATIENCE * round_s)
+        self, trial: Trial, served: Served, first: int, count: int | None, most_s: float
+    ) -> float | None:
+        """The rate of one round; None, with the reason in the trial's `problem`, where it failed.
+
+        A round has `count` requests from number `first` on, None for no end, of the trace, which starts again at its
+        end. None is sent after `most_s` seconds.
+        """
+        last = None if count is None else first + count
+        patience_s = max(LEAST_PATIENCE_S, PATIENCE * most_s)
         with trio.move_on_after(patience_s):
             try:
-                if self.options.objective == "throughput":
-                    played = await replay_closed(
-                        served.client,
-                        name,
-                        requests,
-                        maker,
-                        in_flight=self.options.in_flight,
-                        most_s=most_s or round_s,
-                    )
-                else:
-                    played = await replay_open(served.client, name, list(requests), maker)
+                rate = await replay(
+                    served.client,
+                    self.subject.settings.name,
+                    islice(cycle(self.requests), first, last),
+                    self.maker,
+                    in_flight=self.options.in_flight,
+                    most_s=most_s,
+                )
             except RequestError as error:
                 trial.problem = f"{error}; {last_words(served.process, served.log)}"
                 return None
-            if not played.failures:
-                return played
-            count = len(played.failures)
-            trial.problem = f"{count} of {played.requests} requests failed: {played.failures[0]}"
-            return None
-        trial.problem = f"a round of {round_s:.1f} s was not done within {patience_s:.0f} s"
+            trial.memory_bytes = family_bytes(served.process.pid)
+            return rate
+        trial.problem = f"a round of {most_s:.1f} s was not done within {patience_s:.0f} s"
         return None

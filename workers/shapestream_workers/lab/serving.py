@@ -30,56 +30,49 @@ class ServerEnded(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
-    """A ready server, and a client of it."""
+    """A server that was started, and a client of it."""
 
     process: subprocess.Popen[bytes]
     log: Path
     client: Client
-    startup_s: float
-    """Time from its start until its last slot had joined."""
 
 
 @asynccontextmanager
 async def serving(config: Path, model: str, slots: int, timeout_s: float) -> AsyncIterator[Served]:
     """`shapestream serve CONFIG` until the block ends. Raises `ServerEnded` if it is not ready in time."""
-    began = monotonic()
-    log = config.with_suffix(".log")
+    give_up_at = monotonic() + timeout_s
+    log, socket = config.with_suffix(".log"), config.parent / "s.sock"
     with _running(config, log) as process:
         try:
-            with trio.move_on_after(timeout_s) as scope:
-                while not (config.parent / "s.sock").exists():
-                    _check_alive(process, log)
-                    await trio.sleep(LOOK_EVERY_S)
-            if scope.cancelled_caught:
-                raise ServerEnded(f"not listening within {timeout_s:.0f} s: {last_words(process, log)}")
-            async with connect(f"ipc://{config.parent}/s.sock", connect_timeout=timeout_s) as client:
-                with trio.move_on_after(timeout_s - (monotonic() - began)) as scope:
-                    await _complete(process, log, client, model, slots)
-                if scope.cancelled_caught:
-                    raise ServerEnded(f"not ready within {timeout_s:.0f} s: {last_words(process, log)}")
-                yield Served(process=process, log=log, client=client, startup_s=monotonic() - began)
+            while not socket.exists() and monotonic() < give_up_at:
+                await _look(process, log)
+            connect_s = max(LOOK_EVERY_S, give_up_at - monotonic())
+            async with connect(f"ipc://{socket}", connect_timeout=connect_s) as client:
+                while not await _is_complete(client, model, slots):
+                    if monotonic() > give_up_at:
+                        raise Unavailable(f"not ready within {timeout_s:.0f} s")
+                    await _look(process, log)
+                yield Served(process=process, log=log, client=client)
         except Unavailable as error:
             raise ServerEnded(f"{error}: {last_words(process, log)}") from error
 
 
-async def _complete(
-    process: subprocess.Popen[bytes], log: Path, client: Client, model: str, slots: int
-) -> None:
-    """Return when all slots have joined and the model can be opened."""
-    while True:
-        _check_alive(process, log)
-        try:
-            if len((await client.statistics())["slots"]) >= slots:
-                await client.signature(model)
-                return
-        except RequestError:
-            pass  # not yet
-        await trio.sleep(LOOK_EVERY_S)
+async def _is_complete(client: Client, model: str, slots: int) -> bool:
+    """True once all slots have joined and the model can be opened."""
+    try:
+        if len((await client.statistics())["slots"]) < slots:
+            return False
+        await client.signature(model)
+    except RequestError:
+        return False
+    return True
 
 
-def _check_alive(process: subprocess.Popen[bytes], log: Path) -> None:
+async def _look(process: subprocess.Popen[bytes], log: Path) -> None:
+    """Wait a moment for a server; raises `ServerEnded` where its process has ended."""
     if process.poll() is not None:
         raise ServerEnded(last_words(process, log))
+    await trio.sleep(LOOK_EVERY_S)
 
 
 def last_words(process: subprocess.Popen[bytes], log: Path) -> str:
@@ -102,23 +95,27 @@ def _running(config: Path, log: Path) -> Iterator[subprocess.Popen[bytes]]:
     """
     with log.open("wb") as sink:
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "shapestream_workers.lab.served", str(config)],
+            [sys.executable, "-P", "-m", "shapestream_workers", "serve", str(config), "--supervised"],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=sink,
             start_new_session=True,
         )
-    try:
-        yield process
-    finally:
-        process.terminate()
+    with process:  # closes its stdin at last
         try:
-            process.wait(GRACE_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        assert process.stdin is not None  # a pipe, as asked for
-        process.stdin.close()
+            yield process
+        finally:
+            end_child(process, GRACE_S)
+
+
+def end_child(process: subprocess.Popen[bytes], grace_s: float) -> None:
+    """End a process by SIGTERM, and if it is still there after `grace_s` seconds by SIGKILL."""
+    process.terminate()
+    try:
+        process.wait(grace_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def family_bytes(pid: int) -> int:

@@ -6,20 +6,16 @@ A sweep is one scenario with one value changed.
 from __future__ import annotations
 
 import json
-import sys
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
-from itertools import islice
 from math import inf, isfinite, isnan, nan, prod
-from typing import Any, Literal, TypeAlias, assert_never, get_args
+from typing import Any, Literal, NamedTuple, TypeAlias, assert_never, get_args
 
 import numpy as np
 import typer
 from numpy.typing import NDArray
 from rich.console import Console
-from rich.table import Table
 
 from shapestream.errors import ConfigurationError
 from shapestream.scheduling.events import ModelProfile
@@ -29,7 +25,7 @@ from shapestream.telemetry.logging import configure
 from shapestream.telemetry.trace import TraceReader
 from shapestream_engine.cost_table import MAX_ELEMENTS
 from shapestream_engine.errors import EngineError
-from shapestream_workers.lab.options import SimulateOptions
+from shapestream_workers.lab.options import MAX_SLOTS, SimulateOptions
 from shapestream_workers.lab.plain_server import PlainServer
 from shapestream_workers.lab.simulator import (
     DONE,
@@ -41,16 +37,17 @@ from shapestream_workers.lab.simulator import (
     Policy,
     Scenario,
     Simulated,
-    calls_of,
     simulate,
 )
-from shapestream_workers.lab.traffic import BadText, Recorded, Traffic, parse_arrivals, parse_sizes
-from shapestream_workers.lab.true_cost import TrueCost, true_costs
+from shapestream_workers.lab.tables import table_of
+from shapestream_workers.lab.traffic import Recorded, Traffic, parse_arrivals, parse_sizes
+from shapestream_workers.lab.true_cost import true_costs
 
 PLANNED = "shapestream"
 _BATCHES = {"one at a time": 1, "arrival order, 16": 16}
 POLICIES = (PLANNED, *_BATCHES)
 Swept: TypeAlias = Literal["slots", "rate", "in_flight", "max_batch", "deadline_ms"]
+MAX_STEPS = 64
 DEFAULT_REQUESTS = 20_000
 _UNBOUNDED_BYTES = 1 << 62
 _SAMPLE = 4096
@@ -62,7 +59,14 @@ MOST_LOST = 0.001
 Dimensions: TypeAlias = Mapping[str, tuple[str, ...]]
 RoundUp: TypeAlias = Callable[[tuple[int, ...]], tuple[int, ...]]
 Run: TypeAlias = Mapping[str, Any]
-"""One simulation, as JSON has it: `policy`, `oracle_goodput`, `value` of a sweep, and the figures of `figures_of`."""
+"""One simulation, as JSON has it: `policy`, `value` of a sweep, and the figures of `figures_of`."""
+
+
+class Sweep(NamedTuple):
+    """A value of the scenario to vary, and its settings."""
+
+    what: Swept
+    values: tuple[float, ...]
 
 
 def policy_of(name: str, scenario: Scenario) -> Policy:
@@ -73,26 +77,23 @@ def policy_of(name: str, scenario: Scenario) -> Policy:
     return PlainServer(_BATCHES[name], max_queued_requests=bound)
 
 
-def varied(scenario: Scenario, what: Swept, value: float) -> Scenario:
+def varied(scenario: Scenario, sweep: Sweep, value: float) -> Scenario:
     """The scenario with one value changed."""
     traffic = scenario.traffic
     assert isinstance(traffic, Traffic | Recorded)  # as the options made it
-    match what:
-        case "slots":
-            return replace(scenario, slots=int(value))
+    match sweep.what:
+        case "slots" | "in_flight":
+            whole: dict[str, Any] = {sweep.what: int(value)}
+            return replace(scenario, **whole)
         case "rate":
-            if traffic.rate == inf:
-                raise BadText(["a closed loop has no rate of its own (leave out --in-flight)"])
-            return replace(scenario, in_flight=None, traffic=replace(traffic, rate=value))
-        case "in_flight":
-            return replace(scenario, in_flight=int(value))
+            return replace(scenario, traffic=replace(traffic, rate=value))
+        case "deadline_ms":
+            return replace(scenario, traffic=replace(traffic, deadline_s=value / 1000))
         case "max_batch":
             profiles = tuple(replace(profile, max_batch=int(value)) for profile in scenario.profiles)
             return replace(scenario, profiles=profiles)
-        case "deadline_ms":
-            return replace(scenario, traffic=replace(traffic, deadline_s=value / 1000))
         case _:
-            assert_never(what)
+            assert_never(sweep.what)
 
 
 def make_scenario(options: SimulateOptions) -> Scenario:
@@ -120,7 +121,6 @@ def make_scenario(options: SimulateOptions) -> Scenario:
         believed={} if options.uncalibrated else costs,
         slots=slots,
         slots_per_worker=slots_per_worker,
-        speeds=_speeds(options.speeds),
         in_flight=options.in_flight,
         round_trip_s=options.round_trip_ms / 1000,
         noise=options.noise,
@@ -135,10 +135,12 @@ def _traffic(options: SimulateOptions) -> tuple[Traffic | Recorded, Dimensions, 
     """The traffic, its models with their dimensions, and the largest sizes of each."""
     deadline_s = None if options.deadline_ms is None else options.deadline_ms / 1000
     if options.rate is not None and options.in_flight is not None:
-        raise BadText(["--rate and --in-flight exclude each other: a closed loop finds its own rate"])
+        raise typer.BadParameter(
+            "--rate and --in-flight exclude each other: a closed loop finds its own rate"
+        )
     if options.trace is not None:
         if options.sizes:
-            raise BadText(["--trace has sizes of its own (leave out --sizes, or write --sizes trace:FILE)"])
+            raise typer.BadParameter("--trace has sizes of its own (leave out --sizes)")
         recorded = Recorded(
             path=options.trace, rate=options.rate, requests=options.requests, deadline_s=deadline_s
         )
@@ -151,15 +153,17 @@ def _traffic(options: SimulateOptions) -> tuple[Traffic | Recorded, Dimensions, 
             raise ConfigurationError([f"{options.trace}: no requests in it"])
         return recorded, reader.models, largest
     if not options.sizes:
-        raise BadText(
-            ["no traffic: --trace FILE, or sizes such as --sizes seq=lognormal:24,0.9,4..256 with --rate 100"]
+        raise typer.BadParameter(
+            "no traffic: --trace FILE, or sizes such as --sizes seq=lognormal:24,0.9,4..256 with --rate 100"
         )
+    if options.rate is None and options.in_flight is None:
+        raise typer.BadParameter("no rate: --rate REQUESTS_PER_SECOND, or --in-flight N for a closed loop")
     models = [parse_sizes(text) for text in options.sizes]
     if len({model.name for model in models}) != len(models):
-        raise BadText(["--sizes: two models of one name (write NAME/DIMENSION=..., NAME2/...)"])
+        raise typer.BadParameter("--sizes: two models of one name (write NAME/DIMENSION=..., NAME2/...)")
     traffic = Traffic(
         models=models,
-        rate=_rate(options),
+        rate=inf if options.rate is None else options.rate,
         burst=parse_arrivals(options.arrivals),
         requests=options.requests or DEFAULT_REQUESTS,
         clients=options.clients,
@@ -169,14 +173,6 @@ def _traffic(options: SimulateOptions) -> tuple[Traffic | Recorded, Dimensions, 
     rng = np.random.default_rng(0)
     sampled = {model.name: tuple(map(max, zip(*model.draw(rng, _SAMPLE), strict=True))) for model in models}
     return traffic, {model.name: model.dimensions for model in models}, sampled
-
-
-def _rate(options: SimulateOptions) -> float:
-    if options.in_flight is not None:
-        return inf
-    if options.rate is None:
-        raise BadText(["no rate: --rate REQUESTS_PER_SECOND, or --in-flight N for a closed loop"])
-    return options.rate
 
 
 def _models(options: SimulateOptions, dimensions: Dimensions) -> tuple[ModelProfile, ...]:
@@ -216,11 +212,12 @@ def _models_of_file(
     }
     profiles: list[ModelProfile] = []
     round_up: dict[str, RoundUp] = {}
-    only = next(iter(served)) if len(served) == 1 else None
+    if len(served) == 1:  # made-up traffic need not name the only model
+        served.setdefault("model", *served.values())
     for name, names in dimensions.items():
-        model = served.get(name) or (served[only] if only is not None and name == "model" else None)
+        model = served.get(name)
         if model is None:
-            there = ", ".join(served) or "no models"
+            there = ", ".join(settings) or "no models"
             raise ConfigurationError(
                 [f"{loaded.path}: no model {name!r}, which the traffic is for (it has {there})"]
             )
@@ -246,16 +243,6 @@ def _slots(options: SimulateOptions, loaded: LoadedSettings | None) -> tuple[int
         per_worker = per_worker or of_file
         slots = slots or of_file * processes
     return slots or 1, per_worker or 1
-
-
-def _speeds(text: str) -> tuple[float, ...]:
-    try:
-        speeds = tuple(float(word) for word in text.split(","))
-    except ValueError:
-        speeds = ()
-    if not speeds or not all(0 < speed < inf for speed in speeds):
-        raise BadText([f"--speeds {text}: expected numbers above 0, such as 1,1,2 (2: half as fast)"])
-    return speeds
 
 
 def figures_of(simulated: Simulated) -> dict[str, float]:
@@ -298,7 +285,6 @@ def figures_of(simulated: Simulated) -> dict[str, float]:
         "recalled": simulated.recalled,
         "preparations": simulated.preparations,
         "decide_us": simulated.decide_s / total * 1e6,  # processor time here, per request
-        "longest_decision_ms": simulated.longest_decision_s * 1e3,
     }
 
 
@@ -322,206 +308,62 @@ def latencies_s(simulated: Simulated) -> NDArray[np.float64]:
     return latencies
 
 
-SAMPLE = 8192
-"""Requests in the sample: more would change little and take long."""
-_BUDGETS = 24
-
-
-def oracle_rate(scenario: Scenario) -> float:
-    """Requests per second if all were known beforehand: sorted by size, cut at the best budget of elements per call.
-
-    No arrival is waited for and no slot ever idles, so that no server can be much faster; with several dynamic
-    dimensions, sorting them in order is a good way, not always the best. nan for no requests.
-    """
-    profiles, costs = scenario.profiles, scenario.costs
-    groups: dict[tuple[int, tuple[int, ...]], list[tuple[int, ...]]] = defaultdict(list)
-    count = 0
-    for request in islice(scenario.traffic, SAMPLE):
-        count += 1
-        profile = profiles[request.model]
-        fixed = tuple(
-            size for size, padded in zip(request.sizes, profile.paddable, strict=True) if not padded
-        )
-        groups[request.model, fixed[1:] if profile.has_batch else fixed].append(request.sizes)
-    total_s = 0.0
-    for (model, _), shapes in groups.items():
-        total_s += _group_s(shapes, profiles[model], costs[profiles[model].name])
-    speed = sum(1.0 / scenario.speed_of(slot) for slot in range(scenario.slots))
-    return count / total_s * speed if total_s else nan
-
-
-def _group_s(shapes: list[tuple[int, ...]], profile: ModelProfile, cost: TrueCost) -> float:
-    """Seconds of one slot for these requests, which may be padded to share calls."""
-    if not profile.has_batch:
-        return sum(cost.seconds(shape) for shape in shapes)
-    shapes.sort(key=lambda shape: (shape[1:], shape[0]))
-    smallest = max(min(map(prod, shapes)), 1)
-    largest = max(max(map(prod, shapes)) * profile.max_batch, smallest + 1)
-    budgets = {smallest * (largest / smallest) ** (step / (_BUDGETS - 1)) for step in range(_BUDGETS)}
-    return min(_cut_s(shapes, budget, profile, cost) for budget in sorted({0.0, *budgets}))
-
-
-def _cut_s(shapes: list[tuple[int, ...]], budget: float, profile: ModelProfile, cost: TrueCost) -> float:
-    total_s = 0.0
-    rows = 0
-    extent: tuple[int, ...] = ()
-    for shape in shapes:
-        grown = tuple(map(max, extent, shape[1:])) if rows else shape[1:]
-        if rows and (rows + shape[0] > profile.max_batch or (rows + shape[0]) * prod(grown) > budget):
-            total_s += _batch_s(rows, extent, profile, cost)
-            rows, grown = 0, shape[1:]
-        rows += shape[0]
-        extent = grown
-    return total_s + (_batch_s(rows, extent, profile, cost) if rows else 0.0)
-
-
-def _batch_s(rows: int, extent: tuple[int, ...], profile: ModelProfile, cost: TrueCost) -> float:
-    return sum(cost.seconds(sizes) for sizes in calls_of(profile, (rows, *extent)))
-
-
-MAX_STEPS = 64
-MAX_SLOTS = 100_000
-_STEPS = 8
-_WHOLE = frozenset({"slots", "in_flight", "max_batch"})
-
-
-@dataclass(frozen=True, slots=True)
-class Sweep:
-    """A value of the scenario to vary, and its settings."""
-
-    what: Swept
-    values: tuple[float, ...]
-
-
-def run_all(
-    scenario: Scenario,
-    sweep: Sweep | None,
-    *,
-    compare: bool,
-    progress: Callable[[str], None] = lambda what: None,
-) -> list[Run]:
+def run_all(scenario: Scenario, sweep: Sweep | None, *, compare: bool) -> list[Run]:
     """Play every policy at every value."""
     runs: list[Run] = []
-    policies = POLICIES if compare else (PLANNED,)
-    for value in sweep.values if sweep is not None else (None,):
-        changed = scenario if sweep is None or value is None else varied(scenario, sweep.what, value)
-        oracle = oracle_rate(changed)
-        for policy in policies:
-            progress(policy if sweep is None else f"{sweep.what} {value:g}: {policy}")
-            played = simulate(policy_of(policy, changed), changed)
-            swept = {} if value is None else {"value": value}
-            figures = figures_of(played)
-            runs.append({"policy": policy, **swept, "oracle_goodput": oracle, **figures})
+    for value in (None,) if sweep is None else sweep.values:
+        changed = scenario if sweep is None or value is None else varied(scenario, sweep, value)
+        swept = {} if value is None else {"value": value}
+        for policy in POLICIES if compare else (PLANNED,):
+            figures = figures_of(simulate(policy_of(policy, changed), changed))
+            runs.append({"policy": policy, **swept, **figures})
     return runs
 
 
 def fewest_slots(runs: Sequence[Run], p99_s: float) -> float | None:
     """The fewest slots of a sweep that reach this p99 with the planned policy, as every larger number does."""
-    best = None
     planned = [run for run in runs if run["policy"] == PLANNED]
-    for run in sorted(planned, key=lambda run: -run["value"]):
-        if not reaches(run, p99_s):
-            break
-        best = run["value"]
-    return best
+    too_few = max((run["value"] for run in planned if not reaches(run, p99_s)), default=0)
+    return min((run["value"] for run in planned if run["value"] > too_few), default=None)
 
 
 def parse_sweep(text: str) -> Sweep:
-    """Read `slots=1..16`, `slots=1,2,4`, `rate=50..400` (eight steps) or `rate=50..400:5`; raises `BadText`."""
-    what, _, rest = text.partition("=")
-    name = what.strip().replace("-", "_")
+    """Read `slots=1..16` or `rate=50,100,200`; raises `BadParameter`."""
+    name, _, rest = text.partition("=")
+    what = name.strip().replace("-", "_")
+    low, dots, high = rest.partition("..")
+    most = MAX_SLOTS if what == "slots" else 1e9
     try:
-        if name not in get_args(Swept):
+        if what not in get_args(Swept):
             raise ValueError(f"what can be swept: {', '.join(get_args(Swept))}")
-        values = _values(rest, whole=name in _WHOLE)
-        if not values or len(values) > MAX_STEPS or not all(0 < value < float("inf") for value in values):
-            raise ValueError(f"1 to {MAX_STEPS} values above 0")
-        if name == "slots" and max(values) > MAX_SLOTS:
-            raise ValueError(f"at most {MAX_SLOTS:,} slots")
+        read = float if what in ("rate", "deadline_ms") else int
+        values = range(int(low), int(high) + 1) if dots else [read(word) for word in rest.split(",")]
+        if not 1 <= len(values) <= MAX_STEPS or not all(0 < value <= most for value in values):
+            raise ValueError(f"1 to {MAX_STEPS} values above 0, up to {most:,.0f}")
     except (ValueError, OverflowError) as error:
-        message = f"--sweep {text}: {error} (expected such as slots=1..16, slots=1,2,4 or rate=50..400:8)"
-        raise BadText([message]) from error
-    return Sweep(name, values)  # type: ignore[arg-type]  # one of them, as was checked
-
-
-def _values(text: str, *, whole: bool) -> tuple[float, ...]:
-    bounds, colon, steps = text.partition(":")
-    low, dots, high = bounds.partition("..")
-    if not dots:
-        return tuple(float(int(word)) if whole else float(word) for word in text.split(","))
-    if whole and not colon:
-        return tuple(float(number) for number in range(int(low), min(int(high), int(low) + MAX_STEPS) + 1))
-    count = int(steps) if colon else _STEPS
-    if not 2 <= count <= MAX_STEPS or float(low) >= float(high):
-        raise ValueError(f"LOW..HIGH:STEPS needs LOW below HIGH, and 2 to {MAX_STEPS} steps")
-    values = [float(low) + (float(high) - float(low)) * step / (count - 1) for step in range(count)]
-    return tuple(dict.fromkeys(float(round(value)) if whole else value for value in values))
-
-
-def print_table(runs: Sequence[Run], sweep: Sweep | None, console: Console) -> None:
-    """Print one row per simulation; times in milliseconds."""
-    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
-    if sweep is not None:
-        table.add_column(sweep.what, justify="right")
-    table.add_column("policy")
-    columns = ["answered/s", "elements/s", "p50 ms", "p95 ms", "p99 ms", "lost %", "padding %", "busy %"]
-    for name in (*columns, "per batch", "CPU us"):
-        table.add_column(name, justify="right")
-    previous = None
-    for run in runs:
-        cells = [run["policy"], *_figures(run)]
-        if sweep is not None:
-            cells.insert(0, f"{run['value']:g}" if run["value"] != previous else "")
-            previous = run["value"]
-        table.add_row(*cells)
-    if sweep is None and runs and not isnan(runs[0]["oracle_goodput"]):
-        table.add_row("all known beforehand", _number(runs[0]["oracle_goodput"]))
-    console.print(table)
-
-
-def _figures(run: Run) -> list[str]:
-    return [
-        _number(run["goodput"]),
-        _number(run["elements_per_s"]),
-        *(_number(run[name] * 1e3) for name in ("p50_s", "p95_s", "p99_s")),
-        f"{lost_ratio(run) * 100:.1f}",
-        f"{run['padding_ratio'] * 100:.1f}",
-        f"{run['utilisation'] * 100:.0f}",
-        f"{run['mean_batch']:.1f}",
-        f"{run['decide_us']:.1f}",
-    ]
-
-
-def _number(value: float) -> str:
-    if isnan(value):
-        return "-"
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.1f}"
+        message = f"--sweep {text}: {error} (expected such as slots=1..16 or rate=50,100,200)"
+        raise typer.BadParameter(message) from error
+    return Sweep(what, tuple(values))  # type: ignore[arg-type]  # one of them, as was checked
 
 
 def run_simulate(options: SimulateOptions) -> None:
-    """Simulate and print. Raises `ConfigurationError` for wrong options before anything runs."""
+    """Simulate and print. Raises `ConfigurationError` and `BadParameter` before anything runs."""
     scenario = make_scenario(options)
-    swept = None if options.sweep is None else parse_sweep(options.sweep)
-    errors = Console(stderr=True)
-    with errors.status("simulating") as status:
+    sweep = None if options.sweep is None else parse_sweep(options.sweep)
+    if sweep is not None and sweep.what == "rate" and options.in_flight is not None:
+        raise typer.BadParameter("a closed loop has no rate of its own (leave out --in-flight)")
+    with Console(stderr=True).status("simulating"):
         try:
-            runs = run_all(
-                scenario,
-                swept,
-                compare=options.compare,
-                progress=lambda what: status.update(f"simulating: {what}"),
-            )
+            runs = run_all(scenario, sweep, compare=options.compare)
         except EngineError as error:  # costs that no table can hold: a formula may say anything
             raise ConfigurationError([f"the calls of this traffic cost too much: {error}"]) from error
     p99_s = None if options.p99_ms is None else options.p99_ms / 1000
     if options.as_json:
-        typer.echo(json.dumps(_plain(runs, swept, p99_s), indent=2))
+        typer.echo(json.dumps(_plain(runs, sweep, p99_s), indent=2))
         return
-    # A file or a pipe has no width of its own; the table is not to be folded for that.
-    console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
-    print_table(runs, swept, console)
+    typer.echo(table_of(list(_rows(runs, sweep)), words=("policy",)))
     if p99_s is not None:
-        typer.echo(_verdict(runs, swept, p99_s))
+        typer.echo(_verdict(runs, sweep, p99_s))
 
 
 def _plain(runs: Sequence[Run], sweep: Sweep | None, p99_s: float | None) -> dict[str, object]:
@@ -544,13 +386,37 @@ def _plain(runs: Sequence[Run], sweep: Sweep | None, p99_s: float | None) -> dic
     return plain
 
 
+def _rows(runs: Sequence[Run], sweep: Sweep | None) -> Iterator[dict[str, str]]:
+    """Rows of a table, one per simulation; times in milliseconds."""
+    for run in runs:
+        swept: dict[str, str] = {} if sweep is None else {sweep.what: f"{run['value']:g}"}
+        yield {
+            **swept,
+            "policy": run["policy"],
+            "answered/s": _number(run["goodput"]),
+            "elements/s": _number(run["elements_per_s"]),
+            **{f"{name} ms": _number(run[f"{name}_s"] * 1e3) for name in ("p50", "p95", "p99")},
+            "lost %": f"{lost_ratio(run) * 100:.1f}",
+            "padding %": f"{run['padding_ratio'] * 100:.1f}",
+            "busy %": f"{run['utilisation'] * 100:.0f}",
+            "per batch": f"{run['mean_batch']:.1f}",
+            "CPU us": f"{run['decide_us']:.1f}",
+        }
+
+
+def _number(value: float) -> str:
+    if isnan(value):
+        return "-"
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.1f}"
+
+
 def _verdict(runs: Sequence[Run], sweep: Sweep | None, p99_s: float) -> str:
-    words = f"p99 <= {p99_s * 1000:g} ms and at most {MOST_LOST:.1%} lost"
+    words = f"p99 <= {p99_s * 1000:g} ms and at most {MOST_LOST:.1%} lost: "
+    if sweep is not None and sweep.what == "slots":
+        best = fewest_slots(runs, p99_s)
+        return words + ("not with these slots" if best is None else f"{best:g} slots are enough")
     met = [run for run in runs if reaches(run, p99_s)]
     if sweep is None:
-        return f"{words}: {', '.join(run['policy'] for run in met) or 'not reached'}"
-    if sweep.what == "slots":
-        best = fewest_slots(runs, p99_s)
-        return f"{words}: " + ("not with these slots" if best is None else f"{best:g} slots are enough")
+        return words + (", ".join(run["policy"] for run in met) or "not reached")
     values = ", ".join(f"{run['value']:g} ({run['policy']})" for run in met)
-    return f"{words}: {sweep.what} {values or 'at none of these'}"
+    return f"{words}{sweep.what} {values or 'at none of these'}"

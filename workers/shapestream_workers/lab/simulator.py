@@ -138,9 +138,7 @@ class Simulated:
     ended_s: float = 0.0
     decide_s: float = 0.0
     """Processor time of all decisions, on this machine."""
-    longest_decision_s: float = 0.0
     busy_s: float = 0.0
-    calls: int = 0
     batches: int = 0
     members: int = 0
     """Requests that ran, by batch."""
@@ -165,17 +163,10 @@ class Policy(Protocol):
         """Time at which `TimePassed` is wanted, or None."""
         ...
 
-    def check_invariants(self) -> None:
-        """Check its books; raises AssertionError."""
-        ...
 
-
-def simulate(policy: Policy, scenario: Scenario, *, check_every: int | None = None) -> Simulated:
-    """Play a scenario to its end under `policy`, whose books are checked after every `check_every` events.
-
-    Raises `SimulationError` for a broken contract.
-    """
-    return _Simulation(policy, scenario).run(check_every)
+def simulate(policy: Policy, scenario: Scenario) -> Simulated:
+    """Play a scenario to its end under `policy`. Raises `SimulationError` for a broken contract."""
+    return _Simulation(policy, scenario).run()
 
 
 def calls_of(profile: ModelProfile, sizes: tuple[int, ...]) -> list[tuple[int, ...]]:
@@ -221,12 +212,11 @@ class _Simulation:
         self._rng = np.random.default_rng(scenario.seed)
         self._noises: list[float] = []
         self._finished = 0
-        self._events = 0
         self._now = 0.0
 
     # ------------------------------------------------------------ the loop
 
-    def run(self, check_every: int | None) -> Simulated:
+    def run(self) -> Simulated:
         """Play events until none is left."""
         self._join()
         began_s = self._next_arrival_s()
@@ -238,7 +228,6 @@ class _Simulation:
             at = min(arrival_s, heap_s, inf if wakeup is None else max(wakeup, self._now))
             if at == inf:
                 break
-            events = self._events
             if heap_s <= at:
                 self._pop()
             elif arrival_s <= at:
@@ -250,8 +239,6 @@ class _Simulation:
                 self._handle(TimePassed(), at)
                 continue
             idle_wakeups = 0
-            if check_every is not None and self._events // check_every != events // check_every:
-                self._policy.check_invariants()
         self._results.began_s = 0.0 if began_s == inf else began_s
         self._results.ended_s = self._now
         return self._results
@@ -273,8 +260,7 @@ class _Simulation:
                 prefetch_s=2 * scenario.way_s or None,
             )
             self._handle(joined, 0.0)
-        self._results.decide_s = self._results.longest_decision_s = 0.0
-        self._events = 0
+        self._results.decide_s = 0.0
         if scenario.in_flight is None:
             self._next = next(self._source, None)
         else:
@@ -328,12 +314,9 @@ class _Simulation:
 
     def _handle(self, event: Event, at: float) -> None:
         self._now = at
-        self._events += 1
         began = thread_time()
         actions = self._policy.handle(event, at)
-        took = thread_time() - began
-        self._results.decide_s += took
-        self._results.longest_decision_s = max(took, self._results.longest_decision_s)
+        self._results.decide_s += thread_time() - began
         finished = self._finished
         for action in actions:
             self._act(action, at)
@@ -463,7 +446,6 @@ class _Simulation:
         seconds = 0.0
         for sizes in calls_of(self._profiles[action.model], action.sizes):
             seconds += cost.seconds(sizes)
-            self._results.calls += 1
             self._results.computed += prod(sizes)
             if cost.prepare_s and sizes not in known:
                 known.add(sizes)

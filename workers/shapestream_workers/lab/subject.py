@@ -19,10 +19,9 @@ from typing import Any
 import yaml
 
 from shapestream.errors import ConfigurationError
-from shapestream.settings.document import WorkerGroupSettings
 from shapestream.settings.loader import LoadedSettings, leaves, load_settings
 from shapestream.settings.models import ModelSettings
-from shapestream_engine.machine import divide_cpus
+from shapestream_workers.costs import slots_and_threads
 from shapestream_workers.lab.candidates import Candidate, Placement
 
 MOST_CALIBRATION_S = 1.0
@@ -37,7 +36,6 @@ class Subject:
     loaded: LoadedSettings
     model: int
     """Index of the model in `models`."""
-    cpus: int
 
     @property
     def settings(self) -> ModelSettings:
@@ -64,15 +62,9 @@ class Subject:
     def baseline(self) -> Candidate:
         """The file as it is."""
         settings = self.loaded.settings
-        if settings.in_process is not None:
-            slots, threads = divide_cpus(self.cpus, 1, settings.in_process.slots, settings.in_process.threads)
-            place = Placement(processes=None, slots=slots, threads=threads)
-        else:
-            groups = settings.worker_groups
-            group = groups[self.group] if groups else WorkerGroupSettings()
-            processes = sum(each.count for each in groups) or 1
-            slots, threads = divide_cpus(self.cpus, processes, group.slots, group.threads)
-            place = Placement(processes=group.count, slots=slots, threads=threads)
+        slots, threads = slots_and_threads(settings, self.settings.name)
+        processes = None if self.in_process else settings.worker_groups[self.group].count
+        place = Placement(processes=processes, slots=slots, threads=threads)
         shapes = self.loaded.source.values["models"][self.model].get("shapes") or {}
         return Candidate(placement=place, shapes=shapes, is_baseline=True)
 

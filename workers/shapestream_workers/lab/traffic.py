@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
+import typer
 from numpy.typing import NDArray
 
-from shapestream.errors import ConfigurationError
 from shapestream.telemetry.trace import TraceReader, TraceRequest
 from shapestream_engine.cost_table import MAX_ELEMENTS
 
@@ -26,16 +26,12 @@ _RESOLUTION_S = 1e-6
 _MOST_IN_BURST = 1 << 31
 
 
-class BadText(ConfigurationError):
-    """A wrong description of traffic or costs on the command line."""
-
-
 Distribution: TypeAlias = Callable[[np.random.Generator, int], NDArray[np.int64]]
 """Function that draws so many sizes of one dimension."""
 
 
 def parse_distribution(text: str) -> Distribution:
-    """Read a distribution; raises `BadText`, which shows the forms.
+    """Read a distribution; raises `BadParameter`, which shows the forms.
 
     Sizes of `lognormal` are exp(N(ln median, sigma)), rounded and clipped, as lengths of texts are often distributed;
     those of `choice` are equally likely.
@@ -55,7 +51,7 @@ def parse_distribution(text: str) -> Distribution:
             case _:
                 raise ValueError("no such distribution")
     except ValueError as error:
-        raise BadText([f"sizes {text!r}: {error} (expected {_FORMS})"]) from error
+        raise typer.BadParameter(f"sizes {text!r}: {error} (expected {_FORMS})") from error
 
 
 def _lognormal(median: float, sigma: float, low: int, high: int) -> Distribution:
@@ -118,8 +114,6 @@ class Traffic:
     clients: int = 1
     """Number of clients; requests are spread over them at random."""
     deadline_s: float | None = None
-    priorities: Sequence[int] = (0,)
-    """Priorities to choose from at random."""
     seed: int = 0
 
     def __iter__(self) -> Iterator[TraceRequest]:
@@ -133,12 +127,9 @@ class Traffic:
             after_s = float(times[-1])
             numbers = rng.choice(len(weights), count, p=weights).tolist()
             clients = rng.integers(0, self.clients, count).tolist()
-            priorities = rng.choice(np.asarray(self.priorities), count).tolist()
             sizes = [iter(model.draw(rng, numbers.count(number))) for number, model in enumerate(self.models)]
-            for at_s, number, client, priority in zip(
-                times.tolist(), numbers, clients, priorities, strict=True
-            ):
-                yield TraceRequest(at_s, number, client, next(sizes[number]), self.deadline_s, priority)
+            for at_s, number, client in zip(times.tolist(), numbers, clients, strict=True):
+                yield TraceRequest(at_s, number, client, next(sizes[number]), self.deadline_s)
 
     def _times(self, rng: np.random.Generator, after_s: float, first: int, count: int) -> NDArray[np.float64]:
         """Draw the times of `count` requests from number `first` on, after the time `after_s`."""
@@ -177,7 +168,7 @@ class Recorded:
 
 
 def parse_arrivals(text: str) -> int:
-    """Read `poisson`, `constant` or `bursts:SIZE` as a `Traffic.burst`; raises `BadText`."""
+    """Read `poisson`, `constant` or `bursts:SIZE` as a `Traffic.burst`; raises `BadParameter`."""
     kind, _, size = text.partition(":")
     match kind, size:
         case "poisson", "":
@@ -187,36 +178,31 @@ def parse_arrivals(text: str) -> int:
         case "bursts", size if size.isdecimal() and len(size) < 11 and 0 < int(size) <= _MOST_IN_BURST:
             return int(size)
         case _:
-            raise BadText([f"arrivals {text!r}: expected poisson, constant or bursts:SIZE"])
+            raise typer.BadParameter(f"arrivals {text!r}: expected poisson, constant or bursts:SIZE")
 
 
 def parse_sizes(text: str) -> SizedModel:
-    """Read `[MODEL[*WEIGHT]/]DIMENSION=DISTRIBUTION[;...]`, or `[MODEL[*WEIGHT]/]trace:FILE`.
+    """Read `[MODEL[*WEIGHT]/]DIMENSION=DISTRIBUTION[;...]`; raises `BadParameter`.
 
-    Unless `batch` is named, every request has one row. Raises `BadText`, and
-    `ConfigurationError` for a trace that cannot be read.
+    Unless `batch` is named, every request has one row.
     """
-    # A trace's path may have slashes of its own.
-    head, slash, rest = text.partition("/") if not text.startswith("trace:") else ("", "", text)
-    if not slash or "=" in head:
+    head, slash, rest = text.partition("/")
+    if not slash:
         head, rest = "model", text
     name, star, weight = head.partition("*")
     try:
         share = float(weight) if star else 1.0
-        if not (name and 0 < share < float("inf")):
+        if not (name and 0 < share < inf):
             raise ValueError
     except ValueError as error:
-        raise ConfigurationError(
-            [f"sizes {text!r}: expected MODEL*WEIGHT/... with a weight above 0"]
-        ) from error
-    if rest.startswith("trace:"):
-        return _empirical(TraceReader(rest.removeprefix("trace:")), name, share)
+        message = f"sizes {text!r}: expected MODEL*WEIGHT/... with a weight above 0"
+        raise typer.BadParameter(message) from error
     sizes: dict[str, Distribution] = {}
     for part in rest.split(";"):
         dimension, equals, words = part.partition("=")
         dimension = dimension.strip()
         if not equals or not dimension or dimension in sizes:
-            raise BadText([f"sizes {text!r}: expected DIMENSION=DISTRIBUTION, got {part!r}"])
+            raise typer.BadParameter(f"sizes {text!r}: expected DIMENSION=DISTRIBUTION, got {part!r}")
         sizes[dimension] = parse_distribution(words)
     sizes = {"batch": sizes.pop("batch", _choice(["1"])), **sizes}
 
@@ -224,22 +210,3 @@ def parse_sizes(text: str) -> SizedModel:
         return list(zip(*(each(rng, count).tolist() for each in sizes.values()), strict=True))
 
     return SizedModel(name=name, dimensions=tuple(sizes), draw=draw, weight=share)
-
-
-def _empirical(reader: TraceReader, name: str, weight: float) -> SizedModel:
-    shapes: list[tuple[int, ...]] = []
-    number = 0
-    for request in reader:
-        names = list(reader.models)
-        if not shapes:
-            number = names.index(name) if name in names else request.model
-        if request.model == number:
-            shapes.append(request.sizes)
-    if not shapes:
-        raise ConfigurationError([f"{reader.path}: no request of a model {name!r} to take sizes from"])
-    return SizedModel(
-        name=name if name != "model" else list(reader.models)[number],
-        dimensions=list(reader.models.values())[number],
-        draw=lambda rng, count: [shapes[drawn] for drawn in rng.integers(0, len(shapes), count).tolist()],
-        weight=weight,
-    )

@@ -9,11 +9,13 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
 from math import exp, isfinite, prod
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+import typer
 from numpy.typing import NDArray
 
 from shapestream.errors import ConfigurationError
@@ -21,19 +23,24 @@ from shapestream.scheduling.events import ModelProfile
 from shapestream.settings import LoadedSettings
 from shapestream_engine.cost_table import CostPoint, CostTable
 from shapestream_engine.errors import EngineError
-from shapestream_workers.lab.traffic import BadText
 
-_FORMULA_WORDS = ("fixed_ms", "ms_per_row", "ms_per_element", "prepare_ms")
+_FORMULA_WORDS = {
+    "fixed_ms": "fixed_s",
+    "ms_per_row": "per_row_s",
+    "ms_per_element": "per_element_s",
+    "prepare_ms": "prepare_s",
+}
+"""Words of a formula, with the fields of `FormulaCost`."""
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
 class TrueCost(ABC):
     """Seconds of a slot's time for one call of one model."""
 
-    def __init__(self, has_batch: bool, prepare_s: float) -> None:
-        self.has_batch = has_batch
-        self.prepare_s = prepare_s
-        """Extra seconds of the first call of a shape, once per worker."""
-        self._known: dict[tuple[int, ...], float] = {}
+    has_batch: bool = True
+    prepare_s: float = 0.0
+    """Extra seconds of the first call of a shape, once per worker."""
+    _known: dict[tuple[int, ...], float] = field(default_factory=dict, init=False)
 
     def seconds(self, sizes: tuple[int, ...]) -> float:
         """Seconds of a call of these sizes with a prepared shape; the same every time."""
@@ -50,51 +57,38 @@ class TrueCost(ABC):
         """The table that a calibration would have measured."""
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
 class FormulaCost(TrueCost):
     """Cost by formula: fixed + per row x rows + per element x elements (the product of all sizes)."""
 
-    def __init__(
-        self,
-        *,
-        fixed_s: float,
-        per_element_s: float,
-        per_row_s: float = 0.0,
-        prepare_s: float = 0.0,
-        has_batch: bool = True,
-        largest: tuple[int, ...] = (),
-    ) -> None:
-        """`largest` are the largest sizes of a calibration."""
-        super().__init__(has_batch, prepare_s)
-        self._fixed_s = fixed_s
-        self._per_row_s = per_row_s
-        self._per_element_s = per_element_s
-        self._largest = largest
+    fixed_s: float = 0.0
+    per_row_s: float = 0.0
+    per_element_s: float = 0.0
+    largest: tuple[int, ...] = ()
+    """Largest sizes of a calibration."""
 
     def _seconds(self, sizes: tuple[int, ...]) -> float:
         rows = sizes[0] if self.has_batch else 1
-        return self._fixed_s + self._per_row_s * rows + self._per_element_s * prod(sizes)
+        return self.fixed_s + self.per_row_s * rows + self.per_element_s * prod(sizes)
 
     def calibration(self, profile_key: str, dimensions: tuple[str, ...], max_batch: int) -> CostTable:
         """A small grid of powers of two; every other one with three or more dimensions."""
         axes = []
         for number in range(len(dimensions)):
             is_rows = number == 0 and self.has_batch
-            largest = max_batch if is_rows else (self._largest or (256,) * len(dimensions))[number]
+            largest = max_batch if is_rows else (self.largest or (256,) * len(dimensions))[number]
             step = 2 if len(dimensions) < 3 else 4
             axis = [1]
             while axis[-1] * step < largest:
                 axis.append(axis[-1] * step)
             axes.append([*axis, largest] if largest > 1 else axis)
-        shapes: list[tuple[int, ...]] = [()]
-        for axis in axes:
-            shapes = [(*shape, size) for shape in shapes for size in axis]
         points = tuple(
             CostPoint(
                 sizes=shape,
                 seconds=self.seconds(shape),
                 first_seconds=self.seconds(shape) + self.prepare_s if self.prepare_s else None,
             )
-            for shape in shapes
+            for shape in product(*axes)
         )
         return CostTable(key=profile_key, dimensions=dimensions, points=points)
 
@@ -115,7 +109,8 @@ class TableCost(TrueCost):
             point.first_seconds - point.seconds for point in table.points if point.first_seconds is not None
         ]
         # The median over the table's first calls.
-        super().__init__(has_batch, max(0.0, float(np.median(extra))) if extra else 0.0)
+        prepare_s = max(0.0, float(np.median(extra))) if extra else 0.0
+        super().__init__(has_batch=has_batch, prepare_s=prepare_s)
         self._table = table
         self._exact = {point.sizes: point.seconds for point in table.points}
         sizes = np.array([point.sizes for point in table.points], np.float64)
@@ -156,7 +151,7 @@ def _fit(features: NDArray[np.float64], seconds: NDArray[np.float64]) -> NDArray
 
 
 def parse_formula(text: str, *, has_batch: bool = True, largest: Sequence[int] = ()) -> FormulaCost:
-    """Read `fixed_ms=3,ms_per_element=0.13[,ms_per_row=0.1][,prepare_ms=0]`; raises `BadText`."""
+    """Read `fixed_ms=3,ms_per_element=0.13[,ms_per_row=0.1][,prepare_ms=0]`; raises `BadParameter`."""
     values: dict[str, float] = {}
     for part in text.split(","):
         word, equals, number = part.partition("=")
@@ -165,20 +160,14 @@ def parse_formula(text: str, *, has_batch: bool = True, largest: Sequence[int] =
             value = float(number)
         except ValueError:
             value = -1.0
-        if word not in _FORMULA_WORDS or not equals or not isfinite(value) or value < 0 or word in values:
+        field_of = _FORMULA_WORDS.get(word, "")
+        if not field_of or not equals or not isfinite(value) or value < 0 or field_of in values:
             expected = ", ".join(f"{known}=MS" for known in _FORMULA_WORDS)
-            raise BadText([f"cost {text!r}: {part!r} is none of {expected}"])
-        values[word] = value / 1000
-    if not any(values.get(word) for word in _FORMULA_WORDS[:3]):
-        raise BadText([f"cost {text!r}: calls that take no time cannot be simulated"])
-    return FormulaCost(
-        fixed_s=values.get("fixed_ms", 0.0),
-        per_row_s=values.get("ms_per_row", 0.0),
-        per_element_s=values.get("ms_per_element", 0.0),
-        prepare_s=values.get("prepare_ms", 0.0),
-        has_batch=has_batch,
-        largest=tuple(largest),
-    )
+            raise typer.BadParameter(f"cost {text!r}: {part!r} is none of {expected}")
+        values[field_of] = value / 1000
+    if not any(value for name, value in values.items() if name != "prepare_s"):
+        raise typer.BadParameter(f"cost {text!r}: calls that take no time cannot be simulated")
+    return FormulaCost(**values, has_batch=has_batch, largest=tuple(largest))
 
 
 def true_costs(
@@ -196,10 +185,12 @@ def true_costs(
     if path is not None:
         tables = _read_tables(path)
     elif loaded is not None and not formulae:
-        tables = _measured_tables(loaded)
-    # One table is for the only model, whatever it is called; one without a name is for all.
-    for_any = list(tables.values()) if len(profiles) == 1 or "" in tables else []
-    only = for_any[0] if len(for_any) == 1 else None
+        from shapestream_workers.costs import costs_of
+
+        tables = _tables("\n".join(costs_of(loaded, as_json=True)))
+    # One table is for the only model, whatever it is called.
+    only = next(iter(tables.values())) if len(tables) == len(profiles) == 1 else None
+    by_name = {name: formula for name, _, formula in (text.rpartition("/") for text in formulae)}
     costs: dict[str, TrueCost] = {}
     for profile in profiles:
         if (table := tables.get(profile.name, only)) is not None:
@@ -211,56 +202,29 @@ def true_costs(
                     ]
                 )
             costs[profile.name] = TableCost(table, has_batch=profile.has_batch)
-        elif (formula := _formula(formulae, profile, largest[profile.name])) is not None:
-            costs[profile.name] = formula
+        elif (formula := by_name.get(profile.name, by_name.get(""))) is not None:
+            costs[profile.name] = parse_formula(
+                formula, has_batch=profile.has_batch, largest=largest[profile.name]
+            )
         else:
-            raise BadText(
-                [
-                    f"no costs of model {profile.name!r}: --costs FILE (a measured table), or a formula such as "
-                    f"--cost fixed_ms=3,ms_per_element=0.13"
-                ]
+            raise typer.BadParameter(
+                f"no costs of model {profile.name!r}: --costs FILE (a measured table), or a formula such as "
+                f"--cost fixed_ms=3,ms_per_element=0.13"
             )
     return costs
 
 
-def _formula(texts: Sequence[str], profile: ModelProfile, largest: tuple[int, ...]) -> TrueCost | None:
-    """The formula of this model, `NAME/...`, else the one for all models."""
-    by_name = {name: formula for name, _, formula in (text.rpartition("/") for text in texts)}
-    text = by_name.get(profile.name, by_name.get(""))
-    return None if text is None else parse_formula(text, has_batch=profile.has_batch, largest=largest)
-
-
 def _read_tables(path: Path) -> dict[str, CostTable]:
-    """Read one table, or several by model; a table without a name is for the only model."""
     try:
-        plain: Any = json.loads(path.read_text(encoding="utf-8"))
+        return _tables(path.read_text(encoding="utf-8"))
     except OSError as error:
         reason = "no such file" if isinstance(error, FileNotFoundError) else error.strerror
         raise ConfigurationError([f"{path}: {reason}"]) from error
-    except (ValueError, RecursionError) as error:
-        raise ConfigurationError([f"{path}: not JSON: {error}"]) from error
-    try:
-        return _tables(plain)
-    except (EngineError, TypeError, KeyError) as error:
-        message = f"{path}: {error} (expected what `models CONFIG --costs --json` prints, or one cost table)"
+    except (ValueError, RecursionError, EngineError, TypeError, KeyError) as error:
+        message = f"{path}: {error} (expected what `models CONFIG --costs --json` prints)"
         raise ConfigurationError([message]) from error
 
 
-def _tables(plain: Any) -> dict[str, CostTable]:
-    """Tables by model, from a list of tables with names, a mapping, or one table without a name."""
-    match plain:
-        case {"points": _}:
-            return {str(plain.get("model", "")): CostTable.from_dict(plain)}
-        case {}:
-            return {str(name): CostTable.from_dict(table) for name, table in plain.items()}
-        case [*tables]:
-            return {str(table["model"]): CostTable.from_dict(table) for table in tables}
-        case _:
-            raise TypeError("neither a list nor a mapping")
-
-
-def _measured_tables(loaded: LoadedSettings) -> dict[str, CostTable]:
-    """Tables that the workers of this file measured here before, else measured now."""
-    from shapestream_workers.costs import costs_of
-
-    return _tables(json.loads("\n".join(costs_of(loaded, as_json=True))))
+def _tables(text: str) -> dict[str, CostTable]:
+    """Tables by model, from JSON: a list of tables with names."""
+    return {str(table["model"]): CostTable.from_dict(table) for table in json.loads(text)}

@@ -1,0 +1,222 @@
+"""Deadlines: which requests are refused, wait no longer, or end early, because too little time is left.
+
+This is the whole policy but for one part: planner.py cuts a batch smaller rather than make a member late. A deadline is
+judged four times:
+
+- on arrival (`Deadlines.consider`): refused if not even an optimistic prediction meets it, or if the predicted wait and
+  call, with a margin, take longer than what is left;
+- while a model waits for company (`wait_until`): not at all if that could cost the deadline;
+- while it waits for its turn (`due`): ended when not even an optimistic prediction meets it any more;
+- in its turn under overload (`comes_too_late`): ended if its call would make it and all behind it late.
+
+Until costs are measured, only deadlines that have passed refuse or end anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import inf
+from typing import Final, NamedTuple
+
+from shapestream.scheduling.events import Arrival
+from shapestream.scheduling.queueing import RERUN, RUNNING, LazyHeap, ModelQueue, Request
+from shapestream.scheduling.slots import Slot, SlotTable
+
+SAFETY: Final = 1.4
+"""Factor by which estimated waits and calls are multiplied where they are compared with what is left of a deadline.
+
+Batches take longer in company, predictions err, and later requests may go first. Measured (docs/decisions.md): 1.25 loses
+5 % of the goodput where calls vary by 40 %; a factor learned from late results gained nothing over 1.4, and what one
+client did raised it for all."""
+
+OPTIMISM: Final = 0.5
+"""Of the predicted seconds; a deadline that not even this share leaves room for cannot be met."""
+
+MAX_RETRY_AFTER_S: Final = 60.0
+"""No caller is asked to wait longer than this, however slow the model."""
+
+
+class Refusal(NamedTuple):
+    """Why a request does not come in."""
+
+    code: str
+    message: str
+    retry_after_s: float | None = None
+
+
+class Deadlines:
+    """The live requests that have a deadline, and the rules by which they end early."""
+
+    __slots__ = ("_first", "_refused_at", "_slots")
+
+    def __init__(self, slots: SlotTable) -> None:
+        self._slots = slots
+        self._first = LazyHeap(RUNNING)
+        """By when not even an optimistic prediction would start them any more, while they wait; by their deadline
+        otherwise."""
+        self._refused_at: dict[str, float] = {}
+        """By model, the last time that a request was refused because of its predicted wait."""
+
+    def __len__(self) -> int:
+        return len(self._first)
+
+    def living(self) -> list[Request]:
+        """Every live request with a deadline; for checks only."""
+        return self._first.living()
+
+    # ------------------------------------------------------------ on arrival
+
+    def consider(
+        self,
+        arrival: Arrival,
+        deadline: float,
+        queue: ModelQueue,
+        company_call_s: float,
+        clients: Mapping[int, int],
+        now: float,
+    ) -> Refusal | None:
+        """Return why a deadline will not be met, or will hardly be, as far as that is known.
+
+        `company_call_s`: seconds of the call in good company, on the most common slot. `clients` are those that have
+        unfinished requests, and how many. Raises any error of a prediction.
+        """
+        alone_s = self._alone_s(arrival.sizes, queue)
+        pool = self._slots.pools[arrival.model]
+        if alone_s is None or not pool.count:
+            return None
+        left_s = deadline - now
+        idle = bool(pool.free) and not queue.waiting
+        free_s = pool.free_in_s(0.0, now)[0]
+        if OPTIMISM * (free_s + alone_s) >= left_s:
+            if idle:
+                # It is tried, until its deadline: a prediction that is far too long must not keep all from running.
+                return None
+            message = (
+                f"the deadline cannot be met: {left_s:.3f} s are left, a slot is free in about {free_s:.3f} s, "
+                f"and then it takes about {alone_s:.3f} s"
+            )
+            return Refusal("deadline_exceeded", message)
+        if idle:
+            return None
+        # A refusal a short while ago shows that the queue is as long as deadlines allow: it will not empty.
+        crowded = now - self._refused_at.get(arrival.model, -inf) < left_s
+        serving = self._slots.serving
+        queued_s = sum([other.cost_s / serving(other) for other in queue.sharing])
+        again_s = sum([other.again_s / serving(other) for other in queue.sharing])
+        # Its company is queued already, and the planner cuts a call smaller that would take most of the time left.
+        call_s = max(alone_s, min(company_call_s * pool.fastest, alone_s + queued_s, left_s / 2))
+
+        def wait_for_s(before_s: float) -> float:
+            """Seconds until the slots have done what they hold, reruns and suspects, and this work of the queue."""
+            return pool.free_in_s((again_s + before_s) * pool.count, now)[0]
+
+        if not crowded and SAFETY * (wait_for_s(queued_s) + call_s) <= left_s:
+            return None  # whatever its turn, no more goes before it
+        wait_s = wait_for_s(self._before_s(arrival, queue, clients, queued_s, crowded=crowded))
+        if not wait_s or SAFETY * (wait_s + call_s) <= left_s:
+            return None
+        self._refused_at[arrival.model] = now
+        message = (
+            f"the deadline would pass: {left_s:.3f} s are left, the wait is about {wait_s:.3f} s, "
+            f"and then it takes about {call_s:.3f} s"
+        )
+        return Refusal("overloaded", message, min(wait_s, MAX_RETRY_AFTER_S))
+
+    def _before_s(
+        self,
+        arrival: Arrival,
+        queue: ModelQueue,
+        clients: Mapping[int, int],
+        queued_s: float,
+        *,
+        crowded: bool,
+    ) -> float:
+        """Return the predicted seconds of queued work that goes before a request.
+
+        What has a smaller rank goes before in any case, and so does other work until the request's turn. While the queue
+        is `crowded`, newcomers take the turns of what is refused, so that may be more than `queued_s`, which is all that is
+        queued now.
+        """
+        rank = queue.shares.rank(arrival.client, arrival.priority, clients)
+        turn_s = queue.shares.turn_s(rank, len(clients))
+        if turn_s >= queued_s:
+            return turn_s if crowded else queued_s
+        smaller_s = [
+            min(other.cost_s, other.by_rank.cost_until(rank)) / self._slots.serving(other)
+            for other in queue.sharing
+            if other.count
+        ]
+        return max(turn_s, sum(smaller_s))
+
+    def _alone_s(self, sizes: tuple[int, ...], queue: ModelQueue) -> float | None:
+        """Return the predicted seconds of a request alone on the fastest slot; None while nothing is measured."""
+        usual_s = queue.costs.batch_s(sizes)
+        return None if usual_s is None else usual_s * self._slots.pools[queue.profile.name].fastest
+
+    # ------------------------------------------------------------ while it waits
+
+    def watch(self, request: Request, deadline: float, sizes: tuple[int, ...]) -> None:
+        """Remember the deadline of an admitted request, which came with these sizes."""
+        start_by = deadline - OPTIMISM * (self._alone_s(sizes, request.queue) or 0.0)
+        # What was let in although its prediction is too long is tried until its deadline.
+        self._first.push(start_by if start_by > request.arrived else deadline, request)
+
+    def wait_until(self, arrival: Arrival, queue: ModelQueue, now: float) -> float:
+        """Return until when a request may wait for company."""
+        until = now + queue.delay_s
+        if arrival.deadline is None:
+            return until
+        call_s = queue.costs.batch_s(arrival.sizes) or 0.0
+        return until if until + call_s < arrival.deadline else now
+
+    def due(self, now: float) -> Request | None:
+        """A request whose deadline has passed, or, while it waits, cannot be met any more; None if there is none."""
+        while (first := self._first.first()) is not None and first[0] <= now:
+            request = first[2]
+            deadline = request.deadline
+            if deadline is None or deadline <= now or request.state is not RUNNING:
+                return request
+            # It left the queue in time; now its deadline itself counts.
+            self._first.postpone(deadline)
+        return None
+
+    def next(self) -> float | None:
+        """When to look again."""
+        first = self._first.first()
+        return None if first is None else first[0]
+
+    def shrink(self, living: int) -> None:
+        """Throws out what has ended, if it outnumbers the `living` requests."""
+        self._first.shrink(living)
+
+    # ------------------------------------------------------------ in its turn
+
+    def comes_too_late(self, request: Request, slot: Slot, now: float) -> bool:
+        """Tell whether the turn of a request on this slot comes too late for a call in good company.
+
+        All must hold: a request of this model was refused for its predicted wait after this one came; this one did not run
+        before; and when the slot is free, it has waited for two thirds of its time at least. So a request that had little
+        time from the start is kept.
+
+        Some request will be late in any case, because the queue took longer than was estimated. A call that is cut so that
+        this one is in time makes all behind it later, and they are as near to their deadlines. Then their calls are cut as
+        well, and soon the slots run calls of one row. Measured in docs/decisions.md.
+        """
+        queue = request.queue
+        deadline = request.deadline
+        if deadline is None or request.state is RERUN:
+            return False
+        if self._refused_at.get(queue.profile.name, -inf) < request.arrived:
+            return False
+        starts_at = slot.free_at(now)
+        left_s = deadline - starts_at
+        if starts_at - request.arrived < 2.0 * left_s:
+            return False
+        surface = queue.costs.surface(slot.id)
+        if not surface.measured:
+            return False
+        try:
+            _, call_s = surface.company_s(request.rows, request.shape)
+        except Exception:  # noqa: BLE001 - what cannot be priced is tried
+            return False
+        return left_s < call_s * surface.slowdown
