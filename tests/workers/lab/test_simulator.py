@@ -29,7 +29,7 @@ def traffic(count: int, rate: float, model: SizedModel = LENGTHS, seed: int = 0,
 @pytest.mark.parametrize("load", [0.3, 0.6, 0.8])
 def test_one_slot_at_constant_cost_waits_as_pollaczek_and_khinchine_say(load: float) -> None:
     """M/D/1: the mean wait is load x service / (2 (1 - load))."""
-    simulated = play(PlainServer(1), traffic(100_000, load / 0.01), fixed_s=0.01, per_element_s=0.0)
+    simulated = play(PlainServer(1), traffic(25_000, load / 0.01), fixed_s=0.01, per_element_s=0.0)
     summary = figures_of(simulated)
     expected = 0.01 + load * 0.01 / (2 * (1 - load))
     assert expected == pytest.approx(summary["mean_s"], rel=0.04)
@@ -41,7 +41,7 @@ def test_noise_makes_waits_longer_as_pollaczek_and_khinchine_say() -> None:
     load, sigma = 0.6, 0.8
     simulated = play(
         PlainServer(1),
-        traffic(100_000, load / 0.01),
+        traffic(25_000, load / 0.01),
         fixed_s=0.01,
         per_element_s=0.0,
         noise=sigma,
@@ -52,8 +52,8 @@ def test_noise_makes_waits_longer_as_pollaczek_and_khinchine_say() -> None:
 
 def test_several_slots_wait_less_than_one_and_work_as_much() -> None:
     """M/D/2 at the same load per slot: less than half the wait of M/D/1."""
-    one = figures_of(play(PlainServer(1), traffic(30_000, 70), fixed_s=0.01, per_element_s=0.0))
-    two = figures_of(play(PlainServer(1), traffic(30_000, 140), slots=2, fixed_s=0.01, per_element_s=0.0))
+    one = figures_of(play(PlainServer(1), traffic(10_000, 70), fixed_s=0.01, per_element_s=0.0))
+    two = figures_of(play(PlainServer(1), traffic(10_000, 140), slots=2, fixed_s=0.01, per_element_s=0.0))
     assert two["mean_s"] - 0.01 < 0.6 * (one["mean_s"] - 0.01)
     assert one["utilisation"] == pytest.approx(two["utilisation"], rel=0.03)
 
@@ -113,7 +113,7 @@ def test_every_request_ends_once_and_no_slot_does_more_than_there_is_time(
 def test_the_same_seed_gives_the_same_future(policy: Any) -> None:
     """Decisions depend on events and times only."""
     runs = [
-        play(policy(), traffic(2000, 150, seed=seed), slots=2, noise=0.2).requests.ended.tobytes()
+        play(policy(), traffic(500, 150, seed=seed), slots=2, noise=0.2).requests.ended.tobytes()
         for seed in (1, 1, 2)
     ]
     assert runs[0] == runs[1]
