@@ -6,7 +6,6 @@ way back. Neither knows of sockets, events or an engine's tensors.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 
 from shapestream_engine.layout import RequestShape, Tensors, value
@@ -47,7 +46,7 @@ class Batch:
     is left: a process may be stopped between two looks at a clock."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class BatchReport:
     """Outcome of a batch. One comes for each batch that was started, unless its slot is lost first."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import grimp
@@ -28,6 +29,7 @@ OPTIONAL = {
 }
 
 
+@cache
 def imported_names(path: Path) -> set[str]:
     """Top-level names of all modules that a file imports, anywhere in it."""
     found: set[str] = set()
@@ -36,7 +38,10 @@ def imported_names(path: Path) -> set[str]:
             found |= {alias.name.partition(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             found.add(node.module.partition(".")[0])
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+        elif isinstance(node, ast.Call) and "import_module" in (
+            getattr(node.func, "attr", ""),
+            getattr(node.func, "id", ""),
+        ):
             found |= {
                 str(word.value).partition(".")[0] for word in node.args if isinstance(word, ast.Constant)
             }

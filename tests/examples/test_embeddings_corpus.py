@@ -59,13 +59,12 @@ def test_duplicates_tests_and_private_modules_are_left_out(tmp_path: Path) -> No
 
 
 def test_order_is_shuffled_and_repeatable() -> None:
-    """The standard library gives thousands of docstrings, in a mixed order that is the same each time."""
+    """A package's docstrings come in a mixed order that is the same each time."""
     package = Path(email.__path__[0])
-    assert collect(package) == collect(package)
-    found = collect()
-    assert len(found) > 2000
-    modules = [docstring.name.partition(".")[0] for docstring in found[:100]]
-    assert len(set(modules)) > 20
+    found = collect(package)
+    assert found == collect(package)
+    modules = [docstring.name.partition(".")[0] for docstring in found[:30]]
+    assert len(set(modules)) > 5
 
 
 def test_tokens_are_those_of_the_vocabulary(tokenizer: SentenceTokenizer) -> None:

@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import gc
 import sys
+from collections.abc import Callable
 
 from shapestream_workers.interruption import interrupted, obey
 from shapestream_workers.process import open_standard_streams
@@ -20,12 +22,26 @@ def main() -> None:
         sys.exit(health(sys.argv[2:]))
     try:
         obey(next(iter(sys.argv[1:]), ""))
-        from shapestream_workers.cli import main as any_command
-
-        any_command()
+        _command_line()()
     except KeyboardInterrupt:
         # While it was still being imported.
         sys.exit(interrupted())
+
+
+def _command_line() -> Callable[[], None]:
+    """Import the command line, without two things that make a third of it.
+
+    The garbage collector finds nothing in modules, and looks at all of them again at the end. structlog imports rich,
+    where it is installed, for tracebacks that our logs do not use.
+    """
+    gc.disable()
+    sys.modules["rich"] = None  # type: ignore[assignment] # Python's way to say that there is none
+    from shapestream_workers.cli import main as any_command
+
+    del sys.modules["rich"]
+    gc.freeze()
+    gc.enable()
+    return any_command
 
 
 if __name__ == "__main__":

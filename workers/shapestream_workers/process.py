@@ -27,6 +27,11 @@ EXIT_UNUSABLE = 4
 """A worker's server has no use for this process: it has read other bytes of a model's files than those that are served,
 or it speaks another version. A process that is started anew may be right."""
 
+READY_LINE = b"ready\n"
+"""Line that a worker writes to stdout each time that the server has welcomed it."""
+REPLACE_LINE = b"replace\n"
+"""Line that a worker writes to stdout when it has passed its memory limit; it goes on serving."""
+
 _LIBRARIES = ("trio", "pyzmq", "msgpack", "numpy", "openvino", "onnxruntime", "torch", "torch_xla")
 
 
@@ -96,6 +101,11 @@ def exit_after(seconds: float) -> None:
     timer = threading.Timer(seconds, os._exit, (EXIT_RUNTIME,))
     timer.daemon = True
     timer.start()
+
+
+def registered_name(worker: str, pid: int) -> str:
+    """The name of a worker before the server, which must never take one process for another."""
+    return f"{worker}-{pid}"
 
 
 def versions() -> dict[str, str]:

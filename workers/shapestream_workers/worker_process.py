@@ -37,10 +37,12 @@ from shapestream_workers.process import (
     EXIT_OK,
     EXIT_RUNTIME,
     EXIT_UNUSABLE,
+    READY_LINE,
+    REPLACE_LINE,
     exit_after,
     keep_what_is_loaded,
+    registered_name,
 )
-from shapestream_workers.supervisor.processes import READY_LINE, REPLACE_LINE, registered_name
 from shapestream_workers.worker import Worker
 
 if TYPE_CHECKING:

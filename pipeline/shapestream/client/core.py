@@ -70,7 +70,7 @@ class Inbox:
         """`deliver` gets the tickets that are refused; `take_turn` is called in the core's event loop after posts."""
         self._deliver = deliver
         self._take_turn = take_turn
-        self._items: deque[Posted] = deque()
+        self.items: deque[Posted] = deque()
         self._awake = False
         """Whether a turn is due that has not begun: items posted until then need no further wake-up."""
         self._closed = False
@@ -88,7 +88,7 @@ class Inbox:
 
     def post(self, item: Posted) -> None:
         """Hand something to the core; what is posted until its turn shares that turn."""
-        self._items.append(item)
+        self.items.append(item)
         # Two threads may see False; then the core is woken twice. If a Ctrl-C strikes between the next two
         # lines, the core sleeps on: withdrawals therefore always wake it, and so does every heartbeat.
         if not self._awake or type(item) is Withdraw or type(item) is WithdrawAll:
@@ -96,10 +96,6 @@ class Inbox:
             self.wake()
         if self._closed:
             self._refuse_leftovers()
-
-    def put(self, item: Posted) -> None:
-        """Add something for a turn that is about to begin."""
-        self._items.append(item)
 
     def wake(self) -> None:
         """Make the core take a turn soon; before it runs, it will take one anyway."""
@@ -118,13 +114,10 @@ class Inbox:
         """Wake the core in this trio run from now on."""
         self._token = trio.lowlevel.current_trio_token()
 
-    def __len__(self) -> int:
-        return len(self._items)
-
     def take(self) -> Iterator[Posted]:
         """All items, in order, also those posted meanwhile."""
         self._awake = False
-        items = self._items
+        items = self.items
         while items:
             yield items.popleft()
 
@@ -139,7 +132,7 @@ class Inbox:
         refused: list[AnyTicket] = []
         with contextlib.suppress(IndexError):
             while True:
-                item = self._items.popleft()
+                item = self.items.popleft()
                 match item:
                     case Withdraw() | WithdrawAll():
                         continue
@@ -205,16 +198,37 @@ class Core:
         self._stopping = True
         self._inbox.wake()
 
-    def ask(self, question: Question) -> None:
+    def ask(self, question: Question) -> bool:
         """Post a question from the core's own event loop. A request that is likely to be alone in its turn is sent at once.
 
-        That is so where no other is at the server, and the last one was alone.
+        That is so where no other is at the server, and the last one was alone. Then the answer is True: see `watch_for`.
         """
-        if self._one_by_one and type(question) is RequestTicket and not self._session.awaits_replies:
-            self._inbox.put(question)
+        alone = (
+            self._one_by_one
+            and type(question) is RequestTicket
+            and not self._session.ledger.outstanding_requests
+            and not self._inbox.items
+        )
+        if alone:
+            self._session.submit(question)
             self._turn()
         else:
             self.post(question)
+        return alone
+
+    @trio.lowlevel.enable_ki_protection
+    async def watch_for(self, ticket: Question) -> None:
+        """Watch the connection in the task of a request that is alone at the server. It may return before the answer."""
+        ledger, connection = self._session.ledger, self._connection
+        if connection is not None:
+            await connection.watch_while(lambda: ticket.outcome is None and ledger.outstanding_requests == 1)
+            if ledger.outstanding_requests:
+                connection.wake_watcher()
+
+    def wake_watcher(self) -> None:
+        """Let a task in `watch_for` see that its request has ended, or is not alone any more."""
+        if self._connection is not None:
+            self._connection.wake_watcher()
 
     # ------------------------------------------------------------ the tasks
 
@@ -250,6 +264,7 @@ class Core:
             self._timer.cancel()
         else:
             self._turn()
+            self.wake_watcher()
 
     def _set_timer(self, now: float) -> None:
         """Let the timer fire at the session's next wake-up, where it would fire later."""
@@ -272,6 +287,7 @@ class Core:
                     self._turn()
                     while True:
                         self._received(await connection.receive())
+                        self.wake_watcher()
             connection.close()
             self._session.refused(self._connector.refusal())
             self._unsent.clear()
@@ -307,7 +323,7 @@ class Core:
                 if bad.id is not None:
                     reason = f"the server's answer could not be read: {bad.message}"
                     self._session.fail(bad.id, InternalError(reason))
-        if self._inbox or self._session.turn_is_due:
+        if self._inbox.items or self._session.turn_is_due:
             self._turn()
         elif finished := self._session.take_finished():
             self._deliver(finished)
@@ -328,13 +344,14 @@ class Core:
     @trio.lowlevel.enable_ki_protection
     def _turn(self) -> None:
         now = self.clock()
-        finished = self._take_inbox() if self._inbox else []
+        finished = self._take_inbox() if self._inbox.items else []
         turn = self._session.turn(now, may_send=not self._unsent)
         if turn.entries:
             self._send(turn.entries)
         finished += turn.finished
         if finished:
             self._deliver(finished)
+            self.wake_watcher()
         if turn.reconnect:
             self._connection_scope.cancel()
         self._set_timer(now)

@@ -12,6 +12,7 @@ from typing import TypeAlias
 
 from shapestream_engine.batch import ErrorCode
 from shapestream_engine.cost_table import CostTable
+from shapestream_engine.layout import value
 
 
 class ContractError(ValueError):
@@ -95,7 +96,7 @@ class ModelAdded:
     model: ModelProfile
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class Arrival:
     """One request that is valid for its model's signature. The scheduler admits or refuses it."""
 
@@ -111,7 +112,7 @@ class Arrival:
     """Higher goes first."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class RequestsArrived:
     """Everything that arrived in one turn of the event loop, in order."""
 
@@ -181,7 +182,7 @@ class SlotLeft:
     a silent worker says nothing about the requests."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class BatchFinished:
     """A batch ran. `expired` are members that were left out: their deadline had passed before the start."""
 
@@ -233,7 +234,7 @@ Event: TypeAlias = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class StartBatch:
     """Run these requests as a batch of this shape on this slot."""
 
@@ -247,7 +248,7 @@ class StartBatch:
     """The batch that runs on this slot, behind which this one is queued; None: the slot is idle."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class DeliverResults:
     """Deliver a batch's results to these members; the others (cancelled, gone, late) have actions of their own."""
 

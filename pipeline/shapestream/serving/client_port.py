@@ -8,6 +8,7 @@ request is answered by its own id. Nothing here awaits but the socket.
 from __future__ import annotations
 
 from collections.abc import Callable, Set
+from itertools import count
 from typing import Any
 
 import structlog
@@ -74,6 +75,7 @@ class ClientPort:
             window_bytes=settings.window_bytes,
         )
         self._dispatcher = dispatcher
+        self._ids = count(1)
         self._models = models
         self._settings = settings
         self._statistics = egress.outgoing.statistics
@@ -208,26 +210,30 @@ class ClientPort:
         if (excess := self.sessions.excess(session, nbytes)) is not None:
             self._fail(session, sequence, "overloaded", excess)
             return False
+        remaining_ms = entry.remaining_ms
         record = RequestRecord(
-            self._dispatcher.next_id(),
-            session,
-            sequence,
-            model,
-            shape,
-            entry.tensors,
-            now,
-            self._deadline(session, entry.remaining_ms, now),
-            entry.priority,
+            id=next(self._ids),
+            client=session.number,
+            model=model.name,
+            # Where the ports tell the answer no call is made, whatever sizes are claimed.
+            sizes=shape.rounded if shape.answer is None else (0,) * len(shape.rounded),
+            nbytes=nbytes,
+            deadline=None if remaining_ms is None else self._deadline(session, remaining_ms, now),
+            priority=entry.priority,
+            session=session,
+            sequence=sequence,
+            served=model,
+            shape=shape,
+            tensors=entry.tensors,
+            arrived=now,
         )
         session.begin(record)
         self._statistics.requests += 1
         self._arrived.append(record)
         return True
 
-    def _deadline(self, session: Session, remaining_ms: int | None, now: float) -> float | None:
+    def _deadline(self, session: Session, remaining_ms: int, now: float) -> float:
         """The deadline by our own clock, counted from sending. Asks for the time if half of it was lost on the way."""
-        if remaining_ms is None:
-            return None
         deadline = session.clock.sent_at(now) + remaining_ms * 0.001
         if remaining_ms and deadline - now < remaining_ms * 0.0005 and session.clock.ask(now):
             # The client repeats its credit with its clock: did that stand still, or was its message slow?
@@ -241,7 +247,7 @@ class ClientPort:
         """
         sequence, answered = entry.sequence, session.answered
         if (record := session.running.get(sequence)) is not None:
-            if record.model.number == entry.model and same_tensors(record.tensors, entry.tensors):
+            if record.served.number == entry.model and same_tensors(record.tensors, entry.tensors):
                 self._statistics.duplicates += 1
             else:
                 self._fail(session, sequence, Conflict.code, f"{_CONFLICT}, which is being worked on")

@@ -2,14 +2,12 @@
 
 Batches go to slots, answers to egress, lines to the journal. The books of requests, slots and batches are kept here.
 Every method is synchronous and is called from the event loop's one thread, so that nothing comes between a
-decision and its effect. An effect may itself be an event (a slot that cannot be reached has left): such
-events wait in line until the actions before them are done.
+decision and its effect. No effect is an event: a slot that cannot be reached is found when the turn ends.
 """
 
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import count
 from time import perf_counter
@@ -64,13 +62,11 @@ class Dispatcher:
         self._book = SlotBook()
         self._clock = clock
         self._prefetch = prefetch
-        self._ids = count(1)
         self._requests: dict[int, RequestRecord] = {}
         """Those that have no terminal reply yet, by number."""
+        self._run_once: set[int] = set()
+        """Those of them that were started and must not run twice."""
         self.slots: Mapping[int, SlotRecord] = self._book.slots
-        self._events: deque[events.Event] = deque()
-        """Events that arose from actions still being carried out; empty between turns."""
-        self._handling = False
         self._handed_back = False
         self._alarm_at = math.inf
         """When the alarm rings: at the earliest time that the scheduler waits for."""
@@ -80,40 +76,21 @@ class Dispatcher:
 
     # ---------------------------------------------------------------- events
 
-    def next_id(self) -> int:
-        """A request number that was never used before."""
-        return next(self._ids)
-
     def submit(self, records: Sequence[RequestRecord], now: float) -> None:
         """Everything that arrived in one turn, as one event."""
         if self.quarantine:
             records = self._without_quarantined(records, now)
         known = self._requests
-        arrivals = []
         for record in records:
             known[record.id] = record
-            shape = record.shape
-            arrivals.append(
-                events.Arrival(
-                    id=record.id,
-                    client=record.session.number,
-                    model=record.model.name,
-                    # Where the ports tell the answer no call is made, whatever sizes are claimed.
-                    sizes=shape.rounded if shape.answer is None else (0,) * len(shape.rounded),
-                    nbytes=shape.total_nbytes,
-                    deadline=record.deadline,
-                    priority=record.priority,
-                )
-            )
         self._journal.arrived(records)
-        self._journal.statistics.scheduled_requests += len(records)
-        self._handle(events.RequestsArrived(requests=tuple(arrivals)), now)
+        self._handle(events.RequestsArrived(requests=tuple(records)), now)
 
     def _without_quarantined(self, records: Sequence[RequestRecord], now: float) -> list[RequestRecord]:
         """Answers those at once that equal what killed workers before; the others are returned."""
         others = []
         for record in records:
-            if self.quarantine.holds(record.model.name, record.tensors, now):
+            if self.quarantine.holds(record.model, record.tensors, now):
                 self._requests[record.id] = record
                 message = (
                     "a request like this one killed the worker that ran it, and is not run again for a while"
@@ -183,9 +160,8 @@ class Dispatcher:
         self._book.leave([slot])
         self._handle(events.SlotLeft(slot=slot.number), now)
 
-    def batches_reported(self, reports: Iterable[BatchReport]) -> None:
+    def batches_reported(self, reports: Iterable[BatchReport], now: float) -> None:
         """Batches that ran, or failed: everything that was reported in one turn."""
-        now = self._clock()
         for report in reports:
             running = self._book.reported(report.batch, now)
             if running is None:
@@ -226,23 +202,13 @@ class Dispatcher:
     # ---------------------------------------------------------------- decisions
 
     def _handle(self, event: events.Event, now: float) -> None:
-        self._events.append(event)
-        if self._handling or self._handed_back:
+        if self._handed_back:
             return
-        self._handling = True
-        try:
-            while self._events:
-                for action in self._decide(self._events.popleft(), now):
-                    self._carry_out(action, now)
-        finally:
-            self._handling = False
-
-    def _decide(self, event: events.Event, now: float) -> list[Action]:
-        """The scheduler's decision, which is timed here, since it knows no clock."""
-        began = perf_counter()
+        began = perf_counter()  # the decision is timed here, since the scheduler knows no clock
         actions = self._scheduler.handle(event, now)
         self._journal.statistics.scheduling_s += perf_counter() - began
-        return actions
+        for action in actions:
+            self._carry_out(action, now)
 
     # ---------------------------------------------------------------- effects
 
@@ -258,7 +224,10 @@ class Dispatcher:
                     self._put_in_quarantine(action, now)
                 self._fail(action)
             case ForgetRequest():
-                self._egress.forgotten(self._end(action.id))
+                may_have_run = action.id in self._run_once
+                record = self._end(action.id)
+                if may_have_run:
+                    self._egress.forgotten(record)
             case CancelBatch():
                 running = self._book.batches.get(action.batch)
                 if running is not None:
@@ -280,33 +249,34 @@ class Dispatcher:
     def _start(self, action: StartBatch, now: float) -> None:
         known = self._requests
         records = [known[request] for request in action.requests]
-        if not records[0].model.profile.idempotent:
-            for record in records:
-                record.started = True
+        if not records[0].served.profile.idempotent:
+            self._run_once.update(action.requests)
         running = self._book.start(action, records, now)
         self._journal.started(running)
-        running.send()
+        running.slot.worker.port.say(running.slot, running.batch)
 
     def _deliver(self, action: DeliverResults, now: float) -> None:
         running = self._book.batches[action.batch]
-        outputs = running.outputs_of(action.requests)
-        end = self._end
-        self._egress.deliver([end(request) for request in action.requests], outputs, running, now)
+        records = [self._end(request) for request in action.requests]
+        self._egress.deliver(records, running.outputs_of(action.requests), running, now)
         self._journal.delivered(action)
 
     def _put_in_quarantine(self, action: FailRequest, now: float) -> None:
         record = self._requests[action.id]
-        digest = self.quarantine.keep(record.model.name, record.tensors, now)
+        digest = self.quarantine.keep(record.model, record.tensors, now)
         self._journal.poisoned(record, action, digest)
 
     def _fail(self, action: FailRequest) -> None:
         """End a request without a result."""
         self._journal.request_failed(action)
-        self._egress.fail(self._end(action.id), action)
+        may_have_run = action.id in self._run_once
+        self._egress.fail(self._end(action.id), action, may_have_run=may_have_run)
 
     def _end(self, request: int) -> RequestRecord:
         """The request's one end: its record goes, and its client's credit comes back."""
         record = self._requests.pop(request)
+        if self._run_once:
+            self._run_once.discard(request)
         record.session.end(record)
         return record
 

@@ -45,32 +45,33 @@ class Egress:
             if tensors is None:
                 raise AssertionError(f"{record!r} was delivered, but has no output")
             if timings is None or record.arrived != arrived:
-                _count(counters, timings, alike)
+                if timings is not None:
+                    _count(counters, timings, alike)
                 alike, arrived = 0, record.arrived
                 timings = batch.timings(arrived, now)
             alike += 1
             session, sequence = record.session, record.sequence
             result = Result(sequence=sequence, timings=timings, tensors=tensors)
             say(session, result)
-            keep(session.answered, sequence, record.model.number, record.tensors, result)
-        _count(counters, timings, alike)
+            keep(session.answered, sequence, record.served.number, record.tensors, result)
+        if timings is not None:
+            _count(counters, timings, alike)
 
-    def fail(self, record: RequestRecord, action: FailRequest) -> None:
-        """Reply to an admitted request that ends without a result."""
+    def fail(self, record: RequestRecord, action: FailRequest, *, may_have_run: bool) -> None:
+        """Reply to an admitted request that ends without a result. `may_have_run`: and must not run twice."""
         code, message = action.code, action.message
-        if record.started and code in REFUSALS:
+        if may_have_run and code in REFUSALS:
             code, message = WorkerLost.code, f"{message}; {_MAY_HAVE_RUN}"
         failure = _failure(record.sequence, code, message, action.retry_after_s)
-        self._statistics.of(record.model.name).failures[failure.code] += 1
+        self._statistics.of(record.model).failures[failure.code] += 1
         self._tell(record.session, failure)
         if code not in REFUSALS:
             self._keep(record, failure)
 
     def forgotten(self, record: RequestRecord) -> None:
-        """Note the end of a request whose client is gone, so that it does not run twice if its model forbids that."""
-        if record.started:
-            why = f"its client left while it ran; {_MAY_HAVE_RUN}"
-            self._keep(record, _failure(record.sequence, WorkerLost.code, why))
+        """Note the end of a request that may have run and must not run twice, and whose client is gone."""
+        why = f"its client left while it ran; {_MAY_HAVE_RUN}"
+        self._keep(record, _failure(record.sequence, WorkerLost.code, why))
 
     def refuse(self, session: Session, sequence: int, code: str, message: str) -> None:
         """Reply to a request that was not admitted, and has no record."""
@@ -82,17 +83,18 @@ class Egress:
         self.outgoing.say(session, reply)
 
     def _keep(self, record: RequestRecord, failure: Failure) -> None:
-        self.kept.keep(record.session.answered, record.sequence, record.model.number, record.tensors, failure)
+        self.kept.keep(
+            record.session.answered, record.sequence, record.served.number, record.tensors, failure
+        )
 
     def _tell(self, session: Session, failure: Failure) -> None:
         self._statistics.failures[failure.code] += 1
         self.outgoing.say(session, failure)
 
 
-def _count(counters: ModelCounters, timings: Timings | None, times: int) -> None:
-    if timings is not None:
-        counters.queue_us.record(timings.queue_us, times)
-        counters.total_us.record(timings.total_us, times)
+def _count(counters: ModelCounters, timings: Timings, times: int) -> None:
+    counters.queue_us.record(timings.queue_us, times)
+    counters.total_us.record(timings.total_us, times)
 
 
 def _failure(sequence: int, code: str, message: str, retry_after_s: float | None = None) -> Failure:

@@ -34,6 +34,7 @@ class Journal:
 
     def arrived(self, records: Sequence[RequestRecord]) -> None:
         """Note requests that go to the scheduler."""
+        self.statistics.scheduled_requests += len(records)
         if self._trace is not None:
             self._record(self._trace, records)
         if not self._debug:
@@ -44,7 +45,7 @@ class Journal:
                 request=record.id,
                 client=record.session.label,
                 sequence=record.sequence,
-                model=record.model.name,
+                model=record.model,
             )
 
     def close(self) -> None:
@@ -54,12 +55,11 @@ class Journal:
 
     def _record(self, trace: TraceRecorder, records: Sequence[RequestRecord]) -> None:
         for record in records:
-            model = record.model
             trace.record(
                 record.arrived,
-                record.session.number,
-                model.name,
-                model.signature.dimensions,
+                record.client,
+                record.model,
+                record.served.signature.dimensions,
                 record.shape.sizes,
                 record.deadline,
                 record.priority,
@@ -93,8 +93,9 @@ class Journal:
             action.model,
             report.calls or ((1, action.sizes),),
             requests=len(action.requests) - len(expired),
-            rows=running.member_rows,
-            elements=_elements(running, expired),
+            rows=sum([record.shape.rows for record in running.records]),
+            # What the requests that ran would have computed without any padding.
+            elements=sum([record.shape.elements for record in running.records if record.id not in expired]),
             run_us=running.run_us,
             busy_us=round(report.busy_s * 1e6),
             reallocations=report.reallocations,
@@ -152,7 +153,7 @@ class Journal:
             request=record.id,
             client=record.session.label,
             sequence=record.sequence,
-            model=record.model.name,
+            model=record.model,
             sizes=record.shape.sizes,
             digest=digest,
             why=action.message,
@@ -177,12 +178,3 @@ class Journal:
         """Note a request that ends without a result."""
         if self._debug:
             log.debug("request failed", request=action.id, code=action.code, why=action.message)
-
-
-def _elements(running: RunningBatch, expired: frozenset[int]) -> int:
-    """What the requests that ran would have computed without any padding."""
-    elements = sum(running.elements)
-    if expired:
-        requests = zip(running.action.requests, running.elements, strict=True)
-        elements -= sum(own for request, own in requests if request in expired)
-    return elements

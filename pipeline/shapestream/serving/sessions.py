@@ -9,62 +9,31 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import count
 
+from shapestream.scheduling.events import Arrival
 from shapestream.serving.kept_replies import Answered, ClientId, KeptReplies
 from shapestream.serving.models import ServedModel
 from shapestream.serving.outgoing import Link
 from shapestream.serving.peer_clock import PeerClock
 from shapestream.settings import ServerSettings
-from shapestream_engine.layout import RequestShape, Tensors
+from shapestream_engine.layout import RequestShape, Tensors, value
 
 PLACES_PER_KEY = 9
 """One key may have all places but one in nine, so that others find room beside it."""
 
 
-class RequestRecord:
-    """One admitted request, from its arrival to its terminal reply."""
+@value
+class RequestRecord(Arrival):
+    """One admitted request, from its arrival to its terminal reply. The scheduler knows it by its number."""
 
-    __slots__ = (
-        "arrived",
-        "deadline",
-        "id",
-        "model",
-        "priority",
-        "sequence",
-        "session",
-        "shape",
-        "started",
-        "tensors",
-    )
-
-    def __init__(
-        self,
-        id: int,  # noqa: A002 - the word that the scheduler uses
-        session: Session,
-        sequence: int,
-        model: ServedModel,
-        shape: RequestShape,
-        tensors: Tensors,
-        arrived: float,
-        deadline: float | None,
-        priority: int,
-    ) -> None:
-        self.id = id
-        """The server's own number, never used twice; the scheduler knows the request by it."""
-        self.session = session
-        self.sequence = sequence
-        self.model = model
-        self.shape = shape
-        self.tensors = tensors
-        self.arrived = arrived
-        self.deadline = deadline
-        self.priority = priority
-        self.started = False
-        """Whether it may have run, for models that are not idempotent; others are not noted."""
+    session: Session
+    sequence: int
+    served: ServedModel
+    shape: RequestShape
+    tensors: Tensors
+    arrived: float
 
     def __repr__(self) -> str:
-        return (
-            f"<request {self.id}: {self.model.name} {self.shape.sizes}, {self.session.label}:{self.sequence}>"
-        )
+        return f"<request {self.id}: {self.model} {self.shape.sizes}, {self.session.label}:{self.sequence}>"
 
 
 class KeyUse:
@@ -134,7 +103,7 @@ class Session(Link):
 
     def begin(self, record: RequestRecord) -> None:
         """Count a request that was admitted."""
-        nbytes = record.shape.total_nbytes
+        nbytes = record.nbytes
         self.running[record.sequence] = record
         self.held_bytes += nbytes
         if self.key_use is not None:
@@ -143,7 +112,7 @@ class Session(Link):
 
     def end(self, record: RequestRecord) -> None:
         """Count a request no longer: it has its terminal reply."""
-        nbytes = record.shape.total_nbytes
+        nbytes = record.nbytes
         del self.running[record.sequence]
         self.held_bytes -= nbytes
         if self.key_use is not None:

@@ -63,7 +63,6 @@ class Worker(Link):
 
     __slots__ = (
         "_checks",
-        "_outgoing",
         "answered_at",
         "costs",
         "digests",
@@ -74,6 +73,7 @@ class Worker(Link):
         "name",
         "parting_since",
         "pid",
+        "port",
         "session",
         "slots",
         "token",
@@ -95,7 +95,7 @@ class Worker(Link):
         """Number of the session; this server uses none twice."""
         self.token = os.urandom(16)
         """The proof by which its slots are known."""
-        self._outgoing = outgoing
+        self.port = outgoing
         self.slots = [SlotRecord(self, slot, now) for slot in range(offer.slots)]
         self._checks = {key: ReportCheck(signature) for key, signature in offer.models.items()}
         self.draining = False
@@ -125,23 +125,19 @@ class Worker(Link):
         """Whether all its slots have greeted."""
         return all(slot.has_greeted for slot in self.slots)
 
-    def execute(self, slot: SlotRecord, execute: Execute) -> None:
-        """Send a batch on its way to a slot."""
-        self._outgoing.say(slot, execute)
-
     def cancel(self, slot: SlotRecord, batch: int) -> None:
         """Say that the results of a batch are not needed; its report still comes."""
-        self._outgoing.say(self, CancelBatch(batch=batch, slot=slot.slot))
+        self.port.say(self, CancelBatch(batch=batch, slot=slot.slot))
 
     def recall(self, slot: SlotRecord, batch: int) -> None:
         """Ask for a batch back; whether it had begun is in its report."""
-        self._outgoing.say(self, RecallBatch(batch=batch, slot=slot.slot))
+        self.port.say(self, RecallBatch(batch=batch, slot=slot.slot))
 
     def kill(self, reason: str) -> None:
         """End its process, since a slot hangs: the worker port does so when this turn's decisions are carried out."""
         if self.killed_for is None and self.peer is not None:
             self.killed_for = reason
-            self._outgoing.lost.append((self, reason))
+            self.port.lost.append((self, reason))
 
     def judge(self, running: RunningBatch, report: BatchReport, now: float) -> BatchReport:
         """The report with its times clipped to the time since the batch was sent.
@@ -267,11 +263,9 @@ class RunningBatch:
     __slots__ = (
         "action",
         "batch",
-        "elements",
-        "member_rows",
         "outputs",
         "recalled",
-        "rows",
+        "records",
         "run_us",
         "sent_at",
         "slot",
@@ -290,13 +284,9 @@ class RunningBatch:
         """When the batch that it was queued behind was reported."""
         self.recalled = False
         """Whether it was asked back."""
-        self.rows = action.sizes[0] if records[0].model.profile.has_batch else 1
-        """Of the call."""
-        self.member_rows = sum([record.shape.rows for record in records])
-        """Of the requests: those that fill the call up are not among them."""
-        self.elements = [record.shape.elements for record in records]
-        """Of each member, without any padding."""
-        deadlines = [record.deadline for record in records]
+        self.records = records
+        """Its members; rows that fill the call up are not among them."""
+        deadlines = tuple([record.deadline for record in records])
         self.batch = Execute(
             batch=action.batch,
             slot=slot.slot,
@@ -304,17 +294,13 @@ class RunningBatch:
             sizes=action.sizes,
             members=tuple([record.tensors for record in records]),
             shapes=tuple([record.shape for record in records]),
-            start_before=None if deadlines.count(None) == len(deadlines) else tuple(deadlines),
+            start_before=None if deadlines.count(None) == len(deadlines) else deadlines,
             session=slot.worker.session,
             sent_us=round(now * 1e6),
         )
         self.outputs: Sequence[Tensors | None] = ()
         """Parallel to the members, once it has run."""
         self.run_us = 0
-
-    def send(self) -> None:
-        """Send it to its slot."""
-        self.slot.worker.execute(self.slot, self.batch)
 
     def cancel(self) -> None:
         """Say that its results are not needed."""
@@ -357,7 +343,7 @@ class RunningBatch:
             run_us=self.run_us,
             total_us=round((now - arrived) * 1e6),
             batch_requests=len(self.action.requests),
-            batch_rows=self.rows,
+            batch_rows=self.action.sizes[0] if self.records[0].served.profile.has_batch else 1,
             worker=self.slot.label,
             digest=self.slot.worker.digests.get(self.action.model),
         )

@@ -22,6 +22,10 @@ MAX_TEXT_CHARACTERS = 2000
 # Keys that a rate limit tells apart; beyond it the oldest is forgotten, and may log again early.
 MAX_RATE_LIMIT_KEYS = 1024
 
+# Without the variables of the frames, which may be tensors.
+_TRACEBACKS = structlog.processors.ExceptionRenderer(
+    structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
+)
 _PLAIN = (bool, int, float, type(None))
 _MARKS_OF_DATA = ("__array_interface__", "__buffer__", "nbytes")
 
@@ -88,9 +92,10 @@ def configure(
     pretty = format == "pretty" or (format == "auto" and sink.isatty())
     renderers: list[Any]
     if pretty:
-        renderers = [structlog.dev.ConsoleRenderer(colors=sink.isatty())]
+        plain = structlog.dev.plain_traceback
+        renderers = [structlog.dev.ConsoleRenderer(colors=sink.isatty(), exception_formatter=plain)]
     else:
-        renderers = [structlog.processors.dict_tracebacks, structlog.processors.JSONRenderer()]
+        renderers = [_TRACEBACKS, structlog.processors.JSONRenderer()]
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,

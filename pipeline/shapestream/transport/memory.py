@@ -230,6 +230,12 @@ class MemoryConnection(_MemorySocket[Message]):
         self._unsent.append(_as_received(frames))
         self._flush()
 
+    async def watch_while(self, alone: Callable[[], bool]) -> None:
+        """Return at once: there is nothing to watch."""
+
+    def wake_watcher(self) -> None:
+        """Do nothing, for the same reason."""
+
     async def send(self, frames: Sequence[Buffer]) -> None:
         """Send, after waiting for room."""
         await send_when_there_is_room(frames, self.send_nowait, self._senders)

@@ -19,6 +19,7 @@ from tests.pipeline.protocol_simulation.slots import SimulatedSlots
 from shapestream.serving.server import Server
 from shapestream.serving.worker_port import LastState
 from shapestream_engine.signature import ModelSignature
+from shapestream_workers.process import registered_name
 from shapestream_workers.supervisor.core import (
     Action,
     Event,
@@ -35,7 +36,6 @@ from shapestream_workers.supervisor.core import (
     WorkerExited,
     WorkerReady,
 )
-from shapestream_workers.supervisor.processes import registered_name
 from shapestream_workers.worker import Worker
 
 # From a process's start to its greeting.

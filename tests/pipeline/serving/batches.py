@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from shapestream.serving.models import ServedModel
+from shapestream.serving.sessions import RequestRecord, Session
 from shapestream_engine.batch import Batch, BatchReport
-from shapestream_engine.layout import Tensors
+from shapestream_engine.layout import RequestShape, Tensors
 from shapestream_engine.signature import ModelSignature
 
 
@@ -29,3 +31,22 @@ def report_of(batch: Batch, **fields: Any) -> BatchReport:
         **fields,
     }
     return BatchReport(batch=batch.batch, **values)
+
+
+def record_of(
+    session: Session, sequence: int, model: ServedModel, shape: RequestShape, tensors: Tensors
+) -> RequestRecord:
+    """An admitted request that arrived at 0."""
+    return RequestRecord(
+        id=1,
+        client=session.number,
+        model=model.name,
+        sizes=shape.rounded,
+        nbytes=shape.total_nbytes,
+        session=session,
+        sequence=sequence,
+        served=model,
+        shape=shape,
+        tensors=tensors,
+        arrived=0.0,
+    )

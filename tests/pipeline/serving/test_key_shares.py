@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from tests.pipeline.serving.batches import record_of
 from tests.pipeline.serving.clocks import real_time
 from tests.pipeline.serving.echo_model import SIGNATURE, echo_tensors, model_settings, request
 from tests.pipeline.serving.protected_server import ALICE, BOB, Place, serving
@@ -143,7 +144,7 @@ def begin(session: Session, sequence: int) -> RequestRecord:
     tensors = echo_tensors()
     shape = SIGNATURE.resolve(tensors.layout)
     assert 20 == shape.total_nbytes
-    record = RequestRecord(0, session, sequence, ECHO, shape, tensors, 0.0, None, 0)
+    record = record_of(session, sequence, ECHO, shape, tensors)
     session.begin(record)
     return record
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tests.pipeline.serving.batches import record_of
 from tests.pipeline.serving.echo_model import SIGNATURE, echo_tensors, echoed, model_settings
 
 from shapestream.scheduling.events import StartBatch
@@ -24,7 +25,7 @@ def record() -> RequestRecord:
     session = Session(0, kept.of((b"c" * 16, None)), b"peer", "test", 0.0)
     model, tensors = ServedModel(0, "echo", SIGNATURE, model_settings()), echo_tensors()
     shape = SIGNATURE.resolve(tensors.layout)
-    return RequestRecord(1, session, 1, model, shape, tensors, 0.0, None, 0)
+    return record_of(session, 1, model, shape, tensors)
 
 
 def start(book: SlotBook, batch: int, *, behind: int | None = None, at: float = 0.0) -> RunningBatch:

@@ -15,7 +15,7 @@ from tests.pipeline.serving.echo_model import echo_tensors, request
 from tests.pipeline.serving.harness import Running, memory_serving, scripted_client
 from tests.pipeline.serving.scripted_slots import ScriptedSlots
 
-from shapestream.telemetry.logging import LineBudget, RateLimit, configure, debug_enabled
+from shapestream.telemetry.logging import LineBudget, LogFormat, RateLimit, configure, debug_enabled
 from shapestream.telemetry.metrics import observe
 from shapestream.telemetry.statistics import Histogram, ServerStatistics
 from shapestream.wire.messages import BatchFailed, Execute, Failure, Result
@@ -109,16 +109,21 @@ def test_a_stream_that_cannot_be_written_ends_nothing() -> None:
     structlog.get_logger().error("lost")
 
 
-def test_exceptions_are_logged_as_data() -> None:
-    """`exc_info` keeps its traceback, in JSON."""
-    file = io.StringIO()
-    configure(stream=file)
+@pytest.mark.parametrize("format", ["json", "pretty"])
+def test_a_traceback_is_logged_without_variables(format: LogFormat) -> None:  # noqa: A002
+    """`exc_info` keeps its traceback, as data in JSON; what the frames hold may be tensors."""
+    file = Terminal()
+    configure(stream=file, format=format)
+    data = "1234" * 2
     try:
         raise ValueError("why")
     except ValueError:
         structlog.get_logger().error("broken", exc_info=True)
-    line = json.loads(file.getvalue())
-    assert "ValueError" == line["exception"][0]["exc_type"]
+    text = file.getvalue()
+    assert "test_a_traceback_is_logged" in text
+    assert data not in text
+    if format == "json":
+        assert "ValueError" == json.loads(text)["exception"][0]["exc_type"]
 
 
 def test_the_rate_limit_counts_what_it_holds_back() -> None:

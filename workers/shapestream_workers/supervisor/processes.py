@@ -17,6 +17,7 @@ import structlog
 import trio
 
 from shapestream.serving.worker_port import LastState
+from shapestream_workers.process import READY_LINE, REPLACE_LINE, registered_name
 from shapestream_workers.supervisor.core import (
     Action,
     Event,
@@ -39,10 +40,6 @@ from shapestream_workers.supervisor.core import (
 
 log = structlog.get_logger()
 
-READY_LINE = b"ready\n"
-"""Line that a worker writes to stdout each time that the server has welcomed it."""
-REPLACE_LINE = b"replace\n"
-"""Line that a worker writes to stdout when it has passed its memory limit; it goes on serving."""
 # The lines above are all that comes; whatever is longer than this is none of them.
 MAX_LINE_BYTES = 64
 EXIT_NOT_STARTED = 127
@@ -50,11 +47,6 @@ EXIT_NOT_STARTED = 127
 
 EndTold: TypeAlias = Callable[[str, int, bool], Awaitable[LastState]]
 """Called for the end of a process: the name under which it registers, its pid, and whether it died by itself."""
-
-
-def registered_name(worker: str, pid: int) -> str:
-    """The name of a worker before the server, which must never take one process for another."""
-    return f"{worker}-{pid}"
 
 
 async def _no_answer(worker: str, pid: int, died: bool) -> LastState:
