@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from benchmarks import endless, large_tensors, lone, reallocations, scheduler, tiny_tensors
+from benchmarks import cheap_calls, endless, large_tensors, lone, reallocations, scheduler, tiny_tensors
 from benchmarks.report import Report
 
 
@@ -44,6 +44,12 @@ def main(
             (
                 "endless shapes",
                 lambda: endless.measure(folder, requests=64 if smoke else 1000, rounds=rounds),
+            ),
+            (
+                "cheap calls",
+                lambda: [
+                    cheap_calls.measure_smoke() if smoke else cheap_calls.measure(requests=3000, rounds=3)
+                ],
             ),
             ("reallocations", lambda: [reallocations.measure(folder, requests=200 if smoke else 10_000)]),
             ("the scheduler", lambda: [scheduler.measure(scheduler.SMOKE if smoke else scheduler.FULL)]),

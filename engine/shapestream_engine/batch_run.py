@@ -41,8 +41,8 @@ class BatchRun:
         self._request = request
         self._infer = infer
         self._is_new = is_new
-        self._outputs: list[Tensors | None] = [None] * len(batch.members)
-        """Parallel to the members: the results of those that are done."""
+        self._outputs: list[Tensors | None] = [shape.answer for shape in shapes]
+        """Parallel to the members: the results of those that are done, or need no call."""
         self._parts: dict[int, tuple[list[Tensors], list[int]]] = {}
         """Results so far, and the rows of each, of the members that are divided over calls."""
         self._calls: dict[tuple[int, ...], int] = {}
@@ -57,13 +57,14 @@ class BatchRun:
         """
         batch = self._batch
         began = perf_counter()
-        for place in self._in_time(
-            [place for place, shape in enumerate(self._shapes) if shape.answer is not None]
+        if batch.start_before is not None:
+            answered = [place for place, output in enumerate(self._outputs) if output is not None]
+            for late in set(answered).difference(self._in_time(answered)):
+                self._outputs[late] = None
+        while places := self._in_time(
+            [place for place, output in enumerate(self._outputs) if output is None]
         ):
-            self._outputs[place] = self._shapes[place].answer
-        while places := self._in_time(self._unfinished()):
             self._run_calls(places)
-        calls = tuple((count, sizes) for sizes, count in self._calls.items())
         return BatchReport(
             batch=batch.batch,
             outputs=tuple(self._outputs),
@@ -71,11 +72,10 @@ class BatchRun:
             busy_s=perf_counter() - began,
             reallocations=self._reallocations,
             preparations=self._preparations,
-            calls=() if calls == ((1, batch.sizes),) else calls,
+            calls=()
+            if self._calls == {batch.sizes: 1}
+            else tuple([(count, sizes) for sizes, count in self._calls.items()]),
         )
-
-    def _unfinished(self) -> list[int]:
-        return [place for place, output in enumerate(self._outputs) if output is None]
 
     def _in_time(self, places: Sequence[int]) -> Sequence[int]:
         """The places whose members may still start; the same object where none is late."""
@@ -90,14 +90,18 @@ class BatchRun:
         """The calls for what is left of these members; returns early when one of them must not start any more."""
         members, shapes = self._batch.members, self._shapes
         left = [shapes[place].rows for place in places]
-        done = [0] * len(left)
+        done = None
         if self._parts:
             done = [self._rows_done(place) for place in places]
             left = [rows - ran for rows, ran in zip(left, done, strict=True)]
         calls = self._plan(places, left)
-        if len(calls) == 1 and not self._parts:
-            self._run_whole(calls[0], places)
+        if len(calls) == 1 and done is None:
+            whole = [members[place] for place in places]
+            results = self._run_call(calls[0], places, whole, [shapes[place] for place in places])
+            for place, result in zip(places, results or (), strict=results is not None):
+                self._outputs[place] = result
             return
+        done = done or [0] * len(left)
         cut = self._pool.cutter.cut
         for call, pieces in zip(calls, divide(calls, left), strict=True):
             own = [
@@ -116,19 +120,6 @@ class BatchRun:
             for piece, result in zip(own, results, strict=True):
                 self._keep(piece, result)
 
-    def _run_whole(self, call: PlannedCall, places: Sequence[int]) -> None:
-        """One call with all rows of these members."""
-        members, shapes = self._batch.members, self._shapes
-        if len(places) == len(members):
-            if (results := self._run_call(call, places, members, shapes)) is not None:
-                self._outputs = list(results)
-            return
-        results = self._run_call(
-            call, places, [members[place] for place in places], [shapes[place] for place in places]
-        )
-        for place, result in zip(places, results or (), strict=results is not None):
-            self._outputs[place] = result
-
     def _plan(self, places: Sequence[int], left: Sequence[int]) -> Sequence[PlannedCall]:
         """The calls for so many rows of these members.
 
@@ -136,16 +127,16 @@ class BatchRun:
         no shape is met that the scheduler did not choose.
         """
         signature, sizes = self._pool.signature, self._batch.sizes
-        first = 1 if signature.has_batch else 0
-        whole = len(places) == len(self._outputs) and not self._calls
-        if not whole and signature.strategy.max_prepared is None:
-            own = [self._shapes[place].sizes[first:] for place in places]
-            sizes = merge_sizes(
-                signature, [(*(rows,) * first, *others) for rows, others in zip(left, own, strict=True)]
-            )
         rows = sum(left)
-        if not whole and signature.has_batch and not signature.strategy.fill_rows:
-            sizes = (rows, *sizes[1:])
+        if len(places) < len(self._outputs) or self._calls:
+            if signature.strategy.max_prepared is None:
+                first = 1 if signature.has_batch else 0
+                own = [self._shapes[place].sizes[first:] for place in places]
+                sizes = merge_sizes(
+                    signature, [(*(rows,) * first, *others) for rows, others in zip(left, own, strict=True)]
+                )
+            if signature.has_batch and not signature.strategy.fill_rows:
+                sizes = (rows, *sizes[1:])
         calls = self._pool.planner.plan(sizes)
         return _covering(rows, calls) if signature.has_batch and sizes[0] > rows else calls
 
@@ -189,9 +180,7 @@ class BatchRun:
             filling = self._pool.cutter.filling(missing, members, shapes)
             given = [*members, *[member for member, _ in filling]]
             given_shapes = [*shapes, *[shape for _, shape in filling]]
-        reallocations = request.reallocations
-        assembly.gather(call.sizes, given, given_shapes, request.input_tensors)
-        self._reallocations += request.reallocations - reallocations
+        self._reallocations += assembly.gather(call.sizes, given, given_shapes, request.input_tensors)
         if self._in_time(places) is not places:  # waiting and gathering take time
             return None
         started, ended = self._infer(request)

@@ -44,16 +44,22 @@ class Assembly:
         members: Sequence[Tensors],
         shapes: Sequence[RequestShape],
         tensors: Sequence[TensorLike],
-    ) -> None:
+    ) -> int:
         """Give each input tensor the call's shape in place, and copy each request's bytes in, once.
 
-        Padding gets the port's value, and a mask that a request leaves out is made. Raises `ShapeError` when
-        the requests do not make up a call of these sizes, or a buffer's length is not that of its shape.
+        Padding gets the port's value, and a mask that a request leaves out is made. Returns the number of reallocations.
+        Raises `ShapeError` when the requests do not make up a call of these sizes, or a buffer's length is not that of
+        its shape.
         """
         self._check_call(sizes, shapes)
+        reallocations = 0
         for gatherer, shape, tensor in zip(self._gatherers, self._input_shapes(sizes), tensors, strict=True):
-            tensor.shape = shape
+            if tensor.shape != shape:
+                before = tensor.reallocations
+                tensor.shape = shape
+                reallocations += tensor.reallocations - before
             gatherer.fill(tensor.data, sizes, members, shapes)
+        return reallocations
 
     def split(
         self,
@@ -71,9 +77,8 @@ class Assembly:
             raise RuleError(f"the model gave {len(outputs)} outputs, its signature has {expected}")
         division = Division.of(self._signature.table, sizes, shapes, outputs)
         columns = {splitter.number: splitter.divide(division) for splitter in self._splitters}
-        in_order = [columns[number] for number in range(expected)]
-        layouts = zip(*[column.entries for column in in_order], strict=True)
-        buffers = zip(*[column.buffers for column in in_order], strict=True)
+        layouts = zip(*[columns[number].entries for number in range(expected)], strict=True)
+        buffers = zip(*[columns[number].buffers for number in range(expected)], strict=True)
         return [Tensors(layout=layout, buffers=parts) for layout, parts in zip(layouts, buffers, strict=True)]
 
     def join(self, parts: Sequence[Tensors], rows: Sequence[int]) -> Tensors:

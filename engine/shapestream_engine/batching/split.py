@@ -11,7 +11,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import TypeAlias
+from math import prod
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -49,8 +50,7 @@ _Follow: TypeAlias = tuple[int, int, Extent]
 """An axis, the number of the input dimension that it follows, and how."""
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
+class Column(NamedTuple):
     """One output's part of every result, in the order of the requests."""
 
     entries: list[_Entry]
@@ -118,19 +118,16 @@ class OutputSplitter(ABC):
     def __init__(
         self, number: int, port: OutputPort, table: DimensionTable, own_axes: Sequence[int | None]
     ) -> None:
-        self._number = number
+        self.number = number
+        """Number of the output in the signature."""
         self._port = port
+        self._rank = port.shape.rank
         self._dtype = dtype_of(port.element_type)
         self._follows: tuple[_Follow, ...] = tuple(
             (axis, table.names.index(extent.dimension), extent)
             for axis, extent in enumerate(port.extents)
             if axis not in own_axes and extent is not None and extent.dimension in table.names
         )
-
-    @property
-    def number(self) -> int:
-        """Number of the output in the signature."""
-        return self._number
 
     @abstractmethod
     def divide(self, division: Division) -> Column:
@@ -156,13 +153,13 @@ class OutputSplitter(ABC):
 
     def _checked(self, division: Division) -> Array:
         """The output, which has the type and the number of axes that its port says."""
-        output = division.outputs[self._number]
+        output = division.outputs[self.number]
         if output.dtype != self._dtype:
             raise RuleError(
                 f"output {self._port.name!r} is of type {output.dtype}, "
                 f"its port says {self._port.element_type}"
             )
-        if output.ndim != self._port.shape.rank:
+        if output.ndim != self._rank:
             raise RuleError(
                 f"output {self._port.name!r} has the shape {list(output.shape)}, "
                 f"its port says [{self._port.shape}]"
@@ -196,11 +193,11 @@ class OutputSplitter(ABC):
     ) -> Column:
         """Consecutive runs along `axis`, `counts` long, trimmed; everything for everybody where `axis` is None."""
         trims = self._trims(output, division)
-        if trims or axis is None or any(size != 1 for size in output.shape[:axis]):
+        if trims or axis is None or (axis and prod(output.shape[:axis]) != 1):
             return self._cut_regions(output, counts, division, axis, trims)
         head, tail = output.shape[:axis], output.shape[axis + 1 :]
         entries = {
-            count: (self._number, self._port.element_type, (*head, count, *tail)) for count in set(counts)
+            count: (self.number, self._port.element_type, (*head, count, *tail)) for count in set(counts)
         }
         rows_first = output.reshape(output.shape[axis:])
         return Column([entries[count] for count in counts], _cut_bytes(rows_first, counts))
@@ -226,7 +223,7 @@ class OutputSplitter(ABC):
         return column
 
     def _append(self, column: Column, own: Array) -> None:
-        column.entries.append((self._number, self._port.element_type, own.shape))
+        column.entries.append((self.number, self._port.element_type, own.shape))
         column.buffers.append(own.tobytes())
 
 
@@ -512,7 +509,7 @@ class TotalSplitter(OutputSplitter):
                 f"has {selection.total}"
             )
         own = self._exact(selection.counts)
-        entry = (self._number, self._port.element_type, output.shape)
+        entry = (self.number, self._port.element_type, output.shape)
         return Column([entry] * len(own), [number.tobytes() for number in own])
 
     def join(self, parts: Sequence[Array], rows: Sequence[int]) -> Array:

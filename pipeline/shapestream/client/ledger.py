@@ -34,7 +34,8 @@ class Ledger:
         self.outstanding_bytes = 0
         self.held_at: float | None = None
         """The time since which the server has taken nothing new: no request is sent before `recall`."""
-        self._waiting: OrderedDict[int, RequestTicket] = OrderedDict()
+        self.waiting: OrderedDict[int, RequestTicket] = OrderedDict()
+        """The requests that are not at the server, in order."""
         self._deadlines: list[tuple[float, int]] = []
         self._with_deadline = 0
         self.highest_sent = 0
@@ -48,7 +49,7 @@ class Ledger:
         if type(ticket) is RequestTicket:
             self._last_sequence += 1
             ticket.id = self._last_sequence
-            self._waiting[ticket.id] = ticket
+            self.waiting[ticket.id] = ticket
         else:
             self._last_other_id -= 1
             ticket.id = self._last_other_id
@@ -66,14 +67,14 @@ class Ledger:
             self._with_deadline -= 1
             if len(self._deadlines) > 2 * self._with_deadline + 64:
                 self._forget_met_deadlines()
-        if type(ticket) is RequestTicket and self._waiting.pop(ticket_id, None) is None:
+        if type(ticket) is RequestTicket and self.waiting.pop(ticket_id, None) is None:
             self.outstanding_requests -= 1
             self.outstanding_bytes -= ticket.nbytes
         return ticket
 
     def abandon(self, ticket: Question) -> bool:
         """Give up a ticket that no caller waits for. True where the server has it, and owes the terminal reply."""
-        if type(ticket) is not RequestTicket or ticket.id in self._waiting:
+        if type(ticket) is not RequestTicket or ticket.id in self.waiting:
             self.remove(ticket.id)
             return False
         ticket.abandoned = True
@@ -119,7 +120,7 @@ class Ledger:
 
     def is_waiting(self, ticket: Question) -> bool:
         """Whether a request has not been sent."""
-        return ticket.id in self._waiting
+        return ticket.id in self.waiting
 
     def expired(self, now: float) -> Iterator[Question]:
         """Tickets whose deadline has come and that a caller waits for."""
@@ -139,22 +140,17 @@ class Ledger:
         if type(ticket) is not RequestTicket or ticket.abandoned:
             return False
         ticket.may_have_run = False
-        if sequence not in self._waiting:
+        if sequence not in self.waiting:
             self.outstanding_requests -= 1
             self.outstanding_bytes -= ticket.nbytes
-            self._waiting[sequence] = ticket
+            self.waiting[sequence] = ticket
         if self.held_at is None:
             self.held_at = now
         return True
 
-    @property
-    def has_waiting(self) -> bool:
-        """Whether a request is here that is not at the server."""
-        return bool(self._waiting)
-
     def fail_waiting(self, error: Callable[[], RequestError]) -> None:
         """End the requests that are not at the server with an error, one each."""
-        for ticket in list(self._waiting.values()):
+        for ticket in list(self.waiting.values()):
             self.end(ticket, error())
 
     def may_have_run(self) -> list[RequestTicket]:
@@ -191,7 +187,7 @@ class Ledger:
                 self.remove(ticket.id)
                 self.add(ticket)
             self.highest_sent = max(self.highest_sent, ticket.id)
-            del self._waiting[ticket.id]
+            del self.waiting[ticket.id]
             self.outstanding_requests += 1
             self.outstanding_bytes += ticket.nbytes
             ticket.sent_at = now
@@ -213,7 +209,7 @@ class Ledger:
         A request whose model is being opened again lets those of other models pass: a server that has just started
         answers when the model is loaded, which may take minutes.
         """
-        waiting = self._waiting
+        waiting = self.waiting
         while waiting and self.held_at is None:
             ticket = next(iter(waiting.values()))
             if ticket.model.number is None:
@@ -226,7 +222,7 @@ class Ledger:
         unwanted = [ticket.id for ticket in self.of_kind(RequestTicket) if ticket.abandoned]
         for ticket_id in unwanted:
             self.remove(ticket_id)
-        self._waiting = OrderedDict((ticket.id, ticket) for ticket in self.of_kind(RequestTicket))
+        self.waiting = OrderedDict((ticket.id, ticket) for ticket in self.of_kind(RequestTicket))
         self.held_at = None
         self.outstanding_requests = 0
         self.outstanding_bytes = 0
@@ -239,12 +235,12 @@ class Ledger:
     def check_invariants(self) -> None:
         """Raise AssertionError where the state contradicts itself; for tests."""
         requests = self.of_kind(RequestTicket)
-        out = [ticket for ticket in requests if ticket.id not in self._waiting]
+        out = [ticket for ticket in requests if ticket.id not in self.waiting]
         assert self.outstanding_requests == len(out)
         assert self.outstanding_bytes == sum(ticket.nbytes for ticket in out)
-        assert self._waiting.keys() <= self.tickets.keys()
-        assert self.held_at is not None or list(self._waiting) == sorted(self._waiting)
-        assert not any(ticket.abandoned for ticket in self._waiting.values())
+        assert self.waiting.keys() <= self.tickets.keys()
+        assert self.held_at is not None or list(self.waiting) == sorted(self.waiting)
+        assert not any(ticket.abandoned for ticket in self.waiting.values())
         assert all(
             ticket.outcome is None or getattr(ticket, "abandoned", False) for ticket in self.tickets.values()
         )

@@ -54,6 +54,7 @@ from shapestream.wire.messages import (
     ModelOpened,
     ModelRefused,
     OpenModel,
+    Request,
     Result,
     Statistics,
     StatisticsRequest,
@@ -90,7 +91,8 @@ class Session:
         self._new_model = new_model
         self._unavailable_after_s = settings.unavailable_after_s
         self._link = Link(settings, now)
-        self._ledger = Ledger()
+        self.ledger = Ledger()
+        self.take_finished = self.ledger.take_finished
         self._epoch: bytes | None = None
         self._trouble = ""
         """The last connection's trouble, as the end of a sentence; empty after a welcome."""
@@ -110,35 +112,30 @@ class Session:
         """Take a question. One whose answer is known is finished at once."""
         if type(ticket) is RequestTicket:
             if ticket.model.stale:
-                self._ledger.finish(ticket, Unavailable(_CHANGED))
+                self.ledger.finish(ticket, Unavailable(_CHANGED))
             else:
-                self._ledger.add(ticket)
+                self.ledger.add(ticket)
             return
         is_open = self._link.is_open
         model = self.models.get(ticket.name) if isinstance(ticket, OpenTicket) else None
         if model is not None and model.number is not None:
-            self._ledger.finish(ticket, model)
+            self.ledger.finish(ticket, model)
         elif is_open and isinstance(ticket, WelcomeTicket):
-            self._ledger.finish(ticket, True)
+            self.ledger.finish(ticket, True)
         else:
-            self._ledger.add(ticket)
+            self.ledger.add(ticket)
             if is_open:
                 self._ask(ticket)
 
     def cancel(self, ticket: Question) -> None:
         """Withdraw a question: it is not handed back. A server that has it is told."""
-        if ticket.id in self._ledger.tickets and self._ledger.abandon(ticket) and self._link.is_open:
+        if ticket.id in self.ledger.tickets and self.ledger.abandon(ticket) and self._link.is_open:
             self._control.append(Cancel(sequence=ticket.id))
 
     def cancel_owner(self, owner: Owner) -> None:
         """Withdraw all unfinished questions of this owner."""
-        for ticket in [ticket for ticket in self._ledger.tickets.values() if ticket.owner is owner]:
+        for ticket in [ticket for ticket in self.ledger.tickets.values() if ticket.owner is owner]:
             self.cancel(ticket)
-
-    @property
-    def awaits_replies(self) -> bool:
-        """True while a request is at the server."""
-        return self._ledger.outstanding_requests > 0
 
     # ------------------------------------------------------------ the connection
 
@@ -151,10 +148,10 @@ class Session:
         self._link.heard(now)
         for entry in entries:
             if type(entry) is Result:
-                ticket = self._ledger.answered(entry.sequence)
+                ticket = self.ledger.answered(entry.sequence)
                 if ticket is not None:
                     self._link.answered(now - ticket.sent_at, entry.timings.total_us)
-                    self._ledger.finish(ticket, entry)
+                    self.ledger.finish(ticket, entry)
             else:
                 self._heard_news = True
                 self._receive_other(entry, now)
@@ -172,67 +169,63 @@ class Session:
 
     def fail(self, sequence: int, error: RequestError) -> None:
         """End a request that cannot be encoded, or whose answer cannot be read."""
-        ticket = self._ledger.answered(sequence)
+        ticket = self.ledger.answered(sequence)
         if ticket is not None:
-            self._ledger.finish(ticket, error)
+            self.ledger.finish(ticket, error)
 
     # ------------------------------------------------------------ time
 
     @property
     def turn_is_due(self) -> bool:
         """True where `turn` has more to do than to hand back tickets; `next_wakeup` tells of what is due by time."""
-        return self._heard_news or self._ledger.has_waiting
-
-    def take_finished(self) -> list[AnyTicket]:
-        """The tickets that have ended, where no turn is due."""
-        return self._ledger.take_finished()
+        return self._heard_news or bool(self.ledger.waiting)
 
     def turn(self, now: float, *, may_send: bool = True) -> Turn:
         """Take the actions that are due. With `may_send=False` unsent requests stay here, where they can be withdrawn."""
         self._heard_news = False
-        if self._ledger.next_deadline() <= now:
+        if self.ledger.next_deadline() <= now:
             self._end_expired(now)
-        if self._link.lost_at is not None or self._ledger.held_at is not None:
+        if self._link.lost_at is not None or self.ledger.held_at is not None:
             self._end_waits(now)
         reconnect = self._link.must_reconnect(now)
         entries = self._due_entries(now) if may_send else []
         if entries or not may_send:
             self._link.sent(now)  # messages that the transport still holds are a sign of life as well
-        return Turn(finished=self._ledger.take_finished(), entries=entries, reconnect=reconnect)
+        return Turn(finished=self.ledger.take_finished(), entries=entries, reconnect=reconnect)
 
     def next_wakeup(self) -> float:
         """The time at which `turn` must be called again, if nothing happens before; infinity for never."""
-        link, ledger = self._link, self._ledger
+        link, ledger = self._link, self.ledger
         due = min(link.next_wakeup(), ledger.next_deadline())
         if link.lost_at is not None and ledger.tickets:
             due = min(due, link.lost_at + self._unavailable_after_s)
-        if ledger.held_at is not None and ledger.has_waiting:
+        if ledger.held_at is not None and ledger.waiting:
             due = min(due, ledger.held_at + self._unavailable_after_s)
         return due
 
     def close(self) -> Turn:
         """Leave: every ticket ends with `Cancelled`, and the server hears `Goodbye`."""
-        self._ledger.fail_all(lambda: Cancelled("the client was closed"))
+        self.ledger.fail_all(lambda: Cancelled("the client was closed"))
         entries: list[Entry] = [*self._control, Goodbye()] if self._link.is_open else []
         self._control = []
-        return Turn(finished=self._ledger.take_finished(), entries=entries, reconnect=False)
+        return Turn(finished=self.ledger.take_finished(), entries=entries, reconnect=False)
 
     def _end_waits(self, now: float) -> None:
         """End the waits for a server: none for `unavailable_after_s`, or for as long one that takes nothing new."""
-        lost_at, held_at = self._link.lost_at, self._ledger.held_at
+        lost_at, held_at = self._link.lost_at, self.ledger.held_at
         if lost_at is not None and now >= lost_at + self._unavailable_after_s:
             text = f"no server has answered at {self._server} for {now - lost_at:.0f} s{self._trouble}"
-            self._ledger.fail_all(lambda: Unavailable(text))
+            self.ledger.fail_all(lambda: Unavailable(text))
         if held_at is not None and now >= held_at + self._unavailable_after_s:
             text = f"the server at {self._server} has taken nothing new for {now - held_at:.0f} s, and no other has come"
-            self._ledger.fail_waiting(lambda: Draining(text))
+            self.ledger.fail_waiting(lambda: Draining(text))
 
     def _end_expired(self, now: float) -> None:
         """End the tickets whose deadline has come."""
-        for ticket in self._ledger.expired(now):
+        for ticket in self.ledger.expired(now):
             error = self._too_late(ticket)
-            self._ledger.abandon(ticket)
-            self._ledger.finish(ticket, error)
+            self.ledger.abandon(ticket)
+            self.ledger.finish(ticket, error)
 
     def _too_late(self, ticket: Question) -> RequestError:
         """The error of a ticket whose deadline has come: it names the event that the ticket waited for."""
@@ -240,9 +233,9 @@ class Session:
             return Unavailable(f"no server answered at {self._server}{self._trouble}")
         if not self._link.is_open:
             return DeadlineExceeded(f"no server answers at {self._server}{self._trouble}")
-        if not self._ledger.is_waiting(ticket):
+        if not self.ledger.is_waiting(ticket):
             return DeadlineExceeded("the server's answer did not come in time")
-        return DeadlineExceeded(NEVER_SENT if self._ledger.held_at is None else _DRAINED)
+        return DeadlineExceeded(NEVER_SENT if self.ledger.held_at is None else _DRAINED)
 
     # ------------------------------------------------------------ received entries
 
@@ -259,14 +252,14 @@ class Session:
             case ModelRefused() if entry.name in self._models_asked:
                 self._model_refused(entry)
             case Credit():
-                self._ledger.window_requests = entry.window_requests
-                self._ledger.window_bytes = entry.window_bytes
-                self._ledger.largest_bytes = max(self._ledger.largest_bytes, entry.window_bytes)
+                self.ledger.window_requests = entry.window_requests
+                self.ledger.window_bytes = entry.window_bytes
+                self.ledger.largest_bytes = max(self.ledger.largest_bytes, entry.window_bytes)
                 self._credit = entry
             case Statistics():
                 self._statistics_asked = False
-                for ticket in self._ledger.of_kind(StatisticsTicket):
-                    self._ledger.end(ticket, entry.values)
+                for ticket in self.ledger.of_kind(StatisticsTicket):
+                    self.ledger.end(ticket, entry.values)
             case Goodbye():
                 self._link.left(now)
             case _:
@@ -274,42 +267,42 @@ class Session:
 
     def _failed(self, entry: Failure, now: float) -> None:
         """A request ends without a result, unless another server, or another run, may give one."""
-        if entry.code == Draining.code and self._ledger.hold(entry.sequence, now):
+        if entry.code == Draining.code and self.ledger.hold(entry.sequence, now):
             return
-        ticket = self._ledger.answered(entry.sequence)
+        ticket = self.ledger.answered(entry.sequence)
         if ticket is None:
             return
         self._link.refused(now - ticket.sent_at)
         lost = entry.code == AlreadyAnswered.code  # on its way, and the server keeps the reply no longer
         if lost and ticket.model.idempotent and ticket.renewals < _MAX_RENEWALS:
             ticket.renewals += 1
-            self._ledger.add(ticket)
+            self.ledger.add(ticket)
         else:
             after = None if entry.retry_after_ms is None else entry.retry_after_ms / 1000
-            self._ledger.finish(ticket, error_from_code(entry.code, entry.message, retry_after_s=after))
+            self.ledger.finish(ticket, error_from_code(entry.code, entry.message, retry_after_s=after))
 
     def _welcome(self, entry: Welcome, now: float) -> None:
         anew = not self._link.is_open or entry.epoch != self._epoch
-        self._ledger.window_requests = entry.window_requests
-        self._ledger.window_bytes = self._ledger.largest_bytes = entry.window_bytes
+        self.ledger.window_requests = entry.window_requests
+        self.ledger.window_bytes = self.ledger.largest_bytes = entry.window_bytes
         self._link.welcomed(entry.heartbeat_ms / 1000)
         self._trouble = ""
         if entry.epoch != self._epoch:
             self._give_up_what_may_have_run()
-            self._ledger.highest_sent = 0
+            self.ledger.highest_sent = 0
             self._epoch = entry.epoch
         if anew:
             self._link.guess_one_way(now)
             self._credit = None
-            self._control = [Cancel(sequence=sequence) for sequence in self._ledger.recall()]
+            self._control = [Cancel(sequence=sequence) for sequence in self.ledger.recall()]
             self._ask_again()
 
     def _give_up_what_may_have_run(self) -> None:
         """Another server took the place of one that had these requests; it knows nothing of them."""
-        for ticket in self._ledger.may_have_run():
+        for ticket in self.ledger.may_have_run():
             if not ticket.model.idempotent:
-                self._ledger.abandon(ticket)
-                self._ledger.finish(ticket, WorkerLost(_MAY_HAVE_RUN))
+                self.ledger.abandon(ticket)
+                self.ledger.finish(ticket, WorkerLost(_MAY_HAVE_RUN))
 
     # ------------------------------------------------------------ models, counters and the welcome
 
@@ -335,13 +328,13 @@ class Session:
         self._statistics_asked = False
         for model in self.models.values():
             model.number = None
-        for welcomed in self._ledger.of_kind(WelcomeTicket):
-            self._ledger.end(welcomed, True)
+        for welcomed in self.ledger.of_kind(WelcomeTicket):
+            self.ledger.end(welcomed, True)
         for name in self.models:
             self._ask_for_model(name)
-        for opening in self._ledger.of_kind(OpenTicket):
+        for opening in self.ledger.of_kind(OpenTicket):
             self._ask(opening)
-        for counting in self._ledger.of_kind(StatisticsTicket):
+        for counting in self.ledger.of_kind(StatisticsTicket):
             self._ask(counting)
 
     def _model_opened(self, entry: ModelOpened) -> None:
@@ -355,10 +348,10 @@ class Session:
             model = self.models[entry.name] = self._new_model(entry.name, entry.signature, entry.number)
             if replaced is not None:
                 replaced.stale = True
-                self._ledger.fail_requests_of(replaced, lambda: Unavailable(_CHANGED))
-        for ticket in self._ledger.of_kind(OpenTicket):
+                self.ledger.fail_requests_of(replaced, lambda: Unavailable(_CHANGED))
+        for ticket in self.ledger.of_kind(OpenTicket):
             if ticket.name == entry.name:
-                self._ledger.end(ticket, model)
+                self.ledger.end(ticket, model)
 
     def _model_refused(self, entry: ModelRefused) -> None:
         """Tell all tickets that wait for the model why there is none, and the requests of a model that was open."""
@@ -366,10 +359,10 @@ class Session:
         model = self.models.pop(entry.name, None)
         if model is not None:
             model.stale = True
-            self._ledger.fail_requests_of(model, lambda: error_from_code(entry.code, entry.message))
-        for ticket in self._ledger.of_kind(OpenTicket):
+            self.ledger.fail_requests_of(model, lambda: error_from_code(entry.code, entry.message))
+        for ticket in self.ledger.of_kind(OpenTicket):
             if ticket.name == entry.name:
-                self._ledger.end(ticket, error_from_code(entry.code, entry.message))
+                self.ledger.end(ticket, error_from_code(entry.code, entry.message))
 
     # ------------------------------------------------------------ sent entries
 
@@ -379,30 +372,31 @@ class Session:
         if not self._link.is_open:
             return []
         entries, self._control = self._control, []
-        repeats_credit = self._credit is not None
+        needs_clock = self._credit is not None
         if self._credit is not None:
             entries.append(self._credit)
             self._credit = None
-        if self._ledger.has_waiting:
-            requests = self._ledger.take_sendable(now, self._link.one_way_s)
-            if repeats_credit or any(request.remaining_ms is not None for request in requests):
-                entries.append(_clock(now))
-            entries += requests
-        elif repeats_credit:
+        requests: list[Request] = []
+        if self.ledger.waiting:
+            requests = self.ledger.take_sendable(now, self._link.one_way_s)
+            for request in requests:
+                needs_clock |= request.remaining_ms is not None
+        if needs_clock:
             entries.append(_clock(now))
+        entries += requests
         if not entries and self._link.heartbeat_due(now):
             entries.append(Heartbeat())
         return entries
 
     def check_invariants(self) -> None:
         """Raise AssertionError where the state contradicts itself; for tests, after every step."""
-        self._ledger.check_invariants()
+        self.ledger.check_invariants()
         assert not any(model.stale for model in self.models.values())
         assert all(name == model.name for name, model in self.models.items())
         if self._link.is_open:
-            assert all(ticket.name in self._models_asked for ticket in self._ledger.of_kind(OpenTicket))
-            assert self._statistics_asked or not self._ledger.of_kind(StatisticsTicket)
-            assert not self._ledger.of_kind(WelcomeTicket)
+            assert all(ticket.name in self._models_asked for ticket in self.ledger.of_kind(OpenTicket))
+            assert self._statistics_asked or not self.ledger.of_kind(StatisticsTicket)
+            assert not self.ledger.of_kind(WelcomeTicket)
 
 
 def _clock(now: float) -> Clock:

@@ -80,18 +80,22 @@ class _Call:
 
     async def ask(self, ticket: Question) -> None:
         """Wait until the ticket is finished; when cancelled, the ticket is withdrawn."""
-        self._core.ask(ticket)
-        if ticket.outcome is not None:  # the client is closed
-            await trio.lowlevel.checkpoint()
-            return
+        try:
+            if self._core.ask(ticket):
+                await self._core.watch_for(ticket)
+            elif ticket.outcome is not None:  # the client is closed
+                await trio.lowlevel.checkpoint()
+            if ticket.outcome is None:
+                self._task = trio.lowlevel.current_task()
+                await trio.lowlevel.wait_task_rescheduled(self._abort)
+        finally:
+            if ticket.outcome is None:
+                self.closed = True
+                self._core.post(Withdraw(ticket))
 
-        def abort(_: Any) -> trio.lowlevel.Abort:
-            self.closed = True
-            self._core.post(Withdraw(ticket))
-            return trio.lowlevel.Abort.SUCCEEDED
-
-        self._task = trio.lowlevel.current_task()
-        await trio.lowlevel.wait_task_rescheduled(abort)
+    def _abort(self, _: Any) -> trio.lowlevel.Abort:
+        self._task = None
+        return trio.lowlevel.Abort.SUCCEEDED
 
 
 class _Wakeup:

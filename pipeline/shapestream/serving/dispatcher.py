@@ -160,9 +160,8 @@ class Dispatcher:
         self._book.leave([slot])
         self._handle(events.SlotLeft(slot=slot.number), now)
 
-    def batches_reported(self, reports: Iterable[BatchReport]) -> None:
+    def batches_reported(self, reports: Iterable[BatchReport], now: float) -> None:
         """Batches that ran, or failed: everything that was reported in one turn."""
-        now = self._clock()
         for report in reports:
             running = self._book.reported(report.batch, now)
             if running is None:

@@ -58,19 +58,43 @@ class Receiver(Protocol):
 class _Line:
     """One connection's messages, in their order."""
 
-    __slots__ = ("balance", "entries", "items", "messages", "nbytes", "peer")
+    __slots__ = ("balance", "behind", "entries", "items", "nbytes", "next", "peer")
 
-    def __init__(self, peer: bytes) -> None:
+    def __init__(self, peer: bytes, message: Message) -> None:
         self.peer = peer
-        self.messages: deque[tuple[Message, int, int]] = deque()
-        """Each with the entries that it announces, and its bytes."""
         self.items: list[Item] = []
         """What is left of the message that is being served, the next one last."""
+        self.next: Message | None = message
+        self.behind: deque[tuple[Message, int, int]] = deque()
+        """Messages behind the next one, each with the entries that it announces, and its bytes."""
         self.entries = 0
-        """Announced by `messages`."""
+        """Announced by `behind`."""
         self.nbytes = 0
-        """Of `messages`."""
+        """Of `behind`."""
         self.balance = 0
+
+    def put(self, message: Message) -> None:
+        """Append a message."""
+        entries, nbytes = entries_announced(message[0]), sum(map(len, message))
+        self.behind.append((message, entries, nbytes))
+        self.entries += entries
+        self.nbytes += nbytes
+
+    def take(self) -> Message | None:
+        """Remove the next message; None if there is none."""
+        message, self.next = self.next, None
+        if message is None and self.behind:
+            message, entries, nbytes = self.behind.popleft()
+            self.entries -= entries
+            self.nbytes -= nbytes
+        return message
+
+    def clear(self) -> None:
+        """Drop everything."""
+        self.items.clear()
+        self.next = None
+        self.behind.clear()
+        self.entries = self.nbytes = 0
 
 
 class Inbox:
@@ -143,9 +167,7 @@ class Inbox:
         line = self._lines.pop(peer, None)
         if line is None:
             return
-        line.messages.clear()
-        line.items.clear()
-        line.entries = line.nbytes = 0
+        line.clear()
         for queue in (self._fresh, self._backlogged):
             if line in queue:
                 queue.remove(line)
@@ -164,24 +186,19 @@ class Inbox:
     def _keep(self, messages: list[Addressed], now: float) -> None:
         """Line these messages up; the receiver ends the connections that exceed the bounds."""
         self.messages += len(messages)
-        heard: set[bytes] = set()
         beyond: dict[bytes, str] = {}
         for peer, message in messages:
-            heard.add(peer)
             line = self._lines.get(peer)
             if line is None:
-                line = self._lines[peer] = _Line(peer)
+                line = self._lines[peer] = _Line(peer, message)
                 self._fresh.append(line)
             elif line.entries > self._max_entries or line.nbytes > self._max_bytes:
                 beyond[peer] = (
                     f"{line.entries} entries of {line.nbytes} bytes unread; it sends beyond its credit"
                 )
-                continue
-            entries, nbytes = entries_announced(message[0]), sum(map(len, message))
-            line.messages.append((message, entries, nbytes))
-            line.entries += entries
-            line.nbytes += nbytes
-        self._receiver.heard(heard, now)
+            else:
+                line.put(message)
+        self._receiver.heard({peer for peer, _ in messages}, now)
         for peer, why in beyond.items():
             self._receiver.cut_off(peer, why, now)
 
@@ -192,27 +209,22 @@ class Inbox:
         """
         serve, peer = self._receiver.serve, line.peer
         balance = full = line.balance + QUANTUM
-        while balance > 0 and (line.items or line.messages):
+        while balance > 0:
             if line.items:
                 balance -= serve(peer, line.items.pop(), now)
+            elif (message := line.take()) is not None:
+                try:
+                    line.items = [*reversed(self._read(message))]
+                except ProtocolError as error:
+                    line.items = [error]
+                # An empty message costs as much as the smallest entry.
+                balance -= 1 + len(message) // FRAMES_PER_POINT + (not line.items)
             else:
-                balance -= self._open_next(line)
+                break
         line.balance = balance
         if self._lines.get(peer) is line:  # else it was cut off
-            if line.items or line.messages:
+            if line.items or line.next is not None or line.behind:
                 self._backlogged.append(line)
             else:
                 del self._lines[peer]
         return full - balance
-
-    def _open_next(self, line: _Line) -> int:
-        """Divide the next message into items; returns the price of that in points."""
-        message, entries, nbytes = line.messages.popleft()
-        line.entries -= entries
-        line.nbytes -= nbytes
-        try:
-            line.items += reversed(self._read(message))
-        except ProtocolError as error:
-            line.items.append(error)
-        # An empty message costs as much as the smallest entry.
-        return 1 + len(message) // FRAMES_PER_POINT + (not line.items)

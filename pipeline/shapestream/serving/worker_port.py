@@ -194,13 +194,13 @@ class WorkerPort:
 
     def end_turn(self, now: float) -> None:
         """Hand on the reports of this turn together, and send what became ready."""
-        self._hand_on_reports()
+        self._hand_on_reports(now)
         self._dispatcher.end_turn()
 
-    def _hand_on_reports(self) -> None:
+    def _hand_on_reports(self, now: float) -> None:
         if self._reports:
             reports, self._reports = self._reports, []
-            self._dispatcher.batches_reported(reports)
+            self._dispatcher.batches_reported(reports, now)
 
     def _obey_slot(self, peer: bytes, slot: SlotRecord, entry: Entry, now: float) -> None:
         """Carry out one entry of a slot."""
@@ -259,7 +259,7 @@ class WorkerPort:
 
     def _slot_ended(self, slot: SlotRecord, batch: int | None, now: float) -> None:
         """Take a slot out of the books whose thread has ended. Its connection is gone, and what was unread there is late."""
-        self._hand_on_reports()
+        self._hand_on_reports(now)
         if slot.peer is not None:
             self._slots.pop(slot.peer, None)
             slot.peer = None
@@ -304,7 +304,7 @@ class WorkerPort:
                     message="withdrawn before it began",
                 )
                 self._reported(worker.slots[news.slot], entry, now)
-                self._hand_on_reports()
+                self._hand_on_reports(now)
             case ThreadEnded():
                 self.own_greeted.set()
                 slot = worker.slots[news.slot]
@@ -504,7 +504,7 @@ class WorkerPort:
     def _forget(self, worker: Worker, now: float, *, died: bool = False) -> None:
         # Before its last reports are taken: for what it has answered it is given nothing more.
         self._dispatcher.worker_closing(worker, now)
-        self._hand_on_reports()
+        self._hand_on_reports(now)
         self._tokens.pop(worker.token, None)
         if worker.peer is not None:
             self.workers.pop(worker.peer, None)

@@ -11,6 +11,7 @@ import zmq
 from shapestream.errors import TransportError
 from shapestream.transport.interface import RECEIVE_BURST, Message, send_when_there_is_room
 from shapestream.transport.socket_options import SocketOptions
+from shapestream.transport.wake import Wake
 from shapestream.transport.watched_socket import (
     POLLIN,
     POLLOUT,
@@ -73,11 +74,16 @@ class DealerSocket(WatchedSocket):
     def receive_nowait(self) -> list[Message]:
         """The waiting messages, perhaps none."""
         self._check_open()
-        receive, events_now = self._socket.recv, self._events
-        taken: list[Message] = []
-        # A look costs less than a receive that finds nothing, and is as good: libzmq announces what comes after it.
-        while (events := events_now()) & POLLIN and len(taken) < RECEIVE_BURST:
-            taken.append(receive_frames(receive))
+        receive, events, taken = self._socket.recv, POLLIN, list[Message]()
+        try:
+            while events & POLLIN and len(taken) < RECEIVE_BURST:
+                taken.append(receive_frames(receive))
+                if self._in_call:  # it looks itself, after its next send
+                    return taken
+                # A look costs less than a receive that finds nothing, and is as good: libzmq announces what comes after it.
+                events = self._events()
+        except zmq.Again:
+            events = self._events() if self._senders else 0
         self._drained = not events & POLLIN
         if not self._drained:
             self._receivers.unpark()
@@ -90,10 +96,23 @@ class DealerSocket(WatchedSocket):
         """Send; raises `trio.WouldBlock`, with nothing taken, while the peer's queue is full."""
         self._check_open()
         taken = send_frames(self._socket.send, ready_to_send(frames))
-        if self._receivers:
+        if self._waiting:
             self._look()
+        else:
+            self._swallowed = True
         if not taken:
             raise trio.WouldBlock
+
+    def wait(self, wake: Wake, timeout_s: float, *, for_room: bool) -> bool:
+        """Block this thread until there may be messages, or room: then True. False for the wake, and after the time."""
+        if self._closed:
+            wake.wait(timeout_s)
+            return False
+        if self._swallowed or not self._drained:
+            self._swallowed = False
+            if self._events() & (POLLIN | POLLOUT if for_room else POLLIN):
+                return True
+        return wake.wait(timeout_s, self._fd)
 
     async def send(self, frames: Sequence[Buffer]) -> None:
         """Send, after waiting for room; when cancelled nothing was sent."""
@@ -109,7 +128,10 @@ class DealerSocket(WatchedSocket):
     def _look(self) -> None:
         events = self._events()
         if events & POLLIN:
-            self._receivers.unpark()
+            if self._in_call:
+                self.wake_watcher()
+            else:
+                self._receivers.unpark()
         if events & POLLOUT:
             self._senders.unpark_all()
 

@@ -269,8 +269,10 @@ class RouterSocket(WatchedSocket):
                 self._blocked.set()
         finally:
             # Even a send to a peer that is gone may swallow the announcement of others' messages.
-            if self._receivers:
+            if self._waiting:
                 self._look()
+            else:
+                self._swallowed = True
 
     def forget(self, peer: bytes) -> None:
         """Drop the messages that wait for this peer."""

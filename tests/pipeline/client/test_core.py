@@ -76,7 +76,7 @@ async def test_a_cancelled_call_is_cancelled_at_the_server() -> None:
             await client.infer("other", ROW)
         assert scope.cancelled_caught
         await trio.testing.wait_all_tasks_blocked()
-        assert {} == client._core._session._ledger.tickets
+        assert {} == client._core._session.ledger.tickets
 
 
 async def test_the_result_of_a_call_that_is_cancelled_in_the_same_turn_is_not_lost_on_another() -> None:
@@ -234,7 +234,7 @@ def test_while_it_closes_each_thing_is_taken_or_refused_once() -> None:
 async def test_a_post_from_another_thread_wakes_the_core_and_a_second_one_does_not_again() -> None:
     """What comes before the turn begins is taken by that turn; a withdrawal always wakes."""
     turns: list[int] = []
-    inbox = Inbox(lambda tickets: None, lambda: turns.append(len(inbox)))
+    inbox = Inbox(lambda tickets: None, lambda: turns.append(len(inbox.items)))
     inbox.open()
     items = [ticket(), ticket(), Withdraw(ticket())]
     for item, taken in zip(items, ([1], [1], [1, 3]), strict=True):
@@ -242,3 +242,16 @@ async def test_a_post_from_another_thread_wakes_the_core_and_a_second_one_does_n
         await trio.testing.wait_all_tasks_blocked()
         assert taken == turns
     assert items == list(inbox.take())
+
+
+async def test_a_wake_up_that_finds_nothing_does_not_keep_the_next_post_waiting() -> None:
+    """A turn has taken the item before its poster woke the core: the next post wakes it again."""
+    turns: list[int] = []
+    inbox = Inbox(lambda tickets: None, lambda: turns.append(len(inbox.items)))
+    inbox.open()
+    inbox.post(ticket())
+    inbox.items.clear()
+    await trio.testing.wait_all_tasks_blocked()
+    inbox.post(ticket())
+    await trio.testing.wait_all_tasks_blocked()
+    assert [0, 1] == turns

@@ -123,7 +123,7 @@ MADE = ["--sizes", "seq=8", "--rate", "1"]
         (["--trace", "t.jsonl", "--sizes", "seq=8", "--cost", COST], 2, "sizes of its own"),
         ([*MADE, "--in-flight", "3", "--cost", COST], 2, "exclude each other"),
         ([*MADE, "--sizes", "seq=9", "--cost", COST], 2, "two models of one name"),
-        ([*MADE, "--exact", "width", "--cost", COST], 3, "no such dimension"),
+        ([*MADE, "--exact", "width", "--cost", COST], 2, "no such dimension"),
         ([*MADE, "--speeds", "1,2", "--cost", COST], 2, "No such option"),
         (["--sizes", "m/trace:t.jsonl", "--rate", "1", "--cost", COST], 2, "expected DIMENSION=DISTRIBUTION"),
         (["--sizes", f"seq={2**52};x=4", "--rate", "1", "--cost", COST], 3, "more than anything computes"),

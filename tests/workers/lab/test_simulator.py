@@ -26,28 +26,16 @@ def traffic(count: int, rate: float, model: SizedModel = LENGTHS, seed: int = 0,
     return Traffic(models=[model], rate=rate, requests=count, seed=seed, **fields)
 
 
-@pytest.mark.parametrize("load", [0.3, 0.6, 0.8])
-def test_one_slot_at_constant_cost_waits_as_pollaczek_and_khinchine_say(load: float) -> None:
-    """M/D/1: the mean wait is load x service / (2 (1 - load))."""
-    simulated = play(PlainServer(1), traffic(25_000, load / 0.01), fixed_s=0.01, per_element_s=0.0)
+@pytest.mark.parametrize(("load", "sigma"), [(0.3, 0.0), (0.8, 0.0), (0.6, 0.8)])
+def test_one_slot_waits_as_pollaczek_and_khinchine_say(load: float, sigma: float) -> None:
+    """M/G/1: rate x E[S^2] / (2 (1 - load)); of a lognormal factor of mean 1, E[f^2] = exp(sigma^2)."""
+    simulated = play(
+        PlainServer(1), traffic(25_000, load / 0.01), fixed_s=0.01, per_element_s=0.0, noise=sigma
+    )
     summary = figures_of(simulated)
-    expected = 0.01 + load * 0.01 / (2 * (1 - load))
+    expected = 0.01 + load * 0.01 * np.exp(sigma**2) / (2 * (1 - load))
     assert expected == pytest.approx(summary["mean_s"], rel=0.04)
     assert load == pytest.approx(summary["utilisation"], rel=0.02)
-
-
-def test_noise_makes_waits_longer_as_pollaczek_and_khinchine_say() -> None:
-    """M/G/1: rate x E[S^2] / (2 (1 - load)); of a lognormal factor of mean 1, E[f^2] = exp(sigma^2)."""
-    load, sigma = 0.6, 0.8
-    simulated = play(
-        PlainServer(1),
-        traffic(25_000, load / 0.01),
-        fixed_s=0.01,
-        per_element_s=0.0,
-        noise=sigma,
-    )
-    expected = 0.01 + load * 0.01 * np.exp(sigma**2) / (2 * (1 - load))
-    assert expected == pytest.approx(figures_of(simulated)["mean_s"], rel=0.08)
 
 
 def test_several_slots_wait_less_than_one_and_work_as_much() -> None:
@@ -102,7 +90,7 @@ def test_every_request_ends_once_and_no_slot_does_more_than_there_is_time(
     assert 300 == summary["requests"]
     assert (0, 0) == (summary["left"], summary["failed"])
     assert summary["requests"] == summary["done"] + summary["late"] + summary["refused"]
-    assert LEFT not in simulated.requests.outcome[1:]
+    assert LEFT not in simulated.requests.outcome
     assert 0.0 <= summary["utilisation"] <= 1.0 + 1e-9
     assert 0.0 <= summary["padding_ratio"] < 1.0
     waits = latencies_s(simulated)
@@ -113,7 +101,7 @@ def test_every_request_ends_once_and_no_slot_does_more_than_there_is_time(
 def test_the_same_seed_gives_the_same_future(policy: Any) -> None:
     """Decisions depend on events and times only."""
     runs = [
-        play(policy(), traffic(500, 150, seed=seed), slots=2, noise=0.2).requests.ended.tobytes()
+        play(policy(), traffic(300, 150, seed=seed), slots=2, noise=0.2).requests.ended.tobytes()
         for seed in (1, 1, 2)
     ]
     assert runs[0] == runs[1]
@@ -133,7 +121,7 @@ def test_the_scheduler_serves_more_than_arrival_order() -> None:
 def test_a_closed_loop_keeps_so_many_in_flight() -> None:
     """Never more, and as many as there are left."""
     simulated = play(PlainServer(1), traffic(100, float("inf")), in_flight=10)
-    arrived, ended = simulated.requests.arrived[1:], simulated.requests.ended[1:]
+    arrived, ended = simulated.requests.arrived, simulated.requests.ended
     in_flight = [sum(begin <= at < end for begin, end in zip(arrived, ended, strict=True)) for at in arrived]
     assert 10 == max(in_flight)
 
@@ -185,7 +173,7 @@ def test_a_plain_server_closes_its_batch_at_another_model_or_size() -> None:
     # The first alone, then {5, 9}, {4x4, 5x4}, {4x6}, {5}.
     assert (5, 7) == (simulated.batches, simulated.members)
     assert 1 + 18 + 40 + 24 + 5 == simulated.computed
-    ended = list(simulated.requests.ended)[1:]
+    ended = list(simulated.requests.ended)
     assert ended == sorted(ended)
 
 

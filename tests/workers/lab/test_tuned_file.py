@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shapestream.settings import load_settings
@@ -68,6 +68,7 @@ def subject_of(folder: Path, tail: str = "", text: str = FILE, model: int = 0) -
     return Subject(loaded=load_settings(path), model=model)
 
 
+@settings(max_examples=25, deadline=None)
 @given(candidate=CANDIDATES, tail=st.sampled_from(TAILS))
 def test_the_text_says_what_the_values_do(candidate: Candidate, tail: str) -> None:
     """The file that is written means what was measured."""

@@ -180,9 +180,8 @@ def _models(options: SimulateOptions, dimensions: Dimensions) -> tuple[ModelProf
     known = {name for names in dimensions.values() for name in names}
     for name in options.exact or ():
         if name not in known:
-            raise ConfigurationError(
-                [f"--exact {name}: no such dimension (there are {', '.join(sorted(known))})"]
-            )
+            there = ", ".join(sorted(known))
+            raise typer.BadParameter(f"--exact {name}: no such dimension (there are {there})")
     return tuple(
         ModelProfile(
             name=model,

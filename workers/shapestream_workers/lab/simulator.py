@@ -13,7 +13,7 @@ from heapq import heappop, heappush
 from itertools import islice
 from math import inf, prod
 from time import thread_time
-from typing import Protocol, assert_never
+from typing import TypeAlias, assert_never
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,8 +38,10 @@ from shapestream.scheduling.events import (
     StartBatch,
     TimePassed,
 )
+from shapestream.scheduling.scheduler import Scheduler
 from shapestream.telemetry.trace import TraceRequest
 from shapestream_engine.batch import ErrorCode
+from shapestream_workers.lab.plain_server import PlainServer
 from shapestream_workers.lab.true_cost import TrueCost
 
 LEFT, DONE, LATE, EXPIRED, REFUSED, FAILED = range(6)
@@ -96,16 +98,16 @@ class Scenario:
 
 
 class Requests:
-    """Requests and their outcomes in columns, by id from 1; a million take some 40 MB. Row 0 is unused."""
+    """Requests and their outcomes in columns, by id from 0; a million take some 40 MB."""
 
     def __init__(self) -> None:
-        self.arrived = array("d", [0.0])
+        self.arrived = array("d")
         """Intended arrivals, in seconds."""
-        self.ended = array("d", [0.0])
-        self.deadline = array("d", [float("inf")])
-        self.elements = array("q", [0])
+        self.ended = array("d")
+        self.deadline = array("d")
+        self.elements = array("q")
         """Products of the requests' own sizes: their elements without padding."""
-        self.outcome = bytearray([FAILED])
+        self.outcome = bytearray()
 
     def add(self, arrived: float, deadline: float, elements: int) -> int:
         """Add a request; return its id."""
@@ -117,15 +119,15 @@ class Requests:
         return len(self.outcome) - 1
 
     def __len__(self) -> int:
-        return len(self.outcome) - 1
+        return len(self.outcome)
 
     def outcomes(self) -> NDArray[np.uint8]:
         """The outcome of each request, in the order of arrival."""
-        return np.frombuffer(bytes(self.outcome), np.uint8)[1:]
+        return np.frombuffer(bytes(self.outcome), np.uint8)
 
     def column(self, values: array[float]) -> NDArray[np.float64]:
         """A column as an array, in the order of arrival."""
-        return np.array(values, np.float64)[1:]
+        return np.array(values, np.float64)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -152,16 +154,7 @@ class Simulated:
     recalled: int = 0
 
 
-class Policy(Protocol):
-    """A decider: `Scheduler`, or a plain server."""
-
-    def handle(self, event: Event, now: float) -> list[Action]:
-        """Handle one event."""
-        ...
-
-    def next_wakeup(self) -> float | None:
-        """Time at which `TimePassed` is wanted, or None."""
-        ...
+Policy: TypeAlias = Scheduler | PlainServer
 
 
 def simulate(policy: Policy, scenario: Scenario) -> Simulated:
