@@ -41,8 +41,8 @@ class BatchRun:
         self._request = request
         self._infer = infer
         self._is_new = is_new
-        self._outputs: list[Tensors | None] = [None] * len(batch.members)
-        """Parallel to the members: the results of those that are done."""
+        self._outputs: list[Tensors | None] = [shape.answer for shape in shapes]
+        """Parallel to the members: the results of those that are done, or need no call."""
         self._parts: dict[int, tuple[list[Tensors], list[int]]] = {}
         """Results so far, and the rows of each, of the members that are divided over calls."""
         self._calls: dict[tuple[int, ...], int] = {}
@@ -55,15 +55,16 @@ class BatchRun:
 
         Members whose answer is known without a call take no part in any.
         """
-        batch, shapes = self._batch, self._shapes
+        batch = self._batch
         began = perf_counter()
-        for place in self._in_time([place for place, shape in enumerate(shapes) if shape.answer is not None]):
-            self._outputs[place] = shapes[place].answer
+        if batch.start_before is not None:
+            answered = [place for place, output in enumerate(self._outputs) if output is not None]
+            for late in set(answered).difference(self._in_time(answered)):
+                self._outputs[late] = None
         while places := self._in_time(
             [place for place, output in enumerate(self._outputs) if output is None]
         ):
             self._run_calls(places)
-        calls = tuple((count, sizes) for sizes, count in self._calls.items())
         return BatchReport(
             batch=batch.batch,
             outputs=tuple(self._outputs),
@@ -71,7 +72,9 @@ class BatchRun:
             busy_s=perf_counter() - began,
             reallocations=self._reallocations,
             preparations=self._preparations,
-            calls=() if calls == ((1, batch.sizes),) else calls,
+            calls=()
+            if self._calls == {batch.sizes: 1}
+            else tuple([(count, sizes) for sizes, count in self._calls.items()]),
         )
 
     def _in_time(self, places: Sequence[int]) -> Sequence[int]:

@@ -21,11 +21,12 @@ from shapestream.errors import ConfigurationError
 from shapestream.serving.allocator import keep_freed_memory
 from shapestream.serving.slot_threads import SlotThreads
 from shapestream.settings import AdminSettings, LoadedSettings, WorkerGroupSettings
-from shapestream.transport.blocking_dealer import BlockingDealer, Wake
+from shapestream.transport.blocking_dealer import BlockingDealer
 from shapestream.transport.curve import CallerKeys, ProtectedDealer
 from shapestream.transport.dealer import DealerSocket
 from shapestream.transport.interface import Connection
 from shapestream.transport.socket_options import SocketOptions
+from shapestream.transport.wake import Wake
 from shapestream_engine.machine import divide_cpus, resident_bytes
 from shapestream_workers.admin import open_admin_port
 from shapestream_workers.costs import tables

@@ -26,12 +26,13 @@ class InputTensor(Tensor):
     It may stand for a tensor from outside, `outside`, which then is what the engine reads.
     """
 
-    __slots__ = ("_port", "locked", "outside")
+    __slots__ = ("_port", "_request", "outside")
 
-    def __init__(self, port: InputPort, *, upper_bound_bytes: int | None, reserve_bytes: int) -> None:
+    def __init__(
+        self, request: HostRequest, port: InputPort, *, upper_bound_bytes: int | None, reserve_bytes: int
+    ) -> None:
+        self._request = request
         self.outside: TensorLike | None = None
-        self.locked = False
-        """The request runs: its tensors stay as they are."""
         super().__init__(
             port.element_type,
             [0 if axis.is_dynamic else axis.minimum for axis in port.shape.dimensions],
@@ -59,7 +60,7 @@ class InputTensor(Tensor):
         if shape == self._shape and self.outside is None:
             return
         sizes = self._port.admitted(shape)
-        if self.locked:
+        if self._request.running:
             raise InferenceError(f"input {self._port.name!r} cannot be resized while its request runs")
         if self.outside is None:
             self._resize(sizes)
@@ -79,9 +80,11 @@ class HostRequest(InferRequest):
 
     def __init__(self, signature: ModelSignature, kind: type[InputTensor] = InputTensor) -> None:
         super().__init__(signature)
+        self.running = False
+        """A call runs: the tensors stay as they are."""
         bounds = upper_bounds(signature)
         self._tensors = tuple(
-            kind(port, upper_bound_bytes=bound, reserve_bytes=RESERVE_BYTES if at_once else 0)
+            kind(self, port, upper_bound_bytes=bound, reserve_bytes=RESERVE_BYTES if at_once else 0)
             for port, bound, at_once in zip(signature.inputs, bounds, reserved(bounds), strict=True)
         )
         self._outputs: list[Array] = [
@@ -144,7 +147,7 @@ class HostRequest(InferRequest):
         if self._outside:
             for tensor in self._tensors:
                 tensor.check()
-        self._lock(True)
+        self.running = True
         self.prepare()
 
     def _finish(self) -> None:
@@ -156,19 +159,14 @@ class HostRequest(InferRequest):
                 outputs[number] = tensor.data
             self._outputs = outputs
         finally:
-            self._lock(False)
-
-    def _lock(self, locked: bool) -> None:
-        for tensor in self._tensors:
-            tensor.locked = locked
+            self.running = False
 
     def _use_input(self, number: int, tensor: TensorLike | None) -> None:
-        own = self._tensors[number]
-        if own.locked:
+        if self.running:
             raise InferenceError(
                 f"input {self.signature.inputs[number].name!r} cannot be exchanged while its request runs"
             )
-        own.outside = tensor
+        self._tensors[number].outside = tensor
         self._outside = any(each.outside is not None for each in self._tensors)
 
     def _use_output(self, number: int, tensor: Tensor) -> None:

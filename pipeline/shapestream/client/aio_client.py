@@ -1,6 +1,6 @@
 """The asyncio face: `async with shapestream.aio.connect(address) as client`.
 
-The core runs in a thread of its own, under trio. The tickets that it finishes in one turn come over in one
+The core runs in a thread of its own. The tickets that it finishes in one turn come over in one
 `call_soon_threadsafe`; questions go there without any waiting, so the event loop is never blocked.
 """
 

@@ -1,6 +1,6 @@
 """The blocking face: `with shapestream.blocking.connect(address) as client`, no async code needed.
 
-The core runs in a thread of its own, under trio. A caller waits on a lock or a queue that a Ctrl-C interrupts; its ticket
+The core runs in a thread of its own. A caller waits on a lock or a queue that a Ctrl-C interrupts; its ticket
 is then withdrawn, here and at the server.
 """
 

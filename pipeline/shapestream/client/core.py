@@ -1,8 +1,8 @@
-"""The client's trio core: between one connection, the session, and the faces in any thread.
+"""The client's core: between one connection, the session, and the faces in any thread.
 
 Tickets come in by the core's inbox, from any thread. All that is ready in one turn of the event loop goes out together, in
 as few messages as the limits allow, and the tickets that a turn finishes are handed back together. The trio face runs the
-core in its own nursery; for the asyncio and the blocking face a thread runs it (`CoreThread`).
+core in its own nursery; for the asyncio and the blocking face a thread runs it, without an event loop (`CoreThread`).
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ import math
 import os
 import platform
 import threading
+import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -28,6 +29,7 @@ from shapestream.client.session import Session
 from shapestream.client.tickets import AnyTicket, EndTicket, Owner, Question, RequestTicket, hand_back
 from shapestream.errors import Cancelled, InternalError, ProtocolError, RequestError, TransportError
 from shapestream.transport.interface import Connection, Message
+from shapestream.transport.wake import Wake
 from shapestream.wire.codec import decode, encode, pack_messages
 from shapestream.wire.messages import Entry, Request, Role
 
@@ -74,7 +76,7 @@ class Inbox:
         self._awake = False
         """Whether a turn is due that has not begun: items posted until then need no further wake-up."""
         self._closed = False
-        self._token: trio.lowlevel.TrioToken | None = None
+        self._wake: Callable[[], object] | None = None
         self._process = os.getpid()
 
     # ------------------------------------------------------------ faces
@@ -100,19 +102,28 @@ class Inbox:
     def wake(self) -> None:
         """Make the core take a turn soon; before it runs, it will take one anyway."""
         # A forked child would wake its parent, or wait for a lock that a thread of the parent held.
-        if self._token is not None and os.getpid() == self._process:
-            with contextlib.suppress(trio.RunFinishedError):
-                self._token.run_sync_soon(self._woken)
-
-    def _woken(self) -> None:
-        if not self._closed:
-            self._take_turn()
+        if self._wake is not None and os.getpid() == self._process:
+            try:  # noqa: SIM105 - once per request; `suppress` takes longer than the call
+                self._wake()
+            except trio.RunFinishedError:
+                pass
 
     # ------------------------------------------------------------ the core
 
-    def open(self) -> None:
-        """Wake the core in this trio run from now on."""
-        self._token = trio.lowlevel.current_trio_token()
+    def open(self, wake: Callable[[], object] | None = None) -> None:
+        """Wake the core by `wake` from now on; None: it runs in this trio run."""
+        self._wake = wake or partial(trio.lowlevel.current_trio_token().run_sync_soon, self._woken)
+
+    def _woken(self) -> None:
+        self.has_items()
+        if not self._closed:
+            self._take_turn()
+
+    def has_items(self) -> bool:
+        """Whether there is anything to take. If not, the next post wakes the core again."""
+        if not self.items:
+            self._awake = False
+        return bool(self.items)  # again: it may have been posted in between, without a wake-up
 
     def take(self) -> Iterator[Posted]:
         """All items, in order, also those posted meanwhile."""
@@ -186,6 +197,8 @@ class Core:
         """True while the last request was alone in its turn, and the core has not ended."""
         self._streams: dict[int, Owner] = {}
         self._stopping = False
+        self._lost = False
+        """True where the connection is to be given up; in a thread, where no scope is cancelled by that."""
         self._timer = trio.CancelScope()
         self._asleep_until = math.inf
         self._connection: Connection | None = None
@@ -256,6 +269,65 @@ class Core:
                 self._turn()
                 await trio.sleep_forever()
 
+    def run_in_thread(self) -> None:
+        """Do the same in this thread, with no event loop: a turn of one costs more than what is done in it.
+
+        The clock is then `time.monotonic`.
+        """
+
+        try:
+            wake = Wake()
+            # Not closed at the end of this thread: another may be about to set it, when its number is another file's.
+            weakref.finalize(self, wake.close).atexit = False
+            self._inbox.open(wake.set)
+            connection, open_at = self._connector.open(), math.inf
+            self._connected(connection)
+            while not self._must_end():
+                until = min(self._asleep_until, open_at)
+                if connection.wait(wake, until - self.clock(), for_room=bool(self._unsent)):
+                    self._receive(connection)
+                if self._unsent:
+                    self._send_unsent()
+                now = self.clock()
+                if now >= self._asleep_until:
+                    self._asleep_until = math.inf
+                    self._turn()
+                elif self._inbox.has_items():
+                    self._turn()
+                if self._lost:
+                    self._lost, open_at = False, now
+                    self._disconnected(connection)
+                if now >= open_at:
+                    try:
+                        connection, open_at = self._connector.open(), math.inf
+                    except TransportError as error:
+                        self._session.refused(str(error))
+                        open_at = now + self._rest_s
+                    else:
+                        self._connected(connection)
+        finally:
+            self._finish()
+
+    def _send_unsent(self) -> None:
+        """Offer the connection again what it had no room for."""
+        unsent, self._unsent = self._unsent, deque()
+        self._offer(unsent)
+        if not self._unsent:
+            self._turn()
+
+    def _connected(self, connection: Connection) -> None:
+        """Greet the server on a new connection."""
+        self._connection = connection
+        self._session.refused(self._connector.refusal())
+        self._session.connected(self.clock())
+        self._turn()
+
+    def _disconnected(self, connection: Connection) -> None:
+        """Give up a connection, and what it did not take."""
+        connection.close()
+        self._session.refused(self._connector.refusal())
+        self._unsent.clear()
+
     def _must_end(self) -> bool:
         return self._stopping or self._is_abandoned()
 
@@ -271,26 +343,22 @@ class Core:
         wakeup_at = self._session.next_wakeup()
         if wakeup_at < self._asleep_until:
             self._asleep_until = wakeup_at
-            self._timer.deadline = trio.current_time() + max(0.0, wakeup_at - now)
+            self._timer.deadline = max(wakeup_at, now)
 
     @trio.lowlevel.enable_ki_protection
     async def _keep_connected(self, connection: Connection) -> None:
         while True:
             self._connection = connection
-            self._session.refused(self._connector.refusal())
             with trio.CancelScope() as self._connection_scope:
                 async with trio.open_nursery() as nursery:
                     connection.on_messages = partial(self._receive, connection)
                     await nursery.start(connection.run)
                     nursery.start_soon(self._send_blocked, connection)
-                    self._session.connected(self.clock())
-                    self._turn()
+                    self._connected(connection)
                     while True:
                         self._received(await connection.receive())
                         self.wake_watcher()
-            connection.close()
-            self._session.refused(self._connector.refusal())
-            self._unsent.clear()
+            self._disconnected(connection)
             connection = await self._open_again()
 
     @trio.lowlevel.enable_ki_protection
@@ -353,6 +421,7 @@ class Core:
             self._deliver(finished)
             self.wake_watcher()
         if turn.reconnect:
+            self._lost = True
             self._connection_scope.cancel()
         self._set_timer(now)
 
@@ -382,9 +451,13 @@ class Core:
         return answered
 
     def _send(self, entries: list[Entry]) -> None:
+        self._offer(self._pack(entries))
+
+    def _offer(self, messages: Iterable[Message]) -> None:
+        """Send messages in order, and keep those that the connection has no room for."""
         connection = self._connection
         assert connection is not None  # the session sends nothing before connected()
-        for frames in self._pack(entries):
+        for frames in messages:
             if not self._unsent:
                 try:
                     connection.send_nowait(frames)
@@ -442,7 +515,7 @@ class CoreThread(threading.Thread):
     def run(self) -> None:
         """Run the core until it is stopped. Its first turn takes the tickets that were posted before."""
         try:
-            trio.run(self._core.run)
+            self._core.run_in_thread()
         except Exception as error:  # noqa: BLE001 - the thread's edge; `check` raises it for the caller
             self._error = error
         finally:

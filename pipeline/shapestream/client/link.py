@@ -70,8 +70,10 @@ class Link:
         self._hello_due = False
         self._attempts = 0
         self._act_at = math.inf
-        self._heard_at = now
-        self._sent_at = now
+        self.heard_at = now
+        """The time when anything at all arrived last."""
+        self.sent_at = now
+        """The time when anything at all was sent last."""
         self._heartbeat_s = math.inf
         self.one_way_s = 0.0
         """The way to the server, at its fastest on this connection."""
@@ -86,14 +88,6 @@ class Link:
     def connected(self, now: float) -> None:
         """The shell has made a connection."""
         self._greet(now)
-
-    def heard(self, now: float) -> None:
-        """Anything at all has arrived."""
-        self._heard_at = now
-
-    def sent(self, now: float) -> None:
-        """Anything at all has been sent."""
-        self._sent_at = now
 
     def welcomed(self, heartbeat_s: float) -> None:
         """`Welcome` has arrived."""
@@ -129,15 +123,15 @@ class Link:
 
     def heartbeat_due(self, now: float) -> bool:
         """Whether the server has not heard of this client for a heartbeat's time."""
-        return now >= self._sent_at + self._heartbeat_s and self.is_open
+        return now >= self.sent_at + self._heartbeat_s and self.is_open
 
     def must_reconnect(self, now: float) -> bool:
         """Whether this connection is to be given up now. True once; the link is then DOWN."""
-        silent_at = self._heard_at + self._settings.silence_s
+        silent_at = self.heard_at + self._settings.silence_s
         silent = now >= silent_at and self.is_open
         if silent and now > silent_at + STALL_S:
             # This process stood still, or it would have asked before: the messages that came meanwhile are read first.
-            self._heard_at += now + STALL_S - silent_at
+            self.heard_at += now + STALL_S - silent_at
             return False
         if not silent and now < self._act_at:
             return False
@@ -175,12 +169,12 @@ class Link:
         """The time at which something may become due."""
         if self.state is not LinkState.OPEN:
             return self._act_at
-        return min(self._heard_at + self._settings.silence_s, self._sent_at + self._heartbeat_s)
+        return min(self.heard_at + self._settings.silence_s, self.sent_at + self._heartbeat_s)
 
     def _greet(self, now: float) -> None:
         self.state = LinkState.GREETING
         self._hello_due = True
-        self._heard_at = now
+        self.heard_at = now
         patience = self._settings.greeting_s * 2.0 ** min(self._attempts, 16)
         self._attempts += 1
         self._act_at = now + min(patience, self._settings.silence_s)

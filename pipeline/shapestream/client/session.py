@@ -145,7 +145,7 @@ class Session:
 
     def receive(self, entries: Iterable[Entry], now: float) -> None:
         """Take the entries of one or several messages."""
-        self._link.heard(now)
+        self._link.heard_at = now
         for entry in entries:
             if type(entry) is Result:
                 ticket = self.ledger.answered(entry.sequence)
@@ -190,7 +190,7 @@ class Session:
         reconnect = self._link.must_reconnect(now)
         entries = self._due_entries(now) if may_send else []
         if entries or not may_send:
-            self._link.sent(now)  # messages that the transport still holds are a sign of life as well
+            self._link.sent_at = now  # messages that the transport still holds are a sign of life as well
         return Turn(finished=self.ledger.take_finished(), entries=entries, reconnect=reconnect)
 
     def next_wakeup(self) -> float:

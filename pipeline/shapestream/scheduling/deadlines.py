@@ -98,10 +98,10 @@ class Deadlines:
             return Refusal("deadline_exceeded", message)
         if idle:
             return None
-        # A refusal a short while ago shows that the queue is as long as deadlines allow: it will not empty.
-        crowded = now - self._refused_at.get(arrival.model, -inf) < left_s
         serving = self._slots.serving
         queued_s = sum([other.cost_s / serving(other) for other in queue.sharing])
+        # A refusal a short while ago shows that the queue is as long as deadlines allow: it will not empty.
+        crowded = queued_s > 0.0 and now - self._refused_at.get(arrival.model, -inf) < left_s
         again_s = sum([other.again_s / serving(other) for other in queue.sharing])
         # Its company is queued already, and the planner cuts a call smaller that would take most of the time left.
         call_s = max(alone_s, min(company_call_s * pool.fastest, alone_s + queued_s, left_s / 2))
@@ -137,7 +137,7 @@ class Deadlines:
         is `crowded`, newcomers take the turns of what is refused, so that may be more than `queued_s`, which is all that is
         queued now.
         """
-        rank = queue.shares.rank(arrival.client, arrival.priority, clients)
+        _, rank = queue.shares.place(arrival.client, arrival.priority, clients)
         turn_s = queue.shares.turn_s(rank, len(clients))
         if turn_s >= queued_s:
             return turn_s if crowded else queued_s

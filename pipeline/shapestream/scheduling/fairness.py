@@ -70,10 +70,23 @@ class FairShares:
     def __repr__(self) -> str:
         return f"<fair shares at {self.virtual_s:.6f}: {len(self._finish)} clients remembered>"
 
-    def rank(self, client: int, priority: int, here: Collection[int]) -> float:
-        """The rank that a request of this client would get now; `here`: the clients that have unfinished requests."""
+    def place(self, client: int, priority: int, here: Collection[int]) -> tuple[float, float]:
+        """The start tag and the rank that a request of this client would get now.
+
+        `here` are the clients that have unfinished requests besides this one.
+
+        Priority is counted in seconds of all clients' work: virtual time grows by 1/clients while the slots work for
+        one second, so a step is `AGEING_S / clients`. The number of clients changes; that must not turn around two
+        requests of one client and one priority, so a rank is never smaller than the last one.
+        """
         clients = len(here) + (client not in here)
-        return self._start(client, here, clients) - _bounded(priority) * AGEING_S / clients
+        tag = self._start(client, here, clients)
+        if not priority:
+            return tag, tag
+        priority = _bounded(priority)
+        return tag, max(
+            tag - priority * AGEING_S / clients, self._last.get((client, priority), float("-inf"))
+        )
 
     def turn_s(self, rank: float, clients: int) -> float:
         """Return the seconds of the slots' work until a request of this rank has its turn, with so many clients here."""
@@ -100,28 +113,14 @@ class FairShares:
         start = max(min(self.virtual_s, beside), self.virtual_s - AGEING_S / clients)
         return start if finish is None else max(start, finish)
 
-    def stamp(
-        self, client: int, share_s: float, priority: int, here: Container[int], clients: int
-    ) -> tuple[float, float]:
-        """The start tag and the rank of a request that takes `share_s` seconds of all slots.
-
-        `here` are the clients that have unfinished requests besides this one, and `clients` their number with this one's.
-
-        Priority is counted in seconds of all clients' work: virtual time grows by 1/clients while the slots work for
-        one second, so a step is `AGEING_S / clients`. The number of clients changes; that must not turn around two
-        requests of one client and one priority, so a rank is never smaller than the last one.
-        """
-        priority = _bounded(priority)
-        ahead_s = priority * AGEING_S / clients
-        tag = self._start(client, here, clients)
+    def stamp(self, client: int, share_s: float, priority: int, here: Collection[int]) -> tuple[float, float]:
+        """The `place` of a request that is admitted, and takes `share_s` seconds of all slots."""
+        tag, rank = self.place(client, priority, here)
         if len(self._finish) > self._clean_at:
             self._forget(here)
-        self._finish[client] = tag + max(share_s, _LEAST_S)
-        if not priority:
-            return tag, tag
-        key = (client, priority)
-        rank = max(tag - ahead_s, self._last.get(key, float("-inf")))
-        self._last[key] = rank
+        self._finish[client] = _end(tag, share_s)
+        if priority:
+            self._last[client, _bounded(priority)] = rank
         return tag, rank
 
     def withdraw(self, client: int, tag: float, share_s: float) -> None:
@@ -130,7 +129,7 @@ class FairShares:
         If it was the client's last, the next one starts where it would have. In the middle of others it stays charged:
         those behind it have their tags.
         """
-        if self._finish.get(client) == tag + max(share_s, _LEAST_S):
+        if self._finish.get(client) == _end(tag, share_s):
             self._finish[client] = tag
 
     def dispatched(self, tag: float, rank: float, share_s: float, clients: int) -> None:
@@ -183,6 +182,11 @@ class FairShares:
 
 def _bounded(priority: int) -> int:
     return max(-MAX_PRIORITY, min(MAX_PRIORITY, priority))
+
+
+def _end(tag: float, share_s: float) -> float:
+    """Where a request ends, on the scale of virtual time."""
+    return tag + max(share_s, _LEAST_S)
 
 
 class QueueRoom:

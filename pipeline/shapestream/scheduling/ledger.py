@@ -71,11 +71,8 @@ class Ledger:
         shares = queue.shares
         if not queue.count and not any(other.waiting for other in queue.sharing):
             shares.catch_up()
-        owned = clients.get(client, 0) + 1
-        tag, rank = shares.stamp(
-            client, terms.share_s, arrival.priority, clients, len(clients) + (owned == 1)
-        )
-        clients[client] = owned
+        tag, rank = shares.stamp(client, terms.share_s, arrival.priority, clients)
+        clients[client] = clients.get(client, 0) + 1
         rows, own = (sizes[0], sizes[1:]) if queue.has_batch else (1, sizes)
         request = Request(
             arrival.id,

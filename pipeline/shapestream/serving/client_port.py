@@ -150,6 +150,8 @@ class ClientPort:
             self.outgoing.tell_stranger(peer, now)
             return
         match entry:
+            case Heartbeat():
+                pass
             case OpenModel():
                 self._open_model(session, entry.name)
             case Cancel():
@@ -164,8 +166,6 @@ class ClientPort:
                 self._end(session, "goodbye", now)
             case Credit():
                 session.clock.repeated()
-            case Heartbeat():
-                pass
             case _:
                 self.outgoing.refuse(peer, f"unexpected {type(entry).__name__}", now)
 

@@ -25,9 +25,10 @@ import trio
 from shapestream.errors import ProtocolError, RequestError, TransportError
 from shapestream.serving.handover import Handover
 from shapestream.telemetry.logging import debug_enabled
-from shapestream.transport.blocking_dealer import BlockingDealer, Wake
+from shapestream.transport.blocking_dealer import BlockingDealer
 from shapestream.transport.interface import Message, PeerSocket
 from shapestream.transport.socket_options import SocketOptions
+from shapestream.transport.wake import Wake
 from shapestream.transport.zeromq import RouterSocket
 from shapestream.wire.codec import Codec, codec_of
 from shapestream.wire.limits import WORKER_LIMITS

@@ -5,8 +5,6 @@ One thread makes it, uses it and closes it. `Wake` is what other threads have: i
 
 from __future__ import annotations
 
-import contextlib
-import os
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Self
@@ -17,41 +15,9 @@ from shapestream.errors import TransportError
 from shapestream.transport.curve import CallerKeys
 from shapestream.transport.interface import Message
 from shapestream.transport.socket_options import SocketOptions
+from shapestream.transport.wake import Wake
 from shapestream.transport.watched_socket import POLLIN, POLLOUT, ready_to_send, receive_frames, send_frames
 from shapestream_engine.layout import Buffer
-
-
-class Wake:
-    """A signal that ends the wait of one thread: for a message, for room, or for nothing else. Any thread may `set` it."""
-
-    def __init__(self) -> None:
-        self._reader, self._writer = os.pipe()
-        os.set_blocking(self._reader, False)
-        os.set_blocking(self._writer, False)
-
-    def fileno(self) -> int:
-        """The descriptor that is readable once the signal is set."""
-        return self._reader
-
-    def set(self) -> None:
-        """End the present wait, or the next one."""
-        with contextlib.suppress(BlockingIOError):  # it is set more often than the pipe holds
-            os.write(self._writer, b"\0")
-
-    def clear(self) -> None:
-        """Take the signal."""
-        with contextlib.suppress(BlockingIOError):
-            os.read(self._reader, 4096)
-
-    def wait(self) -> None:
-        """Wait for the signal, and take it."""
-        zmq.zmq_poll([(self._reader, POLLIN)], -1)
-        self.clear()
-
-    def close(self) -> None:
-        """Give the descriptors back. Only the thread that waits calls this, when no other can `set` any more."""
-        os.close(self._reader)
-        os.close(self._writer)
 
 
 class BlockingDealer:

@@ -11,6 +11,7 @@ import zmq
 from shapestream.errors import TransportError
 from shapestream.transport.interface import RECEIVE_BURST, Message, send_when_there_is_room
 from shapestream.transport.socket_options import SocketOptions
+from shapestream.transport.wake import Wake
 from shapestream.transport.watched_socket import (
     POLLIN,
     POLLOUT,
@@ -101,6 +102,17 @@ class DealerSocket(WatchedSocket):
             self._swallowed = True
         if not taken:
             raise trio.WouldBlock
+
+    def wait(self, wake: Wake, timeout_s: float, *, for_room: bool) -> bool:
+        """Block this thread until there may be messages, or room: then True. False for the wake, and after the time."""
+        if self._closed:
+            wake.wait(timeout_s)
+            return False
+        if self._swallowed or not self._drained:
+            self._swallowed = False
+            if self._events() & (POLLIN | POLLOUT if for_room else POLLIN):
+                return True
+        return wake.wait(timeout_s, self._fd)
 
     async def send(self, frames: Sequence[Buffer]) -> None:
         """Send, after waiting for room; when cancelled nothing was sent."""

@@ -15,6 +15,7 @@ from typing import Protocol, TypeAlias
 
 import trio
 
+from shapestream.transport.wake import Wake
 from shapestream_engine.layout import Buffer
 
 Message: TypeAlias = list[Buffer]
@@ -100,6 +101,12 @@ class Connection(Protocol):
 
     def wake_watcher(self) -> None:
         """Make the watching task look again whether it is to watch; where none watches, `run` does so from now on."""
+
+    def wait(self, wake: Wake, timeout_s: float, *, for_room: bool) -> bool:
+        """Block this thread, which has no event loop, until there may be messages, or room where it is for that: then True.
+
+        It is used in place of `run`. False when the wake is set, and after `timeout_s` seconds.
+        """
 
     async def receive(self) -> list[Message]:
         """The waiting messages, at least one; one checkpoint.

@@ -24,6 +24,7 @@ from shapestream.transport.interface import (
     Message,
     send_when_there_is_room,
 )
+from shapestream.transport.wake import Wake
 from shapestream_engine.layout import Buffer
 
 # Messages that wait in one direction of one connection; then the sender is told to wait, or to give up.
@@ -232,6 +233,10 @@ class MemoryConnection(_MemorySocket[Message]):
 
     async def watch_while(self, alone: Callable[[], bool]) -> None:
         """Return at once: there is nothing to watch."""
+
+    def wait(self, wake: Wake, timeout_s: float, *, for_room: bool) -> bool:
+        """Raise RuntimeError: both ends live in one trio run."""
+        raise RuntimeError("a memory endpoint is for trio: use shapestream.connect")
 
     def wake_watcher(self) -> None:
         """Do nothing, for the same reason."""

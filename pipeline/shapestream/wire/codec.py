@@ -155,8 +155,6 @@ def _unpack(frames: Sequence[Buffer], limits: Limits, most_items: int) -> tuple[
             use_list=False,
             object_pairs_hook=_unique_keys,
             ext_hook=refuse_extension,
-            max_str_len=limits.max_header_bytes,
-            max_bin_len=limits.max_header_bytes,
             max_array_len=most_items,
             max_map_len=min(MAX_PLAIN_ITEMS, most_items),
             max_ext_len=0,

@@ -52,8 +52,18 @@ def checked(where: str, check: Callable[[Any], T], value: Any) -> T:
 def integer(value: Any) -> int:
     """A count or number of 63 bits."""
     if type(value) is not int or not 0 <= value <= MAX_INTEGER:
-        raise BadEntryError("must be an integer from 0 to 2^63-1")
+        raise BadEntryError(_NO_INTEGER)
     return value
+
+
+def check_integers(kind: str, **numbers: Any) -> None:
+    """Raises `BadEntryError` for a field that is no `integer`; one call for all those of a hot kind."""
+    for column, value in numbers.items():
+        if type(value) is not int or not 0 <= value <= MAX_INTEGER:
+            raise BadEntryError(f"{kind}.{column} {_NO_INTEGER}")
+
+
+_NO_INTEGER = "must be an integer from 0 to 2^63-1"
 
 
 def optional_integer(value: Any) -> int | None:

@@ -48,6 +48,8 @@ class Timings(NamedTuple):
 class Role(Enum):
     """Reader of a message, and the peer that wrote it; a role decides which kinds are accepted."""
 
+    __hash__ = object.__hash__  # an enum's own is a call in Python, and each message looks its role up
+
     SERVER_OF_CLIENTS = auto()
     CLIENT = auto()
     SERVER_OF_WORKERS = auto()

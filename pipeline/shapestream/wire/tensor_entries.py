@@ -19,10 +19,10 @@ from shapestream.wire.fields import (
     Fields,
     Reader,
     Writer,
+    check_integers,
     checked,
     integer,
     name,
-    optional_integer,
     pack,
 )
 from shapestream.wire.layouts import LayoutBook, LayoutError
@@ -176,16 +176,22 @@ def _read_execute(fields: Fields, frames: Sequence[Buffer], first: int, last: in
             raise BadEntryError("a member of Execute must be [deadline_us, layout, inline]")
         tensors, first = _read_tensors(row[1], row[2], frames, first, last)
         members.append(tensors)
-        deadline_us = checked("Execute.deadline_us", optional_integer, row[0])
-        deadlines.append(None if deadline_us is None else deadline_us / 1e6)
+        if (deadline_us := row[0]) is None:
+            deadlines.append(None)
+        else:
+            check_integers("Execute", deadline_us=deadline_us)
+            deadlines.append(deadline_us / 1e6)
     _check_frames_used(first, last)
+    check_integers("Execute", batch=batch, session=session, slot=slot, sent_us=sent_us)
+    for size in sizes:
+        check_integers("Execute", sizes=size)
     return Execute(
-        batch=checked("Execute.batch", integer, batch),
-        session=checked("Execute.session", integer, session),
-        slot=checked("Execute.slot", integer, slot),
-        sent_us=checked("Execute.sent_us", integer, sent_us),
+        batch=batch,
+        session=session,
+        slot=slot,
+        sent_us=sent_us,
         model=checked("Execute.model", name, model),
-        sizes=tuple(checked("Execute.sizes", integer, size) for size in sizes),
+        sizes=sizes,
         members=tuple(members),
         start_before=None if deadlines.count(None) == len(deadlines) else tuple(deadlines),
     )
@@ -210,16 +216,25 @@ def _read_batch_done(
         else:
             raise BadEntryError("an output of BatchDone must be nil or [layout, inline]")
     _check_frames_used(first, last)
+    check_integers(
+        "BatchDone",
+        batch=batch,
+        session=session,
+        run_us=run_us,
+        busy_us=busy_us,
+        reallocations=reallocations,
+        preparations=preparations,
+    )
     report = BatchReport(
-        batch=checked("BatchDone.batch", integer, batch),
+        batch=batch,
         outputs=tuple(outputs),
-        run_s=checked("BatchDone.run_us", integer, run_us) * 1e-6,
-        busy_s=checked("BatchDone.busy_us", integer, busy_us) * 1e-6,
-        reallocations=checked("BatchDone.reallocations", integer, reallocations),
-        preparations=checked("BatchDone.preparations", integer, preparations),
+        run_s=run_us * 1e-6,
+        busy_s=busy_us * 1e-6,
+        reallocations=reallocations,
+        preparations=preparations,
         calls=_calls(calls, limits),
     )
-    return BatchDone(session=checked("BatchDone.session", integer, session), report=report)
+    return BatchDone(session=session, report=report)
 
 
 def _calls(rows: Any, limits: Limits) -> tuple[tuple[int, tuple[int, ...]], ...]:

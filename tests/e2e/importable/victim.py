@@ -20,12 +20,13 @@ from shapestream.serving.server import serve
 from shapestream.serving.slot_threads import SlotThreads
 from shapestream.settings import ServerSettings
 from shapestream.telemetry.logging import configure
-from shapestream.transport.blocking_dealer import BlockingDealer, Wake
+from shapestream.transport.blocking_dealer import BlockingDealer
 from shapestream.transport.curve import CallerKeys, KeyRing, ProtectedDealer, ServerSecurity
 from shapestream.transport.curve_keys import KeyPair
 from shapestream.transport.dealer import DealerSocket
 from shapestream.transport.interface import Connection
 from shapestream.transport.socket_options import SocketOptions
+from shapestream.transport.wake import Wake
 from shapestream_workers.worker import Worker
 
 

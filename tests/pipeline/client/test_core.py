@@ -242,3 +242,16 @@ async def test_a_post_from_another_thread_wakes_the_core_and_a_second_one_does_n
         await trio.testing.wait_all_tasks_blocked()
         assert taken == turns
     assert items == list(inbox.take())
+
+
+async def test_a_wake_up_that_finds_nothing_does_not_keep_the_next_post_waiting() -> None:
+    """A turn has taken the item before its poster woke the core: the next post wakes it again."""
+    turns: list[int] = []
+    inbox = Inbox(lambda tickets: None, lambda: turns.append(len(inbox.items)))
+    inbox.open()
+    inbox.post(ticket())
+    inbox.items.clear()
+    await trio.testing.wait_all_tasks_blocked()
+    inbox.post(ticket())
+    await trio.testing.wait_all_tasks_blocked()
+    assert [0, 1] == turns

@@ -1,0 +1,54 @@
+"""A signal to a thread that waits for a socket."""
+
+from __future__ import annotations
+
+import math
+import os
+import select
+
+# Longest wait in one piece; poll() takes milliseconds in 31 bits.
+MAX_WAIT_S = 1e6
+
+
+class Wake:
+    """A signal that ends the wait of one thread: for a message, for room, or for nothing else. Any thread may `set` it."""
+
+    def __init__(self) -> None:
+        self._reader, self._writer = os.pipe()
+        os.set_blocking(self._reader, False)
+        os.set_blocking(self._writer, False)
+
+    def fileno(self) -> int:
+        """The descriptor that is readable once the signal is set."""
+        return self._reader
+
+    def set(self) -> None:
+        """End the present wait, or the next one."""
+        try:  # noqa: SIM105 - once per request; `suppress` takes longer than the call
+            os.write(self._writer, b"\0")
+        except BlockingIOError:
+            pass  # it is set more often than the pipe holds
+
+    def clear(self) -> None:
+        """Take the signal."""
+        try:  # noqa: SIM105 - as above
+            os.read(self._reader, 4096)
+        except BlockingIOError:
+            pass  # it is not set
+
+    def wait(self, timeout_s: float = math.inf, descriptor: int | None = None) -> bool:
+        """Wait for the signal, and take it; or for so long, or until this descriptor is readable: then True."""
+        poll = select.poll()
+        poll.register(self._reader, select.POLLIN)
+        if descriptor is not None:
+            poll.register(descriptor, select.POLLIN)
+        # Rounded up: a wait that ends too early would be begun again at once.
+        ready = {ready for ready, _ in poll.poll(max(0.0, min(timeout_s, MAX_WAIT_S)) * 1000 + 1)}
+        if self._reader in ready:
+            self.clear()
+        return descriptor in ready
+
+    def close(self) -> None:
+        """Give the descriptors back. Only the thread that waits calls this, when no other can `set` any more."""
+        os.close(self._reader)
+        os.close(self._writer)
