@@ -126,7 +126,8 @@ def test_what_came_all_at_once_is_not_stretched(tmp_path: Path) -> None:
         (parse_sizes, "sizes", ["seq", "seq=8;seq=9", "m*0/seq=8", "m*x/seq=8", "/seq=8", "m/"]),
         (parse_arrivals, "poisson, constant or bursts", ["often", "bursts:0", "bursts:", f"bursts:{'9' * 30}"]),
         # A free call is refused, too: virtual time would stand still.
-        (parse_formula, "cost", ["", "fixed_ms=0", "fixed_ms", "fixed_ms=-1", "fixed=1", "fixed_ms=nan"]),
+        (parse_formula, "cost", ["", "fixed_ms=0", "fixed_ms", "fixed_ms=-1", "fixed=1", "fixed_ms=nan", "prepare_ms=1",
+                                 "fixed_ms=1,fixed_ms=2"]),
     ],
     ids=["distributions", "sizes", "arrivals", "costs"],
 )  # fmt: skip

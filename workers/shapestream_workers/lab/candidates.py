@@ -101,7 +101,7 @@ def placements(cpus: int, *, workers: bool) -> list[Placement]:
     def distance(place: Placement) -> tuple[float, int]:
         return max(place.all_slots / usual, usual / place.all_slots), place.processes or 0
 
-    return sorted(dict.fromkeys(found), key=distance)[:MOST_PLACEMENTS]
+    return sorted(found, key=distance)[:MOST_PLACEMENTS]
 
 
 def powers_of_two(most: int) -> tuple[int, ...]:
