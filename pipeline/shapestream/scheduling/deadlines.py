@@ -14,7 +14,6 @@ Until costs are measured, only deadlines that have passed refuse or end anything
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from math import inf
 from typing import Final, NamedTuple
 
@@ -72,20 +71,19 @@ class Deadlines:
         deadline: float,
         queue: ModelQueue,
         company_call_s: float,
-        clients: Mapping[int, int],
         now: float,
     ) -> Refusal | None:
         """Return why a deadline will not be met, or will hardly be, as far as that is known.
 
-        `company_call_s`: seconds of the call in good company, on the most common slot. `clients` are those that have
-        unfinished requests, and how many. Raises any error of a prediction.
+        `company_call_s`: seconds of the call in good company, on the most common slot. Raises any error of a prediction.
         """
         alone_s = self._alone_s(arrival.sizes, queue)
         pool = self._slots.pools[arrival.model]
         if alone_s is None or not pool.count:
             return None
         left_s = deadline - now
-        idle = bool(pool.free) and not queue.waiting
+        # A slot is free for it, also beside all that waits: they arrived together, or wait for company.
+        idle = sum([other.waiting for other in queue.sharing]) < len(pool.free)
         free_s = pool.free_in_s(0.0, now)[0]
         if OPTIMISM * (free_s + alone_s) >= left_s:
             if idle:
@@ -112,7 +110,7 @@ class Deadlines:
 
         if not crowded and SAFETY * (wait_for_s(queued_s) + call_s) <= left_s:
             return None  # whatever its turn, no more goes before it
-        wait_s = wait_for_s(self._before_s(arrival, queue, clients, queued_s, crowded=crowded))
+        wait_s = wait_for_s(self._before_s(arrival, queue, queued_s, crowded=crowded))
         if not wait_s or SAFETY * (wait_s + call_s) <= left_s:
             return None
         self._refused_at[arrival.model] = now
@@ -126,7 +124,6 @@ class Deadlines:
         self,
         arrival: Arrival,
         queue: ModelQueue,
-        clients: Mapping[int, int],
         queued_s: float,
         *,
         crowded: bool,
@@ -137,8 +134,8 @@ class Deadlines:
         is `crowded`, newcomers take the turns of what is refused, so that may be more than `queued_s`, which is all that is
         queued now.
         """
-        _, rank = queue.shares.place(arrival.client, arrival.priority, clients)
-        turn_s = queue.shares.turn_s(rank, len(clients))
+        _, rank = queue.shares.place(arrival.client, arrival.priority)
+        turn_s = queue.shares.turn_s(rank)
         if turn_s >= queued_s:
             return turn_s if crowded else queued_s
         smaller_s = [

@@ -594,6 +594,7 @@ class ModelQueue:
         for request in requests:
             rows += request.rows
             cost_s += request.cost_s
+            self.shares.unqueued(request.client)
             bucket = request.bucket
             bucket.count -= 1
             bucket.rows -= request.rows
