@@ -232,7 +232,7 @@ class Effort:
 
 
 FULL = Effort(requests=20_000, queued=(10, 1_000, 100_000))
-SMOKE = Effort(requests=600, queued=(10, 1_000))
+SMOKE = Effort(requests=120, queued=(10, 100))
 
 
 def measure(effort: Effort) -> Report:

@@ -12,6 +12,7 @@ import re
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -44,6 +45,7 @@ class Event:
         return ", ".join(level for level in LEVELS if level in self.levels)
 
 
+@cache
 def events() -> dict[str, Event]:
     """Every event that engine, pipeline and workers write, the gravest first, then by name."""
     found: dict[str, Event] = {}

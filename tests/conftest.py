@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -26,6 +27,15 @@ settings.register_profile(
 # Whether a change lands is to depend on the change, and not on what is drawn; everybody else's run draws anew.
 settings.register_profile("landing", settings.get_profile("any machine"), derandomize=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "any machine"))
+
+# Modules and tests stay until the end: the search for cycles among them was a thirtieth of a run.
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """Collect garbage from here on, among what the tests make."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -47,7 +47,7 @@ def main(
     """Measures the pipeline against an oracle, one at a time and arrival order, and checks every answer."""
     console = Console(stderr=as_json)
     if smoke:
-        seconds, rounds = 0.1, 1
+        seconds, rounds = 0.05, 1
     figures = {}
     with tempfile.TemporaryDirectory(prefix="ss-limit-") as name, ExitStack() as stack:
         minilm = read_minilm()

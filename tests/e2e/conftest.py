@@ -43,7 +43,7 @@ def until(what: str, condition: Callable[[], Any]) -> Any:
     while time.monotonic() < give_up_at:
         if value := condition():
             return value
-        time.sleep(0.01)
+        time.sleep(0.02)
     raise Broken(f"not within {PATIENCE_S:g} s: {what}")
 
 
@@ -73,8 +73,10 @@ class Command:
     def events(self, name: str) -> list[dict[str, Any]]:
         """The log's JSON lines about one kind of event so far."""
         # The last piece is empty, or a line that is being written.
-        lines = (line for line in self.log.read_bytes().split(b"\n")[:-1] if line.startswith(b"{"))
-        return [event for line in lines if (event := json.loads(line)).get("event") == name]
+        mark = json.dumps(name).encode()
+        lines = self.log.read_bytes().split(b"\n")[:-1]
+        events = (json.loads(line) for line in lines if line.startswith(b"{") and mark in line)
+        return [event for event in events if event.get("event") == name]
 
     def wait_for(self, name: str, count: int = 1) -> list[dict[str, Any]]:
         """The events of that name, once there are so many."""

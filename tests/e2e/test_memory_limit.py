@@ -59,7 +59,7 @@ class Load:
         while not self._stop.is_set():
             number += 1
             yield number, {"x": np.full((1, 1 + number % 16), number, np.float32)}
-            self._stop.wait(0.01)
+            self._stop.wait(0.04)
 
     def _run(self) -> None:
         try:

@@ -17,9 +17,7 @@ import trio
 from tests.e2e.chaos.model import FOLDER_VARIABLE
 
 from shapestream.serving.outgoing import Link, Outgoing
-from shapestream.serving.workers import RunningBatch
-from shapestream.wire.messages import Entry, Result
-from shapestream_engine.batch import Batch
+from shapestream.wire.messages import Entry, Execute, Result
 from shapestream_workers import cli
 
 EVERY = 10
@@ -49,7 +47,6 @@ class Defective:
         self._turns = count(1)
         self._held: tuple[Outgoing, Link, Result] | None = None
         self._say = Outgoing.say
-        self._send = RunningBatch.send
 
     def spread(self) -> None:
         """From now on this process's server is defective, while it is told to be."""
@@ -58,17 +55,17 @@ class Defective:
         def say(outgoing: Outgoing, link: Link, entry: Entry) -> None:
             if isinstance(entry, Result):
                 defective.say(outgoing, link, entry)
-            else:
-                defective._say(outgoing, link, entry)
-
-        def send(running: RunningBatch) -> None:
-            if _is_urgent(running.batch) and mark(defective._folder, "start-one-late").exists():
+                return
+            if (
+                isinstance(entry, Execute)
+                and _is_urgent(entry)
+                and mark(defective._folder, "start-one-late").exists()
+            ):
                 time.sleep(HELD_BACK_S)
-                running.batch = replace(running.batch, start_before=None)
-            defective._send(running)
+                entry = replace(entry, start_before=None)
+            defective._say(outgoing, link, entry)
 
         Outgoing.say = say  # type: ignore[method-assign, assignment]
-        RunningBatch.send = send  # type: ignore[method-assign, assignment]
 
     def say(self, outgoing: Outgoing, link: Link, result: Result) -> None:
         """One result on its way to its client."""
@@ -90,7 +87,7 @@ class Defective:
         return mark(self._folder, defect).exists() and next(self._turns) % EVERY == 0
 
 
-def _is_urgent(batch: Batch) -> bool:
+def _is_urgent(batch: Execute) -> bool:
     """Whether holding it back makes a member start so late that the ledger's slack does not excuse it."""
     soon = trio.current_time() + HELD_BACK_S / 2
     return any(start_before is not None and start_before < soon for start_before in batch.start_before or ())

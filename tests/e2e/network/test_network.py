@@ -48,9 +48,9 @@ MOST_RUNS = 3
 # CPU between the two looks, 15.2 ms were seen.
 TOLERANCE_S = 0.025
 # Calls that a worker was stopped in, right between the slot's look at its clock and the model's: 40 of every 4,000 us, more
-# where a slot waits for a CPU just then. It has two slots, is stopped nine times, and one or two batches wait in it then.
-UNSEEN = 4
-ROUNDS = 9
+# where a slot waits for a CPU just then. It has two slots, is stopped five times, and one or two batches wait in it then.
+UNSEEN = 2
+ROUNDS = 5
 _numbers = count(1)
 """Of clients."""
 

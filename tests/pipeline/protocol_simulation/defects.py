@@ -14,7 +14,6 @@ from shapestream.scheduling.recovery import Recovery
 from shapestream.serving import slot_threads
 from shapestream.serving.egress import Egress
 from shapestream.serving.outgoing import Link, Outgoing
-from shapestream.serving.workers import RunningBatch
 from shapestream.wire.messages import CancelBatch, Entry, Execute, Result
 from shapestream_workers.worker_session import WorkerSession
 
@@ -88,13 +87,14 @@ def starts_late(patch: pytest.MonkeyPatch) -> None:
 
 def runs_twice(patch: pytest.MonkeyPatch) -> None:
     """The server sends each batch two times."""
-    send = RunningBatch.send
+    say = Outgoing.say
 
-    def eager(self: RunningBatch) -> None:
-        send(self)
-        send(self)
+    def eager(self: Outgoing, link: Link, entry: Entry) -> None:
+        say(self, link, entry)
+        if isinstance(entry, Execute):
+            say(self, link, entry)
 
-    patch.setattr(RunningBatch, "send", eager)
+    patch.setattr(Outgoing, "say", eager)
 
 
 def blames_the_innocent(patch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ from tests.pipeline.protocol_simulation.plan import Kind
 from shapestream.serving import slot_threads
 from shapestream.serving.slot_threads import BatchWithdrawn, News, SessionBroken, SlotIdle, SlotSession
 from shapestream.transport.interface import PeerSocket
-from shapestream.wire.codec import decode
+from shapestream.wire.codec import codec_of, decode
 from shapestream.wire.limits import WORKER_LIMITS
 from shapestream.wire.messages import Entry, Execute, Heartbeat, Role, SlotHello
 from shapestream.wire.tensor_frames import from_array, to_array
@@ -197,7 +197,7 @@ class SimulatedSlots:
     async def _say(self, line: Line, session: SlotSession, entry: Entry) -> bool:
         assert session.silence_s is not None
         with trio.move_on_after(session.silence_s) as patience:
-            await line.send(slot_threads.frames_of(entry))
+            await line.send(slot_threads.frames_of(entry, codec_of(Role.WORKER)))
         return not patience.cancelled_caught
 
     async def _execute(self, slot: _Slot, execute: Execute, received_at: float) -> BatchReport | None:

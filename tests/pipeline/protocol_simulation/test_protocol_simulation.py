@@ -15,7 +15,7 @@ from tests.pipeline.protocol_simulation.plan import Kind, Plan, calm_plans, harm
 from tests.pipeline.protocol_simulation.world import play
 
 LOOKING = "SIMULATION_EXAMPLES" in os.environ
-EXAMPLES = int(os.environ.get("SIMULATION_EXAMPLES", "120"))
+EXAMPLES = int(os.environ.get("SIMULATION_EXAMPLES", "80"))
 
 thorough = settings(
     max_examples=EXAMPLES,

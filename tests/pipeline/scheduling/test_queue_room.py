@@ -52,7 +52,7 @@ def _served(rates: list[float], seconds: float, *, bound: int) -> Counter[int]:
 def test_modest_clients_are_not_refused_for_a_queue_that_others_fill(greedy, bound):
     """Each greedy client asks for as much as the slot can do, without deadlines; another for half of its share."""
     modest_hz = 0.5 * 200.0 / (greedy + 1)
-    seconds = 40.0
+    seconds = 20.0
     served = _served([modest_hz, *[200.0] * greedy], seconds, bound=bound)
     alone = _served([modest_hz], seconds, bound=bound)
     assert 0.95 * alone[0] <= served[0]

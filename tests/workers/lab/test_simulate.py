@@ -57,6 +57,7 @@ def test_one_run_is_a_table_for_people_and_json_for_scripts() -> None:
     table = simulate(*arguments)
     assert (0, "") == (table.exit_code, table.stderr)
     assert all(policy in table.stdout for policy in POLICIES)
+    assert 1 == len({len(line) for line in table.stdout.splitlines()})
     runs = json.loads(simulate(*arguments, "--json").stdout)["runs"]
     assert list(POLICIES) == [run["policy"] for run in runs]
     assert {500} == {run["done"] for run in runs}
@@ -95,6 +96,9 @@ def test_the_models_of_a_file_are_simulated_as_it_says(tmp_path: Path) -> None:
     assert 0 == ran.exit_code, ran.stderr
     (run,) = json.loads(ran.stdout)["runs"]
     assert run["padding_ratio"] > 0.2
+    made_up = ["--sizes", "n=8", "--rate", "9", "--requests", "3"]  # of the only model, without its name
+    ran = simulate("server.yaml", *made_up, "--cost", COST, "--json", folder=tmp_path)
+    assert 3 == json.loads(ran.stdout)["runs"][0]["done"]
     other = str(hundred(tmp_path / "o.jsonl", "other", ("batch", "n")))
     ran = simulate("server.yaml", "--trace", other, "--cost", COST, folder=tmp_path)
     assert (3, True) == (ran.exit_code, "no model 'other'" in ran.stderr)
@@ -120,7 +124,7 @@ MADE = ["--sizes", "seq=8", "--rate", "1"]
         (["--trace", "gone", "--cost", COST], 3, "gone: no such file"),
         (["gone.yaml", *MADE, "--cost", COST], 3, "gone.yaml: no such file"),
         ([*MADE, "--costs", "gone.json"], 3, "gone.json: no such file"),
-        (["--trace", "t.jsonl", "--sizes", "seq=8", "--cost", COST], 2, "sizes of its own"),
+        (["--trace", "t.jsonl", "--sizes", "seq=8", "--cost", COST], 2, "--trace and --sizes exclude"),
         ([*MADE, "--in-flight", "3", "--cost", COST], 2, "exclude each other"),
         ([*MADE, "--sizes", "seq=9", "--cost", COST], 2, "two models of one name"),
         ([*MADE, "--exact", "width", "--cost", COST], 2, "no such dimension"),
@@ -129,7 +133,7 @@ MADE = ["--sizes", "seq=8", "--rate", "1"]
         (["--sizes", f"seq={2**52};x=4", "--rate", "1", "--cost", COST], 3, "more than anything computes"),
         ([*MADE, "--arrivals", "often", "--cost", COST], 2, "poisson, constant or bursts"),
         ([*MADE, "--cost", COST, "--sweep", "colour=1"], 2, "slots=1..16"),
-        (["--sizes", "seq=8", "--in-flight", "1", "--cost", COST, "--sweep", "rate=1,2"], 2, "no rate of its own"),
+        (["--sizes", "seq=8", "--in-flight", "1", "--cost", COST, "--sweep", "rate=1,2"], 2, "a sweep of the rate exclude"),
     ],
 )  # fmt: skip
 def test_mistakes_say_what_to_do(tmp_path: Path, arguments: list[str], status: int, words: str) -> None:
@@ -140,6 +144,27 @@ def test_mistakes_say_what_to_do(tmp_path: Path, arguments: list[str], status: i
     # The frame of a usage error is folded at the terminal's width.
     assert "".join(words.split()) in "".join(ran.stderr.split()).replace("│", "")
     assert "Traceback" not in ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("fixed", "option", "value"),
+    [
+        ("--rate=150", "--slots", "2"),
+        ("--rate=150", "--rate", "75"),
+        ("--in-flight=20", "--in-flight", "5"),
+        ("--rate=150", "--max-batch", "2"),
+        ("--rate=150", "--deadline-ms", "40"),
+    ],
+)
+def test_a_value_of_a_sweep_is_that_of_the_option(fixed: str, option: str, value: str) -> None:
+    """Every figure is the same, and another one without it."""
+    common = ["--cost", COST, "--sizes", SIZES, "--requests", "200", fixed, "--json"]
+    given = common if fixed.partition("=")[0] != option else [word for word in common if word != fixed]
+    figures = []
+    for arguments in ([*given, option, value], [*common, "--sweep", f"{option[2:]}={value}"], common):
+        (run,) = json.loads(simulate(*arguments).stdout)["runs"]
+        figures.append({name: figure for name, figure in run.items() if name not in ("value", "decide_us")})
+    assert figures[0] == figures[1] != figures[2]
 
 
 @pytest.mark.parametrize(

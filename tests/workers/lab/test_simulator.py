@@ -177,6 +177,14 @@ def test_a_plain_server_closes_its_batch_at_another_model_or_size() -> None:
     assert ended == sorted(ended)
 
 
+def test_a_plain_server_keeps_its_bounds() -> None:
+    """Of the queue, and of the rows in a call."""
+    requests = [TraceRequest(0.0, 0, 0, (1, 1))] * 6
+    plain = PlainServer(8, max_queued_requests=3)
+    simulated = play(plain, requests, profiles=[profile(max_batch=2)])
+    assert (2, 3, 3) == (simulated.batches, simulated.members, figures_of(simulated)["refused"])
+
+
 class Broken:
     """Answers wrongly, in one of the ways that the simulator must see."""
 

@@ -55,11 +55,6 @@ def test_lengths_have_their_median_and_bounds() -> None:
     assert 24 == pytest.approx(float(np.median(sizes[:, 1])), abs=1)
 
 
-def test_the_same_seed_gives_the_same_traffic() -> None:
-    """And another seed another."""
-    assert made(seed=3) == made(seed=3) != made(seed=4)
-
-
 def test_several_models_get_their_shares() -> None:
     """By weight; every request has its own model's dimensions."""
     models = [parse_sizes("a*3/seq=8"), parse_sizes("b/batch=choice:1,2;height=uniform:2..9;width=5")]
@@ -126,7 +121,8 @@ def test_what_came_all_at_once_is_not_stretched(tmp_path: Path) -> None:
         (parse_sizes, "sizes", ["seq", "seq=8;seq=9", "m*0/seq=8", "m*x/seq=8", "/seq=8", "m/"]),
         (parse_arrivals, "poisson, constant or bursts", ["often", "bursts:0", "bursts:", f"bursts:{'9' * 30}"]),
         # A free call is refused, too: virtual time would stand still.
-        (parse_formula, "cost", ["", "fixed_ms=0", "fixed_ms", "fixed_ms=-1", "fixed=1", "fixed_ms=nan"]),
+        (parse_formula, "cost", ["", "fixed_ms=0", "fixed_ms", "fixed_ms=-1", "fixed=1", "fixed_ms=nan", "prepare_ms=1",
+                                 "fixed_ms=1,fixed_ms=2"]),
     ],
     ids=["distributions", "sizes", "arrivals", "costs"],
 )  # fmt: skip

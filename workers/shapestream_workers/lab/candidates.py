@@ -1,7 +1,6 @@
 """Candidates of `shapestream tune`: placements and choices of shapes.
 
-What pads is proposed only where the file allows padding; the start of each candidate puts it to the proof, as serving
-would.
+Padding is proposed only where the file allows it. The start of each candidate proves it, as serving would.
 """
 
 from __future__ import annotations
@@ -101,7 +100,7 @@ def placements(cpus: int, *, workers: bool) -> list[Placement]:
     def distance(place: Placement) -> tuple[float, int]:
         return max(place.all_slots / usual, usual / place.all_slots), place.processes or 0
 
-    return sorted(dict.fromkeys(found), key=distance)[:MOST_PLACEMENTS]
+    return sorted(found, key=distance)[:MOST_PLACEMENTS]
 
 
 def powers_of_two(most: int) -> tuple[int, ...]:
