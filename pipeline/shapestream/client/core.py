@@ -227,7 +227,7 @@ class Core:
             return False
         self._session.submit(question)
         self._turn()
-        return ledger.outstanding_requests == 1
+        return bool(ledger.outstanding_requests)
 
     @trio.lowlevel.enable_ki_protection
     async def watch_for(self, ticket: Question) -> None:
