@@ -7,7 +7,6 @@ admitted before, and are never refused. A deadline that will hardly be met refus
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from math import isfinite
 from typing import NamedTuple
 
@@ -49,13 +48,10 @@ class Admission:
         """Predictions are looked up once for all that arrive together."""
         self._terms.clear()
 
-    def consider(
-        self, arrival: Arrival, queue: ModelQueue | None, clients: Mapping[int, int], now: float
-    ) -> Terms | Refusal:
+    def consider(self, arrival: Arrival, queue: ModelQueue | None, now: float) -> Terms | Refusal:
         """What this request for the model of `queue` will cost, or why it must not come in.
 
-        `clients` are those that have unfinished requests, and how many. Raises any error of a prediction; no book of
-        requests is changed here.
+        Raises any error of a prediction; no book of requests is changed here.
         """
         if self.draining:
             return Refusal("draining", "the server finishes what it has and takes nothing new")
@@ -84,7 +80,7 @@ class Admission:
                 return self._above_share()
         if arrival.deadline is None:
             return terms
-        refusal = self._deadlines.consider(arrival, arrival.deadline, queue, terms.call_s, clients, now)
+        refusal = self._deadlines.consider(arrival, arrival.deadline, queue, terms.call_s, now)
         return terms if refusal is None else refusal
 
     def _full(self, arrival: Arrival) -> Refusal:

@@ -1,20 +1,21 @@
 """Deadlines: which requests are refused, wait no longer, or end early, because too little time is left.
 
-This is the whole policy but for one part: planner.py cuts a batch smaller rather than make a member late. A deadline is
-judged four times:
+A deadline is judged four times here:
 
 - on arrival (`Deadlines.consider`): refused if not even an optimistic prediction meets it, or if the predicted wait and
   call, with a margin, take longer than what is left;
 - while a model waits for company (`wait_until`): not at all if that could cost the deadline;
-- while it waits for its turn (`due`): ended when not even an optimistic prediction meets it any more;
-- in its turn under overload (`comes_too_late`): ended if its call would make it and all behind it late.
+- while it waits for its turn (`due`): ended when not even the optimistic prediction of its arrival meets it any more;
+- in its turn under overload (`comes_too_late`): ended if a call in good company takes longer than what is left.
+
+Elsewhere, admission.py refuses what is late on arrival, planner.py cuts a batch smaller rather than make a member late,
+and a slot leaves out of its call what has expired.
 
 Until costs are measured, only deadlines that have passed refuse or end anything.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from math import inf
 from typing import Final, NamedTuple
 
@@ -31,6 +32,12 @@ client did raised it for all."""
 
 OPTIMISM: Final = 0.5
 """Of the predicted seconds; a deadline that not even this share leaves room for cannot be met."""
+
+CALL_OF_LEFT: Final = 0.5
+"""Of the time that is left, a call in company takes no more: the planner cuts it smaller for a member's deadline."""
+
+WAITED_OF_TIME: Final = 2 / 3
+"""Of its time, from its arrival to its deadline, a request has waited at least when it is shed."""
 
 MAX_RETRY_AFTER_S: Final = 60.0
 """No caller is asked to wait longer than this, however slow the model."""
@@ -72,20 +79,19 @@ class Deadlines:
         deadline: float,
         queue: ModelQueue,
         company_call_s: float,
-        clients: Mapping[int, int],
         now: float,
     ) -> Refusal | None:
         """Return why a deadline will not be met, or will hardly be, as far as that is known.
 
-        `company_call_s`: seconds of the call in good company, on the most common slot. `clients` are those that have
-        unfinished requests, and how many. Raises any error of a prediction.
+        `company_call_s`: seconds of the call in good company, on the most common slot. Raises any error of a prediction.
         """
         alone_s = self._alone_s(arrival.sizes, queue)
         pool = self._slots.pools[arrival.model]
         if alone_s is None or not pool.count:
             return None
         left_s = deadline - now
-        idle = bool(pool.free) and not queue.waiting
+        # A slot is free for it, also beside all that waits: they arrived together, or wait for company.
+        idle = sum([other.waiting for other in queue.sharing]) < len(pool.free)
         free_s = pool.free_in_s(0.0, now)[0]
         if OPTIMISM * (free_s + alone_s) >= left_s:
             if idle:
@@ -104,7 +110,7 @@ class Deadlines:
         crowded = queued_s > 0.0 and now - self._refused_at.get(arrival.model, -inf) < left_s
         again_s = sum([other.again_s / serving(other) for other in queue.sharing])
         # Its company is queued already, and the planner cuts a call smaller that would take most of the time left.
-        call_s = max(alone_s, min(company_call_s * pool.fastest, alone_s + queued_s, left_s / 2))
+        call_s = max(alone_s, min(company_call_s * pool.fastest, alone_s + queued_s, CALL_OF_LEFT * left_s))
 
         def wait_for_s(before_s: float) -> float:
             """Seconds until the slots have done what they hold, reruns and suspects, and this work of the queue."""
@@ -112,7 +118,7 @@ class Deadlines:
 
         if not crowded and SAFETY * (wait_for_s(queued_s) + call_s) <= left_s:
             return None  # whatever its turn, no more goes before it
-        wait_s = wait_for_s(self._before_s(arrival, queue, clients, queued_s, crowded=crowded))
+        wait_s = wait_for_s(self._before_s(arrival, queue, queued_s, crowded=crowded))
         if not wait_s or SAFETY * (wait_s + call_s) <= left_s:
             return None
         self._refused_at[arrival.model] = now
@@ -126,7 +132,6 @@ class Deadlines:
         self,
         arrival: Arrival,
         queue: ModelQueue,
-        clients: Mapping[int, int],
         queued_s: float,
         *,
         crowded: bool,
@@ -137,8 +142,8 @@ class Deadlines:
         is `crowded`, newcomers take the turns of what is refused, so that may be more than `queued_s`, which is all that is
         queued now.
         """
-        _, rank = queue.shares.place(arrival.client, arrival.priority, clients)
-        turn_s = queue.shares.turn_s(rank, len(clients))
+        _, rank = queue.shares.place(arrival.client, arrival.priority)
+        turn_s = queue.shares.turn_s(rank)
         if turn_s >= queued_s:
             return turn_s if crowded else queued_s
         smaller_s = [
@@ -210,7 +215,7 @@ class Deadlines:
             return False
         starts_at = slot.free_at(now)
         left_s = deadline - starts_at
-        if starts_at - request.arrived < 2.0 * left_s:
+        if starts_at - request.arrived < WAITED_OF_TIME * (deadline - request.arrived):
             return False
         surface = queue.costs.surface(slot.id)
         if not surface.measured:

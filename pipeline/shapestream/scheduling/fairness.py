@@ -27,7 +27,7 @@ clients that are remembered.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Container
+from collections.abc import Callable
 
 AGEING_S = 1.0
 """Seconds of waiting that are worth one step of priority."""
@@ -48,6 +48,22 @@ A client that is held up for longer saves up no more."""
 _FEW_CLIENTS = 64
 
 
+class _Client:
+    """What a client has of the models that share slots."""
+
+    __slots__ = ("finish", "last", "queued", "unfinished")
+
+    def __init__(self) -> None:
+        self.finish: float | None = None
+        """The end of its last request, on the scale of virtual time; None where it owes nothing, and is owed nothing."""
+        self.unfinished = 0
+        """Requests that have not ended."""
+        self.queued = 0
+        """Requests that wait for their first turn."""
+        self.last: dict[int, float] = {}
+        """By priority, the rank of the last request, as long as any are queued; not of priority 0, where ranks only grow."""
+
+
 class FairShares:
     """The tags of all clients of the models that share slots, directly or through others.
 
@@ -55,129 +71,168 @@ class FairShares:
     serves both (`absorb`).
     """
 
-    __slots__ = ("_clean_at", "_finish", "_first_tag", "_last", "virtual_s")
+    __slots__ = ("_clean_at", "_clients", "_first_tag", "present", "virtual_s")
 
     def __init__(self, first_tag: Callable[[], float | None]) -> None:
         """`first_tag` tells the start tag of the first request that waits for its turn; None if there is none."""
         self._first_tag = first_tag
         self.virtual_s = 0.0
-        self._finish: dict[int, float] = {}
-        """Where each client's last request ends."""
-        self._last: dict[tuple[int, int], float] = {}
-        """The last rank of a client's requests of one priority; not kept for priority 0, where ranks only grow."""
+        self.present = 0
+        """Clients that have unfinished requests."""
+        self._clients: dict[int, _Client] = {}
         self._clean_at = _FEW_CLIENTS
 
     def __repr__(self) -> str:
-        return f"<fair shares at {self.virtual_s:.6f}: {len(self._finish)} clients remembered>"
+        return f"<fair shares at {self.virtual_s:.6f}: {self.present} clients>"
 
-    def place(self, client: int, priority: int, here: Collection[int]) -> tuple[float, float]:
+    # ------------------------------------------------------------ places
+
+    def place(self, client: int, priority: int) -> tuple[float, float]:
         """The start tag and the rank that a request of this client would get now.
-
-        `here` are the clients that have unfinished requests besides this one.
 
         Priority is counted in seconds of all clients' work: virtual time grows by 1/clients while the slots work for
         one second, so a step is `AGEING_S / clients`. The number of clients changes; that must not turn around two
-        requests of one client and one priority, so a rank is never smaller than the last one.
+        requests of one client and one priority, so a rank is never smaller than that of one that is queued.
         """
-        clients = len(here) + (client not in here)
-        tag = self._start(client, here, clients)
+        known = self._clients.get(client)
+        present = self.present + (known is None or not known.unfinished)
+        tag = self._start(known, present)
         if not priority:
             return tag, tag
         priority = _bounded(priority)
-        return tag, max(
-            tag - priority * AGEING_S / clients, self._last.get((client, priority), float("-inf"))
-        )
+        rank = tag - priority * AGEING_S / present
+        return tag, rank if known is None else max(rank, known.last.get(priority, rank))
 
-    def turn_s(self, rank: float, clients: int) -> float:
-        """Return the seconds of the slots' work until a request of this rank has its turn, with so many clients here."""
-        return max(0.0, rank - self.virtual_s) * clients
+    def turn_s(self, rank: float) -> float:
+        """Return the seconds of the slots' work until a request of this rank has its turn."""
+        return max(0.0, rank - self.virtual_s) * self.present
 
-    def _start(self, client: int, here: Container[int], clients: int) -> float:
+    def _start(self, known: _Client | None, present: int) -> float:
         """Return the start tag of a client's next request, which is never before the client's last one ends.
 
-        A client that is here, with unfinished requests, has waited if virtual time is past that end. It is owed what it did
+        A client that has requests queued, and whose last one ends before virtual time, has waited. It is owed what it did
         not get: its share of `OWED_S` at most.
 
-        A client that is not here starts at the virtual time. If the first request that waits has an earlier tag, the client
+        Any other client starts at the virtual time. If the first request that waits has an earlier tag, the client
         starts beside it, but at most a second of the slots' work before virtual time. Virtual time follows all work, also
         the company that batches take out of turn, so it passes requests that wait. A newcomer should not have to wait for
         all of these. The bound is needed, because with endless newcomers the first that waits could be one of them for
         ever.
         """
-        finish = self._finish.get(client)
-        if finish is not None and client in here:
-            return max(finish, self.virtual_s - OWED_S / clients)
+        finish = None if known is None else known.finish
+        if known is not None and finish is not None and known.queued:
+            return max(finish, self.virtual_s - OWED_S / present)
         beside = self._first_tag()
         if beside is None:
             beside = self.virtual_s
-        start = max(min(self.virtual_s, beside), self.virtual_s - AGEING_S / clients)
+        start = max(min(self.virtual_s, beside), self.virtual_s - AGEING_S / present)
         return start if finish is None else max(start, finish)
 
-    def stamp(self, client: int, share_s: float, priority: int, here: Collection[int]) -> tuple[float, float]:
-        """The `place` of a request that is admitted, and takes `share_s` seconds of all slots."""
-        tag, rank = self.place(client, priority, here)
-        if len(self._finish) > self._clean_at:
-            self._forget(here)
-        self._finish[client] = _end(tag, share_s)
+    # ------------------------------------------------------------ requests
+
+    def stamp(self, client: int, share_s: float, priority: int) -> tuple[float, float]:
+        """The `place` of a request that is admitted and queued, and takes `share_s` seconds of all slots."""
+        tag, rank = self.place(client, priority)
+        known = self._clients.get(client)
+        if known is None:
+            if len(self._clients) > self._clean_at:
+                self._forget()
+            known = self._clients[client] = _Client()
+        self.present += not known.unfinished
+        known.unfinished += 1
+        known.queued += 1
+        known.finish = _end(tag, share_s)
         if priority:
-            self._last[client, _bounded(priority)] = rank
+            known.last[_bounded(priority)] = rank
         return tag, rank
 
     def withdraw(self, client: int, tag: float, share_s: float) -> None:
-        """End a request of this client, with this start tag, before it was given to any slot.
+        """Take back the charge for a queued request of this client, with this start tag: it ends without a turn.
 
         If it was the client's last, the next one starts where it would have. In the middle of others it stays charged:
         those behind it have their tags.
         """
-        if self._finish.get(client) == _end(tag, share_s):
-            self._finish[client] = tag
+        known = self._clients[client]
+        if known.finish == _end(tag, share_s):
+            known.finish = tag
 
-    def dispatched(self, tag: float, rank: float, share_s: float, clients: int) -> None:
+    def unqueued(self, client: int) -> None:
+        """Note that a request of this client is queued no longer: it runs, or has ended."""
+        known = self._clients[client]
+        known.queued -= 1
+        if not known.queued:
+            known.last.clear()
+
+    def ended(self, client: int) -> None:
+        """Note that a request of this client has ended."""
+        known = self._clients[client]
+        known.unfinished -= 1
+        self.present -= not known.unfinished
+
+    def dispatched(self, tag: float, rank: float, share_s: float) -> None:
         """A batch starts for the request with this tag and rank; all its members take `share_s` together.
 
-        Why no request starves: all work that has its turn moves virtual time by its `share_s / (clients + 1)` at least, and
-        `clients` is bounded by the queue. A client that comes later gets a tag that is at most a second of work before the
+        Why no request starves: all work that has its turn moves virtual time by its `share_s / (present + 1)` at least, and
+        `present` is bounded by the queue. A client that comes later gets a tag that is at most a second of work before the
         virtual time, so a rank of at least that less `MAX_PRIORITY` steps. Once virtual time is that much past the rank of
         a request that waits, no new client passes it, and those that were here pass it by what they are owed.
 
         The company that a batch takes along does not count with its start tags: it may have come from far behind. Of the
         tag and the rank the smaller counts: a priority changes the order, and must not move virtual time ahead.
         """
-        self.virtual_s = max(self.virtual_s + share_s / (clients + 1), min(tag, rank))
+        self.virtual_s = max(self.virtual_s + share_s / (self.present + 1), min(tag, rank))
 
-    def charge(self, client: int, share_s: float, clients: int) -> None:
+    def charge(self, client: int, share_s: float) -> None:
         """Slots worked for `share_s` because of a request of this client, and not as its turn: it pays with later turns.
 
         The work moves virtual time like any other, also where the client never comes back to pay.
         """
-        self.virtual_s += share_s / (clients + 1)
-        self._finish[client] = max(self._finish.get(client, self.virtual_s), self.virtual_s) + share_s
+        self.virtual_s += share_s / (self.present + 1)
+        known = self._clients.setdefault(client, _Client())
+        finish = self.virtual_s if known.finish is None else known.finish
+        known.finish = max(finish, self.virtual_s) + share_s
+
+    # ------------------------------------------------------------ clients
 
     def catch_up(self) -> None:
         """Forgive all debts, because nothing waits: the next client to come goes first."""
-        if self._finish:
-            self.virtual_s = max(self.virtual_s, *self._finish.values())
-            self._finish.clear()
-            self._last.clear()
+        finishes = [known.finish for known in self._clients.values() if known.finish is not None]
+        if finishes:
+            self.virtual_s = max(self.virtual_s, *finishes)
+            self._clients = {client: known for client, known in self._clients.items() if known.unfinished}
+            for known in self._clients.values():
+                known.finish = None
             self._clean_at = _FEW_CLIENTS
 
     def absorb(self, other: FairShares) -> None:
         """A slot joined that serves models of both: from now on they share one virtual time."""
         self.virtual_s = max(self.virtual_s, other.virtual_s)
-        for client, finish in other._finish.items():
-            self._finish[client] = max(finish, self._finish.get(client, finish))
-        for key, rank in other._last.items():
-            self._last[key] = max(rank, self._last.get(key, rank))
+        for client, theirs in other._clients.items():
+            own = self._clients.setdefault(client, _Client())
+            own.unfinished += theirs.unfinished
+            own.queued += theirs.queued
+            finishes = [finish for finish in (own.finish, theirs.finish) if finish is not None]
+            own.finish = max(finishes, default=None)
+            for priority, rank in theirs.last.items():
+                own.last[priority] = max(rank, own.last.get(priority, rank))
+        self.present = sum([known.unfinished > 0 for known in self._clients.values()])
 
-    def _forget(self, here: Container[int]) -> None:
-        """Drops the clients that are gone and owe nothing any more."""
-        self._finish = {
-            client: finish
-            for client, finish in self._finish.items()
-            if finish > self.virtual_s or client in here
+    def unfinished(self) -> dict[int, tuple[int, int]]:
+        """Unfinished and queued requests of each client that has any; for checks only."""
+        return {
+            client: (known.unfinished, known.queued)
+            for client, known in self._clients.items()
+            if known.unfinished
         }
-        self._last = {key: rank for key, rank in self._last.items() if key[0] in self._finish}
-        self._clean_at = max(_FEW_CLIENTS, 2 * len(self._finish))
+
+    def _forget(self) -> None:
+        """Drops the clients that are gone and owe nothing any more."""
+        self._clients = {
+            client: known
+            for client, known in self._clients.items()
+            if known.unfinished or (known.finish is not None and known.finish > self.virtual_s)
+        }
+        self._clean_at = max(_FEW_CLIENTS, 2 * len(self._clients))
 
 
 def _bounded(priority: int) -> int:

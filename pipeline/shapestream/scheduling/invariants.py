@@ -62,8 +62,15 @@ def _check_ledger(ledger: Ledger, requests: Iterable[Request], now: float) -> No
     assert {client: requests for client, (requests, _) in room.held().items()} == held
     assert sum(nbytes for _, nbytes in room.held().values()) == room.nbytes
     assert ledger.running == sum(request.state is RUNNING for request in requests)
-    owned = Counter(request.client for request in requests)
-    assert owned == ledger.clients, "clients own what is not here, or the reverse"
+    for shares in {request.queue.shares for request in requests}:
+        own = [request for request in requests if request.queue.shares is shares]
+        queued = Counter(request.client for request in own if request.state is QUEUED)
+        owned = {
+            client: (unfinished, queued[client])
+            for client, unfinished in Counter(request.client for request in own).items()
+        }
+        assert owned == shares.unfinished(), "clients own what is not here, or the reverse"
+        assert len(owned) == shares.present
     assert not ledger.unwanted, "an unwanted batch was not looked at"
     with_deadline = {request.id for request in requests if request.deadline is not None}
     assert {request.id for request in ledger.deadlines.living()} == with_deadline

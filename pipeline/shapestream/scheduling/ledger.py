@@ -31,7 +31,6 @@ class Ledger:
     __slots__ = (
         "_slots",
         "admission",
-        "clients",
         "deadlines",
         "next_order",
         "requests",
@@ -46,8 +45,6 @@ class Ledger:
         self._slots = slots
         self.story = story
         self.requests: dict[int, Request] = {}
-        self.clients: dict[int, int] = {}
-        """How many live requests each client has; those that have any."""
         self.running = 0
         """Requests in batches, running or queued behind another, that have not ended."""
         self.unwanted: list[Batch] = []
@@ -67,12 +64,10 @@ class Ledger:
             raise ContractError(f"request {arrival.id} is here already; ids are used once")
         sizes = arrival.sizes
         client = arrival.client
-        clients = self.clients
         shares = queue.shares
         if not queue.count and not any(other.waiting for other in queue.sharing):
             shares.catch_up()
-        tag, rank = shares.stamp(client, terms.share_s, arrival.priority, clients)
-        clients[client] = clients.get(client, 0) + 1
+        tag, rank = shares.stamp(client, terms.share_s, arrival.priority)
         rows, own = (sizes[0], sizes[1:]) if queue.has_batch else (1, sizes)
         request = Request(
             arrival.id,
@@ -216,8 +211,4 @@ class Ledger:
 
     def _remove(self, request: Request) -> None:
         del self.requests[request.id]
-        clients = self.clients
-        if clients[request.client] > 1:
-            clients[request.client] -= 1
-        else:
-            del clients[request.client]
+        request.queue.shares.ended(request.client)

@@ -172,7 +172,7 @@ SAMPLE = 64
 
 
 class LazyHeap:
-    """Requests by (time, order of admission), for as long as their state is `last_live` or before.
+    """Requests by (key, order of admission), for as long as their state is `last_live` or before.
 
     QUEUED: while they wait in a lane; RUNNING: until they end.
 
@@ -191,9 +191,9 @@ class LazyHeap:
         """Entries held, the dead included."""
         return len(self._entries)
 
-    def push(self, time: float, request: Request) -> None:
+    def push(self, key: float, request: Request) -> None:
         """Adds a request; its state must be a live one."""
-        heappush(self._entries, (time, request.order, request))
+        heappush(self._entries, (key, request.order, request))
 
     def first(self) -> tuple[float, int, Request] | None:
         """The earliest living entry, left where it is."""
@@ -206,11 +206,11 @@ class LazyHeap:
             heappop(entries)
         return None
 
-    def postpone(self, time: float) -> None:
-        """Gives the first living entry, which must exist, a later time."""
+    def postpone(self, key: float) -> None:
+        """Gives the first living entry, which must exist, a larger key."""
         entry = self.first()
         assert entry is not None
-        heapreplace(self._entries, (time, entry[1], entry[2]))
+        heapreplace(self._entries, (key, entry[1], entry[2]))
 
     def shrink(self, living: int) -> None:
         """Throws the dead out if they outnumber the `living`."""
@@ -219,8 +219,8 @@ class LazyHeap:
             self._entries = [entry for entry in self._entries if entry[2].state <= last_live]
             heapify(self._entries)
 
-    def cost_until(self, time: float) -> float:
-        """Predicted slot seconds of the living that are not later than `time`, as far as they are known.
+    def cost_until(self, key: float) -> float:
+        """Predicted slot seconds of the living whose key is not larger, as far as they are known.
 
         Looks at `SAMPLE` entries, evenly spaced, if there are more; each of them stands for as many as were left out.
         """
@@ -229,7 +229,7 @@ class LazyHeap:
         seen = [
             entry[2].cost_s
             for entry in self._entries[::every]
-            if entry[2].state <= last_live and entry[0] <= time
+            if entry[2].state <= last_live and entry[0] <= key
         ]
         return every * sum(seen)
 
@@ -594,6 +594,7 @@ class ModelQueue:
         for request in requests:
             rows += request.rows
             cost_s += request.cost_s
+            self.shares.unqueued(request.client)
             bucket = request.bucket
             bucket.count -= 1
             bucket.rows -= request.rows

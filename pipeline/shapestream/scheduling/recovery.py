@@ -340,6 +340,8 @@ class Recovery:
                         if request.state is RUNNING:
                             message = "the call hangs, and nothing could end it"
                             actions.append(ledger.fail(request, code, message, now))
+                            if batch.trial is Trial.ACCUSED:
+                                self._blame(request, killed=True)
                 case _:
                     raise AssertionError(f"{batch} cannot hang: it is {batch.state.value}")
 
@@ -421,7 +423,7 @@ class Recovery:
 
         `killed`: it ended processes. Others of its client still share calls: one death then accuses all of them at once.
         """
-        request.queue.shares.charge(request.client, request.failed_s, len(self.ledger.clients))
+        request.queue.shares.charge(request.client, request.failed_s)
         request.queue.probation.blame(request.client, request.shape, singly=not killed)
 
     def _accuse(self, requests: Sequence[Request], now: float, actions: list[Action]) -> None:

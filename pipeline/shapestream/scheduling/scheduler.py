@@ -368,7 +368,7 @@ class Scheduler:
             try:
                 # All that may fail comes before the ledger and the queue change. What the room and the rounding have counted
                 # until then stays: it is about what was asked for.
-                terms = admission.consider(arrival, queue, ledger.clients, now)
+                terms = admission.consider(arrival, queue, now)
                 if queue is not None and not isinstance(terms, Refusal):
                     if queue.delay_s:
                         due = self._deadlines.wait_until(arrival, queue, now)
@@ -463,7 +463,7 @@ class Scheduler:
         else:
             cut, predicted_s = self._cut([request], slot, now, actions, company=True)
             members_s = sum([member.share_s for member in cut.members])
-            queue.shares.dispatched(request.tag, request.rank, members_s, len(self._ledger.clients))
+            queue.shares.dispatched(request.tag, request.rank, members_s)
             queue.take(cut.members)
         actions.append(self._start(queue, slot, cut, request, predicted_s, now))
 

@@ -85,6 +85,11 @@ def decode(frames: Sequence[Buffer], *, role: Role, limits: Limits = CLIENT_LIMI
 
     Large tensors are not copied: the entries hold the frames that were given.
     """
+    entries, bad = _divide(frames, role, limits)
+    return Envelope(entries=entries, bad=bad)
+
+
+def _divide(frames: Sequence[Buffer], role: Role, limits: Limits) -> tuple[list[Entry], list[BadEntry]]:
     readers = _READERS[role]
     entries: list[Entry] = []
     bad: list[BadEntry] = []
@@ -113,7 +118,7 @@ def decode(frames: Sequence[Buffer], *, role: Role, limits: Limits = CLIENT_LIMI
         first = last
     if first != total:
         raise ProtocolError(f"the entries claim {first - 1} of the {total - 1} raw frames of the message")
-    return Envelope(entries=entries, bad=bad)
+    return entries, bad
 
 
 def _entry_id(fields: Fields) -> int | None:
@@ -296,12 +301,12 @@ def codec_of(role: Role) -> Codec:
 
 
 def _read(frames: Sequence[Buffer], *, role: Role, limits: Limits) -> list[Entry | BadEntry]:
-    envelope = decode(frames, role=role, limits=limits)
-    return [*envelope.entries, *envelope.bad]
+    entries, bad = _divide(frames, role, limits)
+    return [*entries, *bad]
 
 
 def _read_whole(frames: Sequence[Buffer], *, role: Role, limits: Limits) -> list[Entry | BadEntry]:
-    envelope = decode(frames, role=role, limits=limits)
-    if envelope.bad:
-        raise ProtocolError(envelope.bad[0].message)
-    return [*envelope.entries]
+    entries, bad = _divide(frames, role, limits)
+    if bad:
+        raise ProtocolError(bad[0].message)
+    return [*entries]

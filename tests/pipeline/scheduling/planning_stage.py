@@ -128,6 +128,7 @@ class Waiting:
                 float(order) if rank is None else rank,
                 order,
             )
+            self.queue.shares.stamp(request.client, request.share_s, 0)
             self.queue.add(request)
             arrived.append(request)
         return arrived

@@ -255,3 +255,11 @@ def test_an_estimate_counts_with_one_margin_for_all(stage, factor, refused):
     stage.arrive((1, 4))
     stage.arrive((1, 4), client=2, deadline=stage.now + factor * 0.2)
     assert refused == [code for _, code in _failures(stage)]
+
+
+def test_what_arrives_together_is_let_in_together_where_slots_are_free(stage):
+    """Each has a slot of its own, as it would have had one after the other."""
+    stage.model(max_batch=1)
+    stage.measured_slots(*range(8))
+    stage.arrive((1, 4), (1, 4), (1, 4), deadline=0.13)
+    assert [(1,), (2,), (3,)] == stage.starts()

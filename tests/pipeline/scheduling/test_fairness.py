@@ -188,35 +188,42 @@ def test_backlogged_clients_get_equal_cost_within_one_request(costs, counts):
     """Two clients that always have something waiting, in any number of turns: within the largest cost of one request
     each."""
     shares = FairShares(lambda: None)
-    here = {1: None, 2: None}
     heads = {}
     served = {1: 0.0, 2: 0.0}
     for client in (1, 2):
-        heads[client] = shares.stamp(client, costs[client - 1], 0, here)
+        heads[client] = shares.stamp(client, costs[client - 1], 0)
     for _ in range(counts):
         client = min(heads, key=lambda client: heads[client][1])
         tag, rank = heads[client]
-        shares.dispatched(tag, rank, costs[client - 1], 2)
+        heads[client] = shares.stamp(client, costs[client - 1], 0)
+        shares.unqueued(client)
+        shares.dispatched(tag, rank, costs[client - 1])
         served[client] += costs[client - 1]
-        heads[client] = shares.stamp(client, costs[client - 1], 0, here)
     assert abs(served[1] - served[2]) <= sum(costs) + 1e-9
 
 
 @settings(max_examples=60, deadline=None)
 @given(
     steps=st.lists(
-        st.tuples(st.integers(1, 4), st.integers(-32, 32), COSTS, st.integers(4, 9)), min_size=1, max_size=60
+        st.tuples(st.integers(1, 4), st.integers(-32, 32), COSTS, st.integers(0, 9)), min_size=1, max_size=60
     )
 )
 def test_ranks_of_a_client_and_a_priority_never_turn_around(steps):
-    """However many clients come and go meanwhile: first come, first served."""
+    """However many clients come and go meanwhile: first come, first served, of those that are queued."""
     shares = FairShares(lambda: None)
     last: dict[tuple[int, int], float] = {}
+    others: list[int] = []
     for client, priority, cost_s, clients in steps:
-        tag, rank = shares.stamp(client, cost_s, priority, range(1, clients + 1))
+        while len(others) < clients:
+            others.append(100 + len(others))
+            shares.stamp(others[-1], 0.0, 0)
+        while len(others) > clients:
+            shares.unqueued(others[-1])
+            shares.ended(others.pop())
+        tag, rank = shares.stamp(client, cost_s, priority)
         assert rank >= last.get((client, priority), rank)
         last[client, priority] = rank
-        shares.dispatched(tag, rank, cost_s, clients)
+        shares.dispatched(tag, rank, cost_s)
 
 
 @given(stream=st.lists(st.tuples(st.integers(0, 32), COSTS), min_size=1, max_size=20))
@@ -225,16 +232,18 @@ def test_an_endless_stream_passes_nobody_for_ever(stream):
     """Newcomers of any priority, each from a client that was never here: after bounded work a waiting request goes
     first."""
     shares = FairShares(lambda: None)
-    tag, waiting = shares.stamp(0, 0.1, 0, {0: None})
-    here = {0: None, -1: None}
-    clients, work_s = len(here) + 1, 0.0
+    tag, waiting = shares.stamp(0, 0.1, 0)
+    shares.stamp(-1, 0.0, 0)
+    clients, work_s = 3, 0.0
     while True:
         priority, cost_s = stream[int(work_s * 1e6) % len(stream)]
         newcomer = 1 + int(work_s * 1e9)
-        tag, rank = shares.stamp(newcomer, cost_s, priority, here)
+        tag, rank = shares.stamp(newcomer, cost_s, priority)
         if rank > waiting:
             break
-        shares.dispatched(tag, rank, cost_s, clients)
+        shares.unqueued(newcomer)
+        shares.dispatched(tag, rank, cost_s)
+        shares.ended(newcomer)
         work_s += cost_s
     # MAX_PRIORITY seconds of virtual time, which passes at 1 / (clients + 1) at least; a step is worth 1 / clients.
     assert work_s <= (32.0 / clients) * (clients + 1) + 3 * max(cost_s for _, cost_s in stream) * (
@@ -248,8 +257,10 @@ def test_clients_that_are_gone_are_forgotten():
     tracemalloc.start()
     try:
         for client in range(20_000):
-            tag, rank = shares.stamp(client, 0.01, client % 3, {client: None})
-            shares.dispatched(tag, rank, 0.01, 1)
+            tag, rank = shares.stamp(client, 0.01, client % 3)
+            shares.unqueued(client)
+            shares.dispatched(tag, rank, 0.01)
+            shares.ended(client)
         kept, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -302,11 +313,55 @@ def test_what_ran_is_charged_though_its_caller_left(alone):
 def test_withdrawing_never_lets_a_client_pass_itself(share_s, dropped, newest_first, priority):
     """Whatever is dropped, in whatever order: the next request starts no earlier than those that are left end."""
     shares = FairShares(lambda: None)
-    tags = [shares.stamp(1, share, priority, ())[0] for share in share_s]
+    tags = [shares.stamp(1, share, priority)[0] for share in share_s]
     for at in sorted(dropped & set(range(len(tags))), reverse=newest_first):
         shares.withdraw(1, tags[at], share_s[at])
+        shares.unqueued(1)
+        shares.ended(1)
     left = [tags[at] + share_s[at] for at in range(len(tags)) if at not in dropped]
-    again = shares.stamp(1, 0.1, 0, ())[0]
+    again = shares.stamp(1, 0.1, 0)[0]
     assert again >= max(left, default=0.0)
     if newest_first and not left:
         assert 0.0 == again
+
+
+def test_a_client_that_never_waited_is_owed_nothing(stage):
+    """Its requests overlap while they run, beside a flood: none of its turns was missed, so it saves up none."""
+    stage.model(max_batch=1)
+    stage.measured_slots(*range(8))
+    stage.arrive(*[(1, 4)] * 1000, client=2)
+    done = 0
+    for number in range(400):
+        if number % 4 == 0:
+            stage.arrive((1, 4), client=1)
+        stage.finish(stage.started[number], at=stage.now + 0.0125)
+        done += 1
+    burst = set(stage.arrive(*[(1, 4)] * 100, client=1))
+    before = len(stage.started)
+    for number in range(done, done + 60):
+        stage.finish(stage.started[number], at=stage.now + 0.0125)
+    turns = [id_ in burst for start in stage.started[before:] for id_ in start.requests]
+    assert abs(turns.count(True) - turns.count(False)) <= 4
+
+
+def test_clients_of_other_slots_take_nothing_from_a_priority(alone):
+    """A step is worth a second of waiting among those that share the slots, however many have requests elsewhere."""
+    alone.model("other", max_batch=1)
+    alone.play(SlotJoined(slot=1, models=frozenset({"other"})))
+    for client in range(10, 70):
+        alone.arrive((1, 4), client=client, model="other")
+    alone.arrive(*[(1, 4)] * 30, client=2)
+    (urgent,) = alone.arrive((1, 4), client=2, priority=32)
+    alone.finish(alone.started[0], at=alone.now + 0.1)
+    assert (urgent,) == alone.started[-1].requests
+
+
+def test_a_priority_that_was_withdrawn_leaves_nothing_behind(alone):
+    """The next request of that priority goes before one without, as if the others had never come."""
+    alone.arrive(*[(1, 4)] * 10, client=2)
+    ids = alone.arrive(*[(1, 4)] * 100, client=1, priority=1)
+    alone.play(RequestsAbandoned(ids=tuple(ids)))
+    (plain,) = alone.arrive((1, 4), client=1)
+    (prior,) = alone.arrive((1, 4), client=1, priority=1)
+    order = _order(alone, until=13)
+    assert order.index(prior) < order.index(plain)

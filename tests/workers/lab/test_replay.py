@@ -1,16 +1,20 @@
-"""The requests of a trace, errors for a trace that does not fit, and made-up inputs."""
+"""The requests of a trace, errors for a trace that does not fit, and made-up inputs; and their replay."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import pytest
+import trio
 from tests.workers.lab.worlds import write_trace
 
-from shapestream.errors import ConfigurationError
+from shapestream import connect
+from shapestream.errors import ConfigurationError, InvalidRequest
 from shapestream.settings import ModelSettings
 from shapestream.telemetry.trace import TraceRequest
+from shapestream.testing import Arrays, ScriptedModel, ScriptedServer, identity_signature, serve_in_thread
 from shapestream_engine.signature import ModelSignature
 from shapestream_workers.lab import replay
 from shapestream_workers.lab.replay import InputMaker, read_requests
@@ -101,3 +105,34 @@ def test_inputs_that_are_kept_are_bounded(monkeypatch: pytest.MonkeyPatch) -> No
     assert (False, True) == (first is maker.arrays((1, 10)), third is maker.arrays((1, 9)))
     huge = maker.arrays((8, 64))
     assert huge is maker.arrays((8, 64))
+
+
+def test_every_request_is_replayed_until_the_time_is_over_or_one_fails(tmp_path: Path) -> None:
+    """At its own size; the rate is that of results."""
+    seen: list[int] = []
+
+    def answer(inputs: Arrays) -> Arrays:
+        if len(inputs["x"]) > 8:
+            raise InvalidRequest("too many rows")
+        seen.append(len(inputs["x"]))
+        return {"y": inputs["x"]}
+
+    signature = identity_signature("m")
+    settings = ModelSettings.model_validate(
+        {"name": "m", "function": "numpy:sort"}, context={"base": None, "files_must_exist": False}
+    )
+
+    async def play(address: str, *rows: int, most_s: float = 60.0) -> float:
+        requests = [TraceRequest(0.0, 0, 0, (each,)) for each in rows]
+        async with connect(address) as client:
+            return await replay.replay(
+                client, "m", requests, InputMaker(settings, signature), in_flight=2, most_s=most_s
+            )
+
+    with serve_in_thread(ScriptedServer(ScriptedModel(signature, answer)), f"ipc://{tmp_path}/s") as address:
+        assert trio.run(play, address, 1, 2, 3, 4, 5) > 0
+        assert [1, 2, 3, 4, 5] == sorted(seen)
+        assert 0 == trio.run(partial(play, address, 6, 7, most_s=-1.0))
+        with pytest.raises(InvalidRequest, match="too many rows"):
+            trio.run(play, address, 8, 9)
+    assert 6 not in seen

@@ -124,7 +124,7 @@ MADE = ["--sizes", "seq=8", "--rate", "1"]
         (["--trace", "gone", "--cost", COST], 3, "gone: no such file"),
         (["gone.yaml", *MADE, "--cost", COST], 3, "gone.yaml: no such file"),
         ([*MADE, "--costs", "gone.json"], 3, "gone.json: no such file"),
-        (["--trace", "t.jsonl", "--sizes", "seq=8", "--cost", COST], 2, "sizes of its own"),
+        (["--trace", "t.jsonl", "--sizes", "seq=8", "--cost", COST], 2, "--trace and --sizes exclude"),
         ([*MADE, "--in-flight", "3", "--cost", COST], 2, "exclude each other"),
         ([*MADE, "--sizes", "seq=9", "--cost", COST], 2, "two models of one name"),
         ([*MADE, "--exact", "width", "--cost", COST], 2, "no such dimension"),
@@ -133,7 +133,7 @@ MADE = ["--sizes", "seq=8", "--rate", "1"]
         (["--sizes", f"seq={2**52};x=4", "--rate", "1", "--cost", COST], 3, "more than anything computes"),
         ([*MADE, "--arrivals", "often", "--cost", COST], 2, "poisson, constant or bursts"),
         ([*MADE, "--cost", COST, "--sweep", "colour=1"], 2, "slots=1..16"),
-        (["--sizes", "seq=8", "--in-flight", "1", "--cost", COST, "--sweep", "rate=1,2"], 2, "no rate of its own"),
+        (["--sizes", "seq=8", "--in-flight", "1", "--cost", COST, "--sweep", "rate=1,2"], 2, "a sweep of the rate exclude"),
     ],
 )  # fmt: skip
 def test_mistakes_say_what_to_do(tmp_path: Path, arguments: list[str], status: int, words: str) -> None:

@@ -55,11 +55,6 @@ def test_lengths_have_their_median_and_bounds() -> None:
     assert 24 == pytest.approx(float(np.median(sizes[:, 1])), abs=1)
 
 
-def test_the_same_seed_gives_the_same_traffic() -> None:
-    """And another seed another."""
-    assert made(seed=3) == made(seed=3) != made(seed=4)
-
-
 def test_several_models_get_their_shares() -> None:
     """By weight; every request has its own model's dimensions."""
     models = [parse_sizes("a*3/seq=8"), parse_sizes("b/batch=choice:1,2;height=uniform:2..9;width=5")]

@@ -1,7 +1,6 @@
 """Candidates of `shapestream tune`: placements and choices of shapes.
 
-What pads is proposed only where the file allows padding; the start of each candidate puts it to the proof, as serving
-would.
+Padding is proposed only where the file allows it. The start of each candidate proves it, as serving would.
 """
 
 from __future__ import annotations

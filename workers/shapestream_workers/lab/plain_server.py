@@ -26,7 +26,7 @@ class PlainServer:
     """First come, first served, by any free slot, up to `batch` requests in a call.
 
     Work-conserving: a free slot takes what waits. A batch is closed by the first request that may not be padded to
-    share it. Requests whose deadline has passed before they start are thrown out; no others are.
+    share it. Requests whose deadline has passed before they start fail; no others do.
     """
 
     def __init__(self, batch: int = 1, *, max_queued_requests: int = 1 << 62) -> None:

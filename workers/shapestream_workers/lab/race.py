@@ -37,8 +37,7 @@ LEAST_ROUND_S, MOST_ROUND_S = 0.7, 10.0
 OVERRUN = 1.3
 """Factor by which a round takes longer than planned where the server is slower than in the warm-up."""
 PATIENCE, LEAST_PATIENCE_S = 6.0, 10.0
-"""A round or start that takes this many times as long as expected is given up with its candidate; both have at least
-so many seconds."""
+"""Multiple of its expected time after which a round or a start is given up with its candidate, and the least time."""
 SLOW = 2.0
 """Multiple of its length after which a round of a slow candidate sends no more; its rate is known by then."""
 MOST_OF_LEFT = 0.5

@@ -140,7 +140,7 @@ def _traffic(options: SimulateOptions) -> tuple[Traffic | Recorded, Dimensions, 
         )
     if options.trace is not None:
         if options.sizes:
-            raise typer.BadParameter("--trace has sizes of its own (leave out --sizes)")
+            raise typer.BadParameter("--trace and --sizes exclude each other: a trace has sizes")
         recorded = Recorded(
             path=options.trace, rate=options.rate, requests=options.requests, deadline_s=deadline_s
         )
@@ -350,7 +350,7 @@ def run_simulate(options: SimulateOptions) -> None:
     scenario = make_scenario(options)
     sweep = None if options.sweep is None else parse_sweep(options.sweep)
     if sweep is not None and sweep.what == "rate" and options.in_flight is not None:
-        raise typer.BadParameter("a closed loop has no rate of its own (leave out --in-flight)")
+        raise typer.BadParameter("--in-flight and a sweep of the rate exclude each other")
     with Console(stderr=True).status("simulating"):
         try:
             runs = run_all(scenario, sweep, compare=options.compare)

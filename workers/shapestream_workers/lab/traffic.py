@@ -25,9 +25,8 @@ _RESOLUTION_S = 1e-6
 """Resolution of times in a trace: a shorter one is of requests at once, which no rate stretches."""
 _MOST_IN_BURST = 1 << 31
 
-
 Distribution: TypeAlias = Callable[[np.random.Generator, int], NDArray[np.int64]]
-"""Function that draws so many sizes of one dimension."""
+"""Function that draws a number of sizes of one dimension."""
 
 
 def parse_distribution(text: str) -> Distribution:
@@ -96,7 +95,7 @@ class SizedModel:
     dimensions: tuple[str, ...]
     """Names of the dimensions, `batch` first where requests have rows."""
     draw: Callable[[np.random.Generator, int], list[tuple[int, ...]]]
-    """Function that draws the sizes of so many requests."""
+    """Function that draws the sizes of a number of requests."""
     weight: float = 1.0
     """Share of the requests, relative to the other models' weights."""
 
