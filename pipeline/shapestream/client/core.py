@@ -214,20 +214,20 @@ class Core:
     def ask(self, question: Question) -> bool:
         """Post a question from the core's own event loop. A request that is likely to be alone in its turn is sent at once.
 
-        That is so where no other is at the server, and the last one was alone. Then the answer is True: see `watch_for`.
+        That is so where no other is at the server, and the last one was alone. True where it was sent: see `watch_for`.
         """
-        alone = (
-            self._one_by_one
-            and type(question) is RequestTicket
-            and not self._session.ledger.outstanding_requests
-            and not self._inbox.items
-        )
-        if alone:
-            self._session.submit(question)
-            self._turn()
-        else:
+        ledger = self._session.ledger
+        if (
+            not self._one_by_one
+            or type(question) is not RequestTicket
+            or ledger.outstanding_requests
+            or self._inbox.items
+        ):
             self.post(question)
-        return alone
+            return False
+        self._session.submit(question)
+        self._turn()
+        return bool(ledger.outstanding_requests)
 
     @trio.lowlevel.enable_ki_protection
     async def watch_for(self, ticket: Question) -> None:

@@ -86,8 +86,13 @@ class Link:
         return self.state is LinkState.OPEN
 
     def connected(self, now: float) -> None:
-        """The shell has made a connection."""
-        self._greet(now)
+        """The shell has made a connection, or this one is to be greeted anew."""
+        self.state = LinkState.GREETING
+        self._hello_due = True
+        self.heard_at = now
+        patience = self._settings.greeting_s * 2.0 ** min(self._attempts, 16)
+        self._attempts += 1
+        self._act_at = now + min(patience, self._settings.silence_s)
 
     def welcomed(self, heartbeat_s: float) -> None:
         """`Welcome` has arrived."""
@@ -102,17 +107,13 @@ class Link:
         """`Unknown` has arrived: greet again, on this connection; more of them say nothing new."""
         if self.state is LinkState.OPEN:
             self._lose(now)
-            self._greet(now)
+            self.connected(now)
 
     def left(self, now: float) -> None:
-        """`Goodbye` has arrived: rest, then look for a server again."""
+        """`Goodbye` has arrived, or a message that cannot be read: rest, then look for a server again."""
         self._lose(now)
         self.state = LinkState.LEFT
         self._act_at = now + self._settings.rest_s
-
-    def broken(self, now: float) -> None:
-        """A message cannot be read: give this connection up, and greet the next one after a rest."""
-        self.left(now)
 
     def take_hello(self, now: float) -> bool:
         """Whether `Hello` must be sent now; True once per greeting."""
@@ -170,14 +171,6 @@ class Link:
         if self.state is not LinkState.OPEN:
             return self._act_at
         return min(self.heard_at + self._settings.silence_s, self.sent_at + self._heartbeat_s)
-
-    def _greet(self, now: float) -> None:
-        self.state = LinkState.GREETING
-        self._hello_due = True
-        self.heard_at = now
-        patience = self._settings.greeting_s * 2.0 ** min(self._attempts, 16)
-        self._attempts += 1
-        self._act_at = now + min(patience, self._settings.silence_s)
 
     def _lose(self, now: float) -> None:
         if self.lost_at is None:

@@ -160,7 +160,7 @@ class Session:
         """A whole message could not be read: give this connection up."""
         self._heard_news = True
         self._trouble = f"; last problem: {reason}"
-        self._link.broken(now)
+        self._link.left(now)
 
     def refused(self, reason: str | None) -> None:
         """The last connection was not let in; None: it was, or no server is there."""

@@ -128,10 +128,7 @@ class DealerSocket(WatchedSocket):
     def _look(self) -> None:
         events = self._events()
         if events & POLLIN:
-            if self._in_call:
-                self.wake_watcher()
-            else:
-                self._receivers.unpark()
+            self._receivers.unpark()
         if events & POLLOUT:
             self._senders.unpark_all()
 

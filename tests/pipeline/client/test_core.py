@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import threading
 from collections.abc import AsyncIterator
@@ -95,6 +96,16 @@ async def test_the_result_of_a_call_that_is_cancelled_in_the_same_turn_is_not_lo
                 nursery.start_soon(call, number, 0 if number % 3 == 0 else 10)
         assert all(number == answer for number, answer in answers.items())
         assert {number for number in range(100) if number % 3} <= answers.keys()
+
+
+async def test_a_call_that_is_cancelled_at_its_deadline_ends_once() -> None:
+    """In one turn of the event loop, in either order."""
+    async with serving() as (server, endpoint), shapestream.connect(endpoint.connect) as client:
+        await client.signature("identity")
+        server.hold()
+        for _ in range(20):  # trio takes its tasks in any order
+            with trio.move_on_after(1), contextlib.suppress(DeadlineExceeded):
+                await client.infer("identity", ROW, deadline=1)
 
 
 async def test_leaving_while_calls_run_ends_them() -> None:

@@ -34,12 +34,14 @@ def _has(server: ScriptedServer, *, requests: int) -> bool:
 
 
 async def test_it_ends_at_its_deadline(trio_face: Any) -> None:
-    """The core's timer ends it, and not a message."""
-    async with connected(trio_face) as client:
-        trio_face.server.hold()
-        with pytest.raises(DeadlineExceeded):
+    """The core's timer ends it, and no message; afterwards the server's goodbye is heard though no call follows."""
+    async with connected(trio_face, silence=100) as client:
+        trio_face.server.go_silent()
+        with trio.fail_after(50), pytest.raises(DeadlineExceeded):
             await client.infer("double", ROW, deadline=0.05)
-        trio_face.server.release()
+        trio_face.server.go_silent(False)
+        trio_face.server.say(Goodbye())
+        await trio_face.until(lambda server: server.hellos == 2)
 
 
 async def test_it_is_withdrawn_when_its_task_is_cancelled(trio_face: Any) -> None:
@@ -114,8 +116,17 @@ async def test_it_ends_with_its_client(trio_face: Any) -> None:
     assert 1 == len(ended)
 
 
-async def test_the_connection_is_watched_after_it(trio_face: Any) -> None:
+@pytest.mark.parametrize("long", [False, True], ids=["short", "long"])
+async def test_the_connection_is_watched_after_it(trio_face: Any, long: bool) -> None:
     """The client hears the server's goodbye though no call follows."""
-    async with connected(trio_face):
+    async with connected(trio_face) as client:
+        if long:
+            async with trio.open_nursery() as nursery:
+                trio_face.server.hold()
+                nursery.start_soon(client.infer, "double", ROW)
+                await trio_face.until(lambda server: len(server.held) == 1)
+                for _ in range(50):  # for longer than `run` stands by
+                    await client.statistics()
+                trio_face.server.release()
         trio_face.server.say(Goodbye())
         await trio_face.until(lambda server: server.hellos == 2)

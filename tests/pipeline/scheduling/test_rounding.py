@@ -155,7 +155,7 @@ class Played:
         return computed / max(1, asked)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(cap=st.integers(1, 60), calls=CALLS, images=st.booleans(), seed=st.integers(0, 99))
 def test_never_smaller_never_beyond_the_bounds_never_more_than_the_cap(
     cap: int, calls: list[tuple[int, int]], images: bool, seed: int

@@ -20,6 +20,7 @@ from tests.pipeline.serving.clocks import real_time
 from shapestream.errors import OutboxFull, PeerGone, TransportError
 from shapestream.transport.dealer import DealerSocket
 from shapestream.transport.socket_options import SocketOptions
+from shapestream.transport.wake import Wake
 from shapestream.transport.zeromq import RouterSocket
 
 LARGE = SocketOptions(high_water_mark=1000, receive_high_water_mark=1000)
@@ -233,6 +234,24 @@ async def test_what_a_burst_leaves_reaches_the_next_waiter() -> None:
             for number in range(400):
                 dealer.send_nowait([b"%d" % number])
         assert [256, 144] == came
+
+
+@real_time
+async def test_a_thread_without_an_event_loop_goes_on_where_its_burst_ended() -> None:
+    """libzmq announces nothing for the messages that a burst leaves."""
+    wake = Wake()
+    async with opened("inproc://thread", options=LARGE, watched=False) as (router, (dealer,)):
+        (peer,) = await introduce(router, [dealer])
+        for number in range(400):
+            router.send_nowait(peer, [b"%d" % number])
+        came: list[Any] = []
+        while len(came) < 400:
+            assert dealer.wait(wake, 60, for_room=False)
+            came += dealer.receive_nowait()
+        assert not dealer.wait(wake, 0, for_room=False)
+        wake.set()
+        assert not dealer.wait(wake, 60, for_room=False)
+    wake.close()
 
 
 @real_time
