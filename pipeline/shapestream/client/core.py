@@ -211,37 +211,21 @@ class Core:
         self._stopping = True
         self._inbox.wake()
 
-    def ask(self, question: Question) -> bool:
+    def ask(self, question: Question) -> None:
         """Post a question from the core's own event loop. A request that is likely to be alone in its turn is sent at once.
 
-        That is so where no other is at the server, and the last one was alone. True where it was sent: see `watch_for`.
+        That is so where no other is at the server, and the last one was alone.
         """
-        ledger = self._session.ledger
         if (
             not self._one_by_one
             or type(question) is not RequestTicket
-            or ledger.outstanding_requests
+            or self._session.ledger.outstanding_requests
             or self._inbox.items
         ):
             self.post(question)
-            return False
-        self._session.submit(question)
-        self._turn()
-        return bool(ledger.outstanding_requests)
-
-    @trio.lowlevel.enable_ki_protection
-    async def watch_for(self, ticket: Question) -> None:
-        """Watch the connection in the task of a request that is alone at the server. It may return before the answer."""
-        ledger, connection = self._session.ledger, self._connection
-        if connection is not None:
-            await connection.watch_while(lambda: ticket.outcome is None and ledger.outstanding_requests == 1)
-            if ledger.outstanding_requests:
-                connection.wake_watcher()
-
-    def wake_watcher(self) -> None:
-        """Let a task in `watch_for` see that its request has ended, or is not alone any more."""
-        if self._connection is not None:
-            self._connection.wake_watcher()
+        else:
+            self._session.submit(question)
+            self._turn()
 
     # ------------------------------------------------------------ the tasks
 
@@ -336,7 +320,6 @@ class Core:
             self._timer.cancel()
         else:
             self._turn()
-            self.wake_watcher()
 
     def _set_timer(self, now: float) -> None:
         """Let the timer fire at the session's next wake-up, where it would fire later."""
@@ -357,7 +340,6 @@ class Core:
                     self._connected(connection)
                     while True:
                         self._received(await connection.receive())
-                        self.wake_watcher()
             self._disconnected(connection)
             connection = await self._open_again()
 
@@ -419,7 +401,6 @@ class Core:
         finished += turn.finished
         if finished:
             self._deliver(finished)
-            self.wake_watcher()
         if turn.reconnect:
             self._lost = True
             self._connection_scope.cancel()

@@ -81,11 +81,10 @@ class _Call:
     async def ask(self, ticket: Question) -> None:
         """Wait until the ticket is finished; when cancelled, the ticket is withdrawn."""
         try:
-            if self._core.ask(ticket):
-                await self._core.watch_for(ticket)
-            elif ticket.outcome is not None:  # the client is closed
+            self._core.ask(ticket)
+            if ticket.outcome is not None:  # the client is closed
                 await trio.lowlevel.checkpoint()
-            if ticket.outcome is None:
+            else:
                 self._task = trio.lowlevel.current_task()
                 await trio.lowlevel.wait_task_rescheduled(self._abort)
         finally:

@@ -78,8 +78,6 @@ class DealerSocket(WatchedSocket):
         try:
             while events & POLLIN and len(taken) < RECEIVE_BURST:
                 taken.append(receive_frames(receive))
-                if self._in_call:  # it looks itself, after its next send
-                    return taken
                 # A look costs less than a receive that finds nothing, and is as good: libzmq announces what comes after it.
                 events = self._events()
         except zmq.Again:

@@ -93,15 +93,6 @@ class Connection(Protocol):
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Watch the socket until it is closed (then it returns) or cancelled."""
 
-    async def watch_while(self, alone: Callable[[], bool]) -> None:
-        """Watch the socket in this task, in place of `run`, while `alone()`; a transport may return at once.
-
-        `on_messages` is then called in this task.
-        """
-
-    def wake_watcher(self) -> None:
-        """Make the watching task look again whether it is to watch; where none watches, `run` does so from now on."""
-
     def wait(self, wake: Wake, timeout_s: float, *, for_room: bool) -> bool:
         """Block this thread, which has no event loop, until there may be messages, or room where it is for that: then True.
 

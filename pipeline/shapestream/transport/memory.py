@@ -231,15 +231,9 @@ class MemoryConnection(_MemorySocket[Message]):
         self._unsent.append(_as_received(frames))
         self._flush()
 
-    async def watch_while(self, alone: Callable[[], bool]) -> None:
-        """Return at once: there is nothing to watch."""
-
     def wait(self, wake: Wake, timeout_s: float, *, for_room: bool) -> bool:
         """Raise RuntimeError: both ends live in one trio run."""
         raise RuntimeError("a memory endpoint is for trio: use shapestream.connect")
-
-    def wake_watcher(self) -> None:
-        """Do nothing, for the same reason."""
 
     async def send(self, frames: Sequence[Buffer]) -> None:
         """Send, after waiting for room."""

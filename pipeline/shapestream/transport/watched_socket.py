@@ -6,7 +6,7 @@ tasks. So:
 
 * Only `run()` waits for the descriptor. Others park, and are woken by it or by a task that finds a message.
 * `run()` looks at ZMQ_EVENTS, and goes to wait with no checkpoint in between.
-* After each send, if a task is parked, ZMQ_EVENTS is looked at again: the send may have swallowed the announcement.
+* After each send while `run` waits, ZMQ_EVENTS is looked at again: the send may have swallowed the announcement.
 * A receive goes on until EAGAIN, after which libzmq is known to announce the next message, or wakes the next
   receiver if it stops at its burst.
 
@@ -38,9 +38,6 @@ NOBLOCK = int(zmq.NOBLOCK)
 MORE_NOBLOCK = int(zmq.SNDMORE | zmq.NOBLOCK)
 POLLIN, POLLOUT = int(zmq.POLLIN), int(zmq.POLLOUT)
 _EVENTS = int(zmq.EVENTS)
-# Time until `run` takes the watch back from the tasks of lone calls. For so long a message that no call waits for may lie
-# unread; giving the watch back after each call would cost a turn of the event loop each time.
-STAND_BY_S = 0.01
 T = TypeVar("T")
 _names = count()
 
@@ -56,17 +53,9 @@ class WatchedSocket:
         self._drained = True
         self._receivers = trio.lowlevel.ParkingLot()
         self._waiting = False
-        """True while a task waits for the descriptor."""
+        """True while `run` waits for the descriptor."""
         self._swallowed = False
-        """True where a send may have swallowed an announcement, so that a task looks before it waits."""
-        self._lent = False
-        """True while calls watch in place of `run`."""
-        self._in_call = False
-        """True while a task is in `watch_while`."""
-        self._long_call = False
-        """True while `run` waits for the end of such a call."""
-        self._calls = 0
-        self._standing_by = trio.lowlevel.ParkingLot()
+        """True where a send may have swallowed an announcement, so that `run` looks before it waits."""
         self.on_messages: Callable[[], bool | None] | None = None
         """Called by `run` in place of `_look`, to call `receive_nowait`: one turn of the event loop less than a receiver.
 
@@ -80,55 +69,19 @@ class WatchedSocket:
         try:
             while True:
                 self._check_open()
-                if self._lent:
-                    await self._stand_by()
-                elif (self.on_messages or self._look)():
+                if (self.on_messages or self._look)() or self._must_look_again():
                     await trio.lowlevel.checkpoint()
-                elif not (self._swallowed and self._events() & POLLIN):
+                else:
                     await self._readable()
         except trio.ClosedResourceError:
             return
 
-    @trio.lowlevel.enable_ki_protection
-    async def watch_while(self, alone: Callable[[], bool]) -> None:
-        """Watch the socket in this task, in place of `run`, while `alone()`: one hand-over less between tasks.
-
-        Returns at once where another task does so, and before its time where the socket is closed. One checkpoint at least,
-        else. Afterwards no task watches until the next call, for at most `STAND_BY_S`, or until `wake_watcher`.
-        """
-        if self._in_call or self.on_messages is None:
-            return
-        if not self._lent:
-            self._lent = True
-            if self._waiting:
-                trio.lowlevel.notify_closing(self._fd)
-        self._in_call = True
-        self._calls += 1
-        try:
-            while alone() and not self._closed:
-                # The send before may have swallowed the announcement.
-                if self._events() & POLLIN:
-                    await trio.lowlevel.checkpoint()
-                else:
-                    await self._readable()
-                if not self._closed:
-                    self.on_messages()
-        finally:
-            self._in_call = False
-            if self._long_call:
-                self._standing_by.unpark()
-
-    def wake_watcher(self) -> None:
-        """Make the watching task look again whether it is to watch; where none watches, `run` does so from now on."""
-        if self._in_call:
-            if self._waiting:
-                trio.lowlevel.notify_closing(self._fd)
-        elif self._lent:
-            self._lent = False
-            self._standing_by.unpark()
+    def _must_look_again(self) -> bool:
+        """Whether there is a message whose announcement a send of `on_messages` swallowed. `_look` sends nothing."""
+        return self._swallowed and self.on_messages is not None and bool(self._events() & POLLIN)
 
     async def _readable(self) -> None:
-        """Wait for an announcement, for `wake_watcher`, or for the end of the socket."""
+        """Wait for an announcement, or for the end of the socket."""
         self._waiting, self._swallowed = True, False
         try:
             await trio.lowlevel.wait_readable(self._fd)
@@ -136,20 +89,6 @@ class WatchedSocket:
             pass
         finally:
             self._waiting = False
-
-    async def _stand_by(self) -> None:
-        """Wait until no call has watched for a while, or the watch is given back."""
-        calls = self._calls
-        with trio.move_on_after(STAND_BY_S):
-            await self._standing_by.park()
-        if self._in_call:
-            self._long_call = True
-            try:
-                await self._standing_by.park()
-            finally:
-                self._long_call = False
-        elif calls == self._calls:
-            self._lent = False
 
     def close(self) -> None:
         """Close the socket; unsent messages linger for as long as its options say."""
@@ -159,7 +98,6 @@ class WatchedSocket:
                 trio.lowlevel.notify_closing(self._fd)
             self._socket.close()
             self._receivers.unpark_all()
-            self._standing_by.unpark()
 
     async def __aenter__(self) -> Self:
         return self

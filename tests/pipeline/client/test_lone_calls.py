@@ -1,4 +1,4 @@
-"""A call that is alone watches the connection in its own task: it ends as any other does, and others are heard meanwhile."""
+"""A call that is alone ends as any other does, and others are heard meanwhile."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROW = {"x": np.ones((1, 3), np.float32)}
 
 @asynccontextmanager
 async def connected(face: Any, **options: Any) -> AsyncIterator[shapestream.Client]:
-    """A client whose last calls came one by one, so that the next watches by itself."""
+    """A client whose last calls came one by one, so that the next is sent at once."""
     async with face.connect(**options) as client:
         for _ in range(3):
             await client.infer("double", ROW)
@@ -56,7 +56,7 @@ async def test_it_is_withdrawn_when_its_task_is_cancelled(trio_face: Any) -> Non
 
 
 async def test_calls_and_streams_beside_it_are_answered_before_it(trio_face: Any) -> None:
-    """It watches while they begin, for longer than `run` stands by."""
+    """They begin while it waits."""
     ended: list[str] = []
 
     async def call(client: shapestream.Client) -> None:
@@ -125,7 +125,7 @@ async def test_the_connection_is_watched_after_it(trio_face: Any, long: bool) ->
                 trio_face.server.hold()
                 nursery.start_soon(client.infer, "double", ROW)
                 await trio_face.until(lambda server: len(server.held) == 1)
-                for _ in range(50):  # for longer than `run` stands by
+                for _ in range(50):
                     await client.statistics()
                 trio_face.server.release()
         trio_face.server.say(Goodbye())
