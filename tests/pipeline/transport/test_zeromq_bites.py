@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -173,6 +174,31 @@ async def test_thousands_of_single_messages(tmp_path: Path, address: str) -> Non
                 dealer.send_nowait([b"%d" % number])
                 assert [[b"%d" % number]] == await dealer.receive()
             nursery.cancel_scope.cancel()
+
+
+@real_time
+async def test_a_message_that_a_send_found_does_not_stop_the_event_loop() -> None:
+    """It came before the watcher waits, and its receiver comes later."""
+
+    def stands_still(*_: object) -> None:
+        raise AssertionError("the event loop stands still")
+
+    async with opened("inproc://found", watched=False) as (router, (dealer,)):
+        (peer,) = await introduce(router, [dealer])
+        router.send_nowait(peer, [b"news"])
+        select([dealer._fd], [], [], 30)
+        dealer.send_nowait([b"finds it"])
+        before = signal.signal(signal.SIGALRM, stands_still)
+        signal.alarm(30)
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(dealer.run)
+                await trio.testing.wait_all_tasks_blocked()
+                assert [[b"news"]] == await dealer.receive()
+                nursery.cancel_scope.cancel()
+        finally:
+            signal.alarm(0)
+            signal.signal(signal.SIGALRM, before)
 
 
 @pytest.mark.parametrize("swallow", ["send", "receive", "bind"])
