@@ -120,7 +120,7 @@ class Inbox:
             self._take_turn()
 
     def has_items(self) -> bool:
-        """Whether there is anything to take. If not, the next post wakes the core again."""
+        """Tell whether there is anything to take. If not, the next post wakes the core again."""
         if not self.items:
             self._awake = False
         return bool(self.items)  # again: it may have been posted in between, without a wake-up
@@ -258,7 +258,6 @@ class Core:
 
         The clock is then `time.monotonic`.
         """
-
         try:
             wake = Wake()
             # Not closed at the end of this thread: another may be about to set it, when its number is another file's.

@@ -70,7 +70,7 @@ class ModelCosts:
         self.steps = SizeSteps(profile, self.surface) if SizeSteps.suits(profile) else None
         """The step that sizes of requests are rounded up to, where they may be."""
         self.call_bytes = CallBytes(profile, self.rounding)
-        """What calls hold."""
+        """Bytes of the inputs of its calls, and their bound."""
         self.mean_batch_s: float | None = None
         """Seconds of a batch, in the mean of those that ran lately; None before the first."""
         self.mean_request_s: float | None = None

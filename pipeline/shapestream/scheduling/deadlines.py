@@ -31,13 +31,13 @@ Batches take longer in company, predictions err, and later requests may go first
 client did raised it for all."""
 
 OPTIMISM: Final = 0.5
-"""Of the predicted seconds; a deadline that not even this share leaves room for cannot be met."""
+"""Share of the predicted seconds; a deadline that not even this leaves room for cannot be met."""
 
 CALL_OF_LEFT: Final = 0.5
-"""Of the time that is left, a call in company takes no more: the planner cuts it smaller for a member's deadline."""
+"""Share of the time left that a call in company takes at most: the planner cuts it smaller for a member's deadline."""
 
 WAITED_OF_TIME: Final = 2 / 3
-"""Of its time, from its arrival to its deadline, a request has waited at least when it is shed."""
+"""Share of its time, from arrival to deadline, that a request has waited at least when it is shed."""
 
 MAX_RETRY_AFTER_S: Final = 60.0
 """No caller is asked to wait longer than this, however slow the model."""

@@ -49,7 +49,7 @@ _FEW_CLIENTS = 64
 
 
 class _Client:
-    """What a client has of the models that share slots."""
+    """The requests and debts of a client at the models that share slots."""
 
     __slots__ = ("finish", "last", "queued", "unfinished")
 

@@ -12,7 +12,7 @@ from shapestream.scheduling.slots import Batch, BatchState
 TIMES_P99 = 10.0
 """A batch hangs that takes so many times what all but one of a hundred of its model's batches take."""
 TIMES_PREDICTED = 20.0
-"""And so many times its prediction: the larger of both counts, since predictions are rough, and wrong for new shapes."""
+"""Times its prediction that a batch may take, too: the larger of both limits counts, since predictions are rough."""
 TIMES_AT_MOST = 5.0
 """A limit is at most the time of a first call and so many times the expected seconds: a batch of minutes is delayed by a
 crowded machine, which is a factor, and by a preparation, which is a time; neither is twenty times."""

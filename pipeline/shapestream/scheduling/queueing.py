@@ -473,7 +473,7 @@ class ModelQueue:
     def __init__(self, profile: ModelProfile, costs: ModelCosts) -> None:
         self.profile = profile
         self.costs = costs
-        """What its batches cost."""
+        """The costs of its batches."""
         self.has_batch = profile.has_batch
         # A request that runs alone has no company to wait for.
         self.delay_s = profile.max_delay_s if profile.has_batch else 0.0
