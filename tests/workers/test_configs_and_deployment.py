@@ -87,6 +87,8 @@ def test_every_command_is_documented() -> None:
         "health",
         "infer",
         "models",
+        "stats",
+        "top",
         "tune",
         "simulate",
         "schema",

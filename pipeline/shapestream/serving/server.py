@@ -39,6 +39,7 @@ from shapestream.serving.quarantine import Quarantine
 from shapestream.serving.slot_threads import SlotThreads
 from shapestream.serving.worker_port import LastState, ProcessOwner, WorkerPort
 from shapestream.settings import ModelSettings, ServerSettings
+from shapestream.telemetry.last_minute import LastMinute
 from shapestream.telemetry.metrics import Observation
 from shapestream.telemetry.statistics import ServerStatistics
 from shapestream.telemetry.trace import TraceRecorder
@@ -89,6 +90,7 @@ class Server:
         """Where workers can connect."""
         epoch = os.urandom(16)
         self._counters = ServerStatistics()
+        self._last_minute = LastMinute(self._counters, self._started)
         self._models = models
         self._cost_keeper = None if cost_cache is None else CostKeeper(cost_cache)
         self._scheduler = Scheduler(
@@ -278,9 +280,10 @@ class Server:
 
     def statistics(self) -> dict[str, Any]:
         """The counters, as plain data: what `Statistics` carries."""
-        scheduler, dispatcher = self._scheduler.statistics(), self._dispatcher
+        scheduler, dispatcher, now = self._scheduler.statistics(), self._dispatcher, trio.current_time()
+        last_minute = self._last_minute.to_dict(now, self._models.names)
         return {
-            "uptime_s": round(trio.current_time() - self._started, 3),
+            "uptime_s": round(now - self._started, 3),
             "pid": os.getpid(),
             "draining": scheduler.draining,
             "clients": len(self._client_port.sessions),
@@ -292,7 +295,8 @@ class Server:
             "quarantined": len(dispatcher.quarantine),
             "kept_replies": len(self._kept),
             "kept_bytes": self._kept.nbytes,
-            "scheduler": repr(scheduler),
+            "scheduler": scheduler.to_dict(last_minute["models"]),
+            "last_minute": last_minute,
             "slots": {
                 slot.label: {"batches": slot.batches, "busy_s": round(slot.busy_s, 6)}
                 for slot in islice(dispatcher.slots.values(), MOST_SLOTS)
@@ -352,6 +356,7 @@ class Server:
             await trio.sleep_until(due)
             now = trio.current_time()  # once: it may stand still between two looks, too
             self._counters.lag_us.record(round((now - due) * 1e6))
+            self._last_minute.take(now)
             if now > due + STALL_S:
                 log.warning("the server stood still", seconds=round(now - due, 1))
                 await trio.sleep(STALL_S)  # unread messages come before the verdict that a peer is silent

@@ -143,15 +143,6 @@ def _outcomes(seen: Observation) -> Iterator[Sample]:
             yield (name, code), count
 
 
-def _refused(seen: Observation) -> Mapping[str, float]:
-    """Failures that are no model's: these requests were refused before the scheduler saw them."""
-    refused = dict(seen.counters.failures)
-    for model in seen.counters.models.values():
-        for code, count in model.failures.items():
-            refused[code] = refused.get(code, 0) - count
-    return {code: count for code, count in refused.items() if count > 0}
-
-
 def _batches(seen: Observation) -> Iterator[Sample]:
     for name, model in seen.counters.models.items():
         yield (name, "ran"), model.batches
@@ -186,7 +177,7 @@ METRICS: tuple[Metric, ...] = (
         "code",
         "requests_refused_total",
         "Requests refused before the scheduler saw them, by code: malformed, or beyond their client's credit.",
-        _refused,
+        lambda seen: seen.counters.refused,
     ),
     _row(
         "requests_resent_total",
