@@ -88,7 +88,10 @@ def test_servers_that_are_absent_or_old_are_one_line(workplace: Any, command: st
     assert 3 == workplace.invoke(command, "no.yaml").exit_code
     with serve_in_thread(ScriptedServer(), f"ipc://{workplace.folder}/old.sock") as old:
         ran = workplace.invoke(command, old)
-        assert (1, f"unavailable: the server at {old} tells no last minute: it is older than this command\n") == (
+        assert (
+            1,
+            f"unavailable: the server at {old} tells no last minute: it is older than this command\n",
+        ) == (
             ran.exit_code,
             ran.stderr,
         )
@@ -156,7 +159,7 @@ def test_top_is_live_says_when_the_server_is_lost_and_ends_by_a_key(workplace: A
         served.send(signal.SIGSTOP)
         terminal.see(r"no answer for \d+ s, trying on")
         served.send(signal.SIGCONT)
-        terminal.see(r"q ends +\x1b")
+        terminal.see(r"\x1b\[2mq ends")
         served.kill()
         terminal.see(r"no answer for \d+ s, trying on")
         workplace.serve(served.config)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -63,7 +63,9 @@ def drawing(address: str, told: Mapping[str, Any], before: Mapping[str, Any] | N
 
 def _headline(address: str, told: Mapping[str, Any]) -> Text:
     scheduler, minute = told["scheduler"], told["last_minute"]
-    arrived, results = (sum(row[name] for row in minute["models"].values()) for name in ("arrived", "results"))
+    arrived, results = (
+        sum(row[name] for row in minute["models"].values()) for name in ("arrived", "results")
+    )
     busy = scheduler["slots"] - scheduler["free_slots"]
     return Text(
         f"{address}{', draining' if told['draining'] else ''}, up for {_spell_s(told['uptime_s'])}\n"
@@ -81,8 +83,8 @@ def _requests(told: Mapping[str, Any]) -> Table:
             _shown(name),
             _rate(row["arrived"], minute["seconds"]),
             _rate(row["results"], minute["seconds"]),
-            f"{sum(row['failures'].values()):,}",
-            f"{queues.get(name, {}).get('queued', 0):,}",
+            _spell(sum(row["failures"].values())),
+            _spell(queues.get(name, {}).get("queued", 0)),
             _spell_us(row["queue_us"], "p95"),
             *[_spell_us(row["total_us"], quantile) for quantile in ("p50", "p95", "p99")],
         )
@@ -90,7 +92,8 @@ def _requests(told: Mapping[str, Any]) -> Table:
 
 
 def _batches(told: Mapping[str, Any]) -> Table:
-    table = _table("Batches", "model", "per s", "size", "p95", "rows/s", "padding", "new shapes", "infer", "slots")
+    times = {"gather": "gather_us", "infer": "run_us", "split": "split_us"}
+    table = _table("Batches", "model", "per s", "size", "p95", "rows/s", "padded", "new", *times, "slots")
     minute, queues = told["last_minute"], told["scheduler"]["models"]
     for name, row in minute["models"].items():
         sizes, queue = row["batch_requests"], queues.get(name, {"slots": 0, "free_slots": 0})
@@ -98,12 +101,12 @@ def _batches(told: Mapping[str, Any]) -> Table:
         table.add_row(
             _shown(name),
             _rate(row["batches"], minute["seconds"]),
-            f"{sizes['mean']:.1f}" if sizes["count"] else "",
-            f"{sizes['p95']:,}" if sizes["count"] else "",
+            _spell(sizes["mean"]) if sizes["count"] else "",
+            _spell(sizes["p95"]) if sizes["count"] else "",
             _rate(row["rows"], minute["seconds"]),
             f"{row['elements_padding'] / computed:.1%}" if computed else "",
-            f"{row['new_shapes']:,}",
-            _spell_us(row["run_us"], "p50"),
+            _spell(row["new_shapes"]),
+            *[_spell_us(row[name], "p50") for name in times.values()],
             f"{queue['slots'] - queue['free_slots']}/{queue['slots']}",
         )
     return table
@@ -114,15 +117,19 @@ def _workers(told: Mapping[str, Any], before: Mapping[str, Any] | None) -> Table
     earlier = before["slots"] if before else {}
     slots: Counter[str] = Counter()
     batches: Counter[str] = Counter()
-    busy_s: Counter[str] = Counter()
+    busy_s: defaultdict[str, float] = defaultdict(float)
     for label, slot in told["slots"].items():
         worker = label.rpartition("/")[0]
         then = earlier.get(label, {"batches": 0, "busy_s": 0.0})
         slots[worker] += 1
         batches[worker] += slot["batches"] - then["batches"]
-        busy_s[worker] += slot["busy_s"] - then["busy_s"]  # type: ignore[assignment]  # Counter takes any number
+        busy_s[worker] += slot["busy_s"] - then["busy_s"]
     table = _table(
-        f"Workers, last {seconds:.0f} s" if before else "Workers, since the start", "worker", "slots", "batches/s", "busy"
+        f"Workers, last {seconds:.0f} s" if before else "Workers, since the start",
+        "worker",
+        "slots",
+        "batches/s",
+        "busy",
     )
     for worker, count in list(slots.items())[:SHOWN_ROWS]:
         share = min(1.0, busy_s[worker] / seconds / count) if seconds else 0.0
@@ -136,7 +143,7 @@ def _failures(minute: Mapping[str, Any]) -> Table:
     found = [(name, *one) for name, row in minute["models"].items() for one in row["failures"].items()]
     found += [("(refused at the port)", *one) for one in minute["refused"].items()]
     for name, code, count in sorted(found, key=lambda one: -one[2])[:SHOWN_ROWS]:
-        table.add_row(_shown(name), _shown(code), f"{count:,}")
+        table.add_row(_shown(name), _shown(code), _spell(count))
     return table
 
 
@@ -154,12 +161,19 @@ def _shown(text: str) -> Text:
     return Text("".join(character if character.isprintable() else "?" for character in text))
 
 
-def _rate(count: int, seconds: float) -> str:
-    """Per second, in six characters."""
-    rate = count / seconds if seconds else 0.0
-    if rate >= 1e5:
-        return f"{rate / 1e6:.1f}M" if rate >= 1e6 else f"{rate / 1e3:.0f}k"
-    return f"{rate:,.0f}" if rate >= 100 else f"{rate:.1f}" if rate >= 1 else f"{rate:.2f}" if rate else "0"
+def _rate(count: float, seconds: float) -> str:
+    """Per second."""
+    return _spell(count / seconds if seconds else 0.0)
+
+
+def _spell(number: float) -> str:
+    """A number in six characters."""
+    if number < 99_999.5:
+        return f"{number:,.{0 if number >= 99.95 or number == int(number) else 1 if number >= 0.95 else 2}f}"
+    unit = iter("kMGTPE")
+    while number >= 999.5 and (letter := next(unit, "")):
+        number /= 1000
+    return f"{number:.0f}{letter}"
 
 
 def _spell_us(histogram: Mapping[str, Any], quantile: str) -> str:

@@ -76,18 +76,18 @@ def _keyboard() -> Iterator[Callable[[float], bytes]]:
 
     The end of the terminal counts as `q`. Where stdin is no terminal, the function only waits.
     """
-    if not sys.stdin.isatty():
-        yield lambda seconds: time.sleep(seconds) or b""
-        return
     stdin = sys.stdin.fileno()
-    before = termios.tcgetattr(stdin)
+    watched = [stdin] if sys.stdin.isatty() else []
 
     def pressed(seconds: float) -> bytes:
-        ready, _, _ = select.select([stdin], [], [], seconds)
+        ready, _, _ = select.select(watched, [], [], seconds)
         return os.read(stdin, 64) or b"q" if ready else b""
 
-    tty.setcbreak(stdin)
+    before = termios.tcgetattr(stdin) if watched else []
+    if watched:
+        tty.setcbreak(stdin)
     try:
         yield pressed
     finally:
-        termios.tcsetattr(stdin, termios.TCSADRAIN, before)
+        if watched:
+            termios.tcsetattr(stdin, termios.TCSADRAIN, before)

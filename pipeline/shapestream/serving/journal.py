@@ -99,6 +99,7 @@ class Journal:
             rows=sum([record.shape.rows for record in running.records]),
             # What the requests that ran would have computed without any padding.
             elements=sum([record.shape.elements for record in running.records if record.id not in expired]),
+            gather_us=round(report.gather_s * 1e6),
             run_us=running.run_us,
             busy_us=round(report.busy_s * 1e6),
             reallocations=report.reallocations,

@@ -14,7 +14,7 @@ lock.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -165,17 +165,21 @@ class Server:
             self._grace_s = grace_s
         self._drain_asked.set()
 
-    def own_processes(self, owner: ProcessOwner) -> None:
-        """Let `owner` kill workers that hang; it tells by `worker_ended` when one has ended."""
+    def own_processes(self, owner: ProcessOwner, groups: Iterable[int] = ()) -> None:
+        """Let `owner` kill workers that hang; it tells by `worker_ended` when one has ended.
+
+        `groups`: the entries of `workers`, by number, which it starts them for.
+        """
+        self._counters.worker_ends.update({(group, how): 0 for group in groups for how in ("died", "ended")})
         if self._worker_port is not None:
             self._worker_port.owner = owner
 
-    async def worker_ended(self, worker: str, pid: int, *, died: bool) -> LastState:
+    async def worker_ended(self, worker: str, pid: int, *, died: bool, group: int = 0) -> LastState:
         """Run the batches of a worker whose process has ended again elsewhere, without waiting for its silence.
 
-        `died`: by a signal, or with an error, so that it may have died of what it ran.
+        `died`: by a signal, or with an error, so that it may have died of what it ran. `group`: its entry of `workers`.
         """
-        self._counters.worker_ends["died" if died else "ended"] += 1
+        self._counters.worker_ends[group, "died" if died else "ended"] += 1
         if self._worker_port is None or self._ended:
             return LastState()
         try:

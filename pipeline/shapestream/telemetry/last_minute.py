@@ -59,9 +59,12 @@ class LastMinute:
     def to_dict(self, now: float, served: Iterable[str]) -> dict[str, Any]:
         """The last minute as plain data: of the models with any change, and of those that are served.
 
-        `seconds` is the time that it spans: less than a minute after the start, else up to `SNAPSHOT_S` and a heartbeat more.
+        `seconds` is the time that it spans: less than a minute after the start, else up to a snapshot and a heartbeat
+        more.
         """
-        begin = next((one for one in reversed(self._snapshots) if one.taken_at <= now - WINDOW_S), self._snapshots[0])
+        begin = next(
+            (one for one in reversed(self._snapshots) if one.taken_at <= now - WINDOW_S), self._snapshots[0]
+        )
         models = dict.fromkeys(served, _NOTHING)
         for name, model in self._counters.models.items():
             before = begin.models.get(name, _NOTHING)

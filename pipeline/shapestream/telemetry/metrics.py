@@ -226,7 +226,17 @@ METRICS: tuple[Metric, ...] = (
         lambda model: _buckets(model.batch_requests, _SIZES),
         Kind.HISTOGRAM,
     ),
+    _times_of_model(
+        "batch_gather_seconds",
+        "Time that a batch held its slot before and between its calls: gathering inputs.",
+        lambda model: model.gather_us,
+    ),
     _times_of_model("batch_infer_seconds", "Time of the calls of a batch.", lambda model: model.run_us),
+    _times_of_model(
+        "batch_split_seconds",
+        "Time that a batch held its slot for its results: splitting and copying them out.",
+        lambda model: model.split_us,
+    ),
     _times_of_model(
         "batch_busy_seconds",
         "Time that a batch held its slot: gathering, calls, splitting.",
@@ -275,11 +285,12 @@ METRICS: tuple[Metric, ...] = (
         "Workers with slots here, by state: serving or leaving.",
         lambda seen: seen.workers,
     ),
-    _by(
-        "how",
+    _row(
         "worker_ends_total",
-        "Worker processes of this server that have ended, by how: died or ended. Each is replaced, unless given up.",
-        lambda seen: {"died": 0, "ended": 0} | seen.counters.worker_ends,
+        "Worker processes of this server that have ended, by their entry of `workers` (from 0), and how: died or ended. "
+        "Each is replaced, unless given up.",
+        ("group", "how"),
+        lambda seen: [((str(group), how), ends) for (group, how), ends in seen.counters.worker_ends.items()],
     ),
     _one("clients", "Clients with a session.", lambda seen: seen.clients),
     _one(

@@ -83,11 +83,12 @@ class Histogram:
         """The measurements of all of these."""
         whole = cls()
         for part in parts:
-            whole._buckets = [
-                ours + theirs for ours, theirs in zip(whole._buckets, part._buckets, strict=True)
-            ]
-            whole.count += part.count
-            whole.total += part.total
+            if part.count:
+                whole._buckets = [
+                    ours + theirs for ours, theirs in zip(whole._buckets, part._buckets, strict=True)
+                ]
+                whole.count += part.count
+                whole.total += part.total
         return whole
 
 
@@ -139,10 +140,14 @@ class ModelCounters:
         self.batch_requests = Histogram()
         """Requests of the batches that ran."""
         self.queue_us = Histogram()
+        self.gather_us = Histogram()
+        """Of a batch, before and between its calls."""
         self.run_us = Histogram()
         """The calls of a batch."""
+        self.split_us = Histogram()
+        """Of a batch, for its results, after and between its calls."""
         self.busy_us = Histogram()
-        """The same, with gathering before and splitting after."""
+        """These three."""
         self.total_us = Histogram()
 
     @property
@@ -187,7 +192,9 @@ class ModelCounters:
             "elements_computed": min(_MOST, self.elements_computed),
             "elements_padding": min(_MOST, self.elements_padding),
             "queue_us": self.queue_us.to_dict(),
+            "gather_us": self.gather_us.to_dict(),
             "run_us": self.run_us.to_dict(),
+            "split_us": self.split_us.to_dict(),
             "total_us": self.total_us.to_dict(),
             "batch_requests": self.batch_requests.to_dict(),
         }
@@ -225,8 +232,8 @@ class ServerStatistics:
         """Seconds that the scheduler took for all its decisions."""
         self.scheduled_requests = 0
         """Requests that the scheduler was given."""
-        self.worker_ends: Counter[str] = Counter()
-        """Worker processes of this server that have ended, `died` or `ended`."""
+        self.worker_ends: Counter[tuple[int, str]] = Counter()
+        """Worker processes of this server that have ended, by the number of their entry in `workers`, `died` or `ended`."""
         self.lag_us = Histogram()
         """How late the event loop came to its heartbeats."""
         self.models: defaultdict[str, ModelCounters] = defaultdict(ModelCounters)
@@ -269,6 +276,7 @@ class ServerStatistics:
         requests: int,
         rows: int,
         elements: int,
+        gather_us: int,
         run_us: int,
         busy_us: int,
         reallocations: int,
@@ -282,7 +290,9 @@ class ServerStatistics:
         )  # rows without elements are as many as a caller claims
         counters.reallocations += reallocations
         counters.preparations += preparations
+        counters.gather_us.record(gather_us)
         counters.run_us.record(run_us)
+        counters.split_us.record(max(0, busy_us - gather_us - run_us))
         counters.busy_us.record(busy_us)
         computed = 0
         for count, sizes in calls:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import trio
 from tests.pipeline.serving.clocks import virtual_time
 from tests.pipeline.serving.echo_model import SIGNATURE, request
 from tests.pipeline.serving.harness import memory_serving
 from tests.pipeline.serving.raw_peer import RawPeer
 from tests.pipeline.serving.scripted_slots import ScriptedSlots
-import trio
 
 from shapestream.wire.messages import Failure, Result, StatisticsRequest
 
@@ -33,7 +33,7 @@ def numbers_in(plain: Any) -> bool:
 async def test_the_last_minute_is_told_and_forgotten() -> None:
     """Its seconds say the truth: less than a minute at first, then up to a snapshot and a heartbeat more."""
     slots = ScriptedSlots()
-    async with memory_serving(slots) as running:
+    async with memory_serving(slots, client_silence_s=1000.0) as running:
         client = await running.greeted()
         client.say(dataclasses.replace(request(9), model=99))
         await client.hear(Failure)
@@ -52,7 +52,9 @@ async def test_the_last_minute_is_told_and_forgotten() -> None:
         assert (2, 2, {}, 1, 2, 1) == tuple(
             echo[name] for name in ("arrived", "results", "failures", "batches", "rows", "calls")
         )
-        assert (1, 2, ((2, 1),)) == tuple(echo["batch_requests"][name] for name in ("count", "p50", "buckets"))
+        assert (1, 2, ((2, 1),)) == tuple(
+            echo["batch_requests"][name] for name in ("count", "p50", "buckets")
+        )
         assert (0, 1) == tuple(told["scheduler"]["models"]["echo"][name] for name in ("queued", "slots"))
         assert numbers_in(told["scheduler"])
         await trio.sleep(45)
@@ -67,10 +69,12 @@ async def test_the_last_minute_is_told_and_forgotten() -> None:
 async def test_the_statistics_of_very_many_models_fit_a_message() -> None:
     """As many as a server may have, and slots with long names; how many models are left out is told."""
     async with memory_serving() as running:
-        names = [f"{number}-{'x' * 60}" for number in range(1024)]
+        names = [f"{number}-{'x' * 60}" for number in range(1023)]  # and `echo`
         models = {name: dataclasses.replace(SIGNATURE, name=name).to_dict() for name in names}
         digests = dict.fromkeys(names, "0" * 64)
-        await running.joined("w" * 400, slots=1024, models=models, digests=digests)
+        await running.joined(models=models, digests=digests)
+        for worker in range(4):
+            await running.joined(f"{worker}{'w' * 190}", slots=256)
         client = await running.greeted(model=names[0])
         client.say(request(1), StatisticsRequest())
         told = await client.statistics()
