@@ -23,7 +23,7 @@ from shapestream.serving.models import ServedModel, ServedModels
 from shapestream.serving.outgoing import GONE, Link
 from shapestream.serving.sessions import RequestRecord, Session, Sessions
 from shapestream.settings import ServerSettings
-from shapestream.telemetry.logging import LineBudget, RateLimit, debug_enabled
+from shapestream.telemetry.logging import PRESENT, RateLimit
 from shapestream.wire.codec import BadEntry
 from shapestream.wire.messages import (
     Cancel,
@@ -91,9 +91,7 @@ class ClientPort:
         """Sessions that asked for a model that the configuration promises and no worker has brought yet."""
         self._arrived: list[RequestRecord] = []
         """Requests of this turn that the dispatcher has not been given."""
-        self._debug = debug_enabled()
         self._limit = RateLimit()
-        self._lines = LineBudget()
 
     # ---------------------------------------------------------------- turns
 
@@ -265,7 +263,7 @@ class ClientPort:
         """Refuse a request, which counts as one all the same."""
         self._statistics.requests += 1
         like_it_before = self._limit.admit(code, trio.current_time())
-        if like_it_before is not None or self._debug:
+        if like_it_before is not None or PRESENT.debug:
             write = log.debug if like_it_before is None else log.warning
             write(
                 "request refused",
@@ -305,10 +303,10 @@ class ClientPort:
                 self.cut_off(peer, f"more than {most} sessions, or too many with its key", now)
                 return
             known_by = {} if key is None else {"key": key}
-            self._log(known, "client joined", now, software=hello.software, **known_by)
+            log.info("client joined", client=known.label, software=hello.software, **known_by)
         elif known.peer != peer:
             self.sessions.move(known, peer)
-            self._log(known, "client moved to a new connection", now)
+            log.info("client moved to a new connection", client=known.label)
         known.heard_at = now
         known.clock.reconnected()
         self.outgoing.say(known, self._welcome)
@@ -365,7 +363,7 @@ class ClientPort:
             # A connection broke, no more is known: what the client asked for goes on, and it may be back in a moment
             # and ask again. One that is never heard again ends as silent. What it said last may still be unread.
             self._statistics.peers_lost[f"client: {why}"] += 1
-            self._log(link, "client's connection is gone", now, unfinished=len(link.running))
+            log.info("client's connection is gone", client=link.label, unfinished=len(link.running))
             self.sessions.detach(link)
         else:
             self._end(link, why, now)
@@ -386,12 +384,8 @@ class ClientPort:
         for waiting in self._waiting.values():
             waiting.pop(session, None)
         self._statistics.peers_lost[f"client: {why}"] += 1
-        self._log(session, "client left", now, why=why, unfinished=len(session.running))
+        log.info("client left", client=session.label, why=why, unfinished=len(session.running))
         self._dispatcher.client_left(session, now)
-
-    def _log(self, session: Session, event: str, now: float, **facts: Any) -> None:
-        """Write a line within the budget, which a client could exceed by coming and going; at `debug`, any line."""
-        self._lines.write(log, "info", event, now, client=session.label, **facts)
 
 
 def _opened(model: ServedModel) -> ModelOpened:

@@ -329,6 +329,13 @@ class WorkerRefused(Entry):
     message: str
 
 
+@entry(55, Role.WORKER)
+class SetLogLevel(Entry):
+    """Log at this level from now on: `debug`, `info`, `warning` or `error`. Only workers that the server started hear it."""
+
+    level: str
+
+
 @entry(51, Role.WORKER)
 class Execute(Entry, Batch):
     """Run this batch on the slot that the connection belongs to. A second one may be queued behind the one that runs.
