@@ -42,6 +42,7 @@ from shapestream.wire.messages import (
     Unknown,
     Welcome,
 )
+from shapestream.wire.tags import trace_of
 from shapestream_engine.errors import ShapeError
 
 log = structlog.get_logger()
@@ -192,21 +193,21 @@ class ClientPort:
             shape = model.resolve(entry.tensors.layout)
         except IndexError:
             text = f"no model has the number {entry.model} here; open a model by its name first"
-            self._fail(session, sequence, "invalid", text)
+            self._fail(session, sequence, "invalid", text, entry.tags)
             return False
         except ShapeError as error:
-            self._fail(session, sequence, "invalid", f"model {model.name!r}: {error}")
+            self._fail(session, sequence, "invalid", f"model {model.name!r}: {error}", entry.tags)
             return False
         if (why := self._models.unavailable.get(model.name)) is not None:
-            self._fail(session, sequence, Unavailable.code, why)
+            self._fail(session, sequence, Unavailable.code, why, entry.tags)
             return False
         nbytes, most = shape.total_nbytes, self._settings.window_bytes
         if nbytes > most:
             text = f"{nbytes} bytes in one request; this server takes at most {most}"
-            self._fail(session, sequence, "too_large", text)
+            self._fail(session, sequence, "too_large", text, entry.tags)
             return False
         if (excess := self.sessions.excess(session, nbytes)) is not None:
-            self._fail(session, sequence, "overloaded", excess)
+            self._fail(session, sequence, "overloaded", excess, entry.tags)
             return False
         remaining_ms = entry.remaining_ms
         record = RequestRecord(
@@ -224,6 +225,7 @@ class ClientPort:
             shape=shape,
             tensors=entry.tensors,
             arrived=now,
+            tags=entry.tags,
         )
         session.begin(record)
         self._statistics.requests += 1
@@ -248,18 +250,27 @@ class ClientPort:
             if record.served.number == entry.model and same_tensors(record.tensors, entry.tensors):
                 self._statistics.duplicates += 1
             else:
-                self._fail(session, sequence, Conflict.code, f"{_CONFLICT}, which is being worked on")
+                self._fail(
+                    session, sequence, Conflict.code, f"{_CONFLICT}, which is being worked on", entry.tags
+                )
         elif sequence in answered.replies:
             reply = answered.reply_to(sequence, entry.model, entry.tensors)
             if reply is not None:
                 self._egress.repeat(session, reply)
             else:
-                self._fail(session, sequence, Conflict.code, f"{_CONFLICT}, which was answered")
+                self._fail(session, sequence, Conflict.code, f"{_CONFLICT}, which was answered", entry.tags)
         else:
             text = f"number {sequence} was answered before, and the reply is no longer kept"
-            self._fail(session, sequence, AlreadyAnswered.code, text)
+            self._fail(session, sequence, AlreadyAnswered.code, text, entry.tags)
 
-    def _fail(self, session: Session, sequence: int, code: str, message: str) -> None:
+    def _fail(
+        self,
+        session: Session,
+        sequence: int,
+        code: str,
+        message: str,
+        tags: dict[str, str] | None = None,
+    ) -> None:
         """Refuse a request, which counts as one all the same."""
         self._statistics.requests += 1
         like_it_before = self._limit.admit(code, trio.current_time())
@@ -272,6 +283,7 @@ class ClientPort:
                 code=code,
                 why=message,
                 like_it_before=like_it_before,
+                **trace_of(tags),
             )
         self._egress.refuse(session, sequence, code, message)
 

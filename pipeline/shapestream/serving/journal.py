@@ -16,6 +16,7 @@ from shapestream.serving.workers import RunningBatch
 from shapestream.telemetry.logging import PRESENT, RateLimit
 from shapestream.telemetry.statistics import ServerStatistics
 from shapestream.telemetry.trace import TraceRecorder
+from shapestream.wire.tags import trace_of
 from shapestream_engine.batch import BatchReport, ErrorCode
 
 log = structlog.get_logger()
@@ -45,6 +46,7 @@ class Journal:
                 client=record.session.label,
                 sequence=record.sequence,
                 model=record.model,
+                **trace_of(record.tags),
             )
 
     def close(self) -> None:
@@ -156,6 +158,7 @@ class Journal:
             sizes=record.shape.sizes,
             digest=digest,
             why=action.message,
+            **trace_of(record.tags),
         )
 
     def fault(self, action: ReportFault) -> None:
@@ -173,7 +176,13 @@ class Journal:
                 exc_info=action.error,
             )
 
-    def request_failed(self, action: FailRequest) -> None:
+    def request_failed(self, record: RequestRecord, action: FailRequest) -> None:
         """Note a request that ends without a result."""
         if PRESENT.debug:
-            log.debug("request failed", request=action.id, code=action.code, why=action.message)
+            log.debug(
+                "request failed",
+                request=action.id,
+                code=action.code,
+                why=action.message,
+                **trace_of(record.tags),
+            )

@@ -303,6 +303,32 @@ def test_a_request_can_be_followed_by_its_id_at_debug_and_costs_no_line_at_info(
     assert "batch" not in quiet.getvalue()
 
 
+def test_lines_about_a_request_name_its_trace() -> None:
+    """From its arrival or refusal on, as 32 digits; what is no trace makes no key."""
+    trace = "0af7651916cd43dd8448eb211c80319c"
+    parent = f"00-{trace}-b7ad6b7169203331-01"
+
+    @virtual_time
+    async def serve_them() -> None:
+        async with scripted_client() as (client, slots):
+            client.say(request(1, tags={"traceparent": parent, "request_id": "mine"}))
+            slots.fail(await slots.next_batch())
+            await client.hear(Failure)
+            client.say(request(2, model=99, tags={"traceparent": parent}))
+            client.say(request(3, model=98, tags={"traceparent": parent[:-1]}))
+            for _ in range(2):
+                await client.hear(Failure)
+
+    file = io.StringIO()
+    configure("debug", stream=file)
+    serve_them()
+    lines = [json.loads(line) for line in file.getvalue().splitlines()]
+    told = {(line["event"], line.get("sequence")): line.get("trace") for line in lines}
+    assert trace == told["request arrived", 1] == told["request failed", None] == told["request refused", 2]
+    assert ("request refused", 3) in told
+    assert told["request refused", 3] is None
+
+
 @virtual_time
 async def test_deciding_is_timed() -> None:
     """All of it, over the requests that the scheduler was given: it reads no clock itself."""
