@@ -112,6 +112,7 @@ class Terminal:
             stdout=theirs,
             stderr=theirs,
             start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # or no Ctrl-C comes of it
             env={**os.environ, "PYTHONPATH": PYTHONPATH, "TERM": "xterm"},
         )
         self.seen = ""
