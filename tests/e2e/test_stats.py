@@ -112,7 +112,7 @@ class Terminal:
             stdout=theirs,
             stderr=theirs,
             start_new_session=True,
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # or no Ctrl-C comes of it
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # noqa: PLW1509 - or no Ctrl-C comes
             env={**os.environ, "PYTHONPATH": PYTHONPATH, "TERM": "xterm"},
         )
         self.seen = ""
