@@ -8,12 +8,18 @@ The one module that imports what the extra `[admin]` brings.
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import hmac
 import os
+import re
 import socket
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
+from importlib.resources import files
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, cast
 
@@ -30,7 +36,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from shapestream.addresses import is_beyond_loopback
 from shapestream.errors import ConfigurationError
+from shapestream.serving.event_stream import MOST_VIEWERS, Feed
 from shapestream.serving.server import Server
 from shapestream.settings import AdminSettings
 from shapestream.telemetry.metrics import Buckets, Kind, Metric, Sample, observe
@@ -43,6 +51,8 @@ PATIENCE_S = 0.8
 IDLE_S = 5
 # Milliseconds in which a reader takes nothing of an answer; then the kernel closes its connection.
 UNREAD_MS = 10_000
+# Bytes that the kernel holds for a reader, about: a viewer that does not read is found when they are full.
+MAX_UNSENT_BYTES = 64 * 1024
 # Bytes of a request's head, at most.
 MAX_HEAD_BYTES = 16 * 1024
 # Until the port is opened again after a defect.
@@ -53,12 +63,20 @@ RETRY_S = 1.0
 class Page:
     """One path of the port."""
 
-    read: Callable[[], Any]
-    """Called on the main loop, so it is quick."""
+    read: Callable[[], Any] | None
+    """Called on the main loop, so it is quick; None: the answer needs nothing from there."""
     write: Callable[[Any], Response]
     """The answer, made of what `read` returned in the port's own thread."""
     hidden: Callable[[Any], Response] | None = None
     """The answer to a caller without the token; None: such a caller is turned away."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventStream:
+    """A path whose answer is a stream of server-sent events, until its viewer leaves."""
+
+    read: Callable[[int], dict[str, Any]]
+    """`Server.live`, called on the main loop."""
 
 
 def health_page(word: str, reasons: Callable[[], list[str]]) -> Page:
@@ -84,7 +102,8 @@ class AdminPort:
 
     def __init__(self, settings: AdminSettings) -> None:
         """Raises `ConfigurationError` for an address that cannot be listened at, and a token that cannot be used."""
-        self._token = None if settings.token_file is None else _read_token(Path(settings.token_file))
+        token = None if settings.token_file is None else _read_token(Path(settings.token_file))
+        self._callers = _Callers(settings.address, token)
         self._socket = _listen(settings.address)
         host, port = self._socket.getsockname()[:2]
         self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
@@ -94,9 +113,9 @@ class AdminPort:
         """Listen no more."""
         self._socket.close()
 
-    async def run(self, pages: Mapping[str, Page]) -> None:
+    async def run(self, pages: Mapping[str, Page | EventStream]) -> None:
         """Answer until cancelled."""
-        port = _Thread(self._socket, self._token, pages, trio.lowlevel.current_trio_token())
+        port = _Thread(self._socket, self._callers, pages, trio.lowlevel.current_trio_token())
         log.info("admin port ready", address=f"http://{self.address}")
         try:
             while True:
@@ -110,21 +129,66 @@ class AdminPort:
             self.close()
 
 
+_HOST = re.compile(r"(?P<name>\[[^]]*\]|[^:]*)(:[0-9]+)?")
+"""The form of the header Host."""
+
+
+class _Callers:
+    """The rule that tells what a caller may see."""
+
+    def __init__(self, address: str, token: str | None) -> None:
+        self._token = token
+        # Elsewhere the token, or the network, is the guard.
+        self._by_loopback = token is None and not is_beyond_loopback(f"tcp://{address}")
+
+    def are_sent_from_elsewhere(self, request: Request) -> bool:
+        """Whether a page from elsewhere makes a browser on this machine call a port that only loopback guards.
+
+        Either it says so, or it reaches the port under a name of its own (DNS rebinding), which is neither localhost nor
+        an IP address.
+        """
+        headers = request.headers
+        if not self._by_loopback:
+            return False
+        if headers.get("sec-fetch-site") == "cross-site" and headers.get("sec-fetch-mode") != "navigate":
+            return True
+        host = _HOST.fullmatch(headers.get("host", "localhost"))
+        return host is None or not (
+            host["name"].lower() == "localhost" or _is_ip_address(host["name"].strip("[]"))
+        )
+
+    def may_see(self, request: Request) -> bool:
+        """Whether the caller showed the token, where one is asked for."""
+        if self._token is None:
+            return True
+        given = request.headers.get("authorization", "")
+        return hmac.compare_digest(given.encode(), f"Bearer {self._token}".encode())
+
+
+def _is_ip_address(host: str) -> bool:
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
 class _Thread:
     """What the thread of the port does; it ends after `stop`."""
 
     def __init__(
         self,
         listener: socket.socket,
-        token: str | None,
-        pages: Mapping[str, Page],
+        callers: _Callers,
+        pages: Mapping[str, Page | EventStream],
         main_loop: trio.lowlevel.TrioToken,
     ) -> None:
         self._listener = listener
-        self._token = token
+        self._callers = callers
         self._main_loop = main_loop
         self._loop: trio.lowlevel.TrioToken | None = None
         self._stopped = trio.Event()
+        self._feeds: list[Feed] = []
         self._application = Starlette(
             routes=[Route(path, self._endpoint(page)) for path, page in pages.items()]
         )
@@ -144,7 +208,11 @@ class _Thread:
 
     async def _serve(self, config: Config) -> None:
         self._loop = trio.lowlevel.current_trio_token()
-        await serve(cast(Any, self._application), config, shutdown_trigger=self._stopped.wait)
+        async with trio.open_nursery() as nursery:
+            for feed in self._feeds:
+                nursery.start_soon(feed.run)
+            await serve(cast(Any, self._application), config, shutdown_trigger=self._stopped.wait)
+            nursery.cancel_scope.cancel()
 
     def stop(self) -> None:
         """End `run` soon, from the main loop."""
@@ -154,31 +222,49 @@ class _Thread:
             else:
                 self._loop.run_sync_soon(self._stopped.set)
 
-    def _endpoint(self, page: Page) -> Callable[[Request], Awaitable[Response]]:
+    def _endpoint(self, page: Page | EventStream) -> Callable[[Request], Awaitable[Response]]:
+        answer = self._answer_of(page) if isinstance(page, Page) else self._answer_of_stream(page)
+
         async def endpoint(request: Request) -> Response:
-            write: Callable[[Any], Response] | None = page.write
-            if not self._may_see(request):
-                write = page.hidden
-            if write is None:
-                return JSONResponse(
-                    {"error": "the token is missing or wrong"},
-                    status_code=401,
-                    headers={"WWW-Authenticate": "Bearer"},
-                )
-            try:
-                found = await self._on_main_loop(page.read)
-            except trio.TooSlowError:
-                why = f"the event loop has not answered for {PATIENCE_S} s"
-                return JSONResponse({"error": why}, status_code=503)
-            return write(found)
+            if self._callers.are_sent_from_elsewhere(request):
+                why = "this port answers to localhost and IP addresses, and to no page from elsewhere"
+                return JSONResponse({"error": why}, status_code=421)
+            return await answer(self._callers.may_see(request))
 
         return endpoint
 
-    def _may_see(self, request: Request) -> bool:
-        if self._token is None:
-            return True
-        given = request.headers.get("authorization", "")
-        return hmac.compare_digest(given.encode(), f"Bearer {self._token}".encode())
+    def _answer_of(self, page: Page) -> Callable[[bool], Awaitable[Response]]:
+        async def answer(sees: bool) -> Response:
+            write = page.write if sees else page.hidden
+            if write is None:
+                return _turned_away()
+            try:
+                return write(None if page.read is None else await self._on_main_loop(page.read))
+            except trio.TooSlowError:
+                why = f"the event loop has not answered for {PATIENCE_S} s"
+                return JSONResponse({"error": why}, status_code=503)
+
+        return answer
+
+    def _answer_of_stream(self, stream: EventStream) -> Callable[[bool], Awaitable[Response]]:
+        feed = Feed(lambda batches: self._on_main_loop(partial(stream.read, batches)))
+        self._feeds.append(feed)
+
+        async def serve_and_close(*asgi: Any) -> None:
+            await feed.serve(*asgi)
+            # Hypercorn frees no connection whose caller vanished and had sent more requests ahead: end its tasks.
+            connection = trio.lowlevel.current_task().parent_nursery
+            if connection is not None:
+                connection.cancel_scope.cancel()
+
+        async def answer(sees: bool) -> Response:
+            if not sees:
+                return _turned_away()
+            if feed.full:
+                return JSONResponse({"error": f"{MOST_VIEWERS} viewers look already"}, status_code=503)
+            return cast(Response, serve_and_close)
+
+        return answer
 
     async def _on_main_loop(self, read: Callable[[], Any]) -> Any:
         """Call `read` on the main loop. Raises TooSlowError where that does not answer in time, or has ended."""
@@ -199,6 +285,12 @@ class _Thread:
         return results[0].unwrap()
 
 
+def _turned_away() -> Response:
+    return JSONResponse(
+        {"error": "the token is missing or wrong"}, status_code=401, headers={"WWW-Authenticate": "Bearer"}
+    )
+
+
 def _listen(address: str) -> socket.socket:
     host, _, port = address.rpartition(":")
     try:
@@ -208,8 +300,9 @@ def _listen(address: str) -> socket.socket:
         listener = socket.create_server(place[:2], family=family)
     except OSError as error:
         raise ConfigurationError([f'"{address}": {error.strerror or error}']) from error
-    # Connections inherit this.
+    # Connections inherit these.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNREAD_MS)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MAX_UNSENT_BYTES)
     return listener
 
 
@@ -254,7 +347,33 @@ def _exposition(found: list[tuple[Metric, list[Sample]]]) -> Response:
     return Response(generate_latest(cast(Any, _Collected(found))), media_type=CONTENT_TYPE_LATEST)
 
 
-def server_pages(server: Server) -> dict[str, Page]:
+def html_page() -> Page:
+    """The page itself, which holds no data: `/events` brings it. Its own styles and script run, and no others."""
+    html = files("shapestream.serving").joinpath("page.html").read_text(encoding="utf-8")
+
+    def digest(tag: str) -> str:
+        inside = re.search(f"<{tag}>(.*?)</{tag}>", html, re.DOTALL)
+        assert inside is not None
+        return base64.b64encode(hashlib.sha256(inside[1].encode()).digest()).decode()
+
+    policy = (
+        f"default-src 'none'; script-src 'sha256-{digest('script')}'; style-src 'sha256-{digest('style')}'; "
+        "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
+    headers = {
+        "Content-Security-Policy": policy,
+        "Cache-Control": "no-cache",
+        "Referrer-Policy": "no-referrer",
+        "X-Content-Type-Options": "nosniff",
+    }
+
+    def write(_: None) -> Response:
+        return Response(html, media_type="text/html", headers=headers)
+
+    return Page(read=None, write=write, hidden=write)
+
+
+def server_pages(server: Server) -> dict[str, Page | EventStream]:
     """The pages of a server."""
 
     def standstill() -> list[str]:
@@ -262,6 +381,8 @@ def server_pages(server: Server) -> dict[str, Page]:
         return [] if why is None else [why]
 
     return {
+        "/": html_page(),
+        "/events": EventStream(read=server.live),
         "/health/live": health_page("live", standstill),
         "/health/ready": health_page("ready", server.not_ready),
         "/statistics": json_page(server.statistics),

@@ -188,7 +188,7 @@ class Dispatcher:
     ) -> None:
         running.ran(report, outputs, now)
         expired = running.expired()
-        self._journal.ran(running, report, expired)
+        self._journal.ran(running, report, expired, now)
         event = events.BatchFinished(
             batch=report.batch, busy_s=report.busy_s, expired=expired, preparations=report.preparations
         )

@@ -15,6 +15,7 @@ from shapestream.scheduling.events import DeliverResults, FailRequest, ReportFau
 from shapestream.serving.sessions import RequestRecord
 from shapestream.serving.workers import RunningBatch
 from shapestream.telemetry.logging import RateLimit, debug_enabled
+from shapestream.telemetry.recent import RecentBatch
 from shapestream.telemetry.statistics import ServerStatistics
 from shapestream.telemetry.trace import TraceRecorder
 from shapestream_engine.batch import BatchReport, ErrorCode
@@ -86,20 +87,37 @@ class Journal:
         if self._debug:
             log.debug("batch recalled", batch=running.action.batch, slot=running.slot.label)
 
-    def ran(self, running: RunningBatch, report: BatchReport, expired: frozenset[int]) -> None:
+    def ran(self, running: RunningBatch, report: BatchReport, expired: frozenset[int], now: float) -> None:
         """Note a batch that has run."""
         action, slot = running.action, running.slot
-        self.statistics.count_batch(
+        requests = len(action.requests) - len(expired)
+        rows = sum([record.shape.rows for record in running.records])
+        # What the requests that ran would have computed without any padding.
+        elements = sum([record.shape.elements for record in running.records if record.id not in expired])
+        computed = self.statistics.count_batch(
             action.model,
             report.calls or ((1, action.sizes),),
-            requests=len(action.requests) - len(expired),
-            rows=sum([record.shape.rows for record in running.records]),
-            # What the requests that ran would have computed without any padding.
-            elements=sum([record.shape.elements for record in running.records if record.id not in expired]),
+            requests=requests,
+            rows=rows,
+            elements=elements,
             run_us=running.run_us,
             busy_us=round(report.busy_s * 1e6),
             reallocations=report.reallocations,
             preparations=report.preparations,
+        )
+        self.statistics.recent.add_batch(
+            RecentBatch(
+                running.started,
+                now,
+                slot.label,
+                action.model,
+                requests,
+                rows,
+                elements,
+                computed,
+                report.preparations,
+                action.sizes,
+            )
         )
         if self._debug:
             log.debug(

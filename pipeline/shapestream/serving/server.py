@@ -62,6 +62,8 @@ STALL_S = 0.5
 
 # Slots that the counters name, the first that joined: a message holds 1 MiB, and its maps 4096 keys.
 MOST_SLOTS = 1024
+# The same on the page, which has a row for each.
+MOST_SLOTS_SHOWN = 128
 
 
 class Server:
@@ -300,6 +302,46 @@ class Server:
             "slots_in_all": len(dispatcher.slots),
             "peers_refused": self._peers_refused(),
             **self._counters.to_dict(),
+        }
+
+    def live(self, batches: int) -> dict[str, Any]:
+        """The page's data: counters, queue by size, slots, errors, and the batches after the first `batches` ones.
+
+        Times are those of this process's monotonic clock, in seconds, beside `now`.
+        """
+        recent = self._counters.recent
+        standstill = self.standstill()
+        return {
+            "now": trio.current_time(),
+            "addresses": list(self.addresses),
+            "notices": [*self.not_ready(), *([] if standstill is None else [standstill])],
+            "statistics": self.statistics(),
+            "queues": {
+                name: [
+                    queue.waiting,
+                    queue.dimensions,
+                    [[*bins, count] for bins, count in queue.cells.items()],
+                ]
+                for name, queue in self._scheduler.sizes_waiting().items()
+            },
+            "slots": [
+                {
+                    "slot": slot.label,
+                    "worker": slot.worker.name,
+                    "pid": slot.worker.pid,
+                    "state": self._scheduler.standing(slot.number),
+                    "batches": slot.batches,
+                    "busy_s": slot.busy_s,
+                    "running": [[running.action.model, running.started] for running in slot.running.values()],
+                }
+                for slot in islice(self._dispatcher.slots.values(), MOST_SLOTS_SHOWN)
+            ],
+            "errors": [
+                [error.time, error.model, error.code, error.message, error.request_id]
+                for error in recent.errors
+            ],
+            "batches_in_all": recent.batches,
+            "batches": recent.since(batches),
         }
 
     # ---------------------------------------------------------------- its tasks
