@@ -316,9 +316,10 @@ class Dispatcher:
 
     def _fail(self, action: FailRequest) -> None:
         """End a request without a result."""
-        self._journal.request_failed(action)
         may_have_run = action.id in self._run_once
-        self._egress.fail(self._end(action.id), action, may_have_run=may_have_run)
+        record = self._end(action.id)
+        self._journal.request_failed(record, action)
+        self._egress.fail(record, action, may_have_run=may_have_run)
 
     def _end(self, request: int) -> RequestRecord:
         """The request's one end: its record goes, and its client's credit comes back."""
