@@ -199,6 +199,7 @@ class Ledger:
                     remaining_ms=remaining_ms,
                     priority=ticket.priority,
                     tensors=ticket.tensors,
+                    tags=ticket.tags,
                 )
             )
         return sendable

@@ -1,7 +1,8 @@
 """The admin port: health, metrics and statistics over HTTP, from a thread with an event loop of its own.
 
-A probe so gets an answer while the process's main loop stands still. A reader that is slow, or a defect of an HTTP
-library, holds up no request. What an answer tells is read on the main loop, and written out here.
+A probe so gets an answer while the process's main loop stands still, or has not begun since models are compiled first. A
+reader that is slow, or a defect of an HTTP library, holds up no request. What an answer tells is read on the main loop,
+and written out here.
 
 The one module that imports what the extra `[admin]` brings.
 """
@@ -11,11 +12,13 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
+import json
 import os
 import re
 import socket
+import threading
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib.resources import files
@@ -32,7 +35,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, ProcessCollector, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric as MetricFamily
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
@@ -41,6 +44,7 @@ from shapestream.errors import ConfigurationError
 from shapestream.serving.event_stream import MOST_VIEWERS, Feed
 from shapestream.serving.server import Server
 from shapestream.settings import AdminSettings
+from shapestream.telemetry.logging import LEVELS, PRESENT
 from shapestream.telemetry.metrics import Buckets, Kind, Metric, Sample, observe
 
 log = structlog.get_logger()
@@ -53,7 +57,7 @@ IDLE_S = 5
 UNREAD_MS = 10_000
 # Bytes that the kernel holds for a reader, about: a viewer that does not read is found when they are full.
 MAX_UNSENT_BYTES = 64 * 1024
-# Bytes of a request's head, at most.
+# Bytes of a request's head, and of the body of a PUT, at most.
 MAX_HEAD_BYTES = 16 * 1024
 # Until the port is opened again after a defect.
 RETRY_S = 1.0
@@ -69,6 +73,8 @@ class Page:
     """The answer, made of what `read` returned in the port's own thread."""
     hidden: Callable[[Any], Response] | None = None
     """The answer to a caller without the token; None: such a caller is turned away."""
+    change: Callable[[Any], Any] | None = None
+    """Called on the main loop with the JSON of a PUT; returns what `read` does. Raises `ConfigurationError`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,8 +103,15 @@ def json_page(read: Callable[[], dict[str, Any]]) -> Page:
     return Page(read=read, write=JSONResponse)
 
 
+_WHILE_PREPARING = {
+    "/health/live": health_page("live", list),
+    "/health/ready": health_page("ready", lambda: ["models are being prepared"]),
+}
+"""The pages while there is no main loop."""
+
+
 class AdminPort:
-    """A port that listens from its construction, and answers while `run` runs."""
+    """A port that listens from its construction, and answers in `preparing` and while `run` runs."""
 
     def __init__(self, settings: AdminSettings) -> None:
         """Raises `ConfigurationError` for an address that cannot be listened at, and a token that cannot be used."""
@@ -108,15 +121,28 @@ class AdminPort:
         host, port = self._socket.getsockname()[:2]
         self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         """Where it listens, with the port that was chosen for 0."""
+        log.info("admin port ready", address=f"http://{self.address}")
 
     def close(self) -> None:
         """Listen no more."""
         self._socket.close()
 
+    @contextmanager
+    def preparing(self) -> Iterator[None]:
+        """Answer that the process lives and is not ready, while the main thread prepares models."""
+        port = _Thread(self._socket, self._callers, _WHILE_PREPARING, None)
+        thread = threading.Thread(target=port.run, name="admin port", daemon=True)
+        thread.start()
+        port.began.wait(RETRY_S)
+        try:
+            yield
+        finally:
+            port.stop()
+            thread.join(RETRY_S)
+
     async def run(self, pages: Mapping[str, Page | EventStream]) -> None:
         """Answer until cancelled."""
         port = _Thread(self._socket, self._callers, pages, trio.lowlevel.current_trio_token())
-        log.info("admin port ready", address=f"http://{self.address}")
         try:
             while True:
                 try:
@@ -181,16 +207,19 @@ class _Thread:
         listener: socket.socket,
         callers: _Callers,
         pages: Mapping[str, Page | EventStream],
-        main_loop: trio.lowlevel.TrioToken,
+        main_loop: trio.lowlevel.TrioToken | None,
     ) -> None:
+        """Without a `main_loop` pages are read in the thread, and paths that have none answer 503."""
         self._listener = listener
         self._callers = callers
         self._main_loop = main_loop
         self._loop: trio.lowlevel.TrioToken | None = None
+        self.began = threading.Event()
         self._stopped = trio.Event()
         self._feeds: list[Feed] = []
         self._application = Starlette(
-            routes=[Route(path, self._endpoint(page)) for path, page in pages.items()]
+            routes=self._routes(pages),
+            exception_handlers={404: _not_yet} if main_loop is None else None,
         )
 
     def run(self) -> None:
@@ -208,6 +237,7 @@ class _Thread:
 
     async def _serve(self, config: Config) -> None:
         self._loop = trio.lowlevel.current_trio_token()
+        self.began.set()
         async with trio.open_nursery() as nursery:
             for feed in self._feeds:
                 nursery.start_soon(feed.run)
@@ -222,6 +252,16 @@ class _Thread:
             else:
                 self._loop.run_sync_soon(self._stopped.set)
 
+    def _routes(self, pages: Mapping[str, Page | EventStream]) -> list[Route]:
+        return [
+            Route(
+                path,
+                self._endpoint(page),
+                methods=["GET", *(["PUT"] if isinstance(page, Page) and page.change else [])],
+            )
+            for path, page in pages.items()
+        ]
+
     def _endpoint(self, page: Page | EventStream) -> Callable[[Request], Awaitable[Response]]:
         answer = self._answer_of(page) if isinstance(page, Page) else self._answer_of_stream(page)
 
@@ -229,24 +269,34 @@ class _Thread:
             if self._callers.are_sent_from_elsewhere(request):
                 why = "this port answers to localhost and IP addresses, and to no page from elsewhere"
                 return JSONResponse({"error": why}, status_code=421)
-            return await answer(self._callers.may_see(request))
+            sees = self._callers.may_see(request)
+            if not sees and (isinstance(page, EventStream) or page.hidden is None):
+                return JSONResponse(
+                    {"error": "the token is missing or wrong"},
+                    status_code=401,
+                    headers={"WWW-Authenticate": "Bearer"},
+                )
+            return await answer(request, sees)
 
         return endpoint
 
-    def _answer_of(self, page: Page) -> Callable[[bool], Awaitable[Response]]:
-        async def answer(sees: bool) -> Response:
-            write = page.write if sees else page.hidden
-            if write is None:
-                return _turned_away()
+    def _answer_of(self, page: Page) -> Callable[[Request, bool], Awaitable[Response]]:
+        async def answer(request: Request, sees: bool) -> Response:
+            write = page.write if sees or page.hidden is None else page.hidden
+            read = page.read
             try:
-                return write(None if page.read is None else await self._on_main_loop(page.read))
+                if request.method == "PUT" and page.change is not None:
+                    read = partial(page.change, await _json_of(request))
+                return write(None if read is None else await self._on_main_loop(read))
+            except ConfigurationError as error:
+                return JSONResponse({"error": str(error)}, status_code=400)
             except trio.TooSlowError:
                 why = f"the event loop has not answered for {PATIENCE_S} s"
                 return JSONResponse({"error": why}, status_code=503)
 
         return answer
 
-    def _answer_of_stream(self, stream: EventStream) -> Callable[[bool], Awaitable[Response]]:
+    def _answer_of_stream(self, stream: EventStream) -> Callable[[Request, bool], Awaitable[Response]]:
         feed = Feed(lambda batches: self._on_main_loop(partial(stream.read, batches)))
         self._feeds.append(feed)
 
@@ -257,9 +307,7 @@ class _Thread:
             if connection is not None:
                 connection.cancel_scope.cancel()
 
-        async def answer(sees: bool) -> Response:
-            if not sees:
-                return _turned_away()
+        async def answer(request: Request, sees: bool) -> Response:
             if feed.full:
                 return JSONResponse({"error": f"{MOST_VIEWERS} viewers look already"}, status_code=503)
             return cast(Response, serve_and_close)
@@ -268,6 +316,8 @@ class _Thread:
 
     async def _on_main_loop(self, read: Callable[[], Any]) -> Any:
         """Call `read` on the main loop. Raises TooSlowError where that does not answer in time, or has ended."""
+        if self._main_loop is None:
+            return read()
         here, answered = trio.lowlevel.current_trio_token(), trio.Event()
         results: list[outcome.Outcome[Any]] = []
 
@@ -285,10 +335,27 @@ class _Thread:
         return results[0].unwrap()
 
 
-def _turned_away() -> Response:
-    return JSONResponse(
-        {"error": "the token is missing or wrong"}, status_code=401, headers={"WWW-Authenticate": "Bearer"}
-    )
+async def _json_of(request: Request) -> Any:
+    """The body of a request. Raises `ConfigurationError` where it is no JSON, or too long, or does not come.
+
+    A page of another site cannot ask for this type without asking this port first, which says no.
+    """
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+        raise ConfigurationError(["expected Content-Type: application/json"])
+    body = b""
+    with trio.move_on_after(IDLE_S), suppress(ClientDisconnect):
+        async for piece in request.stream():
+            body += piece
+            if len(body) > MAX_HEAD_BYTES:
+                break
+        else:
+            with suppress(ValueError, RecursionError):
+                return json.loads(body)
+    raise ConfigurationError([f"expected JSON of at most {MAX_HEAD_BYTES} bytes"])
+
+
+def _not_yet(request: Request, error: Exception) -> Response:
+    return JSONResponse({"error": "models are being prepared"}, status_code=503)
 
 
 def _listen(address: str) -> socket.socket:
@@ -380,11 +447,23 @@ def server_pages(server: Server) -> dict[str, Page | EventStream]:
         why = server.standstill()
         return [] if why is None else [why]
 
+    def change_log_level(asked: Any) -> dict[str, str]:
+        for level in LEVELS:
+            if asked == {"level": level}:
+                server.change_logging(level)
+                return log_settings()
+        raise ConfigurationError([f'expected {{"level": LEVEL}}, with a LEVEL of {", ".join(LEVELS)}'])
+
+    def log_settings() -> dict[str, str]:
+        return {"level": PRESENT.level, "format": PRESENT.format}
+
     return {
         "/": html_page(),
         "/events": EventStream(read=server.live),
         "/health/live": health_page("live", standstill),
         "/health/ready": health_page("ready", server.not_ready),
         "/statistics": json_page(server.statistics),
+        "/audit": json_page(server.audit),
+        "/logging": Page(read=log_settings, write=JSONResponse, change=change_log_level),
         "/metrics": Page(read=lambda: observe(server.observation()), write=_exposition),
     }

@@ -1,7 +1,6 @@
 """The counters and the log lines about requests and batches, which follow each by its id.
 
-The lines of single requests and batches are for `level: debug`. Whether they are wanted is asked once, when the
-journal is made, so that at `info` they cost a look at a boolean per batch.
+The lines of single requests and batches are for `level: debug`. At `info` they cost a look at a boolean per batch.
 """
 
 from __future__ import annotations
@@ -14,10 +13,11 @@ import trio
 from shapestream.scheduling.events import DeliverResults, FailRequest, ReportFault
 from shapestream.serving.sessions import RequestRecord
 from shapestream.serving.workers import RunningBatch
-from shapestream.telemetry.logging import RateLimit, debug_enabled
+from shapestream.telemetry.logging import PRESENT, RateLimit
 from shapestream.telemetry.recent import RecentBatch
 from shapestream.telemetry.statistics import ServerStatistics
 from shapestream.telemetry.trace import TraceRecorder
+from shapestream.wire.tags import trace_of
 from shapestream_engine.batch import BatchReport, ErrorCode
 
 log = structlog.get_logger()
@@ -31,14 +31,14 @@ class Journal:
         self.statistics = statistics
         self._trace = trace
         self._limit = RateLimit()
-        self._debug = debug_enabled()
+        PRESENT.look()
 
     def arrived(self, records: Sequence[RequestRecord]) -> None:
         """Note requests that go to the scheduler."""
         self.statistics.scheduled_requests += len(records)
         if self._trace is not None:
             self._record(self._trace, records)
-        if not self._debug:
+        if not PRESENT.debug:
             return
         for record in records:
             log.debug(
@@ -47,6 +47,7 @@ class Journal:
                 client=record.session.label,
                 sequence=record.sequence,
                 model=record.model,
+                **trace_of(record.tags),
             )
 
     def close(self) -> None:
@@ -70,7 +71,7 @@ class Journal:
         """Note a batch that goes to its slot."""
         if running.action.behind is not None:
             self.statistics.batches_prefetched += 1
-        if self._debug:
+        if PRESENT.debug:
             action = running.action
             log.debug(
                 "batch started",
@@ -84,7 +85,7 @@ class Journal:
 
     def recalled(self, running: RunningBatch) -> None:
         """Note a batch that is recalled from its slot, where it is queued."""
-        if self._debug:
+        if PRESENT.debug:
             log.debug("batch recalled", batch=running.action.batch, slot=running.slot.label)
 
     def ran(self, running: RunningBatch, report: BatchReport, expired: frozenset[int], now: float) -> None:
@@ -119,7 +120,7 @@ class Journal:
                 action.sizes,
             )
         )
-        if self._debug:
+        if PRESENT.debug:
             log.debug(
                 "batch ran",
                 batch=report.batch,
@@ -136,7 +137,7 @@ class Journal:
         """Note a batch that has failed. Clients may cause this at will, so the rate of lines is limited."""
         if report.code is ErrorCode.RECALLED:
             self.statistics.batches_recalled += 1
-            if self._debug:
+            if PRESENT.debug:
                 log.debug("batch given back", batch=report.batch, slot=running.slot.label)
             return
         action = running.action
@@ -147,7 +148,7 @@ class Journal:
             log.debug("batch cancelled", batch=report.batch, slot=running.slot.label)
             return
         skipped = self._limit.admit(f"{action.model} {report.code}", trio.current_time())
-        if self._debug or skipped is not None:
+        if PRESENT.debug or skipped is not None:
             log.warning(
                 "batch failed",
                 batch=report.batch,
@@ -161,7 +162,7 @@ class Journal:
 
     def delivered(self, action: DeliverResults) -> None:
         """Note results that go to their clients."""
-        if self._debug:
+        if PRESENT.debug:
             log.debug("results delivered", batch=action.batch, requests=action.requests)
 
     def poisoned(self, record: RequestRecord, action: FailRequest, digest: str) -> None:
@@ -175,6 +176,7 @@ class Journal:
             sizes=record.shape.sizes,
             digest=digest,
             why=action.message,
+            **trace_of(record.tags),
         )
 
     def fault(self, action: ReportFault) -> None:
@@ -183,7 +185,7 @@ class Journal:
         skipped = self._limit.admit(
             f"fault {action.about} {type(action.error).__name__}", trio.current_time()
         )
-        if self._debug or skipped is not None:
+        if PRESENT.debug or skipped is not None:
             log.error(
                 "scheduler fault",
                 about=action.about,
@@ -192,7 +194,13 @@ class Journal:
                 exc_info=action.error,
             )
 
-    def request_failed(self, action: FailRequest) -> None:
+    def request_failed(self, record: RequestRecord, action: FailRequest) -> None:
         """Note a request that ends without a result."""
-        if self._debug:
-            log.debug("request failed", request=action.id, code=action.code, why=action.message)
+        if PRESENT.debug:
+            log.debug(
+                "request failed",
+                request=action.id,
+                code=action.code,
+                why=action.message,
+                **trace_of(record.tags),
+            )
