@@ -151,7 +151,6 @@ def _report(
         inputs=outcome.get("inputs", {}),
         sizes=tuple(outcome.get("sizes", ())),
         follows=outcome.get("follows", {}),
-        tolerances=outcome.get("tolerances", {}),
         notes=tuple(notes),
         seconds=round(seconds, 3),
     )

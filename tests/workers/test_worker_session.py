@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import pytest
 
@@ -46,7 +45,6 @@ class RecordingSlots:
 
     slots = 2
     digests: Mapping[str, str] = {}
-    tolerances: Mapping[str, Mapping[str, Any]] = {}
     models: Mapping[str, ModelSignature] = {"m": SIGNATURE}
     costs: Mapping[str, CostTable] = {"m": COSTS}
 

@@ -92,9 +92,7 @@ class CheckReport:
                     "signature": model.signature.to_dict(),
                     "properties": model.properties,
                     "calls": list(model.calls),
-                    "proof": {
-                        key: value for key, value in model.proof.to_dict().items() if key != "tolerances"
-                    },
+                    "proof": model.proof.to_dict(),
                 }
                 for model in self.models
             ],
