@@ -267,6 +267,7 @@ class Dispatcher:
             case ForgetRequest():
                 may_have_run = action.id in self._run_once
                 record = self._end(action.id)
+                self._journal.forgotten(record)
                 if may_have_run:
                     self._egress.forgotten(record)
             case CancelBatch():
@@ -306,7 +307,7 @@ class Dispatcher:
         records = [self._end(request) for request in action.requests]
         outputs = running.outputs_of(action.requests)
         self._egress.deliver(records, outputs, running, now)
-        self._journal.delivered(action)
+        self._journal.delivered(action, running, records)
         self._audits.answered(running, records, outputs)
 
     def _put_in_quarantine(self, action: FailRequest, now: float) -> None:

@@ -18,7 +18,7 @@ import os
 from collections.abc import Mapping
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import structlog
 import trio
@@ -54,6 +54,9 @@ from shapestream.wire.limits import CLIENT_LIMITS, WORKER_LIMITS
 from shapestream.wire.messages import Role
 from shapestream_engine.calibration_cache import CostCache
 
+if TYPE_CHECKING:
+    from shapestream.serving.tracing import RequestTracer
+
 log = structlog.get_logger()
 
 # Between the last word and the end of the connections. A worker's libzmq (ZMQ_IMMEDIATE) drops with a connection what was
@@ -82,6 +85,7 @@ class Server:
         *,
         cost_cache: CostCache | None = None,
         local: SlotThreads | None = None,
+        tracer: RequestTracer | None = None,
     ) -> None:
         self._settings = settings
         self._started = trio.current_time()
@@ -105,7 +109,8 @@ class Server:
             learned={} if self._cost_keeper is None else self._cost_keeper.read(),
         )
         trace = None if settings.record_trace is None else TraceRecorder(Path(settings.record_trace))
-        self._journal = Journal(self._counters, trace)
+        self._tracer = tracer
+        self._journal = Journal(self._counters, trace, tracer)
         self._kept = KeptReplies(
             max_bytes=settings.kept_bytes,
             max_age_s=settings.kept_s,
@@ -399,6 +404,8 @@ class Server:
                 await self._drain()
                 if cost_keeper is not None:
                     await cost_keeper.aclose()
+                if self._tracer is not None:
+                    await self._tracer.aclose()
                 nursery.cancel_scope.cancel()
         finally:
             self._ended = True
@@ -466,6 +473,7 @@ async def serve(
     cost_cache: CostCache | None = None,
     own_workers: str | None = None,
     local: SlotThreads | None = None,
+    tracer: RequestTracer | None = None,
     clients: PeerSocket | None = None,
     workers: PeerSocket | None = None,
     task_status: trio.TaskStatus[Server] = trio.TASK_STATUS_IGNORED,
@@ -475,7 +483,7 @@ async def serve(
     `models`: those that clients may ask for before a worker has brought them; `digests`: the sha256 of their files,
     where known, else the first worker says it. `keys`: those of `settings.security`, read from its files.
     `cost_cache`: where costs learned from traffic are kept for the next server. `own_workers`: a private address for
-    the workers that this server's process starts.
+    the workers that this server's process starts. `tracer` makes spans of requests; it is ended with the server.
 
     The sockets are made from the addresses of the settings unless given; either way they are closed at the end.
     Raises AddressInUse when another process listens there, ConfigurationError for an address that other machines
@@ -492,7 +500,9 @@ async def serve(
             roles_of_workers = (KeyRole.WORKER,)
             worker_socket = listen(dial_in, settings, keys, "workers", roles_of_workers, room, WORKER_LIMITS)
         served = ServedModels(models or {}, digests or {})
-        server = Server(settings, served, client_socket, worker_socket, cost_cache=cost_cache, local=local)
+        server = Server(
+            settings, served, client_socket, worker_socket, cost_cache=cost_cache, local=local, tracer=tracer
+        )
         await server._run(task_status)
     finally:
         for socket in (client_socket, worker_socket):

@@ -287,6 +287,7 @@ class RunningBatch:
     __slots__ = (
         "action",
         "batch",
+        "calls",
         "outputs",
         "recalled",
         "records",
@@ -324,6 +325,8 @@ class RunningBatch:
         )
         self.outputs: Sequence[Tensors | None] = ()
         """Parallel to the members, once it has run."""
+        self.calls: Sequence[tuple[int, tuple[int, ...]]] = ()
+        """Its calls by number and sizes, once it has run."""
         self.run_us = 0
 
     def cancel(self) -> None:
@@ -338,6 +341,7 @@ class RunningBatch:
     def ran(self, report: BatchReport, outputs: Sequence[Tensors | None], now: float) -> None:
         """It has run, as is reported now; of one that was queued this tells when it began."""
         self.outputs = outputs
+        self.calls = report.calls or ((1, self.action.sizes),)
         self.run_us = round(report.run_s * 1e6)
         self.slot.batches += 1
         self.slot.busy_s += report.busy_s
