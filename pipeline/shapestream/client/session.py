@@ -43,6 +43,7 @@ from shapestream.errors import (
     error_from_code,
 )
 from shapestream.wire.messages import (
+    AcknowledgeAudit,
     Cancel,
     Clock,
     Credit,
@@ -310,9 +311,12 @@ class Session:
         """Ask the server, unless it was asked on this connection. The greeting itself asks for a welcome."""
         if isinstance(ticket, OpenTicket):
             self._ask_for_model(ticket.name)
-        elif isinstance(ticket, StatisticsTicket) and not self._statistics_asked:
-            self._statistics_asked = True
-            self._control.append(StatisticsRequest())
+        elif isinstance(ticket, StatisticsTicket):
+            if ticket.acknowledge is not None:
+                self._control.append(AcknowledgeAudit(model=ticket.acknowledge))
+            if not self._statistics_asked:
+                self._statistics_asked = True
+                self._control.append(StatisticsRequest())
 
     def _ask_for_model(self, name: str) -> None:
         if name not in self._models_asked:

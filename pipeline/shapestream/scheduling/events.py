@@ -213,6 +213,28 @@ class DrainStarted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AuditWanted:
+    """Run a request again that was answered, alone: in the background, when no request needs a slot.
+
+    It starts as a batch without members, or never. One that has not started is replaced; none may come while one runs.
+    """
+
+    model: str
+    sizes: tuple[int, ...]
+    """The request's size of each of the model's `dimensions`, rounded up only as the model's strategy asks."""
+    slots: frozenset[int]
+    """The slots that may run it: those of the process that answered the request."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelRunsAlone:
+    """From now on each request of a model runs alone and at its own sizes; or, if not `alone`, no longer."""
+
+    model: str
+    alone: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TimePassed:
     """`next_wakeup()` has come."""
 
@@ -230,6 +252,8 @@ Event: TypeAlias = (
     | BatchFinished
     | BatchFailed
     | DrainStarted
+    | AuditWanted
+    | ModelRunsAlone
     | TimePassed
 )
 
@@ -242,6 +266,7 @@ class StartBatch:
     slot: int
     model: str
     requests: tuple[int, ...]
+    """Empty: this is the audit that was wanted."""
     sizes: tuple[int, ...]
     """The call's size of each of the model's `dimensions`: at least the sum of rows, else at least the largest."""
     behind: int | None = None

@@ -26,6 +26,7 @@ from shapestream.settings import ServerSettings
 from shapestream.telemetry.logging import PRESENT, RateLimit
 from shapestream.wire.codec import BadEntry
 from shapestream.wire.messages import (
+    AcknowledgeAudit,
     Cancel,
     Clock,
     Credit,
@@ -62,8 +63,9 @@ class ClientPort:
         *,
         epoch: bytes,
         describe: Callable[[], dict[str, Any]],
+        acknowledge: Callable[[str], None],
     ) -> None:
-        """`describe` gives the counters that `Statistics` carries."""
+        """`describe` gives the counters that `Statistics` carries; `acknowledge` is `Auditor.acknowledge`."""
         self.outgoing = egress.outgoing
         self.sessions = Sessions(settings, egress.kept)
         self._egress = egress
@@ -81,6 +83,7 @@ class ClientPort:
         self._settings = settings
         self._statistics = egress.outgoing.statistics
         self._describe = describe
+        self._acknowledge = acknowledge
         self._welcome = Welcome(
             epoch=epoch,
             window_requests=settings.window_requests,
@@ -160,6 +163,9 @@ class ClientPort:
             case StatisticsRequest():
                 values = self._describe() if self._socket.is_admin(peer) else self._for_clients()
                 self.outgoing.say(session, Statistics(values=values))
+            case AcknowledgeAudit():
+                if self._socket.is_admin(peer):
+                    self._acknowledge(entry.model)
             case Goodbye():
                 self._egress.kept.drop(session.answered)  # the client will ask for nothing again
                 self._end(session, "goodbye", now)

@@ -5,6 +5,7 @@
     ├── ClientPort.run, WorkerPort.run        one task each, for messages that no watcher finds
     ├── Dispatcher.run_alarm                  deadlines and batching delays
     ├── _beat                                 heartbeats and silence
+    ├── Auditor.run                           answered requests, again and alone
     └── _drain                                waits for `Server.drain`, then ends the others
 
 A turn never awaits between reading and sending, so the parts call each other as plain methods and share no
@@ -17,7 +18,7 @@ import os
 from collections.abc import Iterable, Mapping
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import structlog
 import trio
@@ -25,6 +26,8 @@ import trio
 from shapestream.scheduling.hang_watch import HangLimits
 from shapestream.scheduling.scheduler import Scheduler
 from shapestream.serving.allocator import IDLE_BYTES, give_back_freed_memory
+from shapestream.serving.auditor import Auditor, kept_in
+from shapestream.serving.audits import AuditBook
 from shapestream.serving.availability import Availability
 from shapestream.serving.client_port import ClientPort
 from shapestream.serving.cost_keeper import CostKeeper
@@ -52,6 +55,9 @@ from shapestream.wire.limits import CLIENT_LIMITS, WORKER_LIMITS
 from shapestream.wire.messages import Role
 from shapestream_engine.calibration_cache import CostCache
 
+if TYPE_CHECKING:
+    from shapestream.serving.tracing import RequestTracer
+
 log = structlog.get_logger()
 
 # Between the last word and the end of the connections. A worker's libzmq (ZMQ_IMMEDIATE) drops with a connection what was
@@ -64,6 +70,8 @@ STALL_S = 0.5
 
 # Slots that the counters name, the first that joined: a message holds 1 MiB, and its maps 4096 keys.
 MOST_SLOTS = 1024
+# The same on the page, which has a row for each.
+MOST_SLOTS_SHOWN = 128
 
 
 class Server:
@@ -78,6 +86,7 @@ class Server:
         *,
         cost_cache: CostCache | None = None,
         local: SlotThreads | None = None,
+        tracer: RequestTracer | None = None,
     ) -> None:
         self._settings = settings
         self._started = trio.current_time()
@@ -102,7 +111,8 @@ class Server:
             learned={} if self._cost_keeper is None else self._cost_keeper.read(),
         )
         trace = None if settings.record_trace is None else TraceRecorder(Path(settings.record_trace))
-        self._journal = Journal(self._counters, trace)
+        self._tracer = tracer
+        self._journal = Journal(self._counters, trace, tracer)
         self._kept = KeptReplies(
             max_bytes=settings.kept_bytes,
             max_age_s=settings.kept_s,
@@ -112,6 +122,8 @@ class Server:
         egress = Egress(
             Outgoing(clients, "clients", self._counters, codec_of(Role.SERVER_OF_CLIENTS)), self._kept
         )
+        folder = None if cost_cache is None else cost_cache.folder
+        book = AuditBook(models, kept_in(folder))
         self._dispatcher = Dispatcher(
             self._scheduler,
             egress,
@@ -120,9 +132,17 @@ class Server:
             flush=self._flush,
             prefetch=settings.prefetch,
             quarantine=Quarantine(settings.quarantine_requests, settings.quarantine_s),
+            audits=book,
         )
+        self._auditor = Auditor(book, self._dispatcher, folder)
         self._client_port = ClientPort(
-            egress, self._dispatcher, self._models, settings, epoch=epoch, describe=self.statistics
+            egress,
+            self._dispatcher,
+            self._models,
+            settings,
+            epoch=epoch,
+            describe=self.statistics,
+            acknowledge=self._auditor.acknowledge,
         )
         self._availability = Availability(
             self._models, self._dispatcher, self._client_port, workers_may_come=workers is not None
@@ -219,6 +239,7 @@ class Server:
             if before is not None and before != digest:
                 log.info("model has other files", model=name, digest=digest, before=before)
         self._models.serve_files(digests)
+        self._auditor.files_changed()
 
     def let_in(self, ring: KeyRing) -> None:
         """Replace the keys that are let in; a peer with another one is cut off. Without effect where none is asked for."""
@@ -251,6 +272,10 @@ class Server:
         reasons += [f"no slot for model {name!r}" for name in self._models.promised if name not in offered]
         return reasons or ([] if offered else ["no slot"])
 
+    def audit(self) -> dict[str, dict[str, Any]]:
+        """What audits found, by model, as plain data."""
+        return self._auditor.to_dict()
+
     def observation(self) -> Observation:
         """The state that metrics are read from."""
         settings, sessions = self._settings, list(self._client_port.sessions)
@@ -281,6 +306,7 @@ class Server:
             kept_replies=len(self._kept),
             kept_bytes=self._kept.nbytes,
             peers_refused=self._peers_refused(),
+            audit=self.audit(),
         )
 
     def _peers_refused(self) -> dict[str, dict[str, int]]:
@@ -315,7 +341,48 @@ class Server:
             },
             "slots_in_all": len(dispatcher.slots),
             "peers_refused": self._peers_refused(),
+            "audit": self.audit(),
             **self._counters.to_dict(),
+        }
+
+    def live(self, batches: int) -> dict[str, Any]:
+        """The page's data: counters, queue by size, slots, errors, and the batches after the first `batches` ones.
+
+        Times are those of this process's monotonic clock, in seconds, beside `now`.
+        """
+        recent = self._counters.recent
+        standstill = self.standstill()
+        return {
+            "now": trio.current_time(),
+            "addresses": list(self.addresses),
+            "notices": [*self.not_ready(), *([] if standstill is None else [standstill])],
+            "statistics": self.statistics(),
+            "queues": {
+                name: [
+                    queue.waiting,
+                    queue.dimensions,
+                    [[*bins, count] for bins, count in queue.cells.items()],
+                ]
+                for name, queue in self._scheduler.sizes_waiting().items()
+            },
+            "slots": [
+                {
+                    "slot": slot.label,
+                    "worker": slot.worker.name,
+                    "pid": slot.worker.pid,
+                    "state": self._scheduler.standing(slot.number),
+                    "batches": slot.batches,
+                    "busy_s": slot.busy_s,
+                    "running": [[running.action.model, running.started] for running in slot.running.values()],
+                }
+                for slot in islice(self._dispatcher.slots.values(), MOST_SLOTS_SHOWN)
+            ],
+            "errors": [
+                [error.time, error.model, error.code, error.message, error.request_id]
+                for error in recent.errors
+            ],
+            "batches_in_all": recent.batches,
+            "batches": recent.since(batches),
         }
 
     # ---------------------------------------------------------------- its tasks
@@ -329,6 +396,7 @@ class Server:
                     nursery.start_soon(port.run)
                 nursery.start_soon(self._dispatcher.run_alarm)
                 nursery.start_soon(self._beat)
+                nursery.start_soon(self._auditor.run)
                 if cost_keeper is not None:
                     nursery.start_soon(cost_keeper.run, self._scheduler.learned_costs)
                 if self._local_port is not None:
@@ -344,6 +412,8 @@ class Server:
                 await self._drain()
                 if cost_keeper is not None:
                     await cost_keeper.aclose()
+                if self._tracer is not None:
+                    await self._tracer.aclose()
                 nursery.cancel_scope.cancel()
         finally:
             self._ended = True
@@ -412,6 +482,7 @@ async def serve(
     cost_cache: CostCache | None = None,
     own_workers: str | None = None,
     local: SlotThreads | None = None,
+    tracer: RequestTracer | None = None,
     clients: PeerSocket | None = None,
     workers: PeerSocket | None = None,
     task_status: trio.TaskStatus[Server] = trio.TASK_STATUS_IGNORED,
@@ -421,7 +492,7 @@ async def serve(
     `models`: those that clients may ask for before a worker has brought them; `digests`: the sha256 of their files,
     where known, else the first worker says it. `keys`: those of `settings.security`, read from its files.
     `cost_cache`: where costs learned from traffic are kept for the next server. `own_workers`: a private address for
-    the workers that this server's process starts.
+    the workers that this server's process starts. `tracer` makes spans of requests; it is ended with the server.
 
     The sockets are made from the addresses of the settings unless given; either way they are closed at the end.
     Raises AddressInUse when another process listens there, ConfigurationError for an address that other machines
@@ -438,7 +509,9 @@ async def serve(
             roles_of_workers = (KeyRole.WORKER,)
             worker_socket = listen(dial_in, settings, keys, "workers", roles_of_workers, room, WORKER_LIMITS)
         served = ServedModels(models or {}, digests or {})
-        server = Server(settings, served, client_socket, worker_socket, cost_cache=cost_cache, local=local)
+        server = Server(
+            settings, served, client_socket, worker_socket, cost_cache=cost_cache, local=local, tracer=tracer
+        )
         await server._run(task_status)
     finally:
         for socket in (client_socket, worker_socket):

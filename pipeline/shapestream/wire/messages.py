@@ -155,6 +155,13 @@ class StatisticsRequest(Entry):
     """Asks for the server's counters; answered by `Statistics`."""
 
 
+@entry(17, Role.SERVER_OF_CLIENTS)
+class AcknowledgeAudit(Entry):
+    """Lets the requests of a model share calls again; without effect without the role `admin`, where keys are asked for."""
+
+    model: str
+
+
 # ---------------------------------------------------------------- server -> client
 
 
@@ -232,7 +239,7 @@ class Statistics(Entry):
 # ---------------------------------------------------------------- worker -> server
 
 
-@entry(40, Role.SERVER_OF_WORKERS, optional=3)
+@entry(40, Role.SERVER_OF_WORKERS, optional=4)
 class WorkerHello(Entry):
     """A worker is ready: its models are compiled. Slots are numbered 0 .. slots - 1.
 
@@ -253,6 +260,9 @@ class WorkerHello(Entry):
     """`WORKER_PROTOCOL` of the worker. The first version did not say it."""
     once: tuple[str, ...] = ()
     """Names of the models whose requests must not run twice (`idempotent: false`)."""
+    tolerances: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Model name -> output name -> how far two equal results may lie apart, as plain data. Models whose proof found no
+    tolerances are left out."""
 
 
 @entry(41, Role.SERVER_OF_WORKERS)
