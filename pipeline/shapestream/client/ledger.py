@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from shapestream.client.tickets import AnyTicket, ModelHandle, Outcome, Question, RequestTicket, Ticket
 from shapestream.errors import DeadlineExceeded, RequestError, TooLarge
-from shapestream.wire.messages import Request
+from shapestream.wire.messages import Request, Result
 
 Kind = TypeVar("Kind", bound=Ticket)
 
@@ -23,7 +23,9 @@ Kind = TypeVar("Kind", bound=Ticket)
 class Ledger:
     """Every ticket by its id, and the window that requests must fit into. Every ending passes here."""
 
-    def __init__(self) -> None:
+    def __init__(self, client: bytes) -> None:
+        """`client`: the session's id, which begins the ids of its requests."""
+        self.client = client.hex()
         self.tickets: dict[int, Question] = {}
         """All tickets not answered yet, in order of submission; abandoned requests too."""
         self.window_requests = 0
@@ -87,6 +89,8 @@ class Ledger:
 
     def finish(self, ticket: AnyTicket, outcome: Outcome) -> None:
         """Hand back a ticket that is no longer in `tickets`, or abandoned there."""
+        if type(outcome) is not Result and isinstance(outcome, RequestError) and ticket.id > 0:
+            outcome.request_id = f"{self.client}-{ticket.id}"
         ticket.outcome = outcome
         self._finished.append(ticket)
 

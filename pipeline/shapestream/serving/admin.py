@@ -14,6 +14,7 @@ import socket
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -53,12 +54,14 @@ RETRY_S = 1.0
 class Page:
     """One path of the port."""
 
-    read: Callable[[], Any]
+    read: Callable[..., Any]
     """Called on the main loop, so it is quick."""
     write: Callable[[Any], Response]
     """The answer, made of what `read` returned in the port's own thread."""
     hidden: Callable[[Any], Response] | None = None
     """The answer to a caller without the token; None: such a caller is turned away."""
+    takes: tuple[str, ...] = ()
+    """Names of parameters of the path, or of the query, that `read` is given where they are there."""
 
 
 def health_page(word: str, reasons: Callable[[], list[str]]) -> Page:
@@ -166,7 +169,9 @@ class _Thread:
                     headers={"WWW-Authenticate": "Bearer"},
                 )
             try:
-                found = await self._on_main_loop(page.read)
+                given = {**request.query_params, **request.path_params}
+                taken = {name: given[name] for name in page.takes if name in given}
+                found = await self._on_main_loop(partial(page.read, **taken))
             except trio.TooSlowError:
                 why = f"the event loop has not answered for {PATIENCE_S} s"
                 return JSONResponse({"error": why}, status_code=503)
@@ -261,9 +266,24 @@ def server_pages(server: Server) -> dict[str, Page]:
         why = server.standstill()
         return [] if why is None else [why]
 
+    def slowest_stories(slowest: str = "10") -> dict[str, Any]:
+        if not (slowest.isdecimal() and len(slowest) < 5):
+            return {"error": "slowest is a number of requests"}
+        return server.explain("", int(slowest))
+
     return {
         "/health/live": health_page("live", standstill),
         "/health/ready": health_page("ready", server.not_ready),
         "/statistics": json_page(server.statistics),
         "/metrics": Page(read=lambda: observe(server.observation()), write=_exposition),
+        "/requests": Page(
+            read=slowest_stories,
+            write=lambda found: JSONResponse(found, status_code=400 if "error" in found else 200),
+            takes=("slowest",),
+        ),
+        "/requests/{request}": Page(
+            read=lambda request: server.explain(request, 0),
+            write=lambda found: JSONResponse(found, status_code=404 if "unknown" in found else 200),
+            takes=("request",),
+        ),
     }

@@ -13,6 +13,7 @@ import trio
 
 from shapestream.scheduling.events import DeliverResults, FailRequest, ReportFault
 from shapestream.serving.sessions import RequestRecord
+from shapestream.serving.stories import Stories
 from shapestream.serving.workers import RunningBatch
 from shapestream.telemetry.logging import RateLimit, debug_enabled
 from shapestream.telemetry.statistics import ServerStatistics
@@ -25,9 +26,12 @@ log = structlog.get_logger()
 class Journal:
     """Observes the dispatcher, and decides nothing."""
 
-    def __init__(self, statistics: ServerStatistics, trace: TraceRecorder | None = None) -> None:
+    def __init__(
+        self, statistics: ServerStatistics, stories: Stories, trace: TraceRecorder | None = None
+    ) -> None:
         """`trace` records the sizes of all requests; the journal closes it."""
         self.statistics = statistics
+        self.stories = stories
         self._trace = trace
         self._limit = RateLimit()
         self._debug = debug_enabled()
@@ -114,7 +118,11 @@ class Journal:
                 expired=sorted(expired),
             )
 
-    def failed(self, running: RunningBatch, report: BatchReport) -> None:
+    def lost(self, running: RunningBatch, why: str, now: float) -> None:
+        """Note a batch whose slot is gone."""
+        self.stories.lost(running, "worker_lost", why, now)
+
+    def failed(self, running: RunningBatch, report: BatchReport, now: float) -> None:
         """Note a batch that has failed. Clients may cause this at will, so the rate of lines is limited."""
         if report.code is ErrorCode.RECALLED:
             self.statistics.batches_recalled += 1
@@ -125,6 +133,7 @@ class Journal:
         counters = self.statistics.of(action.model)
         counters.batches_failed += 1
         counters.attempts_failed += len(action.requests)
+        self.stories.lost(running, report.code or ErrorCode.INTERNAL, report.message, now)
         if report.code is ErrorCode.CANCELLED:  # as asked for
             log.debug("batch cancelled", batch=report.batch, slot=running.slot.label)
             return
@@ -141,8 +150,11 @@ class Journal:
                 like_it_before=skipped or 0,
             )
 
-    def delivered(self, action: DeliverResults) -> None:
-        """Note results that go to their clients."""
+    def delivered(
+        self, action: DeliverResults, running: RunningBatch, records: Sequence[RequestRecord], now: float
+    ) -> None:
+        """Note results that go to their clients; `records` are parallel to the action's requests."""
+        self.stories.delivered(running, records, now)
         if self._debug:
             log.debug("results delivered", batch=action.batch, requests=action.requests)
 
@@ -174,7 +186,8 @@ class Journal:
                 exc_info=action.error,
             )
 
-    def request_failed(self, action: FailRequest) -> None:
-        """Note a request that ends without a result."""
+    def request_failed(self, action: FailRequest, record: RequestRecord, code: str, now: float) -> None:
+        """Note a request that ends without a result; its client is told `code`."""
+        self.stories.failed(record, action, code, now)
         if self._debug:
             log.debug("request failed", request=action.id, code=action.code, why=action.message)

@@ -266,6 +266,7 @@ class RunningBatch:
         "outputs",
         "recalled",
         "records",
+        "report",
         "run_us",
         "sent_at",
         "slot",
@@ -300,6 +301,8 @@ class RunningBatch:
         )
         self.outputs: Sequence[Tensors | None] = ()
         """Parallel to the members, once it has run."""
+        self.report: BatchReport | None = None
+        """Once it has run."""
         self.run_us = 0
 
     def cancel(self) -> None:
@@ -314,6 +317,7 @@ class RunningBatch:
     def ran(self, report: BatchReport, outputs: Sequence[Tensors | None], now: float) -> None:
         """It has run, as is reported now; of one that was queued this tells when it began."""
         self.outputs = outputs
+        self.report = report
         self.run_us = round(report.run_s * 1e6)
         self.slot.batches += 1
         self.slot.busy_s += report.busy_s
