@@ -43,17 +43,24 @@ def port_of(command: Any) -> int:
     return int(event["address"].rpartition(":")[2])
 
 
-def get(port: int, path: str, method: str = "GET", **headers: str) -> tuple[int, dict[str, Any]]:
+def get(
+    port: int, path: str, method: str = "GET", body: bytes | None = None, **headers: str
+) -> tuple[int, dict[str, Any]]:
     """Status and JSON of one answer; no JSON is an empty one."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
     try:
-        connection.request(method, path, headers=headers)
+        connection.request(method, path, body, headers)
         answer = connection.getresponse()
         body = answer.read()
         is_json = answer.headers.get_content_type() == "application/json"
         return answer.status, json.loads(body) if is_json and body else {}
     finally:
         connection.close()
+
+
+def put_level(port: int, body: bytes, kind: str = "application/json", **headers: str) -> tuple[int, Any]:
+    """Status and JSON of a change of the log."""
+    return get(port, "/logging", "PUT", body, **{"Content-Type": kind}, **headers)
 
 
 def connected(port: int) -> socket.socket:
@@ -125,8 +132,66 @@ def test_live_fails_while_the_loop_stands_still_and_while_all_slots_hang(workpla
     workplace.open_gate()
 
 
+def test_while_models_are_prepared_the_process_lives_and_is_not_ready(workplace: Any) -> None:
+    """In process the main thread prepares them. Nothing else can be read until they are there."""
+    served = workplace.try_serve(
+        MODELS.replace("SERVER", ADMIN)
+        .replace("gated:double_when_open", "slow_import:call")
+        .replace("{x:", "{a:")
+    )
+    port = port_of(served)
+    until("the import", lambda: list(workplace.folder.glob("began-*")))
+    why = "models are being prepared"
+    assert (200, {"live": True, "why": []}) == get(port, "/health/live")
+    assert (503, {"ready": False, "why": [why]}) == get(port, "/health/ready")
+    for path in ("/metrics", "/statistics", "/logging", "/nothing"):
+        assert (503, {"error": why}) == get(port, path)
+    assert (503, {"error": why}) == put_level(port, b'{"level": "debug"}')
+    (workplace.folder / "go").touch()
+    until("ready", lambda: get(port, "/health/ready") == (200, {"ready": True, "why": []}))
+    assert (200, 404) == (get(port, "/statistics")[0], get(port, "/nothing")[0])
+
+
+def test_the_level_of_the_log_changes_while_the_server_runs(workplace: Any) -> None:
+    """Its workers follow, also one that is started later; SIGHUP reads the YAML again."""
+    workplace.open_gate()
+    text = MODELS.replace("SERVER", ADMIN).replace("in_process: true", "workers: [{count: 1, slots: 1}]")
+    served = workplace.serve(text)
+    port = port_of(served)
+    until("a slot", lambda: get(port, "/health/ready")[0] == 200)
+
+    def ask() -> None:
+        with served.client() as client:
+            client.infer("gated", {"x": np.ones((1, 2), np.float32)})
+
+    ask()
+    assert [] == served.events("request arrived") + served.events("batch ran here")
+    assert (200, {"level": "info", "format": "auto"}) == get(port, "/logging")
+    assert (200, {"level": "debug", "format": "auto"}) == put_level(port, b'{"level": "debug"}')
+    served.wait_for("logging changes", 2)
+    ask()
+    assert 1 == len(served.events("request arrived"))
+    served.wait_for("batch ran here")
+    (pid,) = served.workers().values()
+    psutil.Process(pid).kill()
+    served.wait_for("logging changes", 3)
+    ask()
+    served.wait_for("batch ran here", 2)
+    workplace.write(text + "    logging: {level: warning, format: pretty}\n")
+    served.send(signal.SIGHUP)
+    until("another level", lambda: get(port, "/logging")[1] == {"level": "warning", "format": "pretty"})
+    assert "logging changes" in served.log.read_text().splitlines()[-1]
+
+
 @pytest.mark.parametrize(
-    "wrong", [{}, {"Authorization": "Bearer no"}, {"Authorization": "Basic secret-word"}]
+    "wrong",
+    [
+        {},
+        {"Authorization": "Bearer no"},
+        {"Authorization": "Basic secret-word"},
+        {"Authorization": "Bearer \xff"},
+        {"Authorization": "Bearer " + "secret-word" * 1000},
+    ],
 )
 def test_a_token_is_asked_for(module_workplace: Any, wrong: dict[str, str]) -> None:
     """Beyond loopback; without it, health checks say yes or no, and nothing else is told."""
@@ -137,9 +202,11 @@ def test_a_token_is_asked_for(module_workplace: Any, wrong: dict[str, str]) -> N
     port = port_of(module_workplace.commands[0])
     right = {"Authorization": "Bearer secret-word"}
     assert 401 == get(port, "/statistics", **wrong)[0]
+    assert 401 == put_level(port, b'{"level": "debug"}', **wrong)[0]
     assert (200, {"live": True}) == get(port, "/health/live", **wrong)
     assert (200, {"ready": True}) == get(port, "/health/ready", **wrong)
     assert 200 == get(port, "/statistics", **right)[0]
+    assert (200, {"level": "info", "format": "auto"}) == put_level(port, b'{"level": "info"}', **right)
     assert (200, {"live": True, "why": []}) == get(port, "/health/live", **right)
 
 
@@ -163,6 +230,7 @@ def test_a_worker_has_its_own_port_where_asked(workplace: Any) -> None:
     worker = workplace.start("worker", str(config), "--admin", "127.0.0.1:0")
     port = port_of(worker)
     assert (200, {"live": True, "why": []}) == get(port, "/health/live")
+    worker.wait_for("worker starts")
     unwelcome = (503, {"ready": False, "why": ["no server has welcomed this worker"]})
     assert unwelcome == get(port, "/health/ready")
     served = workplace.serve(config)
@@ -197,6 +265,32 @@ def test_only_reading_is_allowed(port: int, method: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("body", "kind", "words"),
+    [
+        (b'{"level": "debug"}', "text/plain", "application/json"),  # what a page of another site can send
+        (b'{"level": "debug"}', "application/x-www-form-urlencoded", "application/json"),
+        (b'{"level": "loud"}', "application/json", "debug, info, warning, error"),
+        (b'{"level": "debug", "format": "json"}', "application/json", 'expected {"level": LEVEL}'),
+        (b'{"level": ["debug"]}', "application/json", "LEVEL"),
+        (b'"debug"', "application/json", "LEVEL"),
+        (b"[" * 16_000, "application/json", "expected JSON"),
+        (b'{"level": ', "application/json", "expected JSON"),
+        (b"\xff", "application/json; charset=utf-8", "expected JSON"),
+        (b"", "application/json", "expected JSON"),
+        (b'{"level": "debug"}' + b" " * 20_000, "application/json", "expected JSON of at most"),
+    ],
+)
+def test_a_change_of_the_log_that_cannot_be_read_changes_nothing(
+    port: int, body: bytes, kind: str, words: str
+) -> None:
+    """The answer says what is expected."""
+    status, answer = put_level(port, body, kind)
+    assert 400 == status
+    assert words in answer["error"]
+    assert "info" == get(port, "/logging")[1]["level"]
+
+
+@pytest.mark.parametrize(
     "garbage",
     [
         pytest.param(b"GET /statistics HTTP/1.1\r\nX: " + b"x" * 1_000_000, id="an endless header"),
@@ -215,6 +309,10 @@ def test_only_reading_is_allowed(port: int, method: str) -> None:
         pytest.param(
             b"POST /statistics HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999\r\n\r\n" + b"x" * 1_000_000,
             id="an endless body",
+        ),
+        pytest.param(
+            b"PUT /logging HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 18\r\n\r\n{",
+            id="half a body",
         ),
         pytest.param(bytes(range(256)) * 100, id="all bytes"),
         pytest.param(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\0" * 500, id="TLS"),

@@ -14,7 +14,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -99,8 +99,9 @@ def run_server(loaded: LoadedSettings) -> int:
     in_process = loaded.settings.in_process
     if in_process is not None:
         slots, threads = divide_cpus(available_cpus(), 1, in_process.slots, in_process.threads)
-        models = compile_models(loaded, loaded.settings.models, slots=slots, threads=threads)
-        costs = tables(loaded.settings.models, models, slots=slots, threads=threads)
+        with admin.preparing() if admin is not None else nullcontext():
+            models = compile_models(loaded, loaded.settings.models, slots=slots, threads=threads)
+            costs = tables(loaded.settings.models, models, slots=slots, threads=threads)
         local = SlotThreads(models=models, slots=slots, costs=costs)
         digests = dict(local.digests)
         log.warning(
@@ -298,6 +299,7 @@ class _Serving:
                 log.warning("model keeps its files", model=name, why="it runs in this process", advice=advice)
             digests[name] = digest
         server.serve_files(digests)
+        server.change_logging(fresh.settings.logging.level, fresh.settings.logging.format)
         if self._workers is None or self._stop_asked:
             log.info(
                 "no worker is restarted",

@@ -22,6 +22,7 @@ from shapestream.serving.slot_threads import (
     SlotThreads,
     ThreadEnded,
 )
+from shapestream.telemetry.logging import LEVELS, change
 from shapestream.wire.codec import BadEntry
 from shapestream.wire.messages import (
     WORKER_PROTOCOL,
@@ -32,6 +33,7 @@ from shapestream.wire.messages import (
     Goodbye,
     Heartbeat,
     RecallBatch,
+    SetLogLevel,
     SlotEnded,
     Unknown,
     WorkerDraining,
@@ -136,6 +138,8 @@ class WorkerSession:
                         silence_s=silence_s(entry.heartbeat_ms / 1000),
                     )
                 )
+            case SetLogLevel() if entry.level in LEVELS:
+                change(entry.level)
             case WorkerRefused():
                 self.refused = self.refused or entry
                 self.ended = "the server refuses this worker"

@@ -30,6 +30,7 @@ from shapestream.client.streaming import (
     StreamState,
     start_pulling,
 )
+from shapestream.client.tags import tags_of
 from shapestream.client.tickets import (
     AnyTicket,
     Kind,
@@ -114,6 +115,8 @@ class Client:
         *,
         deadline: float | None = None,
         priority: int = 0,
+        request_id: str | None = None,
+        trace: Mapping[str, str] | None = None,
     ) -> Result:
         """Run `model` on `inputs`, a mapping of names to arrays, lists or plain numbers.
 
@@ -122,22 +125,27 @@ class Client:
         from now, None for none; it covers all waiting, with or without a server. Requests of higher `priority` go first: an
         integer of at most 31 bits and a sign.
 
+        `request_id` is your own id of the request, 1 to 128 printable ASCII characters. `trace` is its place in a trace: a
+        mapping with `traceparent` and perhaps `tracestate`, such as the headers of an HTTP request. Without it the current
+        OpenTelemetry span counts. Neither changes the result.
+
         Returns the outputs by name. Raises the `RequestError` that fits: `InvalidRequest` before anything is sent where the
         model's signature tells, `DeadlineExceeded` when the time is over, `Cancelled` where the client is closed meanwhile.
-        Raises TypeError and ValueError for a bad name, deadline or priority, and RuntimeError
+        Raises TypeError and ValueError for a bad name, deadline, priority or id, and RuntimeError
         in a forked child. A call that a Ctrl-C interrupts is cancelled at the server too.
         """
         self._core.check_process()
         priority = checked_priority(priority)
+        tags = tags_of(request_id, trace)
         due = deadline_at(self._core.clock, deadline)
         opened = self._core.model(model) or self._open(model, due)
         tensors, nbytes = opened.encode(inputs)
         call = _Call(self._core)
         ticket = RequestTicket(
-            call, deadline=due, model=opened, tensors=tensors, nbytes=nbytes, priority=priority
+            call, deadline=due, model=opened, tensors=tensors, nbytes=nbytes, priority=priority, tags=tags
         )
         call.ask(ticket)
-        return Result(None, outcome_of(ticket, Answer), opened.outputs, self._core.client)
+        return Result(None, outcome_of(ticket, Answer), opened.outputs, self._core.client, request_id)
 
     @overload
     def stream(

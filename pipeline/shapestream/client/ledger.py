@@ -16,6 +16,7 @@ from typing import TypeVar
 from shapestream.client.tickets import AnyTicket, ModelHandle, Outcome, Question, RequestTicket, Ticket
 from shapestream.errors import DeadlineExceeded, RequestError, TooLarge
 from shapestream.wire.messages import Request, Result
+from shapestream.wire.tags import REQUEST_ID
 
 Kind = TypeVar("Kind", bound=Ticket)
 
@@ -89,8 +90,13 @@ class Ledger:
 
     def finish(self, ticket: AnyTicket, outcome: Outcome) -> None:
         """Hand back a ticket that is no longer in `tickets`, or abandoned there."""
-        if type(outcome) is not Result and isinstance(outcome, RequestError) and ticket.id > 0:
-            outcome.request_id = f"{self.client}-{ticket.id}"
+        if (
+            type(outcome) is not Result
+            and type(ticket) is RequestTicket
+            and isinstance(outcome, RequestError)
+        ):
+            own_id = (ticket.tags or {}).get(REQUEST_ID)
+            outcome.request_id = own_id or (f"{self.client}-{ticket.id}" if ticket.id else None)
         ticket.outcome = outcome
         self._finished.append(ticket)
 
@@ -203,6 +209,7 @@ class Ledger:
                     remaining_ms=remaining_ms,
                     priority=ticket.priority,
                     tensors=ticket.tensors,
+                    tags=ticket.tags,
                 )
             )
         return sendable

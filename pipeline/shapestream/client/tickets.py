@@ -80,6 +80,7 @@ class RequestTicket(Ticket):
     tensors: Tensors = field(kw_only=True)
     nbytes: int = field(kw_only=True)
     priority: int = field(kw_only=True, default=0)
+    tags: dict[str, str] | None = field(kw_only=True, default=None)
     renewals: int = field(default=0, init=False)
     """Times that it got a new number, because the reply to the old one was lost and is no longer kept."""
     sent_at: float = field(default=0.0, init=False)

@@ -1,7 +1,8 @@
 """The admin port: health, metrics and statistics over HTTP, from a thread with an event loop of its own.
 
-A probe so gets an answer while the process's main loop stands still. A reader that is slow, or a defect of an HTTP
-library, holds up no request. What an answer tells is read on the main loop, and written out here.
+A probe so gets an answer while the process's main loop stands still, or has not begun since models are compiled first. A
+reader that is slow, or a defect of an HTTP library, holds up no request. What an answer tells is read on the main loop,
+and written out here.
 
 The one module that imports what the extra `[admin]` brings.
 """
@@ -9,10 +10,12 @@ The one module that imports what the extra `[admin]` brings.
 from __future__ import annotations
 
 import hmac
+import json
 import os
 import socket
+import threading
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -27,13 +30,14 @@ from prometheus_client import CONTENT_TYPE_LATEST, ProcessCollector, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric as MetricFamily
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from shapestream.errors import ConfigurationError
 from shapestream.serving.server import Server
 from shapestream.settings import AdminSettings
+from shapestream.telemetry.logging import LEVELS, PRESENT
 from shapestream.telemetry.metrics import Buckets, Kind, Metric, Sample, observe
 
 log = structlog.get_logger()
@@ -44,7 +48,7 @@ PATIENCE_S = 0.8
 IDLE_S = 5
 # Milliseconds in which a reader takes nothing of an answer; then the kernel closes its connection.
 UNREAD_MS = 10_000
-# Bytes of a request's head, at most.
+# Bytes of a request's head, and of the body of a PUT, at most.
 MAX_HEAD_BYTES = 16 * 1024
 # Until the port is opened again after a defect.
 RETRY_S = 1.0
@@ -62,6 +66,8 @@ class Page:
     """The answer to a caller without the token; None: such a caller is turned away."""
     takes: tuple[str, ...] = ()
     """Names of parameters of the path, or of the query, that `read` is given where they are there."""
+    change: Callable[[Any], Any] | None = None
+    """Called on the main loop with the JSON of a PUT; returns what `read` does. Raises `ConfigurationError`."""
 
 
 def health_page(word: str, reasons: Callable[[], list[str]]) -> Page:
@@ -82,8 +88,15 @@ def json_page(read: Callable[[], dict[str, Any]]) -> Page:
     return Page(read=read, write=JSONResponse)
 
 
+_WHILE_PREPARING = {
+    "/health/live": health_page("live", list),
+    "/health/ready": health_page("ready", lambda: ["models are being prepared"]),
+}
+"""The pages while there is no main loop."""
+
+
 class AdminPort:
-    """A port that listens from its construction, and answers while `run` runs."""
+    """A port that listens from its construction, and answers in `preparing` and while `run` runs."""
 
     def __init__(self, settings: AdminSettings) -> None:
         """Raises `ConfigurationError` for an address that cannot be listened at, and a token that cannot be used."""
@@ -92,15 +105,28 @@ class AdminPort:
         host, port = self._socket.getsockname()[:2]
         self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         """Where it listens, with the port that was chosen for 0."""
+        log.info("admin port ready", address=f"http://{self.address}")
 
     def close(self) -> None:
         """Listen no more."""
         self._socket.close()
 
+    @contextmanager
+    def preparing(self) -> Iterator[None]:
+        """Answer that the process lives and is not ready, while the main thread prepares models."""
+        port = _Thread(self._socket, self._token, _WHILE_PREPARING, None)
+        thread = threading.Thread(target=port.run, name="admin port", daemon=True)
+        thread.start()
+        port.began.wait(RETRY_S)
+        try:
+            yield
+        finally:
+            port.stop()
+            thread.join(RETRY_S)
+
     async def run(self, pages: Mapping[str, Page]) -> None:
         """Answer until cancelled."""
         port = _Thread(self._socket, self._token, pages, trio.lowlevel.current_trio_token())
-        log.info("admin port ready", address=f"http://{self.address}")
         try:
             while True:
                 try:
@@ -121,15 +147,18 @@ class _Thread:
         listener: socket.socket,
         token: str | None,
         pages: Mapping[str, Page],
-        main_loop: trio.lowlevel.TrioToken,
+        main_loop: trio.lowlevel.TrioToken | None,
     ) -> None:
+        """Without a `main_loop` pages are read in the thread, and paths that have none answer 503."""
         self._listener = listener
         self._token = token
         self._main_loop = main_loop
         self._loop: trio.lowlevel.TrioToken | None = None
+        self.began = threading.Event()
         self._stopped = trio.Event()
         self._application = Starlette(
-            routes=[Route(path, self._endpoint(page)) for path, page in pages.items()]
+            routes=self._routes(pages),
+            exception_handlers={404: _not_yet} if main_loop is None else None,
         )
 
     def run(self) -> None:
@@ -147,6 +176,7 @@ class _Thread:
 
     async def _serve(self, config: Config) -> None:
         self._loop = trio.lowlevel.current_trio_token()
+        self.began.set()
         await serve(cast(Any, self._application), config, shutdown_trigger=self._stopped.wait)
 
     def stop(self) -> None:
@@ -156,6 +186,12 @@ class _Thread:
                 self._stopped.set()
             else:
                 self._loop.run_sync_soon(self._stopped.set)
+
+    def _routes(self, pages: Mapping[str, Page]) -> list[Route]:
+        return [
+            Route(path, self._endpoint(page), methods=["GET", *(["PUT"] if page.change else [])])
+            for path, page in pages.items()
+        ]
 
     def _endpoint(self, page: Page) -> Callable[[Request], Awaitable[Response]]:
         async def endpoint(request: Request) -> Response:
@@ -169,9 +205,14 @@ class _Thread:
                     headers={"WWW-Authenticate": "Bearer"},
                 )
             try:
-                given = {**request.query_params, **request.path_params}
-                taken = {name: given[name] for name in page.takes if name in given}
-                found = await self._on_main_loop(partial(page.read, **taken))
+                if request.method == "PUT" and page.change is not None:
+                    read = partial(page.change, await _json_of(request))
+                else:
+                    given = {**request.query_params, **request.path_params}
+                    read = partial(page.read, **{name: given[name] for name in page.takes if name in given})
+                found = await self._on_main_loop(read)
+            except ConfigurationError as error:
+                return JSONResponse({"error": str(error)}, status_code=400)
             except trio.TooSlowError:
                 why = f"the event loop has not answered for {PATIENCE_S} s"
                 return JSONResponse({"error": why}, status_code=503)
@@ -187,6 +228,8 @@ class _Thread:
 
     async def _on_main_loop(self, read: Callable[[], Any]) -> Any:
         """Call `read` on the main loop. Raises TooSlowError where that does not answer in time, or has ended."""
+        if self._main_loop is None:
+            return read()
         here, answered = trio.lowlevel.current_trio_token(), trio.Event()
         results: list[outcome.Outcome[Any]] = []
 
@@ -202,6 +245,29 @@ class _Thread:
                 raise trio.TooSlowError from None
             await answered.wait()
         return results[0].unwrap()
+
+
+async def _json_of(request: Request) -> Any:
+    """The body of a request. Raises `ConfigurationError` where it is no JSON, or too long, or does not come.
+
+    A page of another site cannot ask for this type without asking this port first, which says no.
+    """
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+        raise ConfigurationError(["expected Content-Type: application/json"])
+    body = b""
+    with trio.move_on_after(IDLE_S), suppress(ClientDisconnect):
+        async for piece in request.stream():
+            body += piece
+            if len(body) > MAX_HEAD_BYTES:
+                break
+        else:
+            with suppress(ValueError, RecursionError):
+                return json.loads(body)
+    raise ConfigurationError([f"expected JSON of at most {MAX_HEAD_BYTES} bytes"])
+
+
+def _not_yet(request: Request, error: Exception) -> Response:
+    return JSONResponse({"error": "models are being prepared"}, status_code=503)
 
 
 def _listen(address: str) -> socket.socket:
@@ -268,19 +334,26 @@ def server_pages(server: Server) -> dict[str, Page]:
 
     def slowest_stories(slowest: str = "10") -> dict[str, Any]:
         if not (slowest.isdecimal() and len(slowest) < 5):
-            return {"error": "slowest is a number of requests"}
+            raise ConfigurationError(["slowest is a number of requests"])
         return server.explain("", int(slowest))
+
+    def change_log_level(asked: Any) -> dict[str, str]:
+        for level in LEVELS:
+            if asked == {"level": level}:
+                server.change_logging(level)
+                return log_settings()
+        raise ConfigurationError([f'expected {{"level": LEVEL}}, with a LEVEL of {", ".join(LEVELS)}'])
+
+    def log_settings() -> dict[str, str]:
+        return {"level": PRESENT.level, "format": PRESENT.format}
 
     return {
         "/health/live": health_page("live", standstill),
         "/health/ready": health_page("ready", server.not_ready),
         "/statistics": json_page(server.statistics),
+        "/logging": Page(read=log_settings, write=JSONResponse, change=change_log_level),
         "/metrics": Page(read=lambda: observe(server.observation()), write=_exposition),
-        "/requests": Page(
-            read=slowest_stories,
-            write=lambda found: JSONResponse(found, status_code=400 if "error" in found else 200),
-            takes=("slowest",),
-        ),
+        "/requests": Page(read=slowest_stories, write=JSONResponse, takes=("slowest",)),
         "/requests/{request}": Page(
             read=lambda request: server.explain(request, 0),
             write=lambda found: JSONResponse(found, status_code=404 if "unknown" in found else 200),

@@ -1,7 +1,6 @@
 """The counters and the log lines about requests and batches, which follow each by its id.
 
-The lines of single requests and batches are for `level: debug`. Whether they are wanted is asked once, when the
-journal is made, so that at `info` they cost a look at a boolean per batch.
+The lines of single requests and batches are for `level: debug`. At `info` they cost a look at a boolean per batch.
 """
 
 from __future__ import annotations
@@ -15,9 +14,10 @@ from shapestream.scheduling.events import DeliverResults, FailRequest, ReportFau
 from shapestream.serving.sessions import RequestRecord
 from shapestream.serving.stories import Stories
 from shapestream.serving.workers import RunningBatch
-from shapestream.telemetry.logging import RateLimit, debug_enabled
+from shapestream.telemetry.logging import PRESENT, RateLimit
 from shapestream.telemetry.statistics import ServerStatistics
 from shapestream.telemetry.trace import TraceRecorder
+from shapestream.wire.tags import REQUEST_ID, trace_of
 from shapestream_engine.batch import BatchReport, ErrorCode
 
 log = structlog.get_logger()
@@ -34,22 +34,25 @@ class Journal:
         self.stories = stories
         self._trace = trace
         self._limit = RateLimit()
-        self._debug = debug_enabled()
+        PRESENT.look()
 
     def arrived(self, records: Sequence[RequestRecord]) -> None:
         """Note requests that go to the scheduler."""
         self.statistics.scheduled_requests += len(records)
         if self._trace is not None:
             self._record(self._trace, records)
-        if not self._debug:
+        if not PRESENT.debug:
             return
         for record in records:
+            own_id = (record.tags or {}).get(REQUEST_ID)
             log.debug(
                 "request arrived",
                 request=record.id,
                 client=record.session.label,
                 sequence=record.sequence,
                 model=record.model,
+                **trace_of(record.tags),
+                **({} if own_id is None else {REQUEST_ID: own_id}),
             )
 
     def close(self) -> None:
@@ -73,7 +76,7 @@ class Journal:
         """Note a batch that goes to its slot."""
         if running.action.behind is not None:
             self.statistics.batches_prefetched += 1
-        if self._debug:
+        if PRESENT.debug:
             action = running.action
             log.debug(
                 "batch started",
@@ -87,7 +90,7 @@ class Journal:
 
     def recalled(self, running: RunningBatch) -> None:
         """Note a batch that is recalled from its slot, where it is queued."""
-        if self._debug:
+        if PRESENT.debug:
             log.debug("batch recalled", batch=running.action.batch, slot=running.slot.label)
 
     def ran(self, running: RunningBatch, report: BatchReport, expired: frozenset[int]) -> None:
@@ -105,7 +108,7 @@ class Journal:
             reallocations=report.reallocations,
             preparations=report.preparations,
         )
-        if self._debug:
+        if PRESENT.debug:
             log.debug(
                 "batch ran",
                 batch=report.batch,
@@ -126,7 +129,7 @@ class Journal:
         """Note a batch that has failed. Clients may cause this at will, so the rate of lines is limited."""
         if report.code is ErrorCode.RECALLED:
             self.statistics.batches_recalled += 1
-            if self._debug:
+            if PRESENT.debug:
                 log.debug("batch given back", batch=report.batch, slot=running.slot.label)
             return
         action = running.action
@@ -138,7 +141,7 @@ class Journal:
             log.debug("batch cancelled", batch=report.batch, slot=running.slot.label)
             return
         skipped = self._limit.admit(f"{action.model} {report.code}", trio.current_time())
-        if self._debug or skipped is not None:
+        if PRESENT.debug or skipped is not None:
             log.warning(
                 "batch failed",
                 batch=report.batch,
@@ -155,7 +158,7 @@ class Journal:
     ) -> None:
         """Note results that go to their clients; `records` are parallel to the action's requests."""
         self.stories.delivered(running, records, now)
-        if self._debug:
+        if PRESENT.debug:
             log.debug("results delivered", batch=action.batch, requests=action.requests)
 
     def poisoned(self, record: RequestRecord, action: FailRequest, digest: str) -> None:
@@ -169,6 +172,7 @@ class Journal:
             sizes=record.shape.sizes,
             digest=digest,
             why=action.message,
+            **trace_of(record.tags),
         )
 
     def fault(self, action: ReportFault) -> None:
@@ -177,7 +181,7 @@ class Journal:
         skipped = self._limit.admit(
             f"fault {action.about} {type(action.error).__name__}", trio.current_time()
         )
-        if self._debug or skipped is not None:
+        if PRESENT.debug or skipped is not None:
             log.error(
                 "scheduler fault",
                 about=action.about,
@@ -189,5 +193,11 @@ class Journal:
     def request_failed(self, action: FailRequest, record: RequestRecord, code: str, now: float) -> None:
         """Note a request that ends without a result; its client is told `code`."""
         self.stories.failed(record, action, code, now)
-        if self._debug:
-            log.debug("request failed", request=action.id, code=action.code, why=action.message)
+        if PRESENT.debug:
+            log.debug(
+                "request failed",
+                request=action.id,
+                code=action.code,
+                why=action.message,
+                **trace_of(record.tags),
+            )

@@ -40,6 +40,7 @@ from shapestream.serving.slot_threads import SlotThreads
 from shapestream.serving.stories import Stories, may_see, nothing_of, story_of
 from shapestream.serving.worker_port import LastState, ProcessOwner, WorkerPort
 from shapestream.settings import ModelSettings, ServerSettings
+from shapestream.telemetry.logging import LogFormat, LogLevel, change
 from shapestream.telemetry.metrics import Observation
 from shapestream.telemetry.statistics import ServerStatistics
 from shapestream.telemetry.trace import TraceRecorder
@@ -226,6 +227,13 @@ class Server:
         for socket in self._sockets:
             if isinstance(socket, ProtectedRouter):
                 socket.let_in(ring)
+
+    def change_logging(self, level: LogLevel, format: LogFormat | None = None) -> None:  # noqa: A002 - the YAML's word
+        """Change the log of this process, and the level of the workers that it has started, also of later ones."""
+        change(level, format)
+        if self._worker_port is not None and not self._ended:
+            self._worker_port.set_log_level(level)
+            self._dispatcher.end_turn()
 
     def standstill(self) -> str | None:
         """The reason why only a restart helps: the call of every slot hangs, and nothing could end it."""

@@ -24,7 +24,7 @@ import trio
 
 from shapestream.errors import ProtocolError, RequestError, TransportError
 from shapestream.serving.handover import Handover
-from shapestream.telemetry.logging import debug_enabled
+from shapestream.telemetry.logging import PRESENT
 from shapestream.transport.blocking_dealer import BlockingDealer
 from shapestream.transport.interface import Message, PeerSocket
 from shapestream.transport.socket_options import SocketOptions
@@ -225,7 +225,6 @@ class _SlotThread(Thread):
         self._closing = False
         self._batch: int | None = None
         """The batch that the thread works on, until its report is sent. The thread's own."""
-        self._debug = debug_enabled()
 
     # ---------------------------------------------------------------- for the event loop
 
@@ -326,7 +325,7 @@ class _SlotThread(Thread):
         """Run a batch, and report it; False where the report could not be sent."""
         if execute.session != session.number:
             return True
-        if self._debug:
+        if PRESENT.debug:
             log.debug("batch received", batch=execute.batch, slot=execute.slot, model=execute.model,
                       sizes=execute.sizes, requests=len(execute.members))  # fmt: skip
         self._batch = execute.batch
@@ -343,7 +342,7 @@ class _SlotThread(Thread):
             return True
         sent = True
         if report is not None:
-            if self._debug:
+            if PRESENT.debug:
                 log.debug("batch ran here", run_s=round(report.run_s, 6), reallocations=report.reallocations,
                           preparations=report.preparations, calls=report.calls, code=report.code)  # fmt: skip
             sent = self._say(socket, session, entry_of_report(report, session=session.number))

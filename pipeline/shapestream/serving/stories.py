@@ -22,6 +22,7 @@ from shapestream.scheduling.statistics import Told
 from shapestream.serving.kept_replies import ClientId
 from shapestream.serving.sessions import RequestRecord
 from shapestream.serving.workers import RunningBatch
+from shapestream.wire.tags import REQUEST_ID
 
 MOST_ANSWERED = 16_384
 """Answered requests that are remembered, at most; 0.7 KB each where each runs alone, 0.2 KB in batches of 64."""
@@ -244,7 +245,9 @@ _ENDED = itemgetter(Run._fields.index("ended"))
 
 def _row_of(record: RequestRecord) -> tuple[Any, ...]:
     """A row of `Member`."""
-    return record.arrived, record.id, record.session.client, record.sequence, record.shape.sizes, None
+    tags = record.tags
+    own_id = None if tags is None else tags.get(REQUEST_ID)
+    return record.arrived, record.id, record.session.client, record.sequence, record.shape.sizes, own_id
 
 
 def _run_of(running: RunningBatch, ended: float = inf) -> Run:

@@ -129,7 +129,7 @@ class OpenModel(Entry):
     name: str
 
 
-@entry(12, Role.SERVER_OF_CLIENTS)
+@entry(12, Role.SERVER_OF_CLIENTS, optional=1)
 class Request(Entry):
     """One inference request. `sequence` and the session's client id together are the request's id."""
 
@@ -139,6 +139,8 @@ class Request(Entry):
     """Milliseconds from sending to the deadline."""
     priority: int
     tensors: Tensors
+    tags: dict[str, str] | None = None
+    """For logs and traces, by name (`tags.py`); None for none, which takes no bytes."""
 
 
 @entry(13, Role.SERVER_OF_CLIENTS)
@@ -347,6 +349,13 @@ class WorkerRefused(Entry):
 
     model: str
     message: str
+
+
+@entry(55, Role.WORKER)
+class SetLogLevel(Entry):
+    """Log at this level from now on: `debug`, `info`, `warning` or `error`. Only workers that the server started hear it."""
+
+    level: str
 
 
 @entry(51, Role.WORKER)

@@ -35,6 +35,7 @@ from shapestream.wire.limits import (
     Limits,
 )
 from shapestream.wire.messages import BatchDone, Entry, Execute, Request, Result, Timings
+from shapestream.wire.tags import read_tags
 from shapestream_engine.batch import BatchReport
 from shapestream_engine.layout import Buffer, Layout, Tensors
 
@@ -112,9 +113,14 @@ def _check_frames_used(used: int, last: int) -> None:
 
 def _read_request(fields: Fields, frames: Sequence[Buffer], first: int, last: int, limits: Limits) -> Request:
     """Read a `Request`. The checks are written out: a call for each would double the time."""
-    if len(fields) != 8:
-        raise BadEntryError(f"Request has {len(fields)} elements instead of 8")
-    _, _, sequence, model, remaining_ms, priority, packed, inline = fields
+    tags = None
+    if len(fields) == 8:
+        _, _, sequence, model, remaining_ms, priority, packed, inline = fields
+    elif len(fields) == 9:
+        _, _, sequence, model, remaining_ms, priority, packed, inline, given = fields
+        tags = checked("Request.tags", read_tags, given)
+    else:
+        raise BadEntryError(f"Request has {len(fields)} elements instead of 8 or 9")
     if type(sequence) is not int or not 0 <= sequence <= MAX_INTEGER:
         raise BadEntryError("Request.sequence must be an integer from 0 to 2^63-1")
     if type(model) is not int or not 0 <= model <= MAX_INTEGER:
@@ -129,7 +135,12 @@ def _read_request(fields: Fields, frames: Sequence[Buffer], first: int, last: in
     if b"boolean" in packed:
         _check_truth_values(tensors)
     return Request(
-        sequence=sequence, model=model, remaining_ms=remaining_ms, priority=priority, tensors=tensors
+        sequence=sequence,
+        model=model,
+        remaining_ms=remaining_ms,
+        priority=priority,
+        tensors=tensors,
+        tags=tags,
     )
 
 
@@ -289,18 +300,17 @@ def _write_request(entry: Request, frames: list[Buffer]) -> bytes:
     remaining_ms = entry.remaining_ms
     if remaining_ms is not None and remaining_ms < 0:
         remaining_ms = 0  # late already; the receiver says so
-    return pack(
-        (
-            Request.KIND,
-            len(frames) - before,
-            entry.sequence,
-            entry.model,
-            remaining_ms,
-            entry.priority,
-            packed,
-            inline,
-        )
+    row = (
+        Request.KIND,
+        len(frames) - before,
+        entry.sequence,
+        entry.model,
+        remaining_ms,
+        entry.priority,
+        packed,
+        inline,
     )
+    return pack(row if entry.tags is None else (*row, entry.tags))
 
 
 def _write_result(entry: Result, frames: list[Buffer]) -> bytes:

@@ -79,6 +79,8 @@ timings = st.builds(
     batch_rows=integers,
     worker=names,
 )
+tag = st.text(st.characters(min_codepoint=32, max_codepoint=126), min_size=1, max_size=128)
+tags = st.fixed_dictionaries({"request_id": tag}, optional={"traceparent": tag, "tracestate": tag})
 requests = st.builds(
     Request,
     sequence=integers,
@@ -86,6 +88,7 @@ requests = st.builds(
     remaining_ms=remaining,
     priority=st.integers(-100, 100),
     tensors=tensors(),
+    tags=st.none() | tags,
 )
 results = st.builds(Result, sequence=integers, timings=timings, tensors=tensors())
 times = st.integers(0, 1 << 40).map(lambda number: number * 1e-6)

@@ -249,6 +249,9 @@ def assert_valid(value: Any) -> None:
                 assert item is None or -(2**31) < item < 2**63
             elif declared in {str, bytes, bool, str | None}:
                 assert isinstance(item, declared)
+            elif declared == dict[str, str] | None:
+                assert item is None or {"request_id", "traceparent", "tracestate"} >= item.keys() != set()
+                assert {str} >= set(map(type, (item or {}).values()))
             elif declared == tuple[str, ...]:
                 assert {str} >= set(map(type, item))
             else:
