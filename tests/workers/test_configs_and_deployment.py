@@ -84,6 +84,7 @@ def test_every_command_is_documented() -> None:
         "serve",
         "worker",
         "check",
+        "audit",
         "health",
         "infer",
         "models",

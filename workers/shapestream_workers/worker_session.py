@@ -73,6 +73,7 @@ class WorkerSession:
             digests=dict(slots.digests),
             protocol=WORKER_PROTOCOL,
             once=once,
+            tolerances={key: dict(found) for key, found in slots.tolerances.items()},
         )
         self.greeting_waits = False
         """Whether the server is to be greeted once the slots are free of what an earlier session left there."""

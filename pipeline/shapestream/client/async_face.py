@@ -332,6 +332,15 @@ class Client:
         asked = stories_asked(request_id, slowest)
         return stories_of(await self._ask(dict, StoriesTicket, deadline=due, **asked))
 
+    async def acknowledge_audit(self, model: str, *, deadline: float | None = 10.0) -> dict[str, Any]:
+        """Let the requests of a model share calls again, which an audit stopped; the server's counters after that.
+
+        Without effect for a key without the role `admin`. `deadline` and errors are those of `statistics`.
+        """
+        self._check_loop()
+        due = deadline_at(self._core.clock, deadline)
+        return await self._ask(dict, StatisticsTicket, deadline=due, acknowledge=checked_name(model))
+
     async def _welcome(self, timeout_s: float) -> None:
         """Wait until a server has answered; raises `Unavailable` where none does in time."""
         await self._ask(bool, WelcomeTicket, deadline=deadline_at(self._core.clock, timeout_s))

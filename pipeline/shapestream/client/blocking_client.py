@@ -238,6 +238,15 @@ class Client:
         asked = stories_asked(request_id, slowest)
         return stories_of(self._ask(dict, StoriesTicket, deadline=due, **asked))
 
+    def acknowledge_audit(self, model: str, *, deadline: float | None = 10.0) -> dict[str, Any]:
+        """Let the requests of a model share calls again, which an audit stopped; the server's counters after that.
+
+        Without effect for a key without the role `admin`. `deadline` and errors are those of `statistics`.
+        """
+        self._core.check_process()
+        due = deadline_at(self._core.clock, deadline)
+        return self._ask(dict, StatisticsTicket, deadline=due, acknowledge=checked_name(model))
+
     def close(self) -> None:
         """End unfinished requests, here and at the server; other threads that wait for them get `Cancelled`."""
         self._core.stop()

@@ -44,6 +44,7 @@ from shapestream.errors import (
     error_from_code,
 )
 from shapestream.wire.messages import (
+    AcknowledgeAudit,
     Cancel,
     Clock,
     Credit,
@@ -317,9 +318,12 @@ class Session:
         """Ask the server, unless it was asked on this connection. The greeting itself asks for a welcome."""
         if isinstance(ticket, OpenTicket):
             self._ask_for_model(ticket.name)
-        elif isinstance(ticket, StatisticsTicket) and not self._statistics_asked:
-            self._statistics_asked = True
-            self._control.append(StatisticsRequest())
+        elif isinstance(ticket, StatisticsTicket):
+            if ticket.acknowledge is not None:
+                self._control.append(AcknowledgeAudit(model=ticket.acknowledge))
+            if not self._statistics_asked:
+                self._statistics_asked = True
+                self._control.append(StatisticsRequest())
         elif isinstance(ticket, StoriesTicket):
             self._control.append(Explain(question=-ticket.id, request=ticket.request, slowest=ticket.slowest))
 

@@ -102,6 +102,9 @@ class OpenTicket(Ticket):
 class StatisticsTicket(Ticket):
     """Asks for the server's counters; its outcome is a dict."""
 
+    acknowledge: str | None = field(default=None, kw_only=True)
+    """A model whose requests may share calls again first."""
+
 
 @dataclass(slots=True, eq=False)
 class StoriesTicket(Ticket):

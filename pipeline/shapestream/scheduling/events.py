@@ -214,6 +214,28 @@ class DrainStarted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AuditWanted:
+    """Run a request again that was answered, alone: in the background, when no request needs a slot.
+
+    It starts as a batch without members, or never. One that has not started is replaced; none may come while one runs.
+    """
+
+    model: str
+    sizes: tuple[int, ...]
+    """The request's size of each of the model's `dimensions`, rounded up only as the model's strategy asks."""
+    slots: frozenset[int]
+    """The slots that may run it: those of the process that answered the request."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelRunsAlone:
+    """From now on each request of a model runs alone and at its own sizes; or, if not `alone`, no longer."""
+
+    model: str
+    alone: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TimePassed:
     """`next_wakeup()` has come."""
 
@@ -231,6 +253,8 @@ Event: TypeAlias = (
     | BatchFinished
     | BatchFailed
     | DrainStarted
+    | AuditWanted
+    | ModelRunsAlone
     | TimePassed
 )
 
@@ -248,6 +272,7 @@ class CutReason(Enum):
     PROBATION = "a request of this client or shape failed lately, and shares calls only with its like"
     RERUN = "its requests ran before, in a batch that failed or was lost"
     SUSPECT = "it runs alone in its worker, because it may have killed one, or was lost too often"
+    AUDITED = "an audit found that results differ in company, so requests run alone"
     UNPLANNED = "its cost could not be worked out; the server's log tells of the defect"
 
 
@@ -282,6 +307,7 @@ class StartBatch:
     slot: int
     model: str
     requests: tuple[int, ...]
+    """Empty: this is the audit that was wanted."""
     sizes: tuple[int, ...]
     """The call's size of each of the model's `dimensions`: at least the sum of rows, else at least the largest."""
     behind: int | None = None

@@ -381,6 +381,16 @@ def plan_batch(
     return batch_of(members, costs, bucket if members[-1].bucket is bucket else None, reason)
 
 
+def alone(members: Sequence[Request], rows: int, shape: tuple[int, ...], costs: CallCosts) -> Cut:
+    """The batch of one request, or of an audit, at these sizes: without padding, unless call shapes are under a cap."""
+    call_rows, call_shape = (
+        (rows, shape) if costs.rounding is None else costs.rounding.call_sizes(rows, shape)
+    )
+    seconds = costs.surface.second(call_rows, call_shape) if costs.surface.measured else 0.0
+    padding = call_rows * prod(call_shape) - rows * prod(shape)
+    return Cut(members, rows, call_shape, padding, seconds, call_rows, shape, CutReason.AUDITED)
+
+
 def unplanned(members: Sequence[Request]) -> Cut:
     """The batch of exactly these requests, at their own sizes; nothing is worked out."""
     shape = tuple(map(max, zip(*[request.shape for request in members], strict=True)))

@@ -447,6 +447,7 @@ class ModelQueue:
 
     __slots__ = (
         "again_s",
+        "alone",
         "buckets",
         "by_rank",
         "cost_s",
@@ -503,6 +504,8 @@ class ModelQueue:
         self.suspect_count = 0
         self.again_s = 0.0
         """Predicted slot seconds of what waits to be run again, or to be run alone."""
+        self.alone = False
+        """Whether each request runs alone, at its own sizes, because results differed in company."""
         self.unavailable: str | None = None
         """Why no slot will come for this model; None while one may."""
         self.seen: dict[tuple[int, ...], None] = {}
@@ -652,9 +655,15 @@ class ModelQueue:
         return living
 
     def take_rerun(self) -> list[Request]:
-        """Take the first group out, to run. It must not stay: its members may come back in other groups."""
+        """Take the first group out, to run; only its first where all run alone.
+
+        The group must not stay: its members may come back in other groups.
+        """
         living = self.next_rerun()
         heappop(self.reruns)
+        if self.alone and len(living) > 1:
+            heappush(self.reruns, (living[1].rank, living[1].order, living[1:]))
+            living = living[:1]
         for request in living:
             request.start()
         self.rerun_count -= len(living)

@@ -219,6 +219,8 @@ class Recovery:
             return
         self._end(batch, now)
         batch.slot.unavailable_count = 0
+        if not batch.ids:
+            return  # an audit
         self._watch.observe(batch, event.busy_s)
         if event.expired:
             for request in batch.members:

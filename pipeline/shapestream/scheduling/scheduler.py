@@ -15,12 +15,14 @@ from math import inf
 from typing import assert_never
 
 from shapestream.scheduling.admission import Admission
+from shapestream.scheduling.audit import Audit, is_in_the_way
 from shapestream.scheduling.call_costs import CallCosts
 from shapestream.scheduling.costs import NOTHING_LEARNED, CostModel
 from shapestream.scheduling.deadlines import Deadlines, Refusal
 from shapestream.scheduling.events import (
     Action,
     Arrival,
+    AuditWanted,
     BatchFailed,
     BatchFinished,
     CancelBatch,
@@ -31,6 +33,7 @@ from shapestream.scheduling.events import (
     FailRequest,
     ModelAdded,
     ModelProfile,
+    ModelRunsAlone,
     ModelUnavailable,
     ReportFault,
     RequestCancelled,
@@ -47,7 +50,7 @@ from shapestream.scheduling.fairness import QueueRoom
 from shapestream.scheduling.hang_watch import HangLimits, HangWatch
 from shapestream.scheduling.invariants import check
 from shapestream.scheduling.ledger import Ledger
-from shapestream.scheduling.planner import Cut, Plan, batch_of, plan_batch, portion, unplanned
+from shapestream.scheduling.planner import Cut, Plan, alone, batch_of, plan_batch, portion, unplanned
 from shapestream.scheduling.queueing import RERUN, RUNNING, ModelQueue, Queues, Request
 from shapestream.scheduling.recovery import Isolation, Recovery
 from shapestream.scheduling.slots import Batch, BatchState, Slot, SlotPool, SlotTable, Trial
@@ -140,6 +143,14 @@ def _predicted_s(cut: Cut, costs: CallCosts, slowdown: float) -> float | None:
     return slowdown * min(cut.seconds, surface.longest_s(rows, shape) + surface.preparation_s(rows, shape))
 
 
+def _count_shape(cut: Cut, costs: CallCosts) -> None:
+    """Note that the device meets the shape of a batch."""
+    if costs.rounding is not None or cut.shape == cut.largest:  # a larger shape was prepared before
+        costs.started(cut.rows, cut.largest)
+    if costs.rounding is not None:
+        costs.rounding.start(cut.call_rows, cut.shape)
+
+
 class Scheduler:
     """Decides which requests run together, where and when.
 
@@ -181,6 +192,7 @@ class Scheduler:
             self._isolation,
             max_attempts,
         )
+        self._audit = Audit(self._queues, self._slots, self._isolation, self._start_audit)
         self._plan = Plan()
         self._next_batch = 1
         self._now = float("-inf")
@@ -246,6 +258,10 @@ class Scheduler:
                         actions.append(ledger.fail(request, "unavailable", event.message, now))
             case DrainStarted():
                 self._admission.draining = True
+            case AuditWanted():
+                self._audit.want(event)
+            case ModelRunsAlone():
+                self._queues[event.model].alone = event.alone
             case _:
                 assert_never(event)
 
@@ -263,6 +279,8 @@ class Scheduler:
         if (expiry := self._deadlines.next()) is not None:
             first = min(first, expiry)
         waiting = self._queues.waiting()
+        if (audit := self._audit.due_at) < first:
+            first = audit
         if waiting and self._slots.resting and (back := self._slots.next_wake()) is not None:
             first = min(first, back)
         for queue in waiting:
@@ -280,6 +298,10 @@ class Scheduler:
         check(self._ledger, self._queues, self._isolation, self._slots, self._now)
         startable = next_up(self._queues.values(), self._now, self._has_free, self._fills)
         assert startable is None, "a free slot idles while a request may start"
+        audit = self._slots.audit
+        assert audit is None or audit.state is not BatchState.RUNNING or not is_in_the_way(audit), (
+            "an audit runs on while a request needs its slot"
+        )
 
     def story(self, id: int) -> Told:  # noqa: A002 - the name that events use
         """What happened to a recent request."""
@@ -380,7 +402,7 @@ class Scheduler:
                     costs = queue.costs
                     if costs.rounding is not None and 0 not in arrival.sizes:
                         costs.rounding.observe(arrival.sizes)
-                    if costs.steps is not None:
+                    if costs.steps is not None and not queue.alone:
                         shape = costs.steps.rounded(arrival.sizes)
             except Exception as error:  # noqa: BLE001 - one arrival fails alone
                 terms = Refusal("internal", "the server cannot work out how to run this request; see its log")
@@ -432,6 +454,8 @@ class Scheduler:
             if request is None:
                 break
             self._dispatch(request, faster_first(slots.pools[request.queue.profile.name]), now, actions)
+        if self._audit.active:
+            self._audit.tend(now, actions, draining=self._admission.draining)
         if waiting:
             while (request := next_up(waiting, now, self._wants_prefetch, self._fills)) is not None:
                 first = slots.pools[request.queue.profile.name].prefetches.first()
@@ -520,15 +544,14 @@ class Scheduler:
         try:
             costs = known.call_costs(slot.id)
             slowdown = known.slowdown(slot.id)
-            if fixed is None:
+            if group[0].queue.alone:
+                cut = alone(group, group[0].rows, group[0].own_shape, costs)
+            elif fixed is None:
                 cut = self._planned(group[0], slot, costs, slowdown, now)
             else:
                 cut = batch_of(group, costs, reason=fixed)
             predicted_s = _predicted_s(cut, costs, slowdown)
-            if costs.rounding is not None or cut.shape == cut.largest:  # a larger shape was prepared before
-                costs.started(cut.rows, cut.largest)
-            if costs.rounding is not None:
-                costs.rounding.start(cut.call_rows, cut.shape)
+            _count_shape(cut, costs)
         except Exception as error:  # noqa: BLE001 - see above
             ids = tuple([request.id for request in group])
             actions.append(ReportFault(error=error, about="plan of a batch", requests=ids))
@@ -541,6 +564,20 @@ class Scheduler:
         cut, predicted_s = self._cut([request], slot, now, actions, fixed=CutReason.SUSPECT)
         trial = Trial.ACCUSED if request.accused else Trial.LAST
         return self._start(queue, slot, cut, request, predicted_s, now, trial)
+
+    def _start_audit(self, queue: ModelQueue, slot: Slot, sizes: tuple[int, ...], now: float) -> StartBatch:
+        """Starts an audit of a request of these sizes."""
+        costs = queue.costs.call_costs(slot.id)
+        cut = alone((), *((sizes[0], sizes[1:]) if queue.has_batch else (1, sizes)), costs)
+        _count_shape(cut, costs)
+        batch = Batch(self._next_batch, slot, queue, (), cut.sizes(queue.has_batch))
+        self._next_batch += 1
+        predicted_s = _predicted_s(cut, costs, queue.costs.slowdown(slot.id))
+        self._slots.start_audit(slot, batch, predicted_s, now)
+        self._watch.began(batch, now)
+        return StartBatch(
+            batch=batch.id, slot=slot.id, model=queue.profile.name, requests=(), sizes=batch.sizes
+        )
 
     def _start(
         self,

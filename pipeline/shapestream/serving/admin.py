@@ -351,6 +351,7 @@ def server_pages(server: Server) -> dict[str, Page]:
         "/health/live": health_page("live", standstill),
         "/health/ready": health_page("ready", server.not_ready),
         "/statistics": json_page(server.statistics),
+        "/audit": json_page(server.audit),
         "/logging": Page(read=log_settings, write=JSONResponse, change=change_log_level),
         "/metrics": Page(read=lambda: observe(server.observation()), write=_exposition),
         "/requests": Page(read=slowest_stories, write=JSONResponse, takes=("slowest",)),

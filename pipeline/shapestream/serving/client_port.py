@@ -26,6 +26,7 @@ from shapestream.settings import ServerSettings
 from shapestream.telemetry.logging import PRESENT, RateLimit
 from shapestream.wire.codec import BadEntry
 from shapestream.wire.messages import (
+    AcknowledgeAudit,
     Cancel,
     Clock,
     Credit,
@@ -64,9 +65,11 @@ class ClientPort:
         *,
         epoch: bytes,
         describe: Callable[[], dict[str, Any]],
+        acknowledge: Callable[[str], None],
         explain: Callable[[str, int, ClientId | None], dict[str, Any]],
     ) -> None:
-        """`describe` gives the counters that `Statistics` carries, `explain` what `Explanation` carries, for an asker."""
+        """`describe` gives the counters that `Statistics` carries; `acknowledge` is `Auditor.acknowledge`, `explain` is
+        `Server.explain`."""
         self.outgoing = egress.outgoing
         self.sessions = Sessions(settings, egress.kept)
         self._egress = egress
@@ -84,6 +87,7 @@ class ClientPort:
         self._settings = settings
         self._statistics = egress.outgoing.statistics
         self._describe = describe
+        self._acknowledge = acknowledge
         self._explain = explain
         self._welcome = Welcome(
             epoch=epoch,
@@ -164,6 +168,9 @@ class ClientPort:
             case StatisticsRequest():
                 values = self._describe() if self._socket.is_admin(peer) else self._for_clients()
                 self.outgoing.say(session, Statistics(values=values))
+            case AcknowledgeAudit():
+                if self._socket.is_admin(peer):
+                    self._acknowledge(entry.model)
             case Explain():
                 asker = None if self._socket.is_admin(peer) else session.client
                 values = self._explain(entry.request, entry.slowest, asker)

@@ -28,6 +28,7 @@ from shapestream.scheduling.events import (
     StartBatch,
 )
 from shapestream.scheduling.scheduler import Scheduler
+from shapestream.serving.audits import AuditBook, AuditRun
 from shapestream.serving.egress import Egress
 from shapestream.serving.journal import Journal
 from shapestream.serving.models import ServedModel
@@ -51,6 +52,7 @@ class Dispatcher:
         flush: Callable[[], None],
         prefetch: bool,
         quarantine: Quarantine,
+        audits: AuditBook,
     ) -> None:
         """`flush` makes the ports send what became ready. `prefetch`: may batches be sent to slots that are busy?"""
         self.quarantine = quarantine
@@ -60,6 +62,9 @@ class Dispatcher:
         self._journal = journal
         self._egress = egress
         self._book = SlotBook()
+        self._audits = audits
+        self._audit: AuditRun | None = None
+        """The audit that is wanted, or runs."""
         self._clock = clock
         self._prefetch = prefetch
         self._requests: dict[int, RequestRecord] = {}
@@ -112,6 +117,8 @@ class Dispatcher:
     def model_added(self, model: ServedModel, now: float) -> None:
         """Requests for this model may come from now on."""
         self._handle(events.ModelAdded(model=model.profile), now)
+        if self._audits.add(model).stopped:
+            self._handle(events.ModelRunsAlone(model=model.name, alone=True), now)
 
     def model_given_up(self, name: str, message: str, now: float) -> None:
         """Nobody will serve it: what waits for it ends as `unavailable`."""
@@ -142,8 +149,7 @@ class Dispatcher:
         # All of them close first, or the scheduler would give those that are left what the others lose.
         self.worker_closing(worker, now)
         left = self._book.of(worker)
-        for running in self._book.leave(left):
-            self._journal.lost(running, "its worker died" if died else "its worker left", now)
+        self._leave(left, "its worker died" if died else "its worker left", now)
         for slot in left:
             self._handle(events.SlotLeft(slot=slot.number, died=died), now)
 
@@ -158,9 +164,17 @@ class Dispatcher:
             report = BatchReport(batch=begun.batch.batch, outputs=None, code=ErrorCode.INTERNAL, message=why)
             self._batch_failed(begun, report, now)
             self._book.batches.pop(report.batch, None)
-        for running in self._book.leave([slot]):
-            self._journal.lost(running, "its slot ended", now)
+        self._leave([slot], "its slot ended", now)
         self._handle(events.SlotLeft(slot=slot.number), now)
+
+    def _leave(self, slots: Sequence[SlotRecord], why: str, now: float) -> None:
+        """Forget slots, and the audit that ran there or could run nowhere else."""
+        for running in self._book.leave(slots):
+            self._journal.lost(running, why, now)
+        if (run := self._audit) is not None and (
+            run.slots.isdisjoint(self.slots) if run.batch is None else run.batch not in self._book.batches
+        ):
+            self._audit_ended(None)
 
     def batches_reported(self, reports: Iterable[BatchReport], now: float) -> None:
         """Batches that ran, or failed: everything that was reported in one turn."""
@@ -173,6 +187,25 @@ class Dispatcher:
             else:
                 self._batch_failed(running, report, now)
             self._book.batches.pop(report.batch, None)
+
+    def audit(self, record: RequestRecord, slots: frozenset[int], now: float) -> AuditRun:
+        """Run an answered request again, alone, on one of these slots, when none is needed for anything else."""
+        run = self._audit = AuditRun(record, slots)
+        wanted = events.AuditWanted(model=record.model, sizes=record.shape.rounded, slots=slots)
+        self._handle(wanted, now)
+        self.end_turn()
+        return run
+
+    def _audit_ended(self, outputs: Tensors | None) -> None:
+        run, self._audit = self._audit, None
+        if run is not None:
+            run.outputs = outputs
+            run.done.set()
+
+    def run_alone(self, model: str, alone: bool, now: float) -> None:
+        """Run each request of this model alone from now on, or let them share calls again."""
+        self._handle(events.ModelRunsAlone(model=model, alone=alone), now)
+        self.end_turn()
 
     def drain(self, now: float) -> None:
         """New requests are refused from now on."""
@@ -188,6 +221,10 @@ class Dispatcher:
     def _batch_ran(
         self, running: RunningBatch, report: BatchReport, outputs: Sequence[Tensors | None], now: float
     ) -> None:
+        if not running.action.requests:
+            self._audit_ended(outputs[0])
+            self._handle(events.BatchFinished(batch=report.batch, busy_s=report.busy_s), now)
+            return
         running.ran(report, outputs, now)
         expired = running.expired()
         self._journal.ran(running, report, expired)
@@ -197,7 +234,10 @@ class Dispatcher:
         self._handle(event, now)
 
     def _batch_failed(self, running: RunningBatch, report: BatchReport, now: float) -> None:
-        self._journal.failed(running, report, now)
+        if running.action.requests:
+            self._journal.failed(running, report, now)
+        else:
+            self._audit_ended(None)
         code = report.code or ErrorCode.INTERNAL
         self._handle(events.BatchFailed(batch=report.batch, code=code, message=report.message), now)
 
@@ -251,6 +291,11 @@ class Dispatcher:
     def _start(self, action: StartBatch, now: float) -> None:
         known = self._requests
         records = [known[request] for request in action.requests]
+        if not records and self._audit is not None:
+            self._audit.batch = action.batch
+            running = self._book.start(action, [self._audit.record], now)
+            running.slot.worker.port.say(running.slot, running.batch)
+            return
         if not records[0].served.profile.idempotent:
             self._run_once.update(action.requests)
         running = self._book.start(action, records, now)
@@ -260,8 +305,10 @@ class Dispatcher:
     def _deliver(self, action: DeliverResults, now: float) -> None:
         running = self._book.batches[action.batch]
         records = [self._end(request) for request in action.requests]
-        self._egress.deliver(records, running.outputs_of(action.requests), running, now)
+        outputs = running.outputs_of(action.requests)
+        self._egress.deliver(records, outputs, running, now)
         self._journal.delivered(action, running, records, now)
+        self._audits.answered(running, records, outputs)
 
     def _put_in_quarantine(self, action: FailRequest, now: float) -> None:
         record = self._requests[action.id]

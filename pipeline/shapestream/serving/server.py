@@ -5,6 +5,7 @@
     ├── ClientPort.run, WorkerPort.run        one task each, for messages that no watcher finds
     ├── Dispatcher.run_alarm                  deadlines and batching delays
     ├── _beat                                 heartbeats and silence
+    ├── Auditor.run                           answered requests, again and alone
     └── _drain                                waits for `Server.drain`, then ends the others
 
 A turn never awaits between reading and sending, so the parts call each other as plain methods and share no
@@ -25,6 +26,8 @@ import trio
 from shapestream.scheduling.hang_watch import HangLimits
 from shapestream.scheduling.scheduler import Scheduler
 from shapestream.serving.allocator import IDLE_BYTES, give_back_freed_memory
+from shapestream.serving.auditor import Auditor, kept_in
+from shapestream.serving.audits import AuditBook
 from shapestream.serving.availability import Availability
 from shapestream.serving.client_port import ClientPort
 from shapestream.serving.cost_keeper import CostKeeper
@@ -112,6 +115,8 @@ class Server:
         egress = Egress(
             Outgoing(clients, "clients", self._counters, codec_of(Role.SERVER_OF_CLIENTS)), self._kept
         )
+        folder = None if cost_cache is None else cost_cache.folder
+        book = AuditBook(models, kept_in(folder))
         self._dispatcher = Dispatcher(
             self._scheduler,
             egress,
@@ -120,7 +125,9 @@ class Server:
             flush=self._flush,
             prefetch=settings.prefetch,
             quarantine=Quarantine(settings.quarantine_requests, settings.quarantine_s),
+            audits=book,
         )
+        self._auditor = Auditor(book, self._dispatcher, folder)
         self._client_port = ClientPort(
             egress,
             self._dispatcher,
@@ -128,6 +135,7 @@ class Server:
             settings,
             epoch=epoch,
             describe=self.statistics,
+            acknowledge=self._auditor.acknowledge,
             explain=self.explain,
         )
         self._availability = Availability(
@@ -221,6 +229,7 @@ class Server:
             if before is not None and before != digest:
                 log.info("model has other files", model=name, digest=digest, before=before)
         self._models.serve_files(digests)
+        self._auditor.files_changed()
 
     def let_in(self, ring: KeyRing) -> None:
         """Replace the keys that are let in; a peer with another one is cut off. Without effect where none is asked for."""
@@ -253,6 +262,10 @@ class Server:
         reasons += [f"no slot for model {name!r}" for name in self._models.promised if name not in offered]
         return reasons or ([] if offered else ["no slot"])
 
+    def audit(self) -> dict[str, dict[str, Any]]:
+        """What audits found, by model, as plain data."""
+        return self._auditor.to_dict()
+
     def observation(self) -> Observation:
         """The state that metrics are read from."""
         settings, sessions = self._settings, list(self._client_port.sessions)
@@ -283,6 +296,7 @@ class Server:
             kept_replies=len(self._kept),
             kept_bytes=self._kept.nbytes,
             peers_refused=self._peers_refused(),
+            audit=self.audit(),
         )
 
     def _peers_refused(self) -> dict[str, dict[str, int]]:
@@ -315,6 +329,7 @@ class Server:
             },
             "slots_in_all": len(dispatcher.slots),
             "peers_refused": self._peers_refused(),
+            "audit": self.audit(),
             **self._counters.to_dict(),
         }
 
@@ -348,6 +363,7 @@ class Server:
                     nursery.start_soon(port.run)
                 nursery.start_soon(self._dispatcher.run_alarm)
                 nursery.start_soon(self._beat)
+                nursery.start_soon(self._auditor.run)
                 if cost_keeper is not None:
                     nursery.start_soon(cost_keeper.run, self._scheduler.learned_costs)
                 if self._local_port is not None:

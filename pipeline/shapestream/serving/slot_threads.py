@@ -17,7 +17,7 @@ from contextvars import copy_context
 from dataclasses import dataclass
 from threading import Thread
 from time import monotonic
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import structlog
 import trio
@@ -116,6 +116,10 @@ class SlotThreads:
             key: model.digest for key, model in models.items() if model.digest is not None
         }
         """The sha256 of the files that models were read from, by model; functions are left out."""
+        self.tolerances: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
+            key: model.tolerances for key, model in models.items() if model.tolerances
+        }
+        """How far two equal results of an output may lie apart (`OutputTolerance.to_dict`), by model and output."""
         self._compiled = models
         self._dial = dial
         self._codec = codec_of(Role.WORKER)

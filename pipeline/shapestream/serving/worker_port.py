@@ -36,7 +36,7 @@ from shapestream.serving.slot_threads import (
     SlotThreads,
     ThreadEnded,
 )
-from shapestream.serving.workers import Offer, OwnWorker, SlotRecord, Worker
+from shapestream.serving.workers import Offer, OwnWorker, SlotRecord, Worker, read_tolerances
 from shapestream.settings import ServerSettings
 from shapestream.wire.codec import BadEntry
 from shapestream.wire.messages import (
@@ -658,6 +658,7 @@ def read_offer(hello: WorkerHello) -> Offer:
     try:
         models = {name: ModelSignature.from_dict(plain) for name, plain in hello.models.items()}
         costs = {name: CostTable.from_dict(plain) for name, plain in hello.costs.items()}
+        tolerances = read_tolerances(hello.tolerances, models)
     except EngineError as error:
         raise GreetingRefused(str(error)) from None
     for name, table in costs.items():
@@ -673,4 +674,5 @@ def read_offer(hello: WorkerHello) -> Offer:
         models=models,
         costs=costs,
         digests=hello.digests,
+        tolerances=tolerances,
     )

@@ -7,8 +7,9 @@ tensors are the received frames, untouched. The dispatcher's book changes what i
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import structlog
 
@@ -27,7 +28,9 @@ from shapestream.wire.messages import (
 )
 from shapestream_engine.batch import BatchReport, ErrorCode
 from shapestream_engine.cost_table import CostTable
+from shapestream_engine.errors import EngineError
 from shapestream_engine.layout import Tensors
+from shapestream_engine.probing.tolerances import OutputTolerance
 from shapestream_engine.signature import ModelSignature
 
 log = structlog.get_logger()
@@ -56,6 +59,24 @@ class Offer:
     """Measured costs of calls, of some of the models."""
     digests: Mapping[str, str] = field(default_factory=dict)
     """The sha256 of the files that models were read from, of some of them."""
+    tolerances: Mapping[str, Mapping[str, OutputTolerance]] = field(default_factory=dict)
+    """How far two equal results may lie apart, by model and output."""
+
+
+def read_tolerances(
+    plain: Mapping[str, Mapping[str, Any]], models: Mapping[str, ModelSignature]
+) -> dict[str, dict[str, OutputTolerance]]:
+    """Tolerances by model and output; raises `EngineError` for what is none of an output of these models."""
+    found: dict[str, dict[str, OutputTolerance]] = {}
+    for model, outputs in plain.items():
+        ranks = {port.name: port.shape.rank for port in models[model].outputs} if model in models else {}
+        found[model] = {name: OutputTolerance.from_dict(one) for name, one in outputs.items()}
+        for name, one in found[model].items():
+            if any(not 0 <= axis < ranks.get(name, 0) for axis, _ in one.spreads) or name not in ranks:
+                raise EngineError(
+                    f"its tolerance of {model!r}, {name!r} is not that of an output that it serves"
+                )
+    return found
 
 
 class Worker(Link):
@@ -77,6 +98,7 @@ class Worker(Link):
         "session",
         "slots",
         "token",
+        "tolerances",
     )
 
     prefetch_s = REMOTE_PREFETCH_S
@@ -91,6 +113,7 @@ class Worker(Link):
         self.models = offer.models
         self.costs = offer.costs
         self.digests = offer.digests
+        self.tolerances = offer.tolerances
         self.session = session
         """Number of the session; this server uses none twice."""
         self.token = os.urandom(16)
@@ -173,6 +196,7 @@ class OwnWorker(Worker):
             models=own.models,
             costs=own.costs,
             digests=own.digests,
+            tolerances=read_tolerances(own.tolerances, own.models),
         )
         super().__init__(None, offer, outgoing, now, session=session)
         self._own = own
@@ -333,7 +357,7 @@ class RunningBatch:
         members = zip(self.action.requests, self.outputs, strict=True)
         return frozenset(request for request, outputs in members if outputs is None)
 
-    def outputs_of(self, requests: Sequence[int]) -> Iterable[Tensors | None]:
+    def outputs_of(self, requests: Sequence[int]) -> Sequence[Tensors | None]:
         """Parallel to `requests`, which are members."""
         if requests == self.action.requests:
             return self.outputs

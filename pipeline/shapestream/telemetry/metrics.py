@@ -60,6 +60,8 @@ class Observation:
     kept_bytes: int
     peers_refused: Mapping[str, Mapping[str, int]]
     """By port and reason."""
+    audit: Mapping[str, Mapping[str, float]]
+    """By model: `audited`, `mismatches` and `stopped`, among others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +108,13 @@ def _of_queue(name: str, text: str, read: Callable[[ModelStatistics], float]) ->
     """A row of one sample per model that the scheduler knows."""
     return _row(
         name, text, ("model",), lambda seen: [((one.name,), read(one)) for one in seen.scheduler.models]
+    )
+
+
+def _of_audit(name: str, text: str, key: str) -> Metric:
+    """A row of one sample per model, of what audits found."""
+    return _row(
+        name, text, ("model",), lambda seen: [((model,), one[key]) for model, one in seen.audit.items()]
     )
 
 
@@ -269,6 +278,14 @@ METRICS: tuple[Metric, ...] = (
     ),
     _of_queue(
         "cost_measured_seconds_total", "Seconds that these batches took.", lambda model: model.measured_s
+    ),
+    # Audits
+    _of_audit("audited_total", "Answers that were compared with their requests run alone.", "audited"),
+    _of_audit("audit_mismatches_total", "Answers of these that differed.", "mismatches"),
+    _of_audit(
+        "batching_stopped",
+        "1 while each request runs alone, since answers in company differed.",
+        "stopped",
     ),
     # Slots, workers, clients
     _of_queue("slots", "Slots that serve a model.", lambda model: model.slots),

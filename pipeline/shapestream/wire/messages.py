@@ -167,6 +167,13 @@ class Explain(Entry):
     """The number of these, at most."""
 
 
+@entry(17, Role.SERVER_OF_CLIENTS)
+class AcknowledgeAudit(Entry):
+    """Lets the requests of a model share calls again; without effect without the role `admin`, where keys are asked for."""
+
+    model: str
+
+
 # ---------------------------------------------------------------- server -> client
 
 
@@ -252,7 +259,7 @@ class Explanation(Entry):
 # ---------------------------------------------------------------- worker -> server
 
 
-@entry(40, Role.SERVER_OF_WORKERS, optional=3)
+@entry(40, Role.SERVER_OF_WORKERS, optional=4)
 class WorkerHello(Entry):
     """A worker is ready: its models are compiled. Slots are numbered 0 .. slots - 1.
 
@@ -273,6 +280,9 @@ class WorkerHello(Entry):
     """`WORKER_PROTOCOL` of the worker. The first version did not say it."""
     once: tuple[str, ...] = ()
     """Names of the models whose requests must not run twice (`idempotent: false`)."""
+    tolerances: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Model name -> output name -> how far two equal results may lie apart, as plain data. Models whose proof found no
+    tolerances are left out."""
 
 
 @entry(41, Role.SERVER_OF_WORKERS)

@@ -8,6 +8,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from shapestream.wire.messages import (
+    AcknowledgeAudit,
     BatchDone,
     BatchFailed,
     Cancel,
@@ -110,6 +111,7 @@ BY_ROLE: dict[Role, list[st.SearchStrategy[Any]]] = {
         requests,
         st.builds(Cancel, sequence=integers),
         st.builds(StatisticsRequest),
+        st.builds(AcknowledgeAudit, model=names),
         st.builds(Credit, window_requests=integers, window_bytes=integers),
     ],
     Role.CLIENT: [
@@ -150,6 +152,7 @@ BY_ROLE: dict[Role, list[st.SearchStrategy[Any]]] = {
             digests=st.dictionaries(names, names, max_size=2),
             protocol=integers,
             once=st.lists(names, max_size=2).map(tuple),
+            tolerances=st.dictionaries(names, plain_maps, max_size=2),
         ),
         st.builds(
             BatchDone,
