@@ -276,6 +276,32 @@ def models(
 
 
 @app.command()
+def audit(
+    connect: Annotated[
+        str,
+        typer.Option(metavar="ADDRESS|CONFIG", help="A server's address, or the YAML that it serves."),
+    ],
+    acknowledge: Annotated[
+        str | None,
+        typer.Option(metavar="MODEL", help="Let the requests of this model share calls again."),
+    ] = None,
+    timeout: Timeout = 10.0,
+    key: Key = None,
+    server_key: ServerKey = None,
+    as_json: Json = False,
+) -> None:
+    """List what a server's audits of answers found, by model, or let a model's requests share calls again."""
+    with reported(as_json=as_json):
+        from shapestream_workers.audit import audits_of, described
+
+        address = address_of(connect)
+        if not is_protectable(address):
+            key = server_key = None
+        found = audits_of(address, acknowledge=acknowledge, timeout_s=timeout, key=key, server_key=server_key)
+        typer.echo(json.dumps(found, indent=2) if as_json else "\n".join(described(found)))
+
+
+@app.command()
 def why(
     connect: Annotated[
         str, typer.Option(metavar="ADDRESS|CONFIG", help="The server's address, or the YAML that it serves.")

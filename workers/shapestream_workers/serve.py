@@ -50,6 +50,7 @@ from shapestream_workers.systemd import notify, tend_watchdog
 
 if TYPE_CHECKING:
     from shapestream.serving.admin import AdminPort
+    from shapestream.serving.tracing import RequestTracer
 
 log = structlog.get_logger()
 
@@ -108,6 +109,7 @@ def run_server(loaded: LoadedSettings) -> int:
             "models run in the server's process", why="in_process: a crash of a model ends the server"
         )
     loaded = loaded.with_server(max_clients=_clients_that_fit(loaded))
+    tracer = open_tracer(loaded)
     with _own_workers_address(loaded.settings) as own_workers:
         start = partial(
             serve,
@@ -118,9 +120,30 @@ def run_server(loaded: LoadedSettings) -> int:
             cost_cache=CostCache.of_environment(),
             own_workers=own_workers,
             local=local,
+            tracer=tracer,
         )
         with handed_over() as taken_over:
             return trio.run(_Serving(loaded, local, start, admin).run, taken_over)
+
+
+def open_tracer(loaded: LoadedSettings) -> RequestTracer | None:
+    """A maker of spans; None where none is asked for, and where its libraries are missing.
+
+    Raises `ConfigurationError` for variables `OTEL_*` that cannot be used.
+    """
+    endpoint = loaded.settings.server.tracing
+    if endpoint is None:
+        return None
+    try:
+        from shapestream.serving.tracing import RequestTracer, otlp_exporter
+    except ModuleNotFoundError as error:
+        log.warning("no tracing", why=str(error), advice="pip install 'shapestream[otel]'")
+        return None
+    try:
+        return RequestTracer(otlp_exporter(endpoint))
+    except ValueError as error:
+        problem = loaded.problem(("server", "tracing"), f"a variable OTEL_* cannot be used: {error}")
+        raise ConfigurationError([problem]) from error
 
 
 def _clients_that_fit(loaded: LoadedSettings) -> int:

@@ -10,6 +10,7 @@ Every event first changes the books (`_take`), and then slots get work (`_follow
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from heapq import nlargest
 from itertools import islice
 from math import inf
 from typing import assert_never
@@ -51,14 +52,17 @@ from shapestream.scheduling.hang_watch import HangLimits, HangWatch
 from shapestream.scheduling.invariants import check
 from shapestream.scheduling.ledger import Ledger
 from shapestream.scheduling.planner import Cut, Plan, alone, batch_of, plan_batch, portion, unplanned
-from shapestream.scheduling.queueing import RERUN, RUNNING, ModelQueue, Queues, Request
+from shapestream.scheduling.queueing import RERUN, RUNNING, ModelQueue, QueuedSizes, Queues, Request
 from shapestream.scheduling.recovery import Isolation, Recovery
-from shapestream.scheduling.slots import Batch, BatchState, Slot, SlotPool, SlotTable, Trial
+from shapestream.scheduling.slots import Batch, BatchState, Slot, SlotPool, SlotState, SlotTable, Trial
 from shapestream.scheduling.statistics import ModelStatistics, Statistics, Story, Told
 from shapestream_engine.cost_table import LearnedCosts
 
 LOOK = 8
 """Free slots that are compared by their pace, at most."""
+
+MOST_QUEUES = 16
+"""Queues that are counted by size, at most."""
 
 FASTER = 0.9
 """A slot is preferred for its pace if it takes less than this part of the time of one that has been free longer."""
@@ -342,6 +346,17 @@ class Scheduler:
                 for name, queue in queues.items()
             ),
         )
+
+    def sizes_waiting(self) -> dict[str, QueuedSizes]:
+        """The queues of the `MOST_QUEUES` models with the most waiting requests, by size."""
+        queues = [queue for queue in self._queues.waiting() if queue.waiting]
+        longest = nlargest(MOST_QUEUES, queues, key=lambda queue: queue.waiting)
+        return {queue.profile.name: queue.sizes_waiting() for queue in longest}
+
+    def standing(self, slot: int) -> str:
+        """The state of a slot, as `Slot.standing`; "gone" for an unknown one."""
+        known = self._slots.slots.get(slot)
+        return SlotState.GONE.value if known is None else known.standing
 
     def learned_costs(self, saved_at: float) -> list[LearnedCosts]:
         """What traffic made of the measured costs, for the next scheduler; `saved_at`: now, in seconds since the epoch."""

@@ -9,15 +9,20 @@ The one module that imports what the extra `[admin]` brings.
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import hmac
 import json
 import os
+import re
 import socket
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from importlib.resources import files
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, cast
 
@@ -34,7 +39,9 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from shapestream.addresses import is_beyond_loopback
 from shapestream.errors import ConfigurationError
+from shapestream.serving.event_stream import MOST_VIEWERS, Feed
 from shapestream.serving.server import Server
 from shapestream.settings import AdminSettings
 from shapestream.telemetry.logging import LEVELS, PRESENT
@@ -48,6 +55,8 @@ PATIENCE_S = 0.8
 IDLE_S = 5
 # Milliseconds in which a reader takes nothing of an answer; then the kernel closes its connection.
 UNREAD_MS = 10_000
+# Bytes that the kernel holds for a reader, about: a viewer that does not read is found when they are full.
+MAX_UNSENT_BYTES = 64 * 1024
 # Bytes of a request's head, and of the body of a PUT, at most.
 MAX_HEAD_BYTES = 16 * 1024
 # Until the port is opened again after a defect.
@@ -58,8 +67,8 @@ RETRY_S = 1.0
 class Page:
     """One path of the port."""
 
-    read: Callable[..., Any]
-    """Called on the main loop, so it is quick."""
+    read: Callable[..., Any] | None
+    """Called on the main loop, so it is quick; None: the answer needs nothing from there."""
     write: Callable[[Any], Response]
     """The answer, made of what `read` returned in the port's own thread."""
     hidden: Callable[[Any], Response] | None = None
@@ -68,6 +77,14 @@ class Page:
     """Names of parameters of the path, or of the query, that `read` is given where they are there."""
     change: Callable[[Any], Any] | None = None
     """Called on the main loop with the JSON of a PUT; returns what `read` does. Raises `ConfigurationError`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventStream:
+    """A path whose answer is a stream of server-sent events, until its viewer leaves."""
+
+    read: Callable[[int], dict[str, Any]]
+    """`Server.live`, called on the main loop."""
 
 
 def health_page(word: str, reasons: Callable[[], list[str]]) -> Page:
@@ -100,7 +117,8 @@ class AdminPort:
 
     def __init__(self, settings: AdminSettings) -> None:
         """Raises `ConfigurationError` for an address that cannot be listened at, and a token that cannot be used."""
-        self._token = None if settings.token_file is None else _read_token(Path(settings.token_file))
+        token = None if settings.token_file is None else _read_token(Path(settings.token_file))
+        self._callers = _Callers(settings.address, token)
         self._socket = _listen(settings.address)
         host, port = self._socket.getsockname()[:2]
         self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
@@ -114,7 +132,7 @@ class AdminPort:
     @contextmanager
     def preparing(self) -> Iterator[None]:
         """Answer that the process lives and is not ready, while the main thread prepares models."""
-        port = _Thread(self._socket, self._token, _WHILE_PREPARING, None)
+        port = _Thread(self._socket, self._callers, _WHILE_PREPARING, None)
         thread = threading.Thread(target=port.run, name="admin port", daemon=True)
         thread.start()
         port.began.wait(RETRY_S)
@@ -124,9 +142,9 @@ class AdminPort:
             port.stop()
             thread.join(RETRY_S)
 
-    async def run(self, pages: Mapping[str, Page]) -> None:
+    async def run(self, pages: Mapping[str, Page | EventStream]) -> None:
         """Answer until cancelled."""
-        port = _Thread(self._socket, self._token, pages, trio.lowlevel.current_trio_token())
+        port = _Thread(self._socket, self._callers, pages, trio.lowlevel.current_trio_token())
         try:
             while True:
                 try:
@@ -139,23 +157,68 @@ class AdminPort:
             self.close()
 
 
+_HOST = re.compile(r"(?P<name>\[[^]]*\]|[^:]*)(:[0-9]+)?")
+"""The form of the header Host."""
+
+
+class _Callers:
+    """The rule that tells what a caller may see."""
+
+    def __init__(self, address: str, token: str | None) -> None:
+        self._token = token
+        # Elsewhere the token, or the network, is the guard.
+        self._by_loopback = token is None and not is_beyond_loopback(f"tcp://{address}")
+
+    def are_sent_from_elsewhere(self, request: Request) -> bool:
+        """Whether a page from elsewhere makes a browser on this machine call a port that only loopback guards.
+
+        Either it says so, or it reaches the port under a name of its own (DNS rebinding), which is neither localhost nor
+        an IP address.
+        """
+        headers = request.headers
+        if not self._by_loopback:
+            return False
+        if headers.get("sec-fetch-site") == "cross-site" and headers.get("sec-fetch-mode") != "navigate":
+            return True
+        host = _HOST.fullmatch(headers.get("host", "localhost"))
+        return host is None or not (
+            host["name"].lower() == "localhost" or _is_ip_address(host["name"].strip("[]"))
+        )
+
+    def may_see(self, request: Request) -> bool:
+        """Whether the caller showed the token, where one is asked for."""
+        if self._token is None:
+            return True
+        given = request.headers.get("authorization", "")
+        return hmac.compare_digest(given.encode(), f"Bearer {self._token}".encode())
+
+
+def _is_ip_address(host: str) -> bool:
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
 class _Thread:
     """What the thread of the port does; it ends after `stop`."""
 
     def __init__(
         self,
         listener: socket.socket,
-        token: str | None,
-        pages: Mapping[str, Page],
+        callers: _Callers,
+        pages: Mapping[str, Page | EventStream],
         main_loop: trio.lowlevel.TrioToken | None,
     ) -> None:
         """Without a `main_loop` pages are read in the thread, and paths that have none answer 503."""
         self._listener = listener
-        self._token = token
+        self._callers = callers
         self._main_loop = main_loop
         self._loop: trio.lowlevel.TrioToken | None = None
         self.began = threading.Event()
         self._stopped = trio.Event()
+        self._feeds: list[Feed] = []
         self._application = Starlette(
             routes=self._routes(pages),
             exception_handlers={404: _not_yet} if main_loop is None else None,
@@ -177,7 +240,11 @@ class _Thread:
     async def _serve(self, config: Config) -> None:
         self._loop = trio.lowlevel.current_trio_token()
         self.began.set()
-        await serve(cast(Any, self._application), config, shutdown_trigger=self._stopped.wait)
+        async with trio.open_nursery() as nursery:
+            for feed in self._feeds:
+                nursery.start_soon(feed.run)
+            await serve(cast(Any, self._application), config, shutdown_trigger=self._stopped.wait)
+            nursery.cancel_scope.cancel()
 
     def stop(self) -> None:
         """End `run` soon, from the main loop."""
@@ -187,44 +254,70 @@ class _Thread:
             else:
                 self._loop.run_sync_soon(self._stopped.set)
 
-    def _routes(self, pages: Mapping[str, Page]) -> list[Route]:
+    def _routes(self, pages: Mapping[str, Page | EventStream]) -> list[Route]:
         return [
-            Route(path, self._endpoint(page), methods=["GET", *(["PUT"] if page.change else [])])
+            Route(
+                path,
+                self._endpoint(page),
+                methods=["GET", *(["PUT"] if isinstance(page, Page) and page.change else [])],
+            )
             for path, page in pages.items()
         ]
 
-    def _endpoint(self, page: Page) -> Callable[[Request], Awaitable[Response]]:
+    def _endpoint(self, page: Page | EventStream) -> Callable[[Request], Awaitable[Response]]:
+        answer = self._answer_of(page) if isinstance(page, Page) else self._answer_of_stream(page)
+
         async def endpoint(request: Request) -> Response:
-            write: Callable[[Any], Response] | None = page.write
-            if not self._may_see(request):
-                write = page.hidden
-            if write is None:
+            if self._callers.are_sent_from_elsewhere(request):
+                why = "this port answers to localhost and IP addresses, and to no page from elsewhere"
+                return JSONResponse({"error": why}, status_code=421)
+            sees = self._callers.may_see(request)
+            if not sees and (isinstance(page, EventStream) or page.hidden is None):
                 return JSONResponse(
                     {"error": "the token is missing or wrong"},
                     status_code=401,
                     headers={"WWW-Authenticate": "Bearer"},
                 )
+            return await answer(request, sees)
+
+        return endpoint
+
+    def _answer_of(self, page: Page) -> Callable[[Request, bool], Awaitable[Response]]:
+        async def answer(request: Request, sees: bool) -> Response:
+            write = page.write if sees or page.hidden is None else page.hidden
+            given = {**request.query_params, **request.path_params}
+            read = page.read and partial(
+                page.read, **{name: given[name] for name in page.takes if name in given}
+            )
             try:
                 if request.method == "PUT" and page.change is not None:
                     read = partial(page.change, await _json_of(request))
-                else:
-                    given = {**request.query_params, **request.path_params}
-                    read = partial(page.read, **{name: given[name] for name in page.takes if name in given})
-                found = await self._on_main_loop(read)
+                return write(None if read is None else await self._on_main_loop(read))
             except ConfigurationError as error:
                 return JSONResponse({"error": str(error)}, status_code=400)
             except trio.TooSlowError:
                 why = f"the event loop has not answered for {PATIENCE_S} s"
                 return JSONResponse({"error": why}, status_code=503)
-            return write(found)
 
-        return endpoint
+        return answer
 
-    def _may_see(self, request: Request) -> bool:
-        if self._token is None:
-            return True
-        given = request.headers.get("authorization", "")
-        return hmac.compare_digest(given.encode(), f"Bearer {self._token}".encode())
+    def _answer_of_stream(self, stream: EventStream) -> Callable[[Request, bool], Awaitable[Response]]:
+        feed = Feed(lambda batches: self._on_main_loop(partial(stream.read, batches)))
+        self._feeds.append(feed)
+
+        async def serve_and_close(*asgi: Any) -> None:
+            await feed.serve(*asgi)
+            # Hypercorn frees no connection whose caller vanished and had sent more requests ahead: end its tasks.
+            connection = trio.lowlevel.current_task().parent_nursery
+            if connection is not None:
+                connection.cancel_scope.cancel()
+
+        async def answer(request: Request, sees: bool) -> Response:
+            if feed.full:
+                return JSONResponse({"error": f"{MOST_VIEWERS} viewers look already"}, status_code=503)
+            return cast(Response, serve_and_close)
+
+        return answer
 
     async def _on_main_loop(self, read: Callable[[], Any]) -> Any:
         """Call `read` on the main loop. Raises TooSlowError where that does not answer in time, or has ended."""
@@ -279,8 +372,9 @@ def _listen(address: str) -> socket.socket:
         listener = socket.create_server(place[:2], family=family)
     except OSError as error:
         raise ConfigurationError([f'"{address}": {error.strerror or error}']) from error
-    # Connections inherit this.
+    # Connections inherit these.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNREAD_MS)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MAX_UNSENT_BYTES)
     return listener
 
 
@@ -325,7 +419,33 @@ def _exposition(found: list[tuple[Metric, list[Sample]]]) -> Response:
     return Response(generate_latest(cast(Any, _Collected(found))), media_type=CONTENT_TYPE_LATEST)
 
 
-def server_pages(server: Server) -> dict[str, Page]:
+def html_page() -> Page:
+    """The page itself, which holds no data: `/events` brings it. Its own styles and script run, and no others."""
+    html = files("shapestream.serving").joinpath("page.html").read_text(encoding="utf-8")
+
+    def digest(tag: str) -> str:
+        inside = re.search(f"<{tag}>(.*?)</{tag}>", html, re.DOTALL)
+        assert inside is not None
+        return base64.b64encode(hashlib.sha256(inside[1].encode()).digest()).decode()
+
+    policy = (
+        f"default-src 'none'; script-src 'sha256-{digest('script')}'; style-src 'sha256-{digest('style')}'; "
+        "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
+    headers = {
+        "Content-Security-Policy": policy,
+        "Cache-Control": "no-cache",
+        "Referrer-Policy": "no-referrer",
+        "X-Content-Type-Options": "nosniff",
+    }
+
+    def write(_: None) -> Response:
+        return Response(html, media_type="text/html", headers=headers)
+
+    return Page(read=None, write=write, hidden=write)
+
+
+def server_pages(server: Server) -> dict[str, Page | EventStream]:
     """The pages of a server."""
 
     def standstill() -> list[str]:
@@ -348,6 +468,8 @@ def server_pages(server: Server) -> dict[str, Page]:
         return {"level": PRESENT.level, "format": PRESENT.format}
 
     return {
+        "/": html_page(),
+        "/events": EventStream(read=server.live),
         "/health/live": health_page("live", standstill),
         "/health/ready": health_page("ready", server.not_ready),
         "/statistics": json_page(server.statistics),

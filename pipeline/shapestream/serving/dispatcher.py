@@ -227,7 +227,7 @@ class Dispatcher:
             return
         running.ran(report, outputs, now)
         expired = running.expired()
-        self._journal.ran(running, report, expired)
+        self._journal.ran(running, report, expired, now)
         event = events.BatchFinished(
             batch=report.batch, busy_s=report.busy_s, expired=expired, preparations=report.preparations
         )
@@ -268,6 +268,7 @@ class Dispatcher:
             case ForgetRequest():
                 may_have_run = action.id in self._run_once
                 record = self._end(action.id)
+                self._journal.forgotten(record)
                 if may_have_run:
                     self._egress.forgotten(record)
             case CancelBatch():

@@ -18,7 +18,7 @@ import os
 from collections.abc import Mapping
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import structlog
 import trio
@@ -55,6 +55,9 @@ from shapestream.wire.limits import CLIENT_LIMITS, WORKER_LIMITS
 from shapestream.wire.messages import Role
 from shapestream_engine.calibration_cache import CostCache
 
+if TYPE_CHECKING:
+    from shapestream.serving.tracing import RequestTracer
+
 log = structlog.get_logger()
 
 # Between the last word and the end of the connections. A worker's libzmq (ZMQ_IMMEDIATE) drops with a connection what was
@@ -67,6 +70,8 @@ STALL_S = 0.5
 
 # Slots that the counters name, the first that joined: a message holds 1 MiB, and its maps 4096 keys.
 MOST_SLOTS = 1024
+# The same on the page, which has a row for each.
+MOST_SLOTS_SHOWN = 128
 
 
 class Server:
@@ -81,6 +86,7 @@ class Server:
         *,
         cost_cache: CostCache | None = None,
         local: SlotThreads | None = None,
+        tracer: RequestTracer | None = None,
     ) -> None:
         self._settings = settings
         self._started = trio.current_time()
@@ -105,7 +111,8 @@ class Server:
         )
         trace = None if settings.record_trace is None else TraceRecorder(Path(settings.record_trace))
         self._stories = Stories(self._scheduler.troubles)
-        self._journal = Journal(self._counters, self._stories, trace)
+        self._tracer = tracer
+        self._journal = Journal(self._counters, self._stories, trace, tracer)
         self._kept = KeptReplies(
             max_bytes=settings.kept_bytes,
             max_age_s=settings.kept_s,
@@ -352,6 +359,46 @@ class Server:
         slowest = (past for past in self._stories.slowest(now) if may_see(asker, past.member.client))
         return [story_of(past, now, asker) for past in islice(slowest, count)]
 
+    def live(self, batches: int) -> dict[str, Any]:
+        """The page's data: counters, queue by size, slots, errors, and the batches after the first `batches` ones.
+
+        Times are those of this process's monotonic clock, in seconds, beside `now`.
+        """
+        recent = self._counters.recent
+        standstill = self.standstill()
+        return {
+            "now": trio.current_time(),
+            "addresses": list(self.addresses),
+            "notices": [*self.not_ready(), *([] if standstill is None else [standstill])],
+            "statistics": self.statistics(),
+            "queues": {
+                name: [
+                    queue.waiting,
+                    queue.dimensions,
+                    [[*bins, count] for bins, count in queue.cells.items()],
+                ]
+                for name, queue in self._scheduler.sizes_waiting().items()
+            },
+            "slots": [
+                {
+                    "slot": slot.label,
+                    "worker": slot.worker.name,
+                    "pid": slot.worker.pid,
+                    "state": self._scheduler.standing(slot.number),
+                    "batches": slot.batches,
+                    "busy_s": slot.busy_s,
+                    "running": [[running.action.model, running.started] for running in slot.running.values()],
+                }
+                for slot in islice(self._dispatcher.slots.values(), MOST_SLOTS_SHOWN)
+            ],
+            "errors": [
+                [error.time, error.model, error.code, error.message, error.request_id]
+                for error in recent.errors
+            ],
+            "batches_in_all": recent.batches,
+            "batches": recent.since(batches),
+        }
+
     # ---------------------------------------------------------------- its tasks
 
     async def _run(self, task_status: trio.TaskStatus[Server]) -> None:
@@ -379,6 +426,8 @@ class Server:
                 await self._drain()
                 if cost_keeper is not None:
                     await cost_keeper.aclose()
+                if self._tracer is not None:
+                    await self._tracer.aclose()
                 nursery.cancel_scope.cancel()
         finally:
             self._ended = True
@@ -446,6 +495,7 @@ async def serve(
     cost_cache: CostCache | None = None,
     own_workers: str | None = None,
     local: SlotThreads | None = None,
+    tracer: RequestTracer | None = None,
     clients: PeerSocket | None = None,
     workers: PeerSocket | None = None,
     task_status: trio.TaskStatus[Server] = trio.TASK_STATUS_IGNORED,
@@ -455,7 +505,7 @@ async def serve(
     `models`: those that clients may ask for before a worker has brought them; `digests`: the sha256 of their files,
     where known, else the first worker says it. `keys`: those of `settings.security`, read from its files.
     `cost_cache`: where costs learned from traffic are kept for the next server. `own_workers`: a private address for
-    the workers that this server's process starts.
+    the workers that this server's process starts. `tracer` makes spans of requests; it is ended with the server.
 
     The sockets are made from the addresses of the settings unless given; either way they are closed at the end.
     Raises AddressInUse when another process listens there, ConfigurationError for an address that other machines
@@ -472,7 +522,9 @@ async def serve(
             roles_of_workers = (KeyRole.WORKER,)
             worker_socket = listen(dial_in, settings, keys, "workers", roles_of_workers, room, WORKER_LIMITS)
         served = ServedModels(models or {}, digests or {})
-        server = Server(settings, served, client_socket, worker_socket, cost_cache=cost_cache, local=local)
+        server = Server(
+            settings, served, client_socket, worker_socket, cost_cache=cost_cache, local=local, tracer=tracer
+        )
         await server._run(task_status)
     finally:
         for socket in (client_socket, worker_socket):
