@@ -67,12 +67,14 @@ RETRY_S = 1.0
 class Page:
     """One path of the port."""
 
-    read: Callable[[], Any] | None
+    read: Callable[..., Any] | None
     """Called on the main loop, so it is quick; None: the answer needs nothing from there."""
     write: Callable[[Any], Response]
     """The answer, made of what `read` returned in the port's own thread."""
     hidden: Callable[[Any], Response] | None = None
     """The answer to a caller without the token; None: such a caller is turned away."""
+    takes: tuple[str, ...] = ()
+    """Names of parameters of the path, or of the query, that `read` is given where they are there."""
     change: Callable[[Any], Any] | None = None
     """Called on the main loop with the JSON of a PUT; returns what `read` does. Raises `ConfigurationError`."""
 
@@ -283,7 +285,10 @@ class _Thread:
     def _answer_of(self, page: Page) -> Callable[[Request, bool], Awaitable[Response]]:
         async def answer(request: Request, sees: bool) -> Response:
             write = page.write if sees or page.hidden is None else page.hidden
-            read = page.read
+            given = {**request.query_params, **request.path_params}
+            read = page.read and partial(
+                page.read, **{name: given[name] for name in page.takes if name in given}
+            )
             try:
                 if request.method == "PUT" and page.change is not None:
                     read = partial(page.change, await _json_of(request))
@@ -447,6 +452,11 @@ def server_pages(server: Server) -> dict[str, Page | EventStream]:
         why = server.standstill()
         return [] if why is None else [why]
 
+    def slowest_stories(slowest: str = "10") -> dict[str, Any]:
+        if not (slowest.isdecimal() and len(slowest) < 5):
+            raise ConfigurationError(["slowest is a number of requests"])
+        return server.explain("", int(slowest))
+
     def change_log_level(asked: Any) -> dict[str, str]:
         for level in LEVELS:
             if asked == {"level": level}:
@@ -466,4 +476,10 @@ def server_pages(server: Server) -> dict[str, Page | EventStream]:
         "/audit": json_page(server.audit),
         "/logging": Page(read=log_settings, write=JSONResponse, change=change_log_level),
         "/metrics": Page(read=lambda: observe(server.observation()), write=_exposition),
+        "/requests": Page(read=slowest_stories, write=JSONResponse, takes=("slowest",)),
+        "/requests/{request}": Page(
+            read=lambda request: server.explain(request, 0),
+            write=lambda found: JSONResponse(found, status_code=404 if "unknown" in found else 200),
+            takes=("request",),
+        ),
     }

@@ -34,12 +34,13 @@ from shapestream.serving.cost_keeper import CostKeeper
 from shapestream.serving.dispatcher import Dispatcher
 from shapestream.serving.egress import Egress
 from shapestream.serving.journal import Journal
-from shapestream.serving.kept_replies import KeptReplies
+from shapestream.serving.kept_replies import ClientId, KeptReplies
 from shapestream.serving.listening import listen
 from shapestream.serving.models import ServedModels
 from shapestream.serving.outgoing import Outgoing
 from shapestream.serving.quarantine import Quarantine
 from shapestream.serving.slot_threads import SlotThreads
+from shapestream.serving.stories import Stories, may_see, nothing_of, story_of
 from shapestream.serving.worker_port import LastState, ProcessOwner, WorkerPort
 from shapestream.settings import ModelSettings, ServerSettings
 from shapestream.telemetry.last_minute import LastMinute
@@ -111,8 +112,9 @@ class Server:
             learned={} if self._cost_keeper is None else self._cost_keeper.read(),
         )
         trace = None if settings.record_trace is None else TraceRecorder(Path(settings.record_trace))
+        self._stories = Stories(self._scheduler.troubles)
         self._tracer = tracer
-        self._journal = Journal(self._counters, trace, tracer)
+        self._journal = Journal(self._counters, self._stories, trace, tracer)
         self._kept = KeptReplies(
             max_bytes=settings.kept_bytes,
             max_age_s=settings.kept_s,
@@ -143,6 +145,7 @@ class Server:
             epoch=epoch,
             describe=self.statistics,
             acknowledge=self._auditor.acknowledge,
+            explain=self.explain,
         )
         self._availability = Availability(
             self._models, self._dispatcher, self._client_port, workers_may_come=workers is not None
@@ -344,6 +347,25 @@ class Server:
             "audit": self.audit(),
             **self._counters.to_dict(),
         }
+
+    def explain(self, request: str, slowest: int, asker: ClientId | None = None) -> dict[str, Any]:
+        """The `stories` of the requests with this id, else of the slowest, as plain data; where none, `unknown` says why.
+
+        Only of requests that the asker may see; None: an admin.
+        """
+        if not request:
+            return {"stories": self.slowest_stories(slowest, asker)}
+        now = trio.current_time()
+        found = self._stories.of(request, self._dispatcher.requests, self._dispatcher.batches)
+        stories = [story_of(past, now, asker) for past in found if may_see(asker, past.member.client)]
+        unknown = {} if stories else {"unknown": nothing_of(request, self._stories.reach_s(now))}
+        return {"stories": stories, **unknown}
+
+    def slowest_stories(self, count: int, asker: ClientId | None = None) -> list[dict[str, Any]]:
+        """The slowest requests of the last ten minutes that the asker may see, one of a batch, the slowest first."""
+        now = trio.current_time()
+        slowest = (past for past in self._stories.slowest(now) if may_see(asker, past.member.client))
+        return [story_of(past, now, asker) for past in islice(slowest, count)]
 
     def live(self, batches: int) -> dict[str, Any]:
         """The page's data: counters, queue by size, slots, errors, and the batches after the first `batches` ones.
