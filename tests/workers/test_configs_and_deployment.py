@@ -92,6 +92,7 @@ def test_every_command_is_documented() -> None:
         "simulate",
         "schema",
         "version",
+        "why",
     } == COMMANDS
     assert [] == sorted(
         command for command in COMMANDS if not re.search(rf"^## .*`shapestream {command}\b", page, re.M)

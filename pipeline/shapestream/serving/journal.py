@@ -14,11 +14,13 @@ import trio
 from shapestream.errors import Cancelled
 from shapestream.scheduling.events import DeliverResults, FailRequest, ReportFault
 from shapestream.serving.sessions import RequestRecord
+from shapestream.serving.stories import Stories
 from shapestream.serving.workers import RunningBatch
 from shapestream.telemetry.logging import PRESENT, RateLimit
+from shapestream.telemetry.recent import RecentBatch
 from shapestream.telemetry.statistics import ServerStatistics
 from shapestream.telemetry.trace import TraceRecorder
-from shapestream.wire.tags import trace_of
+from shapestream.wire.tags import REQUEST_ID, trace_of
 from shapestream_engine.batch import BatchReport, ErrorCode
 
 if TYPE_CHECKING:
@@ -33,11 +35,13 @@ class Journal:
     def __init__(
         self,
         statistics: ServerStatistics,
+        stories: Stories,
         trace: TraceRecorder | None = None,
         tracer: RequestTracer | None = None,
     ) -> None:
         """`trace` records the sizes of all requests, `tracer` makes their spans; the journal ends both."""
         self.statistics = statistics
+        self.stories = stories
         self._trace = trace
         self._tracer = tracer
         self._limit = RateLimit()
@@ -51,6 +55,7 @@ class Journal:
         if not PRESENT.debug:
             return
         for record in records:
+            own_id = (record.tags or {}).get(REQUEST_ID)
             log.debug(
                 "request arrived",
                 request=record.id,
@@ -58,6 +63,7 @@ class Journal:
                 sequence=record.sequence,
                 model=record.model,
                 **trace_of(record.tags),
+                **({} if own_id is None else {REQUEST_ID: own_id}),
             )
 
     def close(self) -> None:
@@ -102,20 +108,37 @@ class Journal:
         if PRESENT.debug:
             log.debug("batch recalled", batch=running.action.batch, slot=running.slot.label)
 
-    def ran(self, running: RunningBatch, report: BatchReport, expired: frozenset[int]) -> None:
+    def ran(self, running: RunningBatch, report: BatchReport, expired: frozenset[int], now: float) -> None:
         """Note a batch that has run."""
         action, slot = running.action, running.slot
-        self.statistics.count_batch(
+        requests = len(action.requests) - len(expired)
+        rows = sum([record.shape.rows for record in running.records])
+        # What the requests that ran would have computed without any padding.
+        elements = sum([record.shape.elements for record in running.records if record.id not in expired])
+        computed = self.statistics.count_batch(
             action.model,
             running.calls,
-            requests=len(action.requests) - len(expired),
-            rows=sum([record.shape.rows for record in running.records]),
-            # What the requests that ran would have computed without any padding.
-            elements=sum([record.shape.elements for record in running.records if record.id not in expired]),
+            requests=requests,
+            rows=rows,
+            elements=elements,
             run_us=running.run_us,
             busy_us=round(report.busy_s * 1e6),
             reallocations=report.reallocations,
             preparations=report.preparations,
+        )
+        self.statistics.recent.add_batch(
+            RecentBatch(
+                running.started,
+                now,
+                slot.label,
+                action.model,
+                requests,
+                rows,
+                elements,
+                computed,
+                report.preparations,
+                action.sizes,
+            )
         )
         if PRESENT.debug:
             log.debug(
@@ -130,7 +153,11 @@ class Journal:
                 expired=sorted(expired),
             )
 
-    def failed(self, running: RunningBatch, report: BatchReport) -> None:
+    def lost(self, running: RunningBatch, why: str, now: float) -> None:
+        """Note a batch whose slot is gone."""
+        self.stories.lost(running, "worker_lost", why, now)
+
+    def failed(self, running: RunningBatch, report: BatchReport, now: float) -> None:
         """Note a batch that has failed. Clients may cause this at will, so the rate of lines is limited."""
         if report.code is ErrorCode.RECALLED:
             self.statistics.batches_recalled += 1
@@ -141,6 +168,7 @@ class Journal:
         counters = self.statistics.of(action.model)
         counters.batches_failed += 1
         counters.attempts_failed += len(action.requests)
+        self.stories.lost(running, report.code or ErrorCode.INTERNAL, report.message, now)
         if report.code is ErrorCode.CANCELLED:  # as asked for
             log.debug("batch cancelled", batch=report.batch, slot=running.slot.label)
             return
@@ -160,9 +188,10 @@ class Journal:
             )
 
     def delivered(
-        self, action: DeliverResults, running: RunningBatch, records: Sequence[RequestRecord]
+        self, action: DeliverResults, running: RunningBatch, records: Sequence[RequestRecord], now: float
     ) -> None:
-        """Note results that go to their clients."""
+        """Note results that go to their clients; `records` are parallel to the action's requests."""
+        self.stories.delivered(running, records, now)
         if self._tracer is not None:
             self._tracer.delivered(running, records)
         if PRESENT.debug:
@@ -197,8 +226,9 @@ class Journal:
                 exc_info=action.error,
             )
 
-    def request_failed(self, record: RequestRecord, action: FailRequest) -> None:
-        """Note a request that ends without a result."""
+    def request_failed(self, action: FailRequest, record: RequestRecord, code: str, now: float) -> None:
+        """Note a request that ends without a result; its client is told `code`."""
+        self.stories.failed(record, action, code, now)
         if self._tracer is not None:
             self._tracer.ended(record, action.code, action.message)
         if PRESENT.debug:

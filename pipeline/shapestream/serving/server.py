@@ -34,12 +34,13 @@ from shapestream.serving.cost_keeper import CostKeeper
 from shapestream.serving.dispatcher import Dispatcher
 from shapestream.serving.egress import Egress
 from shapestream.serving.journal import Journal
-from shapestream.serving.kept_replies import KeptReplies
+from shapestream.serving.kept_replies import ClientId, KeptReplies
 from shapestream.serving.listening import listen
 from shapestream.serving.models import ServedModels
 from shapestream.serving.outgoing import Outgoing
 from shapestream.serving.quarantine import Quarantine
 from shapestream.serving.slot_threads import SlotThreads
+from shapestream.serving.stories import Stories, may_see, nothing_of, story_of
 from shapestream.serving.worker_port import LastState, ProcessOwner, WorkerPort
 from shapestream.settings import ModelSettings, ServerSettings
 from shapestream.telemetry.logging import LogFormat, LogLevel, change
@@ -69,6 +70,8 @@ STALL_S = 0.5
 
 # Slots that the counters name, the first that joined: a message holds 1 MiB, and its maps 4096 keys.
 MOST_SLOTS = 1024
+# The same on the page, which has a row for each.
+MOST_SLOTS_SHOWN = 128
 
 
 class Server:
@@ -107,8 +110,9 @@ class Server:
             learned={} if self._cost_keeper is None else self._cost_keeper.read(),
         )
         trace = None if settings.record_trace is None else TraceRecorder(Path(settings.record_trace))
+        self._stories = Stories(self._scheduler.troubles)
         self._tracer = tracer
-        self._journal = Journal(self._counters, trace, tracer)
+        self._journal = Journal(self._counters, self._stories, trace, tracer)
         self._kept = KeptReplies(
             max_bytes=settings.kept_bytes,
             max_age_s=settings.kept_s,
@@ -139,6 +143,7 @@ class Server:
             epoch=epoch,
             describe=self.statistics,
             acknowledge=self._auditor.acknowledge,
+            explain=self.explain,
         )
         self._availability = Availability(
             self._models, self._dispatcher, self._client_port, workers_may_come=workers is not None
@@ -333,6 +338,65 @@ class Server:
             "peers_refused": self._peers_refused(),
             "audit": self.audit(),
             **self._counters.to_dict(),
+        }
+
+    def explain(self, request: str, slowest: int, asker: ClientId | None = None) -> dict[str, Any]:
+        """The `stories` of the requests with this id, else of the slowest, as plain data; where none, `unknown` says why.
+
+        Only of requests that the asker may see; None: an admin.
+        """
+        if not request:
+            return {"stories": self.slowest_stories(slowest, asker)}
+        now = trio.current_time()
+        found = self._stories.of(request, self._dispatcher.requests, self._dispatcher.batches)
+        stories = [story_of(past, now, asker) for past in found if may_see(asker, past.member.client)]
+        unknown = {} if stories else {"unknown": nothing_of(request, self._stories.reach_s(now))}
+        return {"stories": stories, **unknown}
+
+    def slowest_stories(self, count: int, asker: ClientId | None = None) -> list[dict[str, Any]]:
+        """The slowest requests of the last ten minutes that the asker may see, one of a batch, the slowest first."""
+        now = trio.current_time()
+        slowest = (past for past in self._stories.slowest(now) if may_see(asker, past.member.client))
+        return [story_of(past, now, asker) for past in islice(slowest, count)]
+
+    def live(self, batches: int) -> dict[str, Any]:
+        """The page's data: counters, queue by size, slots, errors, and the batches after the first `batches` ones.
+
+        Times are those of this process's monotonic clock, in seconds, beside `now`.
+        """
+        recent = self._counters.recent
+        standstill = self.standstill()
+        return {
+            "now": trio.current_time(),
+            "addresses": list(self.addresses),
+            "notices": [*self.not_ready(), *([] if standstill is None else [standstill])],
+            "statistics": self.statistics(),
+            "queues": {
+                name: [
+                    queue.waiting,
+                    queue.dimensions,
+                    [[*bins, count] for bins, count in queue.cells.items()],
+                ]
+                for name, queue in self._scheduler.sizes_waiting().items()
+            },
+            "slots": [
+                {
+                    "slot": slot.label,
+                    "worker": slot.worker.name,
+                    "pid": slot.worker.pid,
+                    "state": self._scheduler.standing(slot.number),
+                    "batches": slot.batches,
+                    "busy_s": slot.busy_s,
+                    "running": [[running.action.model, running.started] for running in slot.running.values()],
+                }
+                for slot in islice(self._dispatcher.slots.values(), MOST_SLOTS_SHOWN)
+            ],
+            "errors": [
+                [error.time, error.model, error.code, error.message, error.request_id]
+                for error in recent.errors
+            ],
+            "batches_in_all": recent.batches,
+            "batches": recent.since(batches),
         }
 
     # ---------------------------------------------------------------- its tasks

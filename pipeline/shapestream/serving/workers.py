@@ -291,6 +291,7 @@ class RunningBatch:
         "outputs",
         "recalled",
         "records",
+        "report",
         "run_us",
         "sent_at",
         "slot",
@@ -325,6 +326,8 @@ class RunningBatch:
         )
         self.outputs: Sequence[Tensors | None] = ()
         """Parallel to the members, once it has run."""
+        self.report: BatchReport | None = None
+        """Once it has run."""
         self.calls: Sequence[tuple[int, tuple[int, ...]]] = ()
         """Its calls by number and sizes, once it has run."""
         self.run_us = 0
@@ -341,6 +344,7 @@ class RunningBatch:
     def ran(self, report: BatchReport, outputs: Sequence[Tensors | None], now: float) -> None:
         """It has run, as is reported now; of one that was queued this tells when it began."""
         self.outputs = outputs
+        self.report = report
         self.calls = report.calls or ((1, self.action.sizes),)
         self.run_us = round(report.run_s * 1e6)
         self.slot.batches += 1

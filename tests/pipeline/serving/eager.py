@@ -53,6 +53,10 @@ class EagerScheduler:
         yield
         self.recall_share = 0.0
 
+    def troubles(self, id: int) -> list[tuple[float, str]]:  # noqa: A002
+        """None are remembered."""
+        return []
+
     def codes(self) -> list[str]:
         """Why batches have failed so far."""
         return [event.code for event in self.log if isinstance(event, events.BatchFailed)]
