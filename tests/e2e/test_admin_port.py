@@ -291,6 +291,14 @@ def test_a_change_of_the_log_that_cannot_be_read_changes_nothing(
     assert "info" == get(port, "/logging")[1]["level"]
 
 
+@pytest.mark.parametrize("headers", [{"Host": "elsewhere.example"}, {"Sec-Fetch-Site": "cross-site"}])
+def test_no_page_from_elsewhere_changes_the_log(port: int, headers: dict[str, str]) -> None:
+    """Nor may it: the question that a browser asks before such a PUT is refused, too."""
+    assert 421 == put_level(port, b'{"level": "debug"}', **headers)[0]
+    assert 405 == get(port, "/logging", "OPTIONS", Origin="http://localhost:8000")[0]
+    assert "info" == get(port, "/logging")[1]["level"]
+
+
 @pytest.mark.parametrize(
     "garbage",
     [
