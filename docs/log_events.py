@@ -59,12 +59,7 @@ def events() -> dict[str, Event]:
 
 
 def _calls(module: ast.Module) -> Iterator[tuple[str, str, list[str]]]:
-    """Event, level and keys of every call of the log in one module.
-
-    Three forms: `log.LEVEL(event, …)`, also by a name for it; `LineBudget.write(log, level, event, now, …)`; and a call of a
-    function of the module that hands its own parameter `event` to the second.
-    """
-    hands_on: dict[str, tuple[int, str, list[str]]] = {}
+    """Event, level and keys of every `log.LEVEL(event, …)`, also by a name for it, in one module."""
     for function in (node for node in ast.walk(module) if isinstance(node, FUNCTIONS)):
         names = {
             target.id: _levels(node.value)
@@ -78,18 +73,6 @@ def _calls(module: ast.Module) -> Iterator[tuple[str, str, list[str]]]:
             levels = names.get(call.func.id, []) if isinstance(call.func, ast.Name) else _levels(call.func)
             if levels and call.args and (text := _text(call.args[0])) is not None:
                 yield from ((text, level, keys) for level in levels)
-            elif len(call.args) > 2 and ast.unparse(call.args[0]) == "log" and _text(call.args[1]):
-                level, event = str(_text(call.args[1])), call.args[2]
-                if (text := _text(event)) is not None:
-                    yield text, level, keys
-                elif isinstance(event, ast.Name):
-                    at = [argument.arg for argument in function.args.args].index(event.id)
-                    hands_on[function.name] = (at - 1, level, keys)  # less `self`
-    for call in (node for node in ast.walk(module) if isinstance(node, ast.Call)):
-        if isinstance(call.func, ast.Attribute) and call.func.attr in hands_on:
-            at, level, keys = hands_on[call.func.attr]
-            if (text := _text(call.args[at])) is not None:
-                yield text, level, keys + [key.arg for key in call.keywords if key.arg is not None]
 
 
 def _levels(value: ast.expr) -> list[str]:

@@ -151,6 +151,7 @@ def _report(
         inputs=outcome.get("inputs", {}),
         sizes=tuple(outcome.get("sizes", ())),
         follows=outcome.get("follows", {}),
+        tolerances=outcome.get("tolerances", {}),
         notes=tuple(notes),
         seconds=round(seconds, 3),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import signal
 import socket
 import struct
@@ -43,17 +44,24 @@ def port_of(command: Any) -> int:
     return int(event["address"].rpartition(":")[2])
 
 
-def get(port: int, path: str, method: str = "GET", **headers: str) -> tuple[int, dict[str, Any]]:
+def get(
+    port: int, path: str, method: str = "GET", body: bytes | None = None, **headers: str
+) -> tuple[int, dict[str, Any]]:
     """Status and JSON of one answer; no JSON is an empty one."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
     try:
-        connection.request(method, path, headers=headers)
+        connection.request(method, path, body, headers)
         answer = connection.getresponse()
         body = answer.read()
         is_json = answer.headers.get_content_type() == "application/json"
         return answer.status, json.loads(body) if is_json and body else {}
     finally:
         connection.close()
+
+
+def put_level(port: int, body: bytes, kind: str = "application/json", **headers: str) -> tuple[int, Any]:
+    """Status and JSON of a change of the log."""
+    return get(port, "/logging", "PUT", body, **{"Content-Type": kind}, **headers)
 
 
 def connected(port: int) -> socket.socket:
@@ -108,7 +116,7 @@ def test_live_fails_while_the_loop_stands_still_and_while_all_slots_hang(workpla
     served.send(signal.SIGSTOP)
     try:
         with connected(port) as probe:
-            probe.sendall(b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n")
+            probe.sendall(b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n\r\n")
             probe.settimeout(0.5)
             with pytest.raises(TimeoutError):
                 probe.recv(1)
@@ -125,8 +133,66 @@ def test_live_fails_while_the_loop_stands_still_and_while_all_slots_hang(workpla
     workplace.open_gate()
 
 
+def test_while_models_are_prepared_the_process_lives_and_is_not_ready(workplace: Any) -> None:
+    """In process the main thread prepares them. Nothing else can be read until they are there."""
+    served = workplace.try_serve(
+        MODELS.replace("SERVER", ADMIN)
+        .replace("gated:double_when_open", "slow_import:call")
+        .replace("{x:", "{a:")
+    )
+    port = port_of(served)
+    until("the import", lambda: list(workplace.folder.glob("began-*")))
+    why = "models are being prepared"
+    assert (200, {"live": True, "why": []}) == get(port, "/health/live")
+    assert (503, {"ready": False, "why": [why]}) == get(port, "/health/ready")
+    for path in ("/metrics", "/statistics", "/logging", "/nothing"):
+        assert (503, {"error": why}) == get(port, path)
+    assert (503, {"error": why}) == put_level(port, b'{"level": "debug"}')
+    (workplace.folder / "go").touch()
+    until("ready", lambda: get(port, "/health/ready") == (200, {"ready": True, "why": []}))
+    assert (200, 404) == (get(port, "/statistics")[0], get(port, "/nothing")[0])
+
+
+def test_the_level_of_the_log_changes_while_the_server_runs(workplace: Any) -> None:
+    """Its workers follow, also one that is started later; SIGHUP reads the YAML again."""
+    workplace.open_gate()
+    text = MODELS.replace("SERVER", ADMIN).replace("in_process: true", "workers: [{count: 1, slots: 1}]")
+    served = workplace.serve(text)
+    port = port_of(served)
+    until("a slot", lambda: get(port, "/health/ready")[0] == 200)
+
+    def ask() -> None:
+        with served.client() as client:
+            client.infer("gated", {"x": np.ones((1, 2), np.float32)})
+
+    ask()
+    assert [] == served.events("request arrived") + served.events("batch ran here")
+    assert (200, {"level": "info", "format": "auto"}) == get(port, "/logging")
+    assert (200, {"level": "debug", "format": "auto"}) == put_level(port, b'{"level": "debug"}')
+    served.wait_for("logging changes", 2)
+    ask()
+    assert 1 == len(served.events("request arrived"))
+    served.wait_for("batch ran here")
+    (pid,) = served.workers().values()
+    psutil.Process(pid).kill()
+    served.wait_for("logging changes", 3)
+    ask()
+    served.wait_for("batch ran here", 2)
+    workplace.write(text + "    logging: {level: warning, format: pretty}\n")
+    served.send(signal.SIGHUP)
+    until("another level", lambda: get(port, "/logging")[1] == {"level": "warning", "format": "pretty"})
+    assert "logging changes" in served.log.read_text().splitlines()[-1]
+
+
 @pytest.mark.parametrize(
-    "wrong", [{}, {"Authorization": "Bearer no"}, {"Authorization": "Basic secret-word"}]
+    "wrong",
+    [
+        {},
+        {"Authorization": "Bearer no"},
+        {"Authorization": "Basic secret-word"},
+        {"Authorization": "Bearer \xff"},
+        {"Authorization": "Bearer " + "secret-word" * 1000},
+    ],
 )
 def test_a_token_is_asked_for(module_workplace: Any, wrong: dict[str, str]) -> None:
     """Beyond loopback; without it, health checks say yes or no, and nothing else is told."""
@@ -137,9 +203,11 @@ def test_a_token_is_asked_for(module_workplace: Any, wrong: dict[str, str]) -> N
     port = port_of(module_workplace.commands[0])
     right = {"Authorization": "Bearer secret-word"}
     assert 401 == get(port, "/statistics", **wrong)[0]
+    assert 401 == put_level(port, b'{"level": "debug"}', **wrong)[0]
     assert (200, {"live": True}) == get(port, "/health/live", **wrong)
     assert (200, {"ready": True}) == get(port, "/health/ready", **wrong)
     assert 200 == get(port, "/statistics", **right)[0]
+    assert (200, {"level": "info", "format": "auto"}) == put_level(port, b'{"level": "info"}', **right)
     assert (200, {"live": True, "why": []}) == get(port, "/health/live", **right)
 
 
@@ -163,6 +231,7 @@ def test_a_worker_has_its_own_port_where_asked(workplace: Any) -> None:
     worker = workplace.start("worker", str(config), "--admin", "127.0.0.1:0")
     port = port_of(worker)
     assert (200, {"live": True, "why": []}) == get(port, "/health/live")
+    worker.wait_for("worker starts")
     unwelcome = (503, {"ready": False, "why": ["no server has welcomed this worker"]})
     assert unwelcome == get(port, "/health/ready")
     served = workplace.serve(config)
@@ -197,6 +266,40 @@ def test_only_reading_is_allowed(port: int, method: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("body", "kind", "words"),
+    [
+        (b'{"level": "debug"}', "text/plain", "application/json"),  # what a page of another site can send
+        (b'{"level": "debug"}', "application/x-www-form-urlencoded", "application/json"),
+        (b'{"level": "loud"}', "application/json", "debug, info, warning, error"),
+        (b'{"level": "debug", "format": "json"}', "application/json", 'expected {"level": LEVEL}'),
+        (b'{"level": ["debug"]}', "application/json", "LEVEL"),
+        (b'"debug"', "application/json", "LEVEL"),
+        (b"[" * 16_000, "application/json", "expected JSON"),
+        (b'{"level": ', "application/json", "expected JSON"),
+        (b"\xff", "application/json; charset=utf-8", "expected JSON"),
+        (b"", "application/json", "expected JSON"),
+        (b'{"level": "debug"}' + b" " * 20_000, "application/json", "expected JSON of at most"),
+    ],
+)
+def test_a_change_of_the_log_that_cannot_be_read_changes_nothing(
+    port: int, body: bytes, kind: str, words: str
+) -> None:
+    """The answer says what is expected."""
+    status, answer = put_level(port, body, kind)
+    assert 400 == status
+    assert words in answer["error"]
+    assert "info" == get(port, "/logging")[1]["level"]
+
+
+@pytest.mark.parametrize("headers", [{"Host": "elsewhere.example"}, {"Sec-Fetch-Site": "cross-site"}])
+def test_no_page_from_elsewhere_changes_the_log(port: int, headers: dict[str, str]) -> None:
+    """Nor may it: the question that a browser asks before such a PUT is refused, too."""
+    assert 421 == put_level(port, b'{"level": "debug"}', **headers)[0]
+    assert 405 == get(port, "/logging", "OPTIONS", Origin="http://localhost:8000")[0]
+    assert "info" == get(port, "/logging")[1]["level"]
+
+
+@pytest.mark.parametrize(
     "garbage",
     [
         pytest.param(b"GET /statistics HTTP/1.1\r\nX: " + b"x" * 1_000_000, id="an endless header"),
@@ -204,17 +307,22 @@ def test_only_reading_is_allowed(port: int, method: str) -> None:
         pytest.param(b"GET /" + b"x" * 1_000_000, id="an endless path"),
         pytest.param(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\xff" * 1000, id="HTTP/2 and then nonsense"),
         pytest.param(
-            b"GET /health/live HTTP/1.1\r\nHost: x\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\n"
+            b"GET /health/live HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\n"
             b"HTTP2-Settings: !!!\r\n\r\n" + b"\0" * 100,
             id="a wrong upgrade",
         ),
         pytest.param(
-            b"POST /statistics HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+            b"POST /statistics HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
             id="a wrong chunk",
         ),
         pytest.param(
-            b"POST /statistics HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999\r\n\r\n" + b"x" * 1_000_000,
+            b"POST /statistics HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999999\r\n\r\n"
+            + b"x" * 1_000_000,
             id="an endless body",
+        ),
+        pytest.param(
+            b"PUT /logging HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 18\r\n\r\n{",
+            id="half a body",
         ),
         pytest.param(bytes(range(256)) * 100, id="all bytes"),
         pytest.param(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\0" * 500, id="TLS"),
@@ -237,7 +345,7 @@ def test_garbage_ends_its_connection_and_no_other(port: int, garbage: bytes) -> 
 
 def test_callers_that_vanish_or_do_not_read_disturb_no_other(misused: Any, port: int) -> None:
     """Ends and resets in the middle of a request and of an answer, answers that are never read: nothing is left of them."""
-    ask = b"GET /statistics HTTP/1.1\r\nHost: x\r\n\r\n"
+    ask = b"GET /statistics HTTP/1.1\r\nHost: localhost\r\n\r\n"
     assert 200 == get(port, "/statistics")[0]
     process = psutil.Process(misused.pid)
     files = process.num_fds()
@@ -276,7 +384,7 @@ def test_callers_that_do_not_read_do_not_hold_up_the_end(workplace: Any) -> None
     served = workplace.serve(MODELS.replace("SERVER", ADMIN))
     deaf = [connected(port_of(served)) for _ in range(20)]
     for other in deaf[::2]:
-        other.sendall(b"GET /statistics HTTP/1.1\r\nHost: x\r\n\r\n")
+        other.sendall(b"GET /statistics HTTP/1.1\r\nHost: localhost\r\n\r\n")
     assert 200 == get(port_of(served), "/health/live")[0]
     served.send(signal.SIGTERM)
     assert 0 == served.wait()
@@ -331,6 +439,25 @@ def scrape(port: int) -> dict[str, float]:
     }
 
 
+def test_ends_of_workers_are_counted_by_their_entry(workplace: Any) -> None:
+    """Of the configuration, in which both begin with 0; the pid of a process that died is no label."""
+    served = workplace.serve(METERED.replace("in_process: true", "workers: [{count: 1}, {count: 2}]"))
+    served.wait_for("workers ready")
+    os.kill(served.workers()["w2"], signal.SIGKILL)
+
+    def ends() -> dict[str, float]:
+        name = "shapestream_worker_ends_total"
+        return {
+            labels.removeprefix(name): count
+            for labels, count in scrape(port_of(served)).items()
+            if labels.startswith(name)
+        }
+
+    died = {f'{{group="{group}",how="{how}"}}': 0 for group in (0, 1) for how in ("died", "ended")}
+    died['{group="1",how="died"}'] = 1
+    until("the end", lambda: ends() == died)
+
+
 def test_metrics_and_statistics_tell_what_happened(workplace: Any) -> None:
     """By model and outcome; a model that nobody asked for begins with 0, and no label is of a client's making.
 
@@ -366,7 +493,9 @@ def test_metrics_and_statistics_tell_what_happened(workplace: Any) -> None:
     assert 1 <= seen['shapestream_batches_total{model="other",result="failed"}']
     assert (6, 12) == (of_other["rows_total"], of_other["elements_computed_total"])
     assert 3 == of_other["request_seconds_count"] == of_other["batch_requests_count"]
-    assert 0 < of_other["batch_infer_seconds_sum"] <= of_other["batch_busy_seconds_sum"]
+    parts = sum(of_other[f"batch_{part}_seconds_sum"] for part in ("gather", "infer", "split"))
+    assert 0 < of_other["batch_infer_seconds_sum"] < parts
+    assert parts == pytest.approx(of_other["batch_busy_seconds_sum"], abs=3e-6)
     assert of_other["batch_busy_seconds_sum"] <= of_other["request_seconds_sum"]
     assert 3 == seen['shapestream_batch_requests_bucket{le="+Inf",model="other"}']
     assert 0 == seen['shapestream_requests_total{model="gated",outcome="ok"}']

@@ -84,13 +84,17 @@ def test_every_command_is_documented() -> None:
         "serve",
         "worker",
         "check",
+        "audit",
         "health",
         "infer",
         "models",
+        "stats",
+        "top",
         "tune",
         "simulate",
         "schema",
         "version",
+        "why",
     } == COMMANDS
     assert [] == sorted(
         command for command in COMMANDS if not re.search(rf"^## .*`shapestream {command}\b", page, re.M)

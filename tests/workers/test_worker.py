@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from itertools import count
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import trio
 import trio.testing
@@ -61,6 +61,7 @@ class EchoSlots:
 
     slots = 1
     digests: Mapping[str, str] = {}
+    tolerances: Mapping[str, Mapping[str, Any]] = {}
     models: Mapping[str, ModelSignature] = {"m": SIGNATURE}
     costs: Mapping[str, CostTable] = {}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import pytest
 
@@ -45,6 +46,7 @@ class RecordingSlots:
 
     slots = 2
     digests: Mapping[str, str] = {}
+    tolerances: Mapping[str, Mapping[str, Any]] = {}
     models: Mapping[str, ModelSignature] = {"m": SIGNATURE}
     costs: Mapping[str, CostTable] = {"m": COSTS}
 

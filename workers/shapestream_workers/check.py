@@ -92,7 +92,9 @@ class CheckReport:
                     "signature": model.signature.to_dict(),
                     "properties": model.properties,
                     "calls": list(model.calls),
-                    "proof": model.proof.to_dict(),
+                    "proof": {
+                        key: value for key, value in model.proof.to_dict().items() if key != "tolerances"
+                    },
                 }
                 for model in self.models
             ],

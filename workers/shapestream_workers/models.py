@@ -200,6 +200,7 @@ def _compile(model: ModelSettings, slots: int, threads: int | None) -> tuple[Com
     if proved != spec and not judgement.refused:
         ready.close()
         ready = compile_model(proved, slots=slots, threads=threads)
+    ready.tolerances = tried.proof.tolerances
     return ready, judgement
 
 

@@ -10,6 +10,7 @@ import os
 import signal
 import socket
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -83,14 +84,15 @@ def run_worker(
 ) -> int:
     """Serves until told to stop; returns the exit status. Raises `ConfigurationError` for unusable models."""
     keep_freed_memory()
-    port = open_admin_port(loaded, admin)
     structlog.contextvars.bind_contextvars(process=name)
+    port = open_admin_port(loaded, admin)
     processes = sum(other.count for other in loaded.settings.worker_groups)
     slots, threads = divide_cpus(available_cpus(), max(1, processes), group.slots, group.threads)
     own = loaded.settings.models_of(group)
-    models = compile_models(loaded, own, slots=slots, threads=threads)
-    _check_memory_limit(loaded, group)
-    costs = tables(own, models, slots=slots, threads=threads)
+    with port.preparing() if port is not None else nullcontext():
+        models = compile_models(loaded, own, slots=slots, threads=threads)
+        _check_memory_limit(loaded, group)
+        costs = tables(own, models, slots=slots, threads=threads)
 
     latest: DealerSocket | None = None
 

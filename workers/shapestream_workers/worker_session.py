@@ -22,6 +22,7 @@ from shapestream.serving.slot_threads import (
     SlotThreads,
     ThreadEnded,
 )
+from shapestream.telemetry.logging import LEVELS, change
 from shapestream.wire.codec import BadEntry
 from shapestream.wire.messages import (
     WORKER_PROTOCOL,
@@ -32,6 +33,7 @@ from shapestream.wire.messages import (
     Goodbye,
     Heartbeat,
     RecallBatch,
+    SetLogLevel,
     SlotEnded,
     Unknown,
     WorkerDraining,
@@ -71,6 +73,7 @@ class WorkerSession:
             digests=dict(slots.digests),
             protocol=WORKER_PROTOCOL,
             once=once,
+            tolerances={key: dict(found) for key, found in slots.tolerances.items()},
         )
         self.greeting_waits = False
         """Whether the server is to be greeted once the slots are free of what an earlier session left there."""
@@ -136,6 +139,8 @@ class WorkerSession:
                         silence_s=silence_s(entry.heartbeat_ms / 1000),
                     )
                 )
+            case SetLogLevel() if entry.level in LEVELS:
+                change(entry.level)
             case WorkerRefused():
                 self.refused = self.refused or entry
                 self.ended = "the server refuses this worker"

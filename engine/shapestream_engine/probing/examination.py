@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from time import monotonic
+from typing import Any
 
 from shapestream_engine.batching.calls import CallPlanner
 from shapestream_engine.calibration_shapes import call_nbytes
@@ -79,6 +80,9 @@ class Outcome:
     inputs: dict[str, str] = field(default_factory=dict)
     sizes: tuple[str, ...] = ()
     follows: dict[str, str] = field(default_factory=dict)
+    tolerances: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """By output, `OutputTolerance.to_dict`, where results can be compared; empty for a model that does not repeat its
+    own."""
 
 
 def treatments(signature: ModelSignature, options: ProbeOptions) -> list[Treatment]:
@@ -131,6 +135,13 @@ def examine(
         service = None if served is None else Service(served, announce)
         trial = _Trial(bench, service, baseline, options, skip)
         trial.run(wanted, emit)
+        outcome.tolerances = {
+            port.name: tolerance.to_dict()
+            for number, (port, tolerance) in enumerate(
+                zip(signature.outputs, baseline.tolerances, strict=True)
+            )
+            if number not in baseline.blank or tolerance.tolerance is None
+        }
     outcome.follows = followed(signature, bench.shapes)
     return outcome
 

@@ -103,6 +103,9 @@ class ProbeReport:
     """The axes of each output, named after the dimensions that they were seen to follow."""
     rules: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """The only rule that held in every case, for each output without one in the configuration."""
+    tolerances: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """By output, how far two equal results may lie apart (`OutputTolerance.to_dict`); empty where the model does not
+    repeat its own results, or was not tried."""
     notes: tuple[str, ...] = ()
     conclusive: bool = True
     """True if another proof would find the same: not after a crash, a hang, or a budget that ran out."""

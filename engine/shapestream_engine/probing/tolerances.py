@@ -21,10 +21,13 @@ from typing import Any
 
 import numpy as np
 
+from shapestream_engine.errors import EngineError
 from shapestream_engine.tensor import Array
 
 ENOUGH_ROWS = 8
 """Numbers from which a standard deviation is worth anything."""
+_MOST_INDICES = 4096
+"""Indices of an axis whose spreads are handed on; a message holds arrays of so many numbers."""
 _MARK_GAP = 1e3
 """Times that a mark is larger than every other value: below it, what f32's rounding of the mark may be is at most a
 hundredth of the other values."""
@@ -66,6 +69,38 @@ class OutputTolerance:
     overall: float = 0.0
     mark: float = math.inf
     """Absolute values from here up are marks: they stand for something, and are no result of arithmetic."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data that `from_dict` reads; None stands for infinity. Longer axes than `_MOST_INDICES` are left out."""
+        if self.tolerance is None:
+            return {}
+        return {
+            "of_spread": self.tolerance.of_spread,
+            "of_magnitude": self.tolerance.of_magnitude,
+            "spreads": [
+                [axis, [_finite(value) for value in spread.tolist()]]
+                for axis, spread in self.spreads
+                if len(spread) <= _MOST_INDICES
+            ],
+            "overall": self.overall,
+            "mark": _finite(self.mark),
+        }
+
+    @classmethod
+    def from_dict(cls, plain: Mapping[str, Any]) -> OutputTolerance:
+        """The tolerance that `plain` describes; raises `EngineError` for what is none. It may come from anywhere."""
+        if not plain:
+            return cls(None)
+        try:
+            spreads = [
+                (int(axis), np.array([math.inf if value is None else float(value) for value in spread]))
+                for axis, spread in plain["spreads"]
+            ]
+            numbers = [float(plain[key]) for key in ("of_spread", "of_magnitude", "overall")]
+            mark = math.inf if plain["mark"] is None else float(plain["mark"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise EngineError(f"no tolerance of an output: {error!r}") from error
+        return cls(Tolerance(*numbers[:2]), tuple(spreads), numbers[2], mark)
 
     @classmethod
     def of(cls, tolerance: Tolerance | None, references: Sequence[Array]) -> OutputTolerance:
@@ -120,6 +155,10 @@ class OutputTolerance:
             at_each = np.where(is_known, _columns(ordinary, axis).max(axis=0), math.inf)
             largest = np.minimum(largest, _along(at_each, axis, reference.ndim))
         return np.maximum(largest, np.where(np.isfinite(own), own, 0.0))
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
 def _smallest_mark(values: Array) -> float:

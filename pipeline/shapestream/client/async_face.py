@@ -42,6 +42,7 @@ from shapestream.client.streaming import (
     pull_async,
     start_pulling,
 )
+from shapestream.client.tags import tags_of
 from shapestream.client.tickets import (
     AnyTicket,
     Kind,
@@ -50,11 +51,14 @@ from shapestream.client.tickets import (
     Question,
     RequestTicket,
     StatisticsTicket,
+    StoriesTicket,
     WelcomeTicket,
     checked_name,
     checked_priority,
     deadline_at,
     outcome_of,
+    stories_asked,
+    stories_of,
 )
 from shapestream.wire.messages import Result as Answer
 from shapestream_engine.signature import ModelSignature
@@ -201,6 +205,8 @@ class Client:
         *,
         deadline: float | None = None,
         priority: int = 0,
+        request_id: str | None = None,
+        trace: Mapping[str, str] | None = None,
     ) -> Result:
         """Run `model` on `inputs`, a mapping of names to arrays, lists or plain numbers.
 
@@ -209,22 +215,27 @@ class Client:
         from now, None for none; it covers all waiting, with or without a server. Requests of higher `priority` go first: an
         integer of at most 31 bits and a sign.
 
+        `request_id` is your own id of the request, 1 to 128 printable ASCII characters. `trace` is its place in a trace: a
+        mapping with `traceparent` and perhaps `tracestate`, such as the headers of an HTTP request. Without it the current
+        OpenTelemetry span counts. Neither changes the result.
+
         Returns the outputs by name. Raises the `RequestError` that fits: `InvalidRequest` before anything is sent where the
         model's signature tells, `DeadlineExceeded` when the time is over, `Cancelled` where the client is closed meanwhile.
-        Raises TypeError and ValueError for a bad name, deadline or priority, and RuntimeError
+        Raises TypeError and ValueError for a bad name, deadline, priority or id, and RuntimeError
         in another event loop or process. A cancelled call is cancelled at the server too.
         """
         self._check_loop()
         priority = checked_priority(priority)
+        tags = tags_of(request_id, trace)
         due = deadline_at(self._core.clock, deadline)
         opened = self._core.model(model) or await self._open(model, due)
         tensors, nbytes = opened.encode(inputs)
         call = self._loop.call(self._core)
         ticket = RequestTicket(
-            call, deadline=due, model=opened, tensors=tensors, nbytes=nbytes, priority=priority
+            call, deadline=due, model=opened, tensors=tensors, nbytes=nbytes, priority=priority, tags=tags
         )
         await call.ask(ticket)
-        return Result(None, outcome_of(ticket, Answer), opened.outputs)
+        return Result(None, outcome_of(ticket, Answer), opened.outputs, self._core.client, request_id)
 
     @overload
     def stream(
@@ -306,6 +317,29 @@ class Client:
         self._check_loop()
         due = deadline_at(self._core.clock, deadline)
         return await self._ask(dict, StatisticsTicket, deadline=due)
+
+    async def stories(
+        self, request_id: str | None = None, *, slowest: int = 10, deadline: float | None = 10.0
+    ) -> list[dict[str, Any]]:
+        """The stories of the requests with this id, as plain data; without an id, those of the `slowest` requests.
+
+        `deadline` is in seconds from now, None for none. Raises `InvalidRequest` for an id of which the server remembers
+        nothing, or nothing that this client's key may see, `DeadlineExceeded` when the time is over, and any other
+        `RequestError` that fits; TypeError and ValueError for bad arguments; RuntimeError in another event loop or process.
+        """
+        self._check_loop()
+        due = deadline_at(self._core.clock, deadline)
+        asked = stories_asked(request_id, slowest)
+        return stories_of(await self._ask(dict, StoriesTicket, deadline=due, **asked))
+
+    async def acknowledge_audit(self, model: str, *, deadline: float | None = 10.0) -> dict[str, Any]:
+        """Let the requests of a model share calls again, which an audit stopped; the server's counters after that.
+
+        Without effect for a key without the role `admin`. `deadline` and errors are those of `statistics`.
+        """
+        self._check_loop()
+        due = deadline_at(self._core.clock, deadline)
+        return await self._ask(dict, StatisticsTicket, deadline=due, acknowledge=checked_name(model))
 
     async def _welcome(self, timeout_s: float) -> None:
         """Wait until a server has answered; raises `Unavailable` where none does in time."""

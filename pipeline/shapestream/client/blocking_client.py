@@ -30,6 +30,7 @@ from shapestream.client.streaming import (
     StreamState,
     start_pulling,
 )
+from shapestream.client.tags import tags_of
 from shapestream.client.tickets import (
     AnyTicket,
     Kind,
@@ -37,11 +38,14 @@ from shapestream.client.tickets import (
     Question,
     RequestTicket,
     StatisticsTicket,
+    StoriesTicket,
     WelcomeTicket,
     checked_name,
     checked_priority,
     deadline_at,
     outcome_of,
+    stories_asked,
+    stories_of,
 )
 from shapestream.wire.messages import Result as Answer
 from shapestream_engine.signature import ModelSignature
@@ -111,6 +115,8 @@ class Client:
         *,
         deadline: float | None = None,
         priority: int = 0,
+        request_id: str | None = None,
+        trace: Mapping[str, str] | None = None,
     ) -> Result:
         """Run `model` on `inputs`, a mapping of names to arrays, lists or plain numbers.
 
@@ -119,22 +125,27 @@ class Client:
         from now, None for none; it covers all waiting, with or without a server. Requests of higher `priority` go first: an
         integer of at most 31 bits and a sign.
 
+        `request_id` is your own id of the request, 1 to 128 printable ASCII characters. `trace` is its place in a trace: a
+        mapping with `traceparent` and perhaps `tracestate`, such as the headers of an HTTP request. Without it the current
+        OpenTelemetry span counts. Neither changes the result.
+
         Returns the outputs by name. Raises the `RequestError` that fits: `InvalidRequest` before anything is sent where the
         model's signature tells, `DeadlineExceeded` when the time is over, `Cancelled` where the client is closed meanwhile.
-        Raises TypeError and ValueError for a bad name, deadline or priority, and RuntimeError
+        Raises TypeError and ValueError for a bad name, deadline, priority or id, and RuntimeError
         in a forked child. A call that a Ctrl-C interrupts is cancelled at the server too.
         """
         self._core.check_process()
         priority = checked_priority(priority)
+        tags = tags_of(request_id, trace)
         due = deadline_at(self._core.clock, deadline)
         opened = self._core.model(model) or self._open(model, due)
         tensors, nbytes = opened.encode(inputs)
         call = _Call(self._core)
         ticket = RequestTicket(
-            call, deadline=due, model=opened, tensors=tensors, nbytes=nbytes, priority=priority
+            call, deadline=due, model=opened, tensors=tensors, nbytes=nbytes, priority=priority, tags=tags
         )
         call.ask(ticket)
-        return Result(None, outcome_of(ticket, Answer), opened.outputs)
+        return Result(None, outcome_of(ticket, Answer), opened.outputs, self._core.client, request_id)
 
     @overload
     def stream(
@@ -212,6 +223,29 @@ class Client:
         """
         self._core.check_process()
         return self._ask(dict, StatisticsTicket, deadline=deadline_at(self._core.clock, deadline))
+
+    def stories(
+        self, request_id: str | None = None, *, slowest: int = 10, deadline: float | None = 10.0
+    ) -> list[dict[str, Any]]:
+        """The stories of the requests with this id, as plain data; without an id, those of the `slowest` requests.
+
+        `deadline` is in seconds from now, None for none. Raises `InvalidRequest` for an id of which the server remembers
+        nothing, or nothing that this client's key may see, `DeadlineExceeded` when the time is over, and any other
+        `RequestError` that fits; TypeError and ValueError for bad arguments; RuntimeError in a forked child.
+        """
+        self._core.check_process()
+        due = deadline_at(self._core.clock, deadline)
+        asked = stories_asked(request_id, slowest)
+        return stories_of(self._ask(dict, StoriesTicket, deadline=due, **asked))
+
+    def acknowledge_audit(self, model: str, *, deadline: float | None = 10.0) -> dict[str, Any]:
+        """Let the requests of a model share calls again, which an audit stopped; the server's counters after that.
+
+        Without effect for a key without the role `admin`. `deadline` and errors are those of `statistics`.
+        """
+        self._core.check_process()
+        due = deadline_at(self._core.clock, deadline)
+        return self._ask(dict, StatisticsTicket, deadline=due, acknowledge=checked_name(model))
 
     def close(self) -> None:
         """End unfinished requests, here and at the server; other threads that wait for them get `Cancelled`."""

@@ -23,6 +23,7 @@ from typing import Any, Generic, Literal, Protocol, TypeAlias, TypeVar, cast
 from shapestream.client.core import Attend, Core, WithdrawAll
 from shapestream.client.models import Model
 from shapestream.client.results import Failed, Result
+from shapestream.client.tags import current_trace, opentelemetry_is_loaded
 from shapestream.client.tickets import AnyTicket, EndTicket, RequestTicket, checked_deadline, checked_priority
 from shapestream.errors import InvalidRequest, RequestError
 from shapestream.wire.messages import Result as Answer
@@ -107,9 +108,11 @@ class StreamState(Generic[ItemT]):
         self.post = core.post
         self._model = model
         self._outputs = model.outputs
+        self._client = core.client
         self._options = options
         self._grant = grant
         self._clock = core.clock
+        self._traced = opentelemetry_is_loaded()
         self._ready: deque[RequestTicket] = deque()
         self._early: dict[int, RequestTicket] = {}
         """Finished items behind one that is not, by their places; always empty where the stream is not ordered."""
@@ -154,6 +157,7 @@ class StreamState(Generic[ItemT]):
             tensors=tensors,
             nbytes=nbytes,
             priority=self._options.priority,
+            tags=current_trace() if self._traced else None,
         )
 
     # ------------------------------------------------------------ the consumer's thread
@@ -181,7 +185,7 @@ class StreamState(Generic[ItemT]):
             self._return_permits()
         outcome = ticket.outcome
         if type(outcome) is Answer:
-            return cast("ItemT", Result(ticket.key, outcome, self._outputs))
+            return cast("ItemT", Result(ticket.key, outcome, self._outputs, self._client))
         assert isinstance(outcome, RequestError)
         if self._options.yields_failures:
             return cast("ItemT", Failed(ticket.key, outcome, ticket.id))

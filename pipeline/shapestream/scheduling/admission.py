@@ -140,7 +140,8 @@ class Admission:
             if (refusal := self._too_large(queue, rows, shape)) is not None:
                 self._terms[key] = refusal
                 return refusal
-            company = queue.costs.company_s(sizes)
+            alone_s = queue.costs.batch_s(sizes) if queue.alone else None
+            company = queue.costs.company_s(sizes) if alone_s is None else (alone_s, alone_s)
             slots = self._slots.serving(queue)
             if company is None:
                 rough_s = queue.costs.rough_s(sizes)

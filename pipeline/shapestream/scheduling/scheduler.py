@@ -10,26 +10,31 @@ Every event first changes the books (`_take`), and then slots get work (`_follow
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from heapq import nlargest
 from itertools import islice
 from math import inf
 from typing import assert_never
 
 from shapestream.scheduling.admission import Admission
+from shapestream.scheduling.audit import Audit, is_in_the_way
 from shapestream.scheduling.call_costs import CallCosts
 from shapestream.scheduling.costs import NOTHING_LEARNED, CostModel
 from shapestream.scheduling.deadlines import Deadlines, Refusal
 from shapestream.scheduling.events import (
     Action,
     Arrival,
+    AuditWanted,
     BatchFailed,
     BatchFinished,
     CancelBatch,
     ContractError,
+    CutReason,
     DrainStarted,
     Event,
     FailRequest,
     ModelAdded,
     ModelProfile,
+    ModelRunsAlone,
     ModelUnavailable,
     ReportFault,
     RequestCancelled,
@@ -46,15 +51,18 @@ from shapestream.scheduling.fairness import QueueRoom
 from shapestream.scheduling.hang_watch import HangLimits, HangWatch
 from shapestream.scheduling.invariants import check
 from shapestream.scheduling.ledger import Ledger
-from shapestream.scheduling.planner import Cut, Plan, batch_of, plan_batch, portion, unplanned
-from shapestream.scheduling.queueing import RERUN, RUNNING, ModelQueue, Queues, Request
+from shapestream.scheduling.planner import Cut, Plan, alone, batch_of, plan_batch, portion, unplanned
+from shapestream.scheduling.queueing import RERUN, RUNNING, ModelQueue, QueuedSizes, Queues, Request
 from shapestream.scheduling.recovery import Isolation, Recovery
-from shapestream.scheduling.slots import Batch, BatchState, Slot, SlotPool, SlotTable, Trial
-from shapestream.scheduling.statistics import ModelStatistics, Statistics, Story
+from shapestream.scheduling.slots import Batch, BatchState, Slot, SlotPool, SlotState, SlotTable, Trial
+from shapestream.scheduling.statistics import ModelStatistics, Statistics, Story, Told
 from shapestream_engine.cost_table import LearnedCosts
 
 LOOK = 8
 """Free slots that are compared by their pace, at most."""
+
+MOST_QUEUES = 16
+"""Queues that are counted by size, at most."""
 
 FASTER = 0.9
 """A slot is preferred for its pace if it takes less than this part of the time of one that has been free longer."""
@@ -139,6 +147,14 @@ def _predicted_s(cut: Cut, costs: CallCosts, slowdown: float) -> float | None:
     return slowdown * min(cut.seconds, surface.longest_s(rows, shape) + surface.preparation_s(rows, shape))
 
 
+def _count_shape(cut: Cut, costs: CallCosts) -> None:
+    """Note that the device meets the shape of a batch."""
+    if costs.rounding is not None or cut.shape == cut.largest:  # a larger shape was prepared before
+        costs.started(cut.rows, cut.largest)
+    if costs.rounding is not None:
+        costs.rounding.start(cut.call_rows, cut.shape)
+
+
 class Scheduler:
     """Decides which requests run together, where and when.
 
@@ -180,6 +196,7 @@ class Scheduler:
             self._isolation,
             max_attempts,
         )
+        self._audit = Audit(self._queues, self._slots, self._isolation, self._start_audit)
         self._plan = Plan()
         self._next_batch = 1
         self._now = float("-inf")
@@ -245,6 +262,10 @@ class Scheduler:
                         actions.append(ledger.fail(request, "unavailable", event.message, now))
             case DrainStarted():
                 self._admission.draining = True
+            case AuditWanted():
+                self._audit.want(event)
+            case ModelRunsAlone():
+                self._queues[event.model].alone = event.alone
             case _:
                 assert_never(event)
 
@@ -262,6 +283,8 @@ class Scheduler:
         if (expiry := self._deadlines.next()) is not None:
             first = min(first, expiry)
         waiting = self._queues.waiting()
+        if (audit := self._audit.due_at) < first:
+            first = audit
         if waiting and self._slots.resting and (back := self._slots.next_wake()) is not None:
             first = min(first, back)
         for queue in waiting:
@@ -279,10 +302,18 @@ class Scheduler:
         check(self._ledger, self._queues, self._isolation, self._slots, self._now)
         startable = next_up(self._queues.values(), self._now, self._has_free, self._fills)
         assert startable is None, "a free slot idles while a request may start"
+        audit = self._slots.audit
+        assert audit is None or audit.state is not BatchState.RUNNING or not is_in_the_way(audit), (
+            "an audit runs on while a request needs its slot"
+        )
 
-    def story(self, id: int) -> list[tuple[float, str]]:  # noqa: A002 - the name that events use
-        """What happened to a recent request, oldest first, as (time, what)."""
+    def story(self, id: int) -> Told:  # noqa: A002 - the name that events use
+        """What happened to a recent request."""
         return self._ledger.story.of(id)
+
+    def troubles(self, id: int) -> Told:  # noqa: A002
+        """The part of that which is no request's usual way; it is remembered for longer."""
+        return self._ledger.story.troubles_of(id)
 
     def statistics(self) -> Statistics:
         """The present state."""
@@ -315,6 +346,17 @@ class Scheduler:
                 for name, queue in queues.items()
             ),
         )
+
+    def sizes_waiting(self) -> dict[str, QueuedSizes]:
+        """The queues of the `MOST_QUEUES` models with the most waiting requests, by size."""
+        queues = [queue for queue in self._queues.waiting() if queue.waiting]
+        longest = nlargest(MOST_QUEUES, queues, key=lambda queue: queue.waiting)
+        return {queue.profile.name: queue.sizes_waiting() for queue in longest}
+
+    def standing(self, slot: int) -> str:
+        """The state of a slot, as `Slot.standing`; "gone" for an unknown one."""
+        known = self._slots.slots.get(slot)
+        return SlotState.GONE.value if known is None else known.standing
 
     def learned_costs(self, saved_at: float) -> list[LearnedCosts]:
         """What traffic made of the measured costs, for the next scheduler; `saved_at`: now, in seconds since the epoch."""
@@ -375,7 +417,7 @@ class Scheduler:
                     costs = queue.costs
                     if costs.rounding is not None and 0 not in arrival.sizes:
                         costs.rounding.observe(arrival.sizes)
-                    if costs.steps is not None:
+                    if costs.steps is not None and not queue.alone:
                         shape = costs.steps.rounded(arrival.sizes)
             except Exception as error:  # noqa: BLE001 - one arrival fails alone
                 terms = Refusal("internal", "the server cannot work out how to run this request; see its log")
@@ -427,6 +469,8 @@ class Scheduler:
             if request is None:
                 break
             self._dispatch(request, faster_first(slots.pools[request.queue.profile.name]), now, actions)
+        if self._audit.active:
+            self._audit.tend(now, actions, draining=self._admission.draining)
         if waiting:
             while (request := next_up(waiting, now, self._wants_prefetch, self._fills)) is not None:
                 first = slots.pools[request.queue.profile.name].prefetches.first()
@@ -459,9 +503,9 @@ class Scheduler:
             return
         queue = request.queue
         if request.state is RERUN:
-            cut, predicted_s = self._cut(queue.take_rerun(), slot, now, actions, company=False)
+            cut, predicted_s = self._cut(queue.take_rerun(), slot, now, actions, fixed=CutReason.RERUN)
         else:
-            cut, predicted_s = self._cut([request], slot, now, actions, company=True)
+            cut, predicted_s = self._cut([request], slot, now, actions)
             members_s = sum([member.share_s for member in cut.members])
             queue.shares.dispatched(request.tag, request.rank, members_s)
             queue.take(cut.members)
@@ -490,12 +534,13 @@ class Scheduler:
         """The same batch without members that may not run with the anchor; where any may not, of its own shape only."""
         probation, shape = anchor.queue.probation, anchor.shape
         if probation.runs_alone(anchor.client):
-            return batch_of([anchor], costs)
+            return batch_of([anchor], costs, reason=CutReason.PROBATION)
         mark = probation.mark(anchor.client, shape)
         alike = [member for member in cut.members if probation.mark(member.client, member.shape) == mark]
         if len(alike) == len(cut.members):
             return cut
-        return batch_of([member for member in alike if member.shape == shape], costs)
+        kept = [member for member in alike if member.shape == shape]
+        return batch_of(kept, costs, reason=CutReason.PROBATION)
 
     def _cut(
         self,
@@ -504,9 +549,9 @@ class Scheduler:
         now: float,
         actions: list[Action],
         *,
-        company: bool,
+        fixed: CutReason | None = None,
     ) -> tuple[Cut, float | None]:
-        """The batch of a group, and its predicted seconds on its slot; `company`: the first of the group may get some.
+        """The batch of a group, and its predicted seconds on its slot; `fixed`: why it gets no company.
 
         Where that fails, the group runs as it is: to look at neighbours of any sizes must not cost a request its turn.
         """
@@ -514,12 +559,14 @@ class Scheduler:
         try:
             costs = known.call_costs(slot.id)
             slowdown = known.slowdown(slot.id)
-            cut = self._planned(group[0], slot, costs, slowdown, now) if company else batch_of(group, costs)
+            if group[0].queue.alone:
+                cut = alone(group, group[0].rows, group[0].own_shape, costs)
+            elif fixed is None:
+                cut = self._planned(group[0], slot, costs, slowdown, now)
+            else:
+                cut = batch_of(group, costs, reason=fixed)
             predicted_s = _predicted_s(cut, costs, slowdown)
-            if costs.rounding is not None or cut.shape == cut.largest:  # a larger shape was prepared before
-                costs.started(cut.rows, cut.largest)
-            if costs.rounding is not None:
-                costs.rounding.start(cut.call_rows, cut.shape)
+            _count_shape(cut, costs)
         except Exception as error:  # noqa: BLE001 - see above
             ids = tuple([request.id for request in group])
             actions.append(ReportFault(error=error, about="plan of a batch", requests=ids))
@@ -529,9 +576,23 @@ class Scheduler:
     def _start_alone(self, queue: ModelQueue, slot: Slot, now: float, actions: list[Action]) -> StartBatch:
         """Starts the first suspect of a model, where nothing else runs."""
         request = queue.take_suspect()
-        cut, predicted_s = self._cut([request], slot, now, actions, company=False)
+        cut, predicted_s = self._cut([request], slot, now, actions, fixed=CutReason.SUSPECT)
         trial = Trial.ACCUSED if request.accused else Trial.LAST
         return self._start(queue, slot, cut, request, predicted_s, now, trial)
+
+    def _start_audit(self, queue: ModelQueue, slot: Slot, sizes: tuple[int, ...], now: float) -> StartBatch:
+        """Starts an audit of a request of these sizes."""
+        costs = queue.costs.call_costs(slot.id)
+        cut = alone((), *((sizes[0], sizes[1:]) if queue.has_batch else (1, sizes)), costs)
+        _count_shape(cut, costs)
+        batch = Batch(self._next_batch, slot, queue, (), cut.sizes(queue.has_batch))
+        self._next_batch += 1
+        predicted_s = _predicted_s(cut, costs, queue.costs.slowdown(slot.id))
+        self._slots.start_audit(slot, batch, predicted_s, now)
+        self._watch.began(batch, now)
+        return StartBatch(
+            batch=batch.id, slot=slot.id, model=queue.profile.name, requests=(), sizes=batch.sizes
+        )
 
     def _start(
         self,
@@ -553,15 +614,7 @@ class Scheduler:
             self._watch.began(batch, now)
         else:
             self._slots.queue_behind(slot, batch)
-        self._ledger.start(batch, cut, first, behind, now)
-        return StartBatch(
-            batch=batch.id,
-            slot=slot.id,
-            model=queue.profile.name,
-            requests=batch.ids,
-            sizes=batch.sizes,
-            behind=None if behind is None else behind.id,
-        )
+        return self._ledger.start(batch, cut, first, behind, now)
 
     def _fills(self, anchor: Request) -> bool:
         """Whether the batch of this request would be full; asked only for models that wait for company."""

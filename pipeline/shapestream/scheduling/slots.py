@@ -195,7 +195,7 @@ class Batch:
         self.trial = trial
         self.state = BatchState.CUT
         self.wanted = len(members)
-        """Members that have not ended yet."""
+        """Members that have not ended yet. An audit has none from the start."""
         self.predicted_s = predicted_s
         """Seconds of this slot; None while nothing is measured."""
         self.started = 0.0
@@ -316,6 +316,16 @@ class Slot:
 
     def __repr__(self) -> str:
         return f"<slot {self.id}: {self.batch or self.state.value}>"
+
+    @property
+    def standing(self) -> str:
+        """The state as an operator needs it: that of a hanging batch first, then the worker's, then its own."""
+        state: BatchState | WorkerState | SlotState = self.state
+        if self.batch is not None and self.batch.hung:
+            state = self.batch.state
+        elif not self.worker.open:
+            state = self.worker.state
+        return str(state.value)
 
     @property
     def idle(self) -> bool:
@@ -535,9 +545,10 @@ def rest_s(unavailable_count: int, call_s: float | None) -> float:
 class SlotTable:
     """The slots: they come, run batches, rest, are reserved for suspects, and go."""
 
-    __slots__ = ("batches", "free_count", "pools", "resting", "slots", "workers")
+    __slots__ = ("_audit", "batches", "free_count", "pools", "resting", "slots", "workers")
 
     def __init__(self) -> None:
+        self._audit: Batch | None = None
         self.batches: dict[int, Batch] = {}
         """All that run, or are queued behind another one."""
         self.slots: dict[int, Slot] = {}
@@ -546,6 +557,12 @@ class SlotTable:
         self.workers: dict[str, Worker] = {}
         self.free_count = 0
         self.resting: dict[int, Slot] = {}
+
+    @property
+    def audit(self) -> Batch | None:
+        """The batch without members that runs, see audit.py."""
+        batch = self._audit
+        return batch if batch is not None and batch.id in self.batches else None
 
     # ------------------------------------------------------------ the one place where slots and workers change state
 
@@ -671,6 +688,12 @@ class SlotTable:
         self._begin(slot, batch, now)
         if batch.trial is not Trial.NONE:
             slot.worker.suspect = batch
+
+    def start_audit(self, slot: Slot, batch: Batch, predicted_s: float | None, now: float) -> None:
+        """Start a batch without members. Until it is over, nothing is queued behind it, and its slot is due to be free."""
+        self._audit = batch
+        self.start(slot, batch, now)
+        batch.predicted_s = predicted_s
 
     def queue_behind(self, slot: Slot, batch: Batch) -> None:
         """Queue a batch behind the one that this slot runs."""

@@ -18,18 +18,21 @@ from shapestream.errors import AlreadyAnswered, Conflict, ProtocolError, Unavail
 from shapestream.serving.dispatcher import Dispatcher
 from shapestream.serving.egress import Egress
 from shapestream.serving.inbox import DEAR, QUANTUM, Inbox, Item
-from shapestream.serving.kept_replies import same_tensors
+from shapestream.serving.kept_replies import ClientId, same_tensors
 from shapestream.serving.models import ServedModel, ServedModels
 from shapestream.serving.outgoing import GONE, Link
 from shapestream.serving.sessions import RequestRecord, Session, Sessions
 from shapestream.settings import ServerSettings
-from shapestream.telemetry.logging import LineBudget, RateLimit, debug_enabled
+from shapestream.telemetry.logging import PRESENT, RateLimit
 from shapestream.wire.codec import BadEntry
 from shapestream.wire.messages import (
+    AcknowledgeAudit,
     Cancel,
     Clock,
     Credit,
     Entry,
+    Explain,
+    Explanation,
     Goodbye,
     Heartbeat,
     Hello,
@@ -42,6 +45,7 @@ from shapestream.wire.messages import (
     Unknown,
     Welcome,
 )
+from shapestream.wire.tags import trace_of
 from shapestream_engine.errors import ShapeError
 
 log = structlog.get_logger()
@@ -61,8 +65,11 @@ class ClientPort:
         *,
         epoch: bytes,
         describe: Callable[[], dict[str, Any]],
+        acknowledge: Callable[[str], None],
+        explain: Callable[[str, int, ClientId | None], dict[str, Any]],
     ) -> None:
-        """`describe` gives the counters that `Statistics` carries."""
+        """`describe` gives the counters that `Statistics` carries; `acknowledge` is `Auditor.acknowledge`, `explain` is
+        `Server.explain`."""
         self.outgoing = egress.outgoing
         self.sessions = Sessions(settings, egress.kept)
         self._egress = egress
@@ -80,6 +87,8 @@ class ClientPort:
         self._settings = settings
         self._statistics = egress.outgoing.statistics
         self._describe = describe
+        self._acknowledge = acknowledge
+        self._explain = explain
         self._welcome = Welcome(
             epoch=epoch,
             window_requests=settings.window_requests,
@@ -91,9 +100,7 @@ class ClientPort:
         """Sessions that asked for a model that the configuration promises and no worker has brought yet."""
         self._arrived: list[RequestRecord] = []
         """Requests of this turn that the dispatcher has not been given."""
-        self._debug = debug_enabled()
         self._limit = RateLimit()
-        self._lines = LineBudget()
 
     # ---------------------------------------------------------------- turns
 
@@ -126,8 +133,8 @@ class ClientPort:
             self._refuse(peer, session, item, now)
         else:
             self._obey(peer, session, item, now)
-        # The counters take about a millisecond to put together.
-        return QUANTUM if type(item) is StatisticsRequest else DEAR
+        # The counters, or a story, take about a millisecond to put together.
+        return QUANTUM if type(item) in (StatisticsRequest, Explain) else DEAR
 
     def end_turn(self, now: float) -> None:
         """Hand on the requests of this turn as one event, and send what became ready."""
@@ -161,6 +168,13 @@ class ClientPort:
             case StatisticsRequest():
                 values = self._describe() if self._socket.is_admin(peer) else self._for_clients()
                 self.outgoing.say(session, Statistics(values=values))
+            case AcknowledgeAudit():
+                if self._socket.is_admin(peer):
+                    self._acknowledge(entry.model)
+            case Explain():
+                asker = None if self._socket.is_admin(peer) else session.client
+                values = self._explain(entry.request, entry.slowest, asker)
+                self.outgoing.say(session, Explanation(question=entry.question, values=values))
             case Goodbye():
                 self._egress.kept.drop(session.answered)  # the client will ask for nothing again
                 self._end(session, "goodbye", now)
@@ -194,21 +208,21 @@ class ClientPort:
             shape = model.resolve(entry.tensors.layout)
         except IndexError:
             text = f"no model has the number {entry.model} here; open a model by its name first"
-            self._fail(session, sequence, "invalid", text)
+            self._fail(session, sequence, "invalid", text, entry.tags)
             return False
         except ShapeError as error:
-            self._fail(session, sequence, "invalid", f"model {model.name!r}: {error}")
+            self._fail(session, sequence, "invalid", f"model {model.name!r}: {error}", entry.tags)
             return False
         if (why := self._models.unavailable.get(model.name)) is not None:
-            self._fail(session, sequence, Unavailable.code, why)
+            self._fail(session, sequence, Unavailable.code, why, entry.tags)
             return False
         nbytes, most = shape.total_nbytes, self._settings.window_bytes
         if nbytes > most:
             text = f"{nbytes} bytes in one request; this server takes at most {most}"
-            self._fail(session, sequence, "too_large", text)
+            self._fail(session, sequence, "too_large", text, entry.tags)
             return False
         if (excess := self.sessions.excess(session, nbytes)) is not None:
-            self._fail(session, sequence, "overloaded", excess)
+            self._fail(session, sequence, "overloaded", excess, entry.tags)
             return False
         remaining_ms = entry.remaining_ms
         record = RequestRecord(
@@ -226,6 +240,7 @@ class ClientPort:
             shape=shape,
             tensors=entry.tensors,
             arrived=now,
+            tags=entry.tags,
         )
         session.begin(record)
         self._statistics.requests += 1
@@ -250,22 +265,31 @@ class ClientPort:
             if record.served.number == entry.model and same_tensors(record.tensors, entry.tensors):
                 self._statistics.duplicates += 1
             else:
-                self._fail(session, sequence, Conflict.code, f"{_CONFLICT}, which is being worked on")
+                self._fail(
+                    session, sequence, Conflict.code, f"{_CONFLICT}, which is being worked on", entry.tags
+                )
         elif sequence in answered.replies:
             reply = answered.reply_to(sequence, entry.model, entry.tensors)
             if reply is not None:
                 self._egress.repeat(session, reply)
             else:
-                self._fail(session, sequence, Conflict.code, f"{_CONFLICT}, which was answered")
+                self._fail(session, sequence, Conflict.code, f"{_CONFLICT}, which was answered", entry.tags)
         else:
             text = f"number {sequence} was answered before, and the reply is no longer kept"
-            self._fail(session, sequence, AlreadyAnswered.code, text)
+            self._fail(session, sequence, AlreadyAnswered.code, text, entry.tags)
 
-    def _fail(self, session: Session, sequence: int, code: str, message: str) -> None:
+    def _fail(
+        self,
+        session: Session,
+        sequence: int,
+        code: str,
+        message: str,
+        tags: dict[str, str] | None = None,
+    ) -> None:
         """Refuse a request, which counts as one all the same."""
         self._statistics.requests += 1
         like_it_before = self._limit.admit(code, trio.current_time())
-        if like_it_before is not None or self._debug:
+        if like_it_before is not None or PRESENT.debug:
             write = log.debug if like_it_before is None else log.warning
             write(
                 "request refused",
@@ -274,6 +298,7 @@ class ClientPort:
                 code=code,
                 why=message,
                 like_it_before=like_it_before,
+                **trace_of(tags),
             )
         self._egress.refuse(session, sequence, code, message)
 
@@ -305,10 +330,10 @@ class ClientPort:
                 self.cut_off(peer, f"more than {most} sessions, or too many with its key", now)
                 return
             known_by = {} if key is None else {"key": key}
-            self._log(known, "client joined", now, software=hello.software, **known_by)
+            log.info("client joined", client=known.label, software=hello.software, **known_by)
         elif known.peer != peer:
             self.sessions.move(known, peer)
-            self._log(known, "client moved to a new connection", now)
+            log.info("client moved to a new connection", client=known.label)
         known.heard_at = now
         known.clock.reconnected()
         self.outgoing.say(known, self._welcome)
@@ -365,7 +390,7 @@ class ClientPort:
             # A connection broke, no more is known: what the client asked for goes on, and it may be back in a moment
             # and ask again. One that is never heard again ends as silent. What it said last may still be unread.
             self._statistics.peers_lost[f"client: {why}"] += 1
-            self._log(link, "client's connection is gone", now, unfinished=len(link.running))
+            log.info("client's connection is gone", client=link.label, unfinished=len(link.running))
             self.sessions.detach(link)
         else:
             self._end(link, why, now)
@@ -386,12 +411,8 @@ class ClientPort:
         for waiting in self._waiting.values():
             waiting.pop(session, None)
         self._statistics.peers_lost[f"client: {why}"] += 1
-        self._log(session, "client left", now, why=why, unfinished=len(session.running))
+        log.info("client left", client=session.label, why=why, unfinished=len(session.running))
         self._dispatcher.client_left(session, now)
-
-    def _log(self, session: Session, event: str, now: float, **facts: Any) -> None:
-        """Write a line within the budget, which a client could exceed by coming and going; at `debug`, any line."""
-        self._lines.write(log, "info", event, now, client=session.label, **facts)
 
 
 def _opened(model: ServedModel) -> ModelOpened:

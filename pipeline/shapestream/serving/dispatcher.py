@@ -28,6 +28,7 @@ from shapestream.scheduling.events import (
     StartBatch,
 )
 from shapestream.scheduling.scheduler import Scheduler
+from shapestream.serving.audits import AuditBook, AuditRun
 from shapestream.serving.egress import Egress
 from shapestream.serving.journal import Journal
 from shapestream.serving.models import ServedModel
@@ -51,6 +52,7 @@ class Dispatcher:
         flush: Callable[[], None],
         prefetch: bool,
         quarantine: Quarantine,
+        audits: AuditBook,
     ) -> None:
         """`flush` makes the ports send what became ready. `prefetch`: may batches be sent to slots that are busy?"""
         self.quarantine = quarantine
@@ -60,6 +62,9 @@ class Dispatcher:
         self._journal = journal
         self._egress = egress
         self._book = SlotBook()
+        self._audits = audits
+        self._audit: AuditRun | None = None
+        """The audit that is wanted, or runs."""
         self._clock = clock
         self._prefetch = prefetch
         self._requests: dict[int, RequestRecord] = {}
@@ -95,7 +100,7 @@ class Dispatcher:
                 message = (
                     "a request like this one killed the worker that ran it, and is not run again for a while"
                 )
-                self._fail(FailRequest(id=record.id, code="poisoned", message=message))
+                self._fail(FailRequest(id=record.id, code="poisoned", message=message), now)
             else:
                 others.append(record)
         return others
@@ -112,6 +117,8 @@ class Dispatcher:
     def model_added(self, model: ServedModel, now: float) -> None:
         """Requests for this model may come from now on."""
         self._handle(events.ModelAdded(model=model.profile), now)
+        if self._audits.add(model).stopped:
+            self._handle(events.ModelRunsAlone(model=model.name, alone=True), now)
 
     def model_given_up(self, name: str, message: str, now: float) -> None:
         """Nobody will serve it: what waits for it ends as `unavailable`."""
@@ -142,7 +149,7 @@ class Dispatcher:
         # All of them close first, or the scheduler would give those that are left what the others lose.
         self.worker_closing(worker, now)
         left = self._book.of(worker)
-        self._book.leave(left)
+        self._leave(left, "its worker died" if died else "its worker left", now)
         for slot in left:
             self._handle(events.SlotLeft(slot=slot.number, died=died), now)
 
@@ -157,8 +164,17 @@ class Dispatcher:
             report = BatchReport(batch=begun.batch.batch, outputs=None, code=ErrorCode.INTERNAL, message=why)
             self._batch_failed(begun, report, now)
             self._book.batches.pop(report.batch, None)
-        self._book.leave([slot])
+        self._leave([slot], "its slot ended", now)
         self._handle(events.SlotLeft(slot=slot.number), now)
+
+    def _leave(self, slots: Sequence[SlotRecord], why: str, now: float) -> None:
+        """Forget slots, and the audit that ran there or could run nowhere else."""
+        for running in self._book.leave(slots):
+            self._journal.lost(running, why, now)
+        if (run := self._audit) is not None and (
+            run.slots.isdisjoint(self.slots) if run.batch is None else run.batch not in self._book.batches
+        ):
+            self._audit_ended(None)
 
     def batches_reported(self, reports: Iterable[BatchReport], now: float) -> None:
         """Batches that ran, or failed: everything that was reported in one turn."""
@@ -172,6 +188,25 @@ class Dispatcher:
                 self._batch_failed(running, report, now)
             self._book.batches.pop(report.batch, None)
 
+    def audit(self, record: RequestRecord, slots: frozenset[int], now: float) -> AuditRun:
+        """Run an answered request again, alone, on one of these slots, when none is needed for anything else."""
+        run = self._audit = AuditRun(record, slots)
+        wanted = events.AuditWanted(model=record.model, sizes=record.shape.rounded, slots=slots)
+        self._handle(wanted, now)
+        self.end_turn()
+        return run
+
+    def _audit_ended(self, outputs: Tensors | None) -> None:
+        run, self._audit = self._audit, None
+        if run is not None:
+            run.outputs = outputs
+            run.done.set()
+
+    def run_alone(self, model: str, alone: bool, now: float) -> None:
+        """Run each request of this model alone from now on, or let them share calls again."""
+        self._handle(events.ModelRunsAlone(model=model, alone=alone), now)
+        self.end_turn()
+
     def drain(self, now: float) -> None:
         """New requests are refused from now on."""
         self._handle(events.DrainStarted(), now)
@@ -181,21 +216,28 @@ class Dispatcher:
         self._handed_back = True
         self._book.batches.clear()
         for request in list(self._requests):
-            self._fail(FailRequest(id=request, code="draining", message=message))
+            self._fail(FailRequest(id=request, code="draining", message=message), self._clock())
 
     def _batch_ran(
         self, running: RunningBatch, report: BatchReport, outputs: Sequence[Tensors | None], now: float
     ) -> None:
+        if not running.action.requests:
+            self._audit_ended(outputs[0])
+            self._handle(events.BatchFinished(batch=report.batch, busy_s=report.busy_s), now)
+            return
         running.ran(report, outputs, now)
         expired = running.expired()
-        self._journal.ran(running, report, expired)
+        self._journal.ran(running, report, expired, now)
         event = events.BatchFinished(
             batch=report.batch, busy_s=report.busy_s, expired=expired, preparations=report.preparations
         )
         self._handle(event, now)
 
     def _batch_failed(self, running: RunningBatch, report: BatchReport, now: float) -> None:
-        self._journal.failed(running, report)
+        if running.action.requests:
+            self._journal.failed(running, report, now)
+        else:
+            self._audit_ended(None)
         code = report.code or ErrorCode.INTERNAL
         self._handle(events.BatchFailed(batch=report.batch, code=code, message=report.message), now)
 
@@ -222,10 +264,11 @@ class Dispatcher:
             case FailRequest():
                 if action.code == "poisoned":
                     self._put_in_quarantine(action, now)
-                self._fail(action)
+                self._fail(action, now)
             case ForgetRequest():
                 may_have_run = action.id in self._run_once
                 record = self._end(action.id)
+                self._journal.forgotten(record)
                 if may_have_run:
                     self._egress.forgotten(record)
             case CancelBatch():
@@ -249,6 +292,11 @@ class Dispatcher:
     def _start(self, action: StartBatch, now: float) -> None:
         known = self._requests
         records = [known[request] for request in action.requests]
+        if not records and self._audit is not None:
+            self._audit.batch = action.batch
+            running = self._book.start(action, [self._audit.record], now)
+            running.slot.worker.port.say(running.slot, running.batch)
+            return
         if not records[0].served.profile.idempotent:
             self._run_once.update(action.requests)
         running = self._book.start(action, records, now)
@@ -258,19 +306,22 @@ class Dispatcher:
     def _deliver(self, action: DeliverResults, now: float) -> None:
         running = self._book.batches[action.batch]
         records = [self._end(request) for request in action.requests]
-        self._egress.deliver(records, running.outputs_of(action.requests), running, now)
-        self._journal.delivered(action)
+        outputs = running.outputs_of(action.requests)
+        self._egress.deliver(records, outputs, running, now)
+        self._journal.delivered(action, running, records, now)
+        self._audits.answered(running, records, outputs)
 
     def _put_in_quarantine(self, action: FailRequest, now: float) -> None:
         record = self._requests[action.id]
         digest = self.quarantine.keep(record.model, record.tensors, now)
         self._journal.poisoned(record, action, digest)
 
-    def _fail(self, action: FailRequest) -> None:
+    def _fail(self, action: FailRequest, now: float) -> None:
         """End a request without a result."""
-        self._journal.request_failed(action)
         may_have_run = action.id in self._run_once
-        self._egress.fail(self._end(action.id), action, may_have_run=may_have_run)
+        record = self._end(action.id)
+        code = self._egress.fail(record, action, may_have_run=may_have_run)
+        self._journal.request_failed(action, record, code, now)
 
     def _end(self, request: int) -> RequestRecord:
         """The request's one end: its record goes, and its client's credit comes back."""
@@ -312,6 +363,16 @@ class Dispatcher:
             await self._idle.wait()
 
     @property
+    def requests(self) -> Iterable[RequestRecord]:
+        """Requests that have no terminal reply yet."""
+        return self._requests.values()
+
+    @property
+    def batches(self) -> Iterable[RunningBatch]:
+        """Batches that were started and not reported yet."""
+        return self._book.batches.values()
+
+    @property
     def unfinished(self) -> int:
         """Requests that have no terminal reply yet."""
         return len(self._requests)
@@ -338,14 +399,16 @@ class SlotBook:
         """The slots of this worker that have joined and not left."""
         return [slot for slot in worker.slots if slot.number in self.slots]
 
-    def leave(self, left: Sequence[SlotRecord]) -> None:
-        """Forgets these slots, and what ran there."""
+    def leave(self, left: Sequence[SlotRecord]) -> list[RunningBatch]:
+        """Forgets these slots, and what ran or was queued there, which is returned."""
         numbers = {slot.number for slot in left}
-        for batch in [number for number, running in self.batches.items() if running.slot.number in numbers]:
-            del self.batches[batch]
+        lost = [running for running in self.batches.values() if running.slot.number in numbers]
+        for running in lost:
+            del self.batches[running.action.batch]
         for slot in left:
             slot.running.clear()
             del self.slots[slot.number]
+        return lost
 
     def start(self, action: StartBatch, records: Sequence[RequestRecord], now: float) -> RunningBatch:
         """These requests begin on their slot, or are queued there behind the batch that runs."""

@@ -42,12 +42,13 @@ _BATCH_BYTES = 64 * 1024
 class ServedModel:
     """One model: its number on the wire, its signature, and how it is batched."""
 
-    __slots__ = ("_description", "name", "number", "profile", "resolve", "signature")
+    __slots__ = ("_description", "name", "number", "profile", "resolve", "settings", "signature")
 
     def __init__(self, number: int, name: str, signature: ModelSignature, settings: ModelSettings) -> None:
         self.number = number
         self.name = name
         self.signature = signature
+        self.settings = settings
         self.profile = _profile(name, signature, settings)
         self._description: dict[str, Any] | None = None
         self.resolve = Memo(signature.resolve)

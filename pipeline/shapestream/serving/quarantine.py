@@ -46,7 +46,7 @@ class Quarantine:
 
     def keep(self, model: str, tensors: Tensors, now: float) -> str:
         """Keep a request, or let its time begin anew. Returns its digest, for logs."""
-        digest = _digest(model, tensors)
+        digest = digest_of(model, tensors)
         if digest in self._kept:
             self._drop(digest)
         while self._kept and len(self._kept) >= self.max_requests:
@@ -61,14 +61,15 @@ class Quarantine:
         """Whether a request is equal to one that is kept: the same model, and the same bytes in the same layout."""
         while self._kept and next(iter(self._kept.values()))[0] <= now:
             self._drop(next(iter(self._kept)))
-        return _kind(model, tensors) in self._kinds and _digest(model, tensors) in self._kept
+        return _kind(model, tensors) in self._kinds and digest_of(model, tensors) in self._kept
 
     def _drop(self, digest: bytes) -> None:
         _, kind = self._kept.pop(digest)
         self._kinds -= Counter((kind,))  # and forgets a kind of which none is left
 
 
-def _digest(model: str, tensors: Tensors) -> bytes:
+def digest_of(model: str, tensors: Tensors) -> bytes:
+    """The digest of a request: equal for the same bytes in the same layout."""
     # The layout says how long each tensor is, so its bytes need no marks between them.
     digest = blake2b(repr((model, tensors.layout)).encode(), digest_size=DIGEST_BYTES)
     for buffer in tensors.buffers:

@@ -31,6 +31,8 @@ class RequestRecord(Arrival):
     shape: RequestShape
     tensors: Tensors
     arrived: float
+    tags: dict[str, str] | None = None
+    """The tags that its client gave it (`wire/tags.py`)."""
 
     def __repr__(self) -> str:
         return f"<request {self.id}: {self.model} {self.shape.sizes}, {self.session.label}:{self.sequence}>"

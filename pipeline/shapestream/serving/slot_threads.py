@@ -17,14 +17,14 @@ from contextvars import copy_context
 from dataclasses import dataclass
 from threading import Thread
 from time import monotonic
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import structlog
 import trio
 
 from shapestream.errors import ProtocolError, RequestError, TransportError
 from shapestream.serving.handover import Handover
-from shapestream.telemetry.logging import debug_enabled
+from shapestream.telemetry.logging import PRESENT
 from shapestream.transport.blocking_dealer import BlockingDealer
 from shapestream.transport.interface import Message, PeerSocket
 from shapestream.transport.socket_options import SocketOptions
@@ -116,6 +116,10 @@ class SlotThreads:
             key: model.digest for key, model in models.items() if model.digest is not None
         }
         """The sha256 of the files that models were read from, by model; functions are left out."""
+        self.tolerances: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
+            key: model.tolerances for key, model in models.items() if model.tolerances
+        }
+        """How far two equal results of an output may lie apart (`OutputTolerance.to_dict`), by model and output."""
         self._compiled = models
         self._dial = dial
         self._codec = codec_of(Role.WORKER)
@@ -225,7 +229,6 @@ class _SlotThread(Thread):
         self._closing = False
         self._batch: int | None = None
         """The batch that the thread works on, until its report is sent. The thread's own."""
-        self._debug = debug_enabled()
 
     # ---------------------------------------------------------------- for the event loop
 
@@ -326,7 +329,7 @@ class _SlotThread(Thread):
         """Run a batch, and report it; False where the report could not be sent."""
         if execute.session != session.number:
             return True
-        if self._debug:
+        if PRESENT.debug:
             log.debug("batch received", batch=execute.batch, slot=execute.slot, model=execute.model,
                       sizes=execute.sizes, requests=len(execute.members))  # fmt: skip
         self._batch = execute.batch
@@ -343,7 +346,7 @@ class _SlotThread(Thread):
             return True
         sent = True
         if report is not None:
-            if self._debug:
+            if PRESENT.debug:
                 log.debug("batch ran here", run_s=round(report.run_s, 6), reallocations=report.reallocations,
                           preparations=report.preparations, calls=report.calls, code=report.code)  # fmt: skip
             sent = self._say(socket, session, entry_of_report(report, session=session.number))

@@ -36,9 +36,8 @@ from shapestream.serving.slot_threads import (
     SlotThreads,
     ThreadEnded,
 )
-from shapestream.serving.workers import Offer, OwnWorker, SlotRecord, Worker
+from shapestream.serving.workers import Offer, OwnWorker, SlotRecord, Worker, read_tolerances
 from shapestream.settings import ServerSettings
-from shapestream.telemetry.logging import LineBudget
 from shapestream.wire.codec import BadEntry
 from shapestream.wire.messages import (
     WORKER_PROTOCOL,
@@ -48,6 +47,7 @@ from shapestream.wire.messages import (
     Entry,
     Goodbye,
     Heartbeat,
+    SetLogLevel,
     SlotEnded,
     SlotHello,
     WorkerDraining,
@@ -154,10 +154,11 @@ class WorkerPort:
         """Workers by the token that their slots greet with."""
         self.owner: ProcessOwner | None = None
         """The starter of the workers' processes, if this server has one."""
+        self._log_level: str | None = None
+        """That of the processes of our own, where it was changed while they ran."""
         self._silent: dict[tuple[str, int], float] = {}
         """Processes of our own that were given up for their silence, and when."""
         self._hung: dict[str, None] = {}
-        self._lines = LineBudget()
         self._join_room = float(MOST_JOINS)
         """Slots that may join now; negative after a large worker."""
         self._joined_at = trio.current_time()
@@ -365,11 +366,9 @@ class WorkerPort:
             ),
         )
         self._tell_time(worker, now)
-        self._lines.write(
-            log,
-            "info",
+        self._tell_log_level(worker)
+        log.info(
             "worker joined",
-            now,
             worker=worker.name,
             pid=worker.pid,
             slots=offer.slots,
@@ -402,6 +401,16 @@ class WorkerPort:
         self.outgoing.refuse(peer, why, now)
         self._turn_away(peer)
 
+    def set_log_level(self, level: str) -> None:
+        """Let the processes of this server log at this level, also those that join later."""
+        self._log_level = level
+        for worker in self.workers.values():
+            self._tell_log_level(worker)
+
+    def _tell_log_level(self, worker: Worker) -> None:
+        if self._log_level is not None and self._owns(worker.name, worker.pid):
+            self.outgoing.say(worker, SetLogLevel(level=self._log_level))
+
     def _tell_time(self, worker: Worker, now: float) -> None:
         self.outgoing.say(worker, Clock(sent_us=round(now * 1e6)))
 
@@ -432,7 +441,7 @@ class WorkerPort:
         # Without its quotes, but with its escapes: a name may try to be a line of its own.
         name = repr(hello.worker[:MAX_NAME])[1:-1]
         self._statistics.bad_messages["workers"] += 1
-        self._lines.write(log, "error", "worker refused", now, worker=name, pid=hello.pid, why=str(error))
+        log.error("worker refused", worker=name, pid=hello.pid, why=str(error))
         if worker is not None:
             self._leave(worker, "sent what cannot be accepted", now)
         self._turn_away(peer)
@@ -452,11 +461,8 @@ class WorkerPort:
         """Tell a worker to end that has read other files: a model is served from the same bytes everywhere."""
         for model, digest in served.items():
             offered = offer.digests.get(model)
-            self._lines.write(
-                log,
-                "error",
+            log.error(
                 "worker refused",
-                now,
                 worker=hello.worker,
                 pid=hello.pid,
                 model=model,
@@ -477,11 +483,8 @@ class WorkerPort:
         if worker.token not in self._tokens:
             return
         self._statistics.peers_lost[f"worker: {why}"] += 1
-        self._lines.write(
-            log,
-            "warning",
+        log.warning(
             "worker left",
-            now,
             worker=worker.name,
             pid=worker.pid,
             why=why,
@@ -497,7 +500,7 @@ class WorkerPort:
             self._leave(worker, "goodbye", now)
         if not worker.draining or worker.peer is None:
             return
-        self._lines.write(log, "info", "worker drained", now, worker=worker.name, pid=worker.pid)
+        log.info("worker drained", worker=worker.name, pid=worker.pid)
         self.outgoing.say_once(worker.peer, Goodbye())
         self._forget(worker, now)
 
@@ -655,6 +658,7 @@ def read_offer(hello: WorkerHello) -> Offer:
     try:
         models = {name: ModelSignature.from_dict(plain) for name, plain in hello.models.items()}
         costs = {name: CostTable.from_dict(plain) for name, plain in hello.costs.items()}
+        tolerances = read_tolerances(hello.tolerances, models)
     except EngineError as error:
         raise GreetingRefused(str(error)) from None
     for name, table in costs.items():
@@ -670,4 +674,5 @@ def read_offer(hello: WorkerHello) -> Offer:
         models=models,
         costs=costs,
         digests=hello.digests,
+        tolerances=tolerances,
     )

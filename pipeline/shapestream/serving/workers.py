@@ -7,8 +7,9 @@ tensors are the received frames, untouched. The dispatcher's book changes what i
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import structlog
 
@@ -27,7 +28,9 @@ from shapestream.wire.messages import (
 )
 from shapestream_engine.batch import BatchReport, ErrorCode
 from shapestream_engine.cost_table import CostTable
+from shapestream_engine.errors import EngineError
 from shapestream_engine.layout import Tensors
+from shapestream_engine.probing.tolerances import OutputTolerance
 from shapestream_engine.signature import ModelSignature
 
 log = structlog.get_logger()
@@ -56,6 +59,24 @@ class Offer:
     """Measured costs of calls, of some of the models."""
     digests: Mapping[str, str] = field(default_factory=dict)
     """The sha256 of the files that models were read from, of some of them."""
+    tolerances: Mapping[str, Mapping[str, OutputTolerance]] = field(default_factory=dict)
+    """How far two equal results may lie apart, by model and output."""
+
+
+def read_tolerances(
+    plain: Mapping[str, Mapping[str, Any]], models: Mapping[str, ModelSignature]
+) -> dict[str, dict[str, OutputTolerance]]:
+    """Tolerances by model and output; raises `EngineError` for what is none of an output of these models."""
+    found: dict[str, dict[str, OutputTolerance]] = {}
+    for model, outputs in plain.items():
+        ranks = {port.name: port.shape.rank for port in models[model].outputs} if model in models else {}
+        found[model] = {name: OutputTolerance.from_dict(one) for name, one in outputs.items()}
+        for name, one in found[model].items():
+            if any(not 0 <= axis < ranks.get(name, 0) for axis, _ in one.spreads) or name not in ranks:
+                raise EngineError(
+                    f"its tolerance of {model!r}, {name!r} is not that of an output that it serves"
+                )
+    return found
 
 
 class Worker(Link):
@@ -77,6 +98,7 @@ class Worker(Link):
         "session",
         "slots",
         "token",
+        "tolerances",
     )
 
     prefetch_s = REMOTE_PREFETCH_S
@@ -91,6 +113,7 @@ class Worker(Link):
         self.models = offer.models
         self.costs = offer.costs
         self.digests = offer.digests
+        self.tolerances = offer.tolerances
         self.session = session
         """Number of the session; this server uses none twice."""
         self.token = os.urandom(16)
@@ -146,9 +169,14 @@ class Worker(Link):
         """
         self._checks[running.action.model].check(running.batch, report)
         most_s = now - running.sent_at
-        if report.run_s <= most_s and report.busy_s <= most_s:
+        if max(report.gather_s, report.run_s, report.busy_s) <= most_s:
             return report
-        return replace(report, run_s=min(report.run_s, most_s), busy_s=min(report.busy_s, most_s))
+        return replace(
+            report,
+            gather_s=min(report.gather_s, most_s),
+            run_s=min(report.run_s, most_s),
+            busy_s=min(report.busy_s, most_s),
+        )
 
     def left(self) -> None:
         """Take note that it is gone: nothing more is said to it."""
@@ -173,6 +201,7 @@ class OwnWorker(Worker):
             models=own.models,
             costs=own.costs,
             digests=own.digests,
+            tolerances=read_tolerances(own.tolerances, own.models),
         )
         super().__init__(None, offer, outgoing, now, session=session)
         self._own = own
@@ -263,9 +292,11 @@ class RunningBatch:
     __slots__ = (
         "action",
         "batch",
+        "calls",
         "outputs",
         "recalled",
         "records",
+        "report",
         "run_us",
         "sent_at",
         "slot",
@@ -300,6 +331,10 @@ class RunningBatch:
         )
         self.outputs: Sequence[Tensors | None] = ()
         """Parallel to the members, once it has run."""
+        self.report: BatchReport | None = None
+        """Once it has run."""
+        self.calls: Sequence[tuple[int, tuple[int, ...]]] = ()
+        """Its calls by number and sizes, once it has run."""
         self.run_us = 0
 
     def cancel(self) -> None:
@@ -314,6 +349,8 @@ class RunningBatch:
     def ran(self, report: BatchReport, outputs: Sequence[Tensors | None], now: float) -> None:
         """It has run, as is reported now; of one that was queued this tells when it began."""
         self.outputs = outputs
+        self.report = report
+        self.calls = report.calls or ((1, self.action.sizes),)
         self.run_us = round(report.run_s * 1e6)
         self.slot.batches += 1
         self.slot.busy_s += report.busy_s
@@ -329,7 +366,7 @@ class RunningBatch:
         members = zip(self.action.requests, self.outputs, strict=True)
         return frozenset(request for request, outputs in members if outputs is None)
 
-    def outputs_of(self, requests: Sequence[int]) -> Iterable[Tensors | None]:
+    def outputs_of(self, requests: Sequence[int]) -> Sequence[Tensors | None]:
         """Parallel to `requests`, which are members."""
         if requests == self.action.requests:
             return self.outputs

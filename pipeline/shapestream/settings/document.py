@@ -149,7 +149,10 @@ class Settings(Section):
 
     def effective(self) -> Settings:
         """These settings with the derived values written out: engines, and the default worker."""
-        models = tuple(model.model_copy(update={"engine": model.effective_engine}) for model in self.models)
+        models = tuple(
+            model.model_copy(update={"engine": model.effective_engine, "audit": model.effective_audit})
+            for model in self.models
+        )
         return self.model_copy(update={"models": models, "workers": self.worker_groups})
 
     def models_of(self, group: WorkerGroupSettings) -> tuple[ModelSettings, ...]:

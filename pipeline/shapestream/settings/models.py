@@ -518,6 +518,8 @@ class ModelSettings(Section):
     """A request may run twice. `false`: each runs alone, and a lost one is answered `worker_lost`, not retried."""
     calibration_s: float = Field(default=5.0, ge=0, le=3600, allow_inf_nan=False)
     """Seconds at start-up, at most, to measure the costs of calls; kept. 0: costs are learned from traffic alone."""
+    audit: float = Field(default=0.001, ge=0, le=1, allow_inf_nan=False)
+    """Share of the answers from shared or padded calls that are compared with the request run alone. 0: none."""
     shapes: ShapesSettings = ShapesSettings()
     batching: BatchingSettings = BatchingSettings()
 
@@ -526,9 +528,17 @@ class ModelSettings(Section):
         """The engine of the model, chosen by its kind where the file names none."""
         return self.engine or ("function" if self.path is None else engine_of_path(self.path))
 
+    @property
+    def effective_audit(self) -> float:
+        """The share of answers that are audited; 0 where requests may not run twice, and without a proof to compare by."""
+        return self.audit if self.idempotent and not self.trust else 0.0
+
     def problems(self) -> Iterator[Finding]:
         """Yield the contradictions between the settings of this model."""
         yield from self._source_problems()
+        if "audit" in self.model_fields_set and self.audit > self.effective_audit:
+            why = "proof of the model, and trust: true skips it" if self.trust else "request to run twice"
+            yield ("audit",), f"an audit needs {'the ' if self.trust else 'a '}{why} (remove one of them)"
         for name, port in self.inputs.items():
             if port.mask_of == name:
                 yield ("inputs", name, "mask_of"), "an input cannot be the mask of itself"

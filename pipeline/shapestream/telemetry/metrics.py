@@ -60,6 +60,8 @@ class Observation:
     kept_bytes: int
     peers_refused: Mapping[str, Mapping[str, int]]
     """By port and reason."""
+    audit: Mapping[str, Mapping[str, float]]
+    """By model: `audited`, `mismatches` and `stopped`, among others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +111,13 @@ def _of_queue(name: str, text: str, read: Callable[[ModelStatistics], float]) ->
     )
 
 
+def _of_audit(name: str, text: str, key: str) -> Metric:
+    """A row of one sample per model, of what audits found."""
+    return _row(
+        name, text, ("model",), lambda seen: [((model,), one[key]) for model, one in seen.audit.items()]
+    )
+
+
 def _times_of_model(name: str, text: str, read: Callable[[ModelCounters], Histogram]) -> Metric:
     """The same of a histogram of microseconds."""
     return _of_model(name, text, lambda model: _seconds(read(model)), Kind.HISTOGRAM)
@@ -141,15 +150,6 @@ def _outcomes(seen: Observation) -> Iterator[Sample]:
         yield (name, "ok"), model.results
         for code, count in model.failures.items():
             yield (name, code), count
-
-
-def _refused(seen: Observation) -> Mapping[str, float]:
-    """Failures that are no model's: these requests were refused before the scheduler saw them."""
-    refused = dict(seen.counters.failures)
-    for model in seen.counters.models.values():
-        for code, count in model.failures.items():
-            refused[code] = refused.get(code, 0) - count
-    return {code: count for code, count in refused.items() if count > 0}
 
 
 def _batches(seen: Observation) -> Iterator[Sample]:
@@ -186,7 +186,7 @@ METRICS: tuple[Metric, ...] = (
         "code",
         "requests_refused_total",
         "Requests refused before the scheduler saw them, by code: malformed, or beyond their client's credit.",
-        _refused,
+        lambda seen: seen.counters.refused,
     ),
     _row(
         "requests_resent_total",
@@ -235,7 +235,17 @@ METRICS: tuple[Metric, ...] = (
         lambda model: _buckets(model.batch_requests, _SIZES),
         Kind.HISTOGRAM,
     ),
+    _times_of_model(
+        "batch_gather_seconds",
+        "Time that a batch held its slot before and between its calls: gathering inputs.",
+        lambda model: model.gather_us,
+    ),
     _times_of_model("batch_infer_seconds", "Time of the calls of a batch.", lambda model: model.run_us),
+    _times_of_model(
+        "batch_split_seconds",
+        "Time that a batch held its slot for its results: splitting and copying them out.",
+        lambda model: model.split_us,
+    ),
     _times_of_model(
         "batch_busy_seconds",
         "Time that a batch held its slot: gathering, calls, splitting.",
@@ -270,6 +280,14 @@ METRICS: tuple[Metric, ...] = (
     _of_queue(
         "cost_measured_seconds_total", "Seconds that these batches took.", lambda model: model.measured_s
     ),
+    # Audits
+    _of_audit("audited_total", "Answers that were compared with their requests run alone.", "audited"),
+    _of_audit("audit_mismatches_total", "Answers of these that differed.", "mismatches"),
+    _of_audit(
+        "batching_stopped",
+        "1 while each request runs alone, since answers in company differed.",
+        "stopped",
+    ),
     # Slots, workers, clients
     _of_queue("slots", "Slots that serve a model.", lambda model: model.slots),
     _of_queue("slots_free", "Slots of these that may be given a batch.", lambda model: model.free_slots),
@@ -284,11 +302,12 @@ METRICS: tuple[Metric, ...] = (
         "Workers with slots here, by state: serving or leaving.",
         lambda seen: seen.workers,
     ),
-    _by(
-        "how",
+    _row(
         "worker_ends_total",
-        "Worker processes of this server that have ended, by how: died or ended. Each is replaced, unless given up.",
-        lambda seen: {"died": 0, "ended": 0} | seen.counters.worker_ends,
+        "Worker processes of this server that have ended, by their entry of `workers` (from 0), and how: died or ended. "
+        "Each is replaced, unless given up.",
+        ("group", "how"),
+        lambda seen: [((str(group), how), ends) for (group, how), ends in seen.counters.worker_ends.items()],
     ),
     _one("clients", "Clients with a session.", lambda seen: seen.clients),
     _one(

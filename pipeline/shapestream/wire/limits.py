@@ -20,6 +20,14 @@ MAX_NAME_CHARACTERS = 512
 """Names of models, workers, software; codes."""
 MAX_MESSAGE_CHARACTERS = 8192
 """Messages for humans. Senders cut longer ones."""
+MAX_TAGS = 8
+"""Tags of one request, unknown ones included."""
+MAX_TAGS_CHARACTERS = 1024
+"""Names and values of all tags of one request."""
+MAX_REQUEST_ID_CHARACTERS = 128
+"""The id that a user gives a request."""
+MAX_TRACE_CHARACTERS = 512
+"""`traceparent` and `tracestate`, each. W3C Trace Context asks for as much of `tracestate` to be passed on."""
 MAX_PLAIN_ITEMS = 4096
 """Elements of one array or map of plain data, such as a signature or statistics."""
 MAX_CLIENT_ITEMS = 1024

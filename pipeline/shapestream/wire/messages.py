@@ -22,7 +22,7 @@ from shapestream_engine.layout import Tensors, value
 
 PROTOCOL_VERSION = 1
 """The version of messages, which each of them begins with."""
-WORKER_PROTOCOL = 3
+WORKER_PROTOCOL = 4
 """The version of what a server and its workers say to each other: `WorkerHello` tells it."""
 
 
@@ -129,7 +129,7 @@ class OpenModel(Entry):
     name: str
 
 
-@entry(12, Role.SERVER_OF_CLIENTS)
+@entry(12, Role.SERVER_OF_CLIENTS, optional=1)
 class Request(Entry):
     """One inference request. `sequence` and the session's client id together are the request's id."""
 
@@ -139,6 +139,8 @@ class Request(Entry):
     """Milliseconds from sending to the deadline."""
     priority: int
     tensors: Tensors
+    tags: dict[str, str] | None = None
+    """For logs and traces, by name (`tags.py`); None for none, which takes no bytes."""
 
 
 @entry(13, Role.SERVER_OF_CLIENTS)
@@ -151,6 +153,25 @@ class Cancel(Entry):
 @entry(14, Role.SERVER_OF_CLIENTS)
 class StatisticsRequest(Entry):
     """Asks for the server's counters; answered by `Statistics`."""
+
+
+@entry(15, Role.SERVER_OF_CLIENTS)
+class Explain(Entry):
+    """Asks for stories of requests; answered by `Explanation`."""
+
+    question: int
+    """Any number, which the answer repeats."""
+    request: str
+    """A request's id, as its user knows it. Empty: the slowest requests are asked for."""
+    slowest: int
+    """The number of these, at most."""
+
+
+@entry(17, Role.SERVER_OF_CLIENTS)
+class AcknowledgeAudit(Entry):
+    """Lets the requests of a model share calls again; without effect without the role `admin`, where keys are asked for."""
+
+    model: str
 
 
 # ---------------------------------------------------------------- server -> client
@@ -227,10 +248,18 @@ class Statistics(Entry):
     values: dict[str, Any]
 
 
+@entry(28, Role.CLIENT)
+class Explanation(Entry):
+    """Answers `Explain`: `stories` as plain data; where there are none, `unknown` says why."""
+
+    question: int
+    values: dict[str, Any]
+
+
 # ---------------------------------------------------------------- worker -> server
 
 
-@entry(40, Role.SERVER_OF_WORKERS, optional=3)
+@entry(40, Role.SERVER_OF_WORKERS, optional=4)
 class WorkerHello(Entry):
     """A worker is ready: its models are compiled. Slots are numbered 0 .. slots - 1.
 
@@ -251,6 +280,9 @@ class WorkerHello(Entry):
     """`WORKER_PROTOCOL` of the worker. The first version did not say it."""
     once: tuple[str, ...] = ()
     """Names of the models whose requests must not run twice (`idempotent: false`)."""
+    tolerances: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Model name -> output name -> how far two equal results may lie apart, as plain data. Models whose proof found no
+    tolerances are left out."""
 
 
 @entry(41, Role.SERVER_OF_WORKERS)
@@ -327,6 +359,13 @@ class WorkerRefused(Entry):
 
     model: str
     message: str
+
+
+@entry(55, Role.WORKER)
+class SetLogLevel(Entry):
+    """Log at this level from now on: `debug`, `info`, `warning` or `error`. Only workers that the server started hear it."""
+
+    level: str
 
 
 @entry(51, Role.WORKER)

@@ -35,6 +35,7 @@ from shapestream.wire.limits import (
     Limits,
 )
 from shapestream.wire.messages import BatchDone, Entry, Execute, Request, Result, Timings
+from shapestream.wire.tags import read_tags
 from shapestream_engine.batch import BatchReport
 from shapestream_engine.layout import Buffer, Layout, Tensors
 
@@ -112,9 +113,14 @@ def _check_frames_used(used: int, last: int) -> None:
 
 def _read_request(fields: Fields, frames: Sequence[Buffer], first: int, last: int, limits: Limits) -> Request:
     """Read a `Request`. The checks are written out: a call for each would double the time."""
-    if len(fields) != 8:
-        raise BadEntryError(f"Request has {len(fields)} elements instead of 8")
-    _, _, sequence, model, remaining_ms, priority, packed, inline = fields
+    tags = None
+    if len(fields) == 8:
+        _, _, sequence, model, remaining_ms, priority, packed, inline = fields
+    elif len(fields) == 9:
+        _, _, sequence, model, remaining_ms, priority, packed, inline, given = fields
+        tags = checked("Request.tags", read_tags, given)
+    else:
+        raise BadEntryError(f"Request has {len(fields)} elements instead of 8 or 9")
     if type(sequence) is not int or not 0 <= sequence <= MAX_INTEGER:
         raise BadEntryError("Request.sequence must be an integer from 0 to 2^63-1")
     if type(model) is not int or not 0 <= model <= MAX_INTEGER:
@@ -129,7 +135,12 @@ def _read_request(fields: Fields, frames: Sequence[Buffer], first: int, last: in
     if b"boolean" in packed:
         _check_truth_values(tensors)
     return Request(
-        sequence=sequence, model=model, remaining_ms=remaining_ms, priority=priority, tensors=tensors
+        sequence=sequence,
+        model=model,
+        remaining_ms=remaining_ms,
+        priority=priority,
+        tensors=tensors,
+        tags=tags,
     )
 
 
@@ -201,9 +212,9 @@ def _read_batch_done(
     fields: Fields, frames: Sequence[Buffer], first: int, last: int, limits: Limits
 ) -> BatchDone:
     """Read a `BatchDone`; one bad output makes the whole report bad."""
-    if len(fields) != 10:
-        raise BadEntryError(f"BatchDone has {len(fields)} elements instead of 10")
-    _, _, batch, session, run_us, busy_us, reallocations, preparations, calls, rows = fields
+    if len(fields) != 11:
+        raise BadEntryError(f"BatchDone has {len(fields)} elements instead of 11")
+    _, _, batch, session, run_us, busy_us, reallocations, preparations, calls, rows, gather_us = fields
     if type(rows) is not tuple or not 0 < len(rows) <= limits.max_members:
         raise BadEntryError(f"BatchDone needs an array of 1 to {limits.max_members} outputs")
     outputs: list[Tensors | None] = []
@@ -224,10 +235,12 @@ def _read_batch_done(
         busy_us=busy_us,
         reallocations=reallocations,
         preparations=preparations,
+        gather_us=gather_us,
     )
     report = BatchReport(
         batch=batch,
         outputs=tuple(outputs),
+        gather_s=gather_us * 1e-6,
         run_s=run_us * 1e-6,
         busy_s=busy_us * 1e-6,
         reallocations=reallocations,
@@ -289,18 +302,17 @@ def _write_request(entry: Request, frames: list[Buffer]) -> bytes:
     remaining_ms = entry.remaining_ms
     if remaining_ms is not None and remaining_ms < 0:
         remaining_ms = 0  # late already; the receiver says so
-    return pack(
-        (
-            Request.KIND,
-            len(frames) - before,
-            entry.sequence,
-            entry.model,
-            remaining_ms,
-            entry.priority,
-            packed,
-            inline,
-        )
+    row = (
+        Request.KIND,
+        len(frames) - before,
+        entry.sequence,
+        entry.model,
+        remaining_ms,
+        entry.priority,
+        packed,
+        inline,
     )
+    return pack(row if entry.tags is None else (*row, entry.tags))
 
 
 def _write_result(entry: Result, frames: list[Buffer]) -> bytes:
@@ -357,6 +369,7 @@ def _write_batch_done(entry: BatchDone, frames: list[Buffer]) -> bytes:
             report.preparations,
             report.calls,
             outputs,
+            round(report.gather_s * 1e6),
         )
     )
 

@@ -69,6 +69,7 @@ class SimulatedSlots:
     """The slots of one process. `crash` is what poison does."""
 
     digests: Mapping[str, str] = {}
+    tolerances: Mapping[str, Mapping[str, Any]] = {}
     costs: Mapping[str, CostTable] = {}
 
     def __init__(

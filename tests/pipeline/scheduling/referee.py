@@ -26,6 +26,7 @@ from tests.pipeline.scheduling.books import (
 from shapestream.scheduling import Scheduler
 from shapestream.scheduling.events import (
     Action,
+    AuditWanted,
     BatchFailed,
     BatchFinished,
     CancelBatch,
@@ -71,6 +72,8 @@ class Referee(RuleBasedStateMachine):
         self.slot_ids = count()
         self.batches: dict[int, Running] = {}
         self.models: set[str] = set()
+        self.alone: set[str] = set()
+        """Models whose requests share no calls."""
         self.draining = False
 
     @staticmethod
@@ -90,6 +93,10 @@ class Referee(RuleBasedStateMachine):
     def _active(self) -> list[Running]:
         """Those that run, not those that wait behind them."""
         return [running for running in self._running() if running.behind is None]
+
+    def _audits(self) -> list[Running]:
+        """The audit that runs, if any."""
+        return [running for running in self._running() if not running.start.requests]
 
     def _finish_off(self, running: Running) -> None:
         """A batch is over; what waited behind it runs."""
@@ -169,6 +176,7 @@ class Referee(RuleBasedStateMachine):
                     assert running.behind is None, "a batch was cancelled that has not started"
                     assert running.start.slot == action.slot
                     running.hung = bool(running.wanted)
+                    assert running.start.requests or self._stops(running), "an audit was stopped for nothing"
                     assert not running.hung or self._ran_s(running) >= HANG_MIN_S, (
                         "cancelled, and somebody waits"
                     )
@@ -186,6 +194,33 @@ class Referee(RuleBasedStateMachine):
         assert limit_s != inf, "what may take any time was taken to hang"
         # Sums of floats: it may look a little less than it was when the time was reckoned.
         return self.now - running.began + 1e-9
+
+    def _stops(self, audit: Running) -> bool:
+        """Whether there was a reason to stop an audit: a drain, its slot's end, what waits or came, or that it hangs."""
+        slot = audit.start.slot
+        event = self.log[-1][0]
+        return (
+            self.draining
+            or slot in self.closing
+            or self.processes[slot] in self.condemned
+            or bool(self._queued())
+            or isinstance(event, RequestsArrived)
+            or self.now - audit.began >= HANG_MIN_S - 1e-9
+        )
+
+    def _check_audit(self, start: StartBatch) -> None:
+        """An audit starts where nothing waits, on a slot that is free, while another is."""
+        wanted = next(event for event, _, _ in reversed(self.log) if isinstance(event, AuditWanted))
+        assert (start.model, start.sizes) == (wanted.model, wanted.sizes)
+        assert start.slot in wanted.slots
+        assert not self._queued(), "an audit starts while a request waits"
+        assert not self.draining, "an audit starts in a drain"
+        assert not self._audits(), "two audits at once"
+        self._check_place(start)
+        serving = [slot for slot in set(self.slots) - self.closing if start.model in self.slots[slot]]
+        free = [slot for slot in self._free_slots(for_certain=False) if start.model in self.slots[slot]]
+        assert len(serving) == 1 or len(free) > 1, "an audit takes the last free slot"
+        self.batches[start.batch] = Running(start, began=self.now)
 
     def _killed(self, action: KillSlot) -> None:
         running = next(running for running in self._active() if running.start.slot == action.slot)
@@ -285,6 +320,9 @@ class Referee(RuleBasedStateMachine):
         return True
 
     def _started(self, start: StartBatch) -> None:
+        if not start.requests:
+            self._check_audit(start)
+            return
         profile = PROFILES[start.model]
         members = [self.known[id_] for id_ in start.requests]
         assert start.batch not in self.batches
@@ -298,11 +336,15 @@ class Referee(RuleBasedStateMachine):
             assert not self._is_late(id_), "an inference started after its request's deadline"
         assert {start.model} == {member.arrival.model for member in members}
         assert len({member.lane for member in members}) == 1, "a batch mixes what may not mix"
+        assert len(members) == 1 or start.model not in self.alone, "company for a request that runs alone"
         assert len(members) == 1 or not any(member.empty for member in members), "company without elements"
         self._check_sizes(start, members, profile)
         self._check_order(start, members)
         for member in members:
             member.batch = start.batch
+            for other in self.known.values() if start.model in self.alone else ():
+                if other.group is not None and id_ in other.group:
+                    other.group -= {id_}
             member.group = None
             member.starts += 1
             assert profile.idempotent or member.starts == 1, "what may not run twice was started again"
@@ -367,7 +409,9 @@ class Referee(RuleBasedStateMachine):
         if again:
             group = members[0].group
             assert group is not None, "a newcomer went before what must run again"
-            assert set(start.requests) == {i for i in group if i not in self.ended}, "a group was changed"
+            left = {i for i in group if i not in self.ended}
+            apart = start.model in self.alone and set(start.requests) <= left
+            assert apart or set(start.requests) == left, "a group was changed"
             return
         others = [k for k in waiting if k.arrival.id not in start.requests]
         for member in members:
@@ -429,6 +473,8 @@ class Referee(RuleBasedStateMachine):
     def unwanted_batches_are_stopped(self) -> None:
         """A batch that nobody waits for has been cancelled, or called back while it had not started; no other was."""
         for running in self._running():
+            if not running.start.requests:
+                continue  # an audit, which has no members
             if running.behind is None:
                 assert running.cancelled == (running.hung or not running.wanted)
             else:

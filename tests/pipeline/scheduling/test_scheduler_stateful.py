@@ -19,6 +19,7 @@ from tests.pipeline.scheduling.referee import Referee
 
 from shapestream.scheduling.events import (
     Arrival,
+    AuditWanted,
     BatchFailed,
     BatchFinished,
     DeliverResults,
@@ -26,6 +27,7 @@ from shapestream.scheduling.events import (
     FailRequest,
     ModelAdded,
     ModelProfile,
+    ModelRunsAlone,
     RequestCancelled,
     RequestsAbandoned,
     RequestsArrived,
@@ -387,6 +389,26 @@ class SchedulerMachine(Referee):
         own = [i for i in own if i % sessions == 0 and not self._is_late(i)]
         self._play(RequestsAbandoned(ids=tuple(own)))
         assert {} == {id_: self.ended[id_] for id_ in own if self.ended[id_] != "forgotten"}
+
+    @precondition(lambda self: self.slots and not self._audits())
+    @rule(
+        model=st.sampled_from(sorted(PROFILES)),
+        sizes=st.tuples(st.integers(0, 4), st.integers(1, 4), st.integers(3, 4)),
+        every=st.booleans(),
+    )
+    def audit_is_wanted(self, model, sizes, every) -> None:
+        """An answered request should run again, on one slot or any."""
+        slots = sorted(self.slots) if every else [max(self.slots)]
+        sizes = sizes[: len(PROFILES[model].dimensions)]
+        self._play(AuditWanted(model=model, sizes=sizes, slots=frozenset(slots)))
+
+    @precondition(lambda self: self.models)
+    @rule(data=st.data())
+    def model_runs_alone(self, data) -> None:
+        """Requests of a model share no calls any more, or do again."""
+        model = data.draw(st.sampled_from(sorted(self.models)))
+        self.alone ^= {model}
+        self._play(ModelRunsAlone(model=model, alone=model in self.alone))
 
     @rule(seconds=st.sampled_from([0.01, 0.3, 1.1]))
     def time_passes(self, seconds) -> None:

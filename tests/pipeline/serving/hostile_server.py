@@ -15,11 +15,12 @@ from typing import Any
 import numpy as np
 import trio
 
-from shapestream.serving import client_port, outgoing, worker_port
+from shapestream.serving import client_port, outgoing
 from shapestream.serving.allocator import keep_freed_memory
 from shapestream.serving.server import Server, serve
 from shapestream.serving.slot_threads import SlotThreads
 from shapestream.settings import ServerSettings
+from shapestream.telemetry import logging
 from shapestream.telemetry.logging import LineBudget, RateLimit, configure
 from shapestream_engine.compiled_model import CompiledModel
 from shapestream_engine.model import InputSpec, ModelSpec, OutputSpec, compile_model
@@ -94,8 +95,7 @@ async def main(folder: str) -> None:
 if __name__ == "__main__":
     for module in (client_port, outgoing):
         module.RateLimit = partial(RateLimit, 0.0)  # type: ignore[attr-defined] # see above
-    for module in (client_port, worker_port):
-        module.LineBudget = partial(LineBudget, 10**9)  # type: ignore[attr-defined] # the same
+    logging.PRESENT.budgets.default_factory = partial(LineBudget, 10**9)  # the same
     keep_freed_memory()  # as `shapestream serve` does
     configure("info", "json")
     trio.run(main, sys.argv[1])

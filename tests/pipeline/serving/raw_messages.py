@@ -32,11 +32,12 @@ def packed(value: Any) -> bytes:
 
 def entry(
     *, frames: Any = 0, sequence: Any = 7, model: Any = SCALED, remaining: Any = None, priority: Any = 0,
-    layout: Any = LAYOUT, inline: Any = INLINE,
+    layout: Any = LAYOUT, inline: Any = INLINE, tags: Any = ...,
 ) -> list[Any]:  # fmt: skip
-    """A request as it is on the wire, any field replaced; a good one as it stands."""
+    """A request as it is on the wire, any field replaced; a good one as it stands. `...`: without tags."""
     layout = packed(layout) if isinstance(layout, tuple) else layout
-    return [Request.KIND, frames, sequence, model, remaining, priority, layout, inline]
+    more = [] if tags is ... else [tags]
+    return [Request.KIND, frames, sequence, model, remaining, priority, layout, inline, *more]
 
 
 def message(*entries: Any, frames: tuple[bytes, ...] = (), version: Any = 1) -> Frames:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import trio
 from tests.pipeline.serving.batches import report_of
@@ -24,6 +25,7 @@ class ScriptedSlots:
     """Slots of a server's own process: each has its connection, and the test says what they report there."""
 
     digests: Mapping[str, str] = {}
+    tolerances: Mapping[str, Mapping[str, Any]] = {}
     costs: Mapping[str, CostTable] = {}
     occupied = False
 

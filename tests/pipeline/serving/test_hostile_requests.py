@@ -101,7 +101,7 @@ REFUSED = {
     "negative deadline": Refused(message(entry(remaining=-1)), "Request.remaining_ms"),
     "model by name": Refused(message(entry(model="scaled")), "Request.model"),
     "boolean priority": Refused(message(entry(priority=True)), "Request.priority"),
-    "a field too many": Refused(message([*entry(), 1]), "Request has 9 elements instead of 8"),
+    "a field too many": Refused(message([*entry(tags=None), 1]), "Request has 10 elements instead of 8 or 9"),
     "a field too few": Refused(message(entry()[:-1]), "7"),
     # fields
     "priority just above its bound": Refused(message(entry(priority=2**31)), "priority"),
@@ -154,6 +154,20 @@ REFUSED = {
     "a truth value of 255 in a frame": Refused(
         flags(None, n=100_000, frames=(bytes(99_999) + b"\xff",)), "0 or 1"
     ),
+    # tags
+    "tags that are text": Refused(message(entry(tags="request_id")), "Request.tags must be nil or a map"),
+    "tags in an array": Refused(message(entry(tags=[["request_id", "a"]])), "Request.tags must be nil or a map"),
+    "nine tags": Refused(message(entry(tags={str(n): "" for n in range(9)})), "a map of at most 8"),
+    "a tag that is a number": Refused(message(entry(tags={"request_id": 7})), "a map of strings to strings"),
+    "an unknown tag that is a map": Refused(message(entry(tags={"x": {"y": "z"}})), "a map of strings to strings"),
+    "a tag in bytes": Refused(message(entry(tags={"request_id": b"a"})), "a map of strings to strings"),
+    "a request id of no characters": Refused(message(entry(tags={"request_id": ""})), "1 to 128 printable ASCII"),
+    "a request id of 129 characters": Refused(message(entry(tags={"request_id": "i" * 129})), "1 to 128 printable"),
+    "a request id of two lines": Refused(message(entry(tags={"request_id": "a\nb"})), "1 to 128 printable ASCII"),
+    "a request id with an accent": Refused(message(entry(tags={"request_id": "caf\u00e9"})), "1 to 128 printable ASCII"),
+    "a traceparent of 513 characters": Refused(message(entry(tags={"traceparent": "0" * 513})), "1 to 512 printable"),
+    "a tracestate of 513 characters": Refused(message(entry(tags={"tracestate": "s" * 513})), "1 to 512 printable"),
+    "tags of 1,025 characters": Refused(message(entry(tags={"x" * 513: "y" * 512})), "more than 1024 characters"),
     # budgets
     "more bytes than a client may have": Refused(
         flags(None, n=2_000_000, frames=(bytes(2_000_000),)), "at most 1048576", "too_large"

@@ -6,6 +6,7 @@ import dataclasses
 import io
 import json
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,7 +16,15 @@ from tests.pipeline.serving.echo_model import echo_tensors, request
 from tests.pipeline.serving.harness import Running, memory_serving, scripted_client
 from tests.pipeline.serving.scripted_slots import ScriptedSlots
 
-from shapestream.telemetry.logging import LineBudget, LogFormat, RateLimit, configure, debug_enabled
+from shapestream.telemetry.logging import (
+    LEVELS,
+    PRESENT,
+    LineBudget,
+    LogFormat,
+    RateLimit,
+    change,
+    configure,
+)
 from shapestream.telemetry.metrics import observe
 from shapestream.telemetry.statistics import Histogram, ServerStatistics
 from shapestream.wire.messages import BatchFailed, Execute, Failure, Result
@@ -62,15 +71,70 @@ def test_formats_can_be_forced() -> None:
 
 
 def test_levels_hide_what_is_below() -> None:
-    """The hot path asks `debug_enabled` once, and believes it."""
+    """The hot path reads a boolean instead of asking."""
     file = io.StringIO()
     configure("warning", stream=file)
     structlog.get_logger().info("hidden")
     structlog.get_logger().warning("shown")
     assert ["shown"] == [json.loads(line)["event"] for line in file.getvalue().splitlines()]
-    assert not debug_enabled()
+    assert not PRESENT.debug
     configure("debug", stream=file)
-    assert debug_enabled()
+    assert PRESENT.debug
+
+
+def test_level_and_format_change_while_the_process_runs() -> None:
+    """The line about it is written where the old or the new level lets it be; what is as it was needs none."""
+    file = io.StringIO()
+    configure("info", stream=file)
+    for level in (*LEVELS, *LEVELS[::-1], "debug"):
+        change(level)
+        assert (level, level == "debug") == (PRESENT.level, PRESENT.debug)
+        for method in LEVELS:
+            getattr(structlog.get_logger(), method)(f"{method} at {level}")
+    change(format="pretty")
+    structlog.get_logger().info("for people")
+    *lines, told, people = file.getvalue().splitlines()
+    assert "logging changes" in told
+    assert "for people" in people
+    assert not people.startswith("{")
+    written = [json.loads(line) for line in lines]
+    changes = [(line["before"][0], line["now"][0]) for line in written if line["event"] == "logging changes"]
+    assert [
+        ("info", "debug"),
+        ("debug", "info"),
+        ("info", "warning"),
+        ("warning", "info"),
+        ("info", "debug"),
+    ] == changes
+    events = {line["event"] for line in written} - {"logging changes"}
+    wanted = {f"{method} at {level}" for place, level in enumerate(LEVELS) for method in LEVELS[place:]}
+    assert wanted == events
+
+
+def test_a_flood_of_one_event_hides_no_other_and_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each event has its own budget, whatever writes it; at `debug` every line is written."""
+    now = 0.0
+    monkeypatch.setattr("shapestream.telemetry.logging.time", SimpleNamespace(monotonic=lambda: now))
+    file = io.StringIO()
+    configure(stream=file)
+    log = structlog.get_logger()
+    for number in range(1000):
+        log.warning("flood", number=number)
+    log.info("other")
+    now += 10.0
+    log.warning("flood")
+    lines = [json.loads(line) for line in file.getvalue().splitlines()]
+    assert ["flood"] * 200 + ["other", "flood"] == [line["event"] for line in lines]
+    assert [800] == [line["lines_left_out"] for line in lines if "lines_left_out" in line]
+    for _ in range(500):
+        change("warning")
+        change("info")
+    assert 200 >= file.getvalue().count("logging changes")
+    change("debug")
+    file.truncate(0)
+    for _ in range(1000):
+        log.warning("flood")
+    assert 1000 == file.getvalue().count('"flood"')
 
 
 def test_tensor_data_never_reaches_a_line() -> None:
@@ -185,6 +249,7 @@ def test_shapes_are_counted_up_to_a_bound() -> None:
             requests=1,
             rows=1,
             elements=number,
+            gather_us=0,
             run_us=1,
             busy_us=1,
             reallocations=0,
@@ -203,6 +268,7 @@ def test_calls_and_padding_are_counted_by_the_requests_real_sizes() -> None:
         requests=2,
         rows=5,
         elements=50,
+        gather_us=0,
         run_us=1,
         busy_us=1,
         reallocations=0,
@@ -241,6 +307,32 @@ def test_a_request_can_be_followed_by_its_id_at_debug_and_costs_no_line_at_info(
     assert [arrived["request"]] == delivered["requests"]
     assert "request arrived" not in quiet.getvalue()
     assert "batch" not in quiet.getvalue()
+
+
+def test_lines_about_a_request_name_its_trace() -> None:
+    """From its arrival or refusal on, as 32 digits; what is no trace makes no key."""
+    trace = "0af7651916cd43dd8448eb211c80319c"
+    parent = f"00-{trace}-b7ad6b7169203331-01"
+
+    @virtual_time
+    async def serve_them() -> None:
+        async with scripted_client() as (client, slots):
+            client.say(request(1, tags={"traceparent": parent, "request_id": "mine"}))
+            slots.fail(await slots.next_batch())
+            await client.hear(Failure)
+            client.say(request(2, model=99, tags={"traceparent": parent}))
+            client.say(request(3, model=98, tags={"traceparent": parent[:-1]}))
+            for _ in range(2):
+                await client.hear(Failure)
+
+    file = io.StringIO()
+    configure("debug", stream=file)
+    serve_them()
+    lines = [json.loads(line) for line in file.getvalue().splitlines()]
+    told = {(line["event"], line.get("sequence")): line.get("trace") for line in lines}
+    assert trace == told["request arrived", 1] == told["request failed", None] == told["request refused", 2]
+    assert ("request refused", 3) in told
+    assert told["request refused", 3] is None
 
 
 @virtual_time

@@ -31,19 +31,14 @@ def test_errors_and_warnings_are_explained(program: dict[str, Any]) -> None:
 
 
 def test_each_form_of_a_log_call_is_found(program: dict[str, Any]) -> None:
-    """A level of the log, a name for one, a line within a budget, and a method that hands its event to the budget."""
+    """A level of the log, a name for one, and no method of anything else."""
     source = """
 class Port:
     def refuse(self, code):
         write = log.debug if code else log.warning
         write("refused", code=code)
         log.info("plain", why=1)
-        self._lines.write(log, "error", "within a budget", 0.0, worker=1)
-        self._log(1, "handed on", 0.0, more=2)
         other.write("no event", 3)
-
-    def _log(self, session, event, now, **facts):
-        self._lines.write(log, "info", event, now, client=session, **facts)
 """
     found = set()
     for name, level, keys in program["_calls"](program["ast"].parse(source)):
@@ -52,6 +47,4 @@ class Port:
         ("refused", "debug", ("code",)),
         ("refused", "warning", ("code",)),
         ("plain", "info", ("why",)),
-        ("within a budget", "error", ("worker",)),
-        ("handed on", "info", ("client", "more")),
     } == found

@@ -8,6 +8,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from shapestream.wire.messages import (
+    AcknowledgeAudit,
     BatchDone,
     BatchFailed,
     Cancel,
@@ -79,6 +80,8 @@ timings = st.builds(
     batch_rows=integers,
     worker=names,
 )
+tag = st.text(st.characters(min_codepoint=32, max_codepoint=126), min_size=1, max_size=128)
+tags = st.fixed_dictionaries({"request_id": tag}, optional={"traceparent": tag, "tracestate": tag})
 requests = st.builds(
     Request,
     sequence=integers,
@@ -86,6 +89,7 @@ requests = st.builds(
     remaining_ms=remaining,
     priority=st.integers(-100, 100),
     tensors=tensors(),
+    tags=st.none() | tags,
 )
 results = st.builds(Result, sequence=integers, timings=timings, tensors=tensors())
 times = st.integers(0, 1 << 40).map(lambda number: number * 1e-6)
@@ -107,6 +111,7 @@ BY_ROLE: dict[Role, list[st.SearchStrategy[Any]]] = {
         requests,
         st.builds(Cancel, sequence=integers),
         st.builds(StatisticsRequest),
+        st.builds(AcknowledgeAudit, model=names),
         st.builds(Credit, window_requests=integers, window_bytes=integers),
     ],
     Role.CLIENT: [
@@ -147,6 +152,7 @@ BY_ROLE: dict[Role, list[st.SearchStrategy[Any]]] = {
             digests=st.dictionaries(names, names, max_size=2),
             protocol=integers,
             once=st.lists(names, max_size=2).map(tuple),
+            tolerances=st.dictionaries(names, plain_maps, max_size=2),
         ),
         st.builds(
             BatchDone,
@@ -154,6 +160,7 @@ BY_ROLE: dict[Role, list[st.SearchStrategy[Any]]] = {
             report=st.builds(
                 BatchReport,
                 batch=integers,
+                gather_s=times,
                 run_s=times,
                 busy_s=times,
                 reallocations=integers,

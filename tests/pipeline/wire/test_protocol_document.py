@@ -118,13 +118,23 @@ def test_a_client_without_our_code_writes_the_same_bytes() -> None:
 
 
 def test_elements_that_may_be_left_out_and_added_are_understood() -> None:
-    """Timings of servers before `digest` and after it, and a greeting of a worker that tells no digests."""
+    """Timings of servers before `digest` and after it, a request without tags, a greeting of a worker without digests."""
     layout = msgpack.packb([])
     for more, digest in (([], None), (["ab" * 32], "ab" * 32), ([None, "of later"], None)):
         result = [24, 0, 1, [1, 2, 3, 1, 1, "w/0", *more], layout, []]
         (entry,) = decode([msgpack.packb([1, [result]])], role=Role.CLIENT).entries
         assert isinstance(entry, Result)
         assert digest == entry.timings.digest
+    for more, tags in (
+        ([], None),
+        ([None], None),
+        ([{}], None),
+        ([{"request_id": "a", "of": "later"}], {"request_id": "a"}),
+    ):
+        request = [12, 0, 1, 0, None, 0, layout, [], *more]
+        (asked,) = decode([msgpack.packb([1, [request]])], role=Role.SERVER_OF_CLIENTS).entries
+        assert isinstance(asked, Request)
+        assert tags == asked.tags
     hello = [40, 0, "w", 1, 1, {}, {}]
     (greeting,) = decode([msgpack.packb([1, [hello]])], role=Role.SERVER_OF_WORKERS).entries
     assert messages.WorkerHello(worker="w", pid=1, slots=1, models={}) == greeting
@@ -179,7 +189,14 @@ def test_a_batch_is_written_in_the_order_of_the_table() -> None:
 def test_a_report_is_written_in_the_order_of_the_table() -> None:
     """Times in microseconds; a member without outputs is nil."""
     report = BatchReport(
-        batch=1, outputs=(None,), run_s=3e-6, busy_s=4e-6, reallocations=5, preparations=6, calls=((7, (8,)),)
+        batch=1,
+        outputs=(None,),
+        gather_s=9e-6,
+        run_s=3e-6,
+        busy_s=4e-6,
+        reallocations=5,
+        preparations=6,
+        calls=((7, (8,)),),
     )
     header = msgpack.unpackb(bytes(encode([messages.BatchDone(session=2, report=report)])[0]))
     _, names = documented_kinds()["BatchDone"]
@@ -192,8 +209,9 @@ def test_a_report_is_written_in_the_order_of_the_table() -> None:
         "preparations",
         "calls",
         "outputs",
+        "gather_us",
     ] == names
-    assert [1, 2, 3, 4, 5, 6, [[7, [8]]], [None]] == header[1][0][2:]
+    assert [1, 2, 3, 4, 5, 6, [[7, [8]]], [None], 9] == header[1][0][2:]
 
 
 def test_kinds_are_numbered_once() -> None:
@@ -211,6 +229,7 @@ def test_the_documented_types_are_those_that_are_checked() -> None:
         "words": "str",
         "integer": "int",
         "integer or nil": "int | None",
+        "map or nil": "dict[str, str] | None",
     }
     rows = re.findall(r"^\| \d+ \| `(\w+)` \| (.*?) \|", DOCUMENT, re.MULTILINE)
     for name, fields in rows:
@@ -240,6 +259,10 @@ def test_the_limits_are_those_of_the_code() -> None:
         f"{limits.MAX_MESSAGE_CHARACTERS} of a message",
         f"{limits.MAX_PLAIN_ITEMS} elements",
         f"{limits.MAX_PLAIN_DEPTH} levels",
+        f"{limits.MAX_TAGS} tags",
+        f"{limits.MAX_TAGS_CHARACTERS} characters in all",
+        f"1 to {limits.MAX_REQUEST_ID_CHARACTERS} printable ASCII characters",
+        f"1 to {limits.MAX_TRACE_CHARACTERS} of them each",
     ):
         assert phrase in " ".join(DOCUMENT.split())
     assert 2**63 - 1 == limits.MAX_INTEGER

@@ -1,0 +1,85 @@
+"""The audit: a request that was answered runs again, alone, while slots idle.
+
+It is a batch without members. So it charges no client, teaches no cost, is not run again, and nothing that becomes of it
+can blame a request. No batch is queued behind it, and its slot counts as free in predictions. It starts when a slot has
+idled for as long as the call is predicted to take: shorter pauses of busy clients are no time for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import inf
+from typing import TypeAlias
+
+from shapestream.scheduling.events import Action, AuditWanted, CancelBatch, ContractError, StartBatch
+from shapestream.scheduling.queueing import ModelQueue, Queues
+from shapestream.scheduling.recovery import Isolation
+from shapestream.scheduling.slots import Batch, Slot, SlotTable
+
+Start: TypeAlias = Callable[[ModelQueue, Slot, tuple[int, ...], float], StartBatch]
+
+
+class Audit:
+    """The one audit that is wanted, or runs."""
+
+    __slots__ = ("_idle_since", "_isolation", "_queues", "_slots", "_start", "_wanted", "active", "due_at")
+
+    def __init__(self, queues: Queues, slots: SlotTable, isolation: Isolation, start: Start) -> None:
+        """`start` runs the request of these sizes on a slot."""
+        self._queues = queues
+        self._slots = slots
+        self._isolation = isolation
+        self._start = start
+        self._wanted: AuditWanted | None = None
+        self._idle_since: float | None = None
+        """Since when a slot could have run what is wanted; None: none can."""
+        self.due_at = inf
+        """When it starts if nothing happens before."""
+        self.active = False
+        """Whether one is wanted, or ran when it was looked after last."""
+
+    def want(self, wanted: AuditWanted) -> None:
+        """Take what is wanted in place of what was, and has not started. Raises ContractError while one runs."""
+        if self._slots.audit is not None:
+            raise ContractError("an audit is wanted while another runs")
+        self._wanted, self._idle_since, self.active = wanted, None, True
+
+    def tend(self, now: float, actions: list[Action], *, draining: bool) -> None:
+        """Start what is wanted, or stop what runs, by whether requests wait. Asked after free slots were given work."""
+        running = self._slots.audit
+        if running is not None:
+            if (draining or is_in_the_way(running)) and running.cancel():
+                actions.append(CancelBatch(batch=running.id, slot=running.slot.id))
+            return
+        wanted, self.due_at = self._wanted, inf
+        if wanted is None:
+            self.active = False
+            return
+        slot = None if draining else self._idle_slot(wanted)
+        if slot is None:
+            self._idle_since = None
+            return
+        queue = self._queues[wanted.model]
+        if self._idle_since is None:
+            self._idle_since = now
+        self.due_at = self._idle_since + (queue.costs.batch_s(wanted.sizes) or 0.0)
+        if self.due_at <= now:
+            self._wanted, self.due_at = None, inf
+            actions.append(self._start(queue, slot, wanted.sizes, now))
+
+    def _idle_slot(self, wanted: AuditWanted) -> Slot | None:
+        """A slot to run it on while no request waits; where a model has several slots, one more of them is free."""
+        isolation = self._isolation
+        waits = any(queue.waiting for queue in self._queues.waiting())
+        if waits or isolation.suspected or isolation.isolated or wanted.model not in self._queues:
+            return None
+        for slot in self._slots.pools[wanted.model].free.values():
+            if slot.id in wanted.slots and all(len(pool.free) > 1 or pool.count == 1 for pool in slot.pools):
+                return slot
+        return None
+
+
+def is_in_the_way(audit: Batch) -> bool:
+    """Whether the slot of a running audit is needed: it closes, its process is, or a request waits that it could run."""
+    slot = audit.slot
+    return not slot.pools or not slot.worker.open or any(pool.queue.waiting for pool in slot.pools)

@@ -1,0 +1,192 @@
+"""The auditor: it runs sampled requests again, alone, and stops a model from sharing calls whose answers differ.
+
+A proof ends when serving begins; this goes on. Alone, a request is its own reference: the comparison is the proof's, with
+the proof's tolerances. A model that differs from itself alone varies, and cannot be judged. Two mismatches, not too far
+apart, stop batching and padding for their model, until someone acknowledges that (`shapestream audit`).
+
+Where a strategy names the sizes of calls, alone means in the smallest allowed call: then only company is judged.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import structlog
+import trio
+
+from shapestream.serving.audits import AuditBook, ModelAudit, Sample
+from shapestream.serving.dispatcher import Dispatcher
+from shapestream.serving.quarantine import digest_of
+from shapestream_engine.kept_files import read_plain, write_plain
+from shapestream_engine.layout import Tensors
+from shapestream_engine.probing.bench import arrays_of
+from shapestream_engine.probing.tolerances import Difference, OutputTolerance, compare
+
+log = structlog.get_logger()
+
+WITHIN = 1000
+"""Audited answers of a model within which two mismatches are one defect. A rounding error may flip a threshold, or the
+first of two equal scores, once in ten thousand answers; what mixes rows does so again and again."""
+LARGE_BYTES = 64 * 1024
+"""Answers from which on they are compared in a thread: comparing 64 KiB takes a millisecond."""
+TRIES = 10
+"""Runs that are begun to confirm a mismatch, at most: each may be interrupted by work."""
+SUFFIX = ".audit.json"
+"""Of the files of models that were stopped."""
+
+
+class Auditor:
+    """Runs what the book holds, one after another."""
+
+    def __init__(self, book: AuditBook, dispatcher: Dispatcher, folder: Path | None) -> None:
+        """`folder`: where it is kept which models were stopped; None: nowhere."""
+        self._book = book
+        self._dispatcher = dispatcher
+        self._folder = folder
+
+    async def run(self) -> None:
+        """Audit until cancelled."""
+        while True:
+            sample = await self._book.next()
+            try:
+                await self._audit(sample)
+            finally:
+                self._book.done(sample)
+
+    async def _audit(self, sample: Sample) -> None:
+        state = self._book.states[sample.record.model]
+        alone = None if state.varies or state.stopped else await self._alone(sample)
+        if alone is None:
+            return
+        output, difference = await _compare(sample, alone, sample.answer)
+        if not difference.within:
+            again = None
+            for _ in range(TRIES):
+                if again is None:
+                    again = await self._alone(sample)
+            if again is None:
+                return
+            varying, unlike = await _compare(sample, alone, again)
+            if not unlike.within:
+                state.varies = True
+                why = f"alone, the same request gave two answers that differ in output {varying!r}"
+                log.warning("audit ends", model=sample.record.model, why=why)
+                return
+        if self._book.states[sample.record.model] is not state:
+            return  # other files are served meanwhile
+        state.audited += 1
+        if not difference.within:
+            await self._mismatch(state, sample, output, difference)
+
+    async def _alone(self, sample: Sample) -> Tensors | None:
+        """The results of the request alone; None where it was interrupted, failed, or its worker has left."""
+        dispatcher = self._dispatcher
+        slots = frozenset(slot.number for slot in sample.slot.worker.slots) & dispatcher.slots.keys()
+        if not slots:
+            return None
+        run = dispatcher.audit(sample.record, slots, trio.current_time())
+        await run.done.wait()
+        return run.outputs
+
+    async def _mismatch(self, state: ModelAudit, sample: Sample, output: str, difference: Difference) -> None:
+        record = sample.record
+        finding = {
+            "at": round(time.time(), 3),
+            "output": output,
+            "largest": _finite(difference.amount),
+            "allowed": _finite(difference.allowed),
+            "what": difference.words,
+            "sizes": list(record.shape.sizes),
+            "call": list(sample.call),
+            "requests": sample.requests,
+            "request_digest": digest_of(record.model, record.tensors).hex(),
+            "model_digest": sample.slot.worker.digests.get(record.model),
+            "slot": sample.slot.label,
+        }
+        before, state.mismatched_at = state.mismatched_at, state.audited
+        state.mismatches += 1
+        state.findings.append(finding)
+        if before is None or state.audited - before >= WITHIN:
+            log.warning("audit mismatch", model=record.model, **_for_log(finding))
+            return
+        advice = "each request runs alone now; see docs/safety.md, then shapestream audit --acknowledge"
+        log.error("batching stopped", model=record.model, advice=advice, **_for_log(finding))
+        state.stopped = True
+        self._dispatcher.run_alone(record.model, True, trio.current_time())
+        if self._folder is not None:
+            self._book.kept[state.key] = list(state.findings)
+            path, plain = self._folder / f"{state.key}{SUFFIX}", {"findings": list(state.findings)}
+            await trio.to_thread.run_sync(write_plain, path, plain, abandon_on_cancel=True)
+
+    # ---------------------------------------------------------------- for the server
+
+    def acknowledge(self, name: str) -> None:
+        """Let the requests of a model share calls again; unknown models, and those that do so, are left as they are."""
+        state = self._book.states.get(name)
+        if state is None or not state.stopped:
+            return
+        log.warning("batching goes on", model=name, why="acknowledged")
+        state.stopped, state.mismatched_at = False, None
+        state.findings.clear()
+        self._dispatcher.run_alone(name, False, trio.current_time())
+        if self._book.kept.pop(state.key, None) is not None and self._folder is not None:
+            (self._folder / f"{state.key}{SUFFIX}").unlink(missing_ok=True)
+
+    def files_changed(self) -> None:
+        """Begin anew with the models whose files are others now."""
+        for name, before in list(self._book.states.items()):
+            state = self._book.renewed(before)
+            if state is not before and (before.stopped or state.stopped):
+                self._dispatcher.run_alone(name, state.stopped, trio.current_time())
+
+    def to_dict(self) -> dict[str, dict[str, Any]]:
+        """How each model stands, as plain data."""
+        return {name: state.to_dict() for name, state in self._book.states.items()}
+
+
+async def _compare(sample: Sample, alone: Tensors, other: Tensors) -> tuple[str, Difference]:
+    """The output that differs most, in proportion to its tolerance, and by how much."""
+    model = sample.record.served
+    tolerances = sample.slot.worker.tolerances[model.name]
+    names = [port.name for port in model.signature.outputs]
+    if sample.nbytes < LARGE_BYTES:
+        return worst_difference(names, tolerances, alone, other)
+    return await trio.to_thread.run_sync(worst_difference, names, tolerances, alone, other)
+
+
+def worst_difference(
+    names: Sequence[str], tolerances: Mapping[str, OutputTolerance], alone: Tensors, other: Tensors
+) -> tuple[str, Difference]:
+    """The same of these results. Outputs without a tolerance are left out: the proof could say nothing of them."""
+    differences = [
+        (name, compare(one, two, tolerances[name]))
+        for name, one, two in zip(names, arrays_of(alone), arrays_of(other), strict=True)
+        if name in tolerances
+    ]
+    return max(differences, key=lambda found: found[1].excess)
+
+
+def kept_in(folder: Path | None) -> dict[str, list[dict[str, Any]]]:
+    """The findings of models that were stopped, by `ModelAudit.key`."""
+    found = {}
+    for path in sorted(folder.glob(f"*{SUFFIX}")) if folder is not None else ():
+        plain = read_plain(path)
+        if isinstance(plain, dict) and isinstance(plain.get("findings"), list):
+            found[path.name.removesuffix(SUFFIX)] = [
+                one for one in plain["findings"] if isinstance(one, dict)
+            ]
+    return found
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _for_log(finding: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in finding.items() if key not in ("at", "what")} | {
+        "why": finding["what"]
+    }

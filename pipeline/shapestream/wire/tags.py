@@ -1,0 +1,78 @@
+"""Tags of a request: its caller's own id for it, and its place in a trace (W3C Trace Context). No result depends on them.
+
+They travel as a map of text. A reader keeps the tags that it knows and ignores the others.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from shapestream.wire.fields import BadEntryError
+from shapestream.wire.limits import (
+    MAX_REQUEST_ID_CHARACTERS,
+    MAX_TAGS,
+    MAX_TAGS_CHARACTERS,
+    MAX_TRACE_CHARACTERS,
+)
+
+REQUEST_ID = "request_id"
+TRACEPARENT = "traceparent"
+TRACESTATE = "tracestate"
+_MOST_CHARACTERS = {
+    REQUEST_ID: MAX_REQUEST_ID_CHARACTERS,
+    TRACEPARENT: MAX_TRACE_CHARACTERS,
+    TRACESTATE: MAX_TRACE_CHARACTERS,
+}
+
+# Of version 00, and of later ones, which may add fields behind it. "ff" is no version; an id of zeros is none.
+_TRACEPARENT = re.compile(
+    r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(?:-[!-~]*)?"
+)
+_TRACEPARENT_00_CHARACTERS = 55
+
+
+def read_tags(value: Any) -> dict[str, str] | None:
+    """The known tags of an entry; None for none. Raises `BadEntryError` for a limit that is passed, and for other types."""
+    if value is None:
+        return None
+    if type(value) is not dict or len(value) > MAX_TAGS:
+        raise BadEntryError(f"must be nil or a map of at most {MAX_TAGS} elements")
+    known: dict[str, str] = {}
+    left = MAX_TAGS_CHARACTERS
+    for name, text in value.items():
+        if type(text) is not str:
+            raise BadEntryError("must be a map of strings to strings")
+        left -= len(name) + len(text)
+        if left < 0:
+            raise BadEntryError(f"has more than {MAX_TAGS_CHARACTERS} characters")
+        if name in _MOST_CHARACTERS:
+            if not can_be_sent(name, text):
+                raise BadEntryError(f"needs {rule_of(name)} in {name}")
+            known[name] = text
+    return known or None
+
+
+def can_be_sent(name: str, text: str) -> bool:
+    """True for text that a known tag may have (`rule_of`)."""
+    return 0 < len(text) <= _MOST_CHARACTERS[name] and text.isascii() and text.isprintable()
+
+
+def rule_of(name: str) -> str:
+    """The rule for the text of a known tag, in words."""
+    return f"1 to {_MOST_CHARACTERS[name]} printable ASCII characters"
+
+
+def trace_of(tags: dict[str, str] | None) -> dict[str, str]:
+    """The `trace` of a log line, as facts of it; empty where the tags tell none."""
+    trace = None if tags is None else trace_id(tags.get(TRACEPARENT))
+    return {} if trace is None else {"trace": trace}
+
+
+def trace_id(traceparent: str | None) -> str | None:
+    """The 32 hexadecimal digits that name the trace; None where the text is no `traceparent`."""
+    if traceparent is None or (match := _TRACEPARENT.fullmatch(traceparent)) is None:
+        return None
+    if traceparent.startswith("00") and len(traceparent) != _TRACEPARENT_00_CHARACTERS:
+        return None
+    return match[1]

@@ -1,0 +1,222 @@
+"""Audits on real slots: models that mix rows where no proof looked are found, and honest ones are left in peace.
+
+Of n requests that are worth a look, a share s is sampled, and of these a part p differs; two that differ stop the model.
+So it is found after 2 / (s * p) requests in the mean, as far as slots idle long enough to run the samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+from structlog.testing import capture_logs
+from tests.pipeline.serving.clocks import real_time
+from tests.pipeline.serving.harness import Running, memory_serving
+from tests.pipeline.serving.raw_peer import RawPeer
+
+from shapestream.serving.slot_threads import SlotThreads
+from shapestream.settings import ModelSettings
+from shapestream.wire.messages import Request, Result
+from shapestream_engine.layout import Tensors
+from shapestream_engine.model import InputSpec, ModelSpec, OutputSpec, compile_model
+from shapestream_engine.probing.tolerances import TOLERANCES, OutputTolerance
+
+Array = np.ndarray[Any, Any]
+Function = Callable[[Array], Array]
+WIDTH = 8
+TOGETHER = 12
+"""Requests of one message; the first may go alone, the others share a call."""
+TOLERANCE = OutputTolerance(TOLERANCES["f32"], overall=1.0).to_dict()
+
+
+def honest(x: Array) -> Array:
+    """Rows by themselves."""
+    return np.asarray(2 * x, np.float32)
+
+
+def mixes_from_nine(x: Array) -> Array:
+    """Rows hear each other in calls of more than eight."""
+    return np.asarray(2 * x + (x.mean(axis=0) if len(x) > 8 else 0), np.float32)
+
+
+def mixes_rare_values(x: Array) -> Array:
+    """Rows hear each other where one begins with a number below -2.5: one in 160 does, by chance."""
+    return np.asarray(2 * x + (x.mean(axis=0) if (x[:, 0] < -2.5).any() else 0), np.float32)
+
+
+class MixesLater:
+    """Rows hear each other, but not in the first so many calls."""
+
+    def __init__(self, first: int) -> None:
+        self.left = first
+
+    def __call__(self, x: Array) -> Array:
+        """A call."""
+        self.left -= 1
+        return np.asarray(2 * x + (x.mean(axis=0) if self.left < 0 else 0), np.float32)
+
+
+class Varies:
+    """Another answer to each call."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, x: Array) -> Array:
+        """A call."""
+        self.calls += 1
+        return np.asarray(2 * x + self.calls, np.float32)
+
+
+class Audited:
+    """A server with one model, and a client that asks it."""
+
+    def __init__(self, running: Running, client: RawPeer) -> None:
+        self.server = running.server
+        self.client = client
+        self.asked = 0
+        self._random = np.random.default_rng(5)
+
+    async def ask(self, requests: int = TOGETHER, rows: int = 1) -> list[tuple[Array, Array]]:
+        """So many requests in one message: what was asked and answered, in their order."""
+        first, self.asked = self.asked, self.asked + requests
+        asked = [self._random.normal(size=(rows, WIDTH)).astype(np.float32) for _ in range(requests)]
+        self.client.say(
+            *[
+                Request(
+                    sequence=first + number,
+                    model=0,
+                    remaining_ms=None,
+                    priority=0,
+                    tensors=Tensors(layout=((0, "f32", x.shape),), buffers=(x.tobytes(),)),
+                )
+                for number, x in enumerate(asked)
+            ]
+        )
+        results = sorted(await self.client.hear_each(Result, requests), key=lambda result: result.sequence)
+        return [
+            (x, np.frombuffer(result.tensors.buffers[0], np.float32).reshape(x.shape))
+            for x, result in zip(asked, results, strict=True)
+        ]
+
+    async def state(self) -> dict[str, Any]:
+        """How the model stands, as a client is told."""
+        found: dict[str, Any] = (await self.client.statistics())["audit"]["m"]
+        return found
+
+    async def rested(self) -> dict[str, Any]:
+        """The same when all that was sampled is audited, or nothing more will be."""
+        while (state := await self.state())["audited"] < state["sampled"]:
+            if state["stopped"] or state["varies"]:
+                break
+        return state
+
+    async def until_stopped(self, most: int) -> int:
+        """Ask until the model is stopped; after how many requests that was."""
+        while not (state := await self.rested())["stopped"]:
+            assert self.asked < most, state
+            await self.ask()
+        return self.asked
+
+
+@asynccontextmanager
+async def audited(
+    function: Function, *, slots: int = 1, tolerance: dict[str, Any] | None = TOLERANCE, **options: Any
+) -> AsyncIterator[Audited]:
+    """A server of this function; `audit` and others are settings of the model, the rest is for `serve`."""
+    settings = {key: options.pop(key) for key in ("audit", "idempotent") if key in options}
+    compiled = compile_model(
+        ModelSpec(
+            name="m",
+            model=function,
+            inputs={"x": InputSpec(shape=f"batch:1..64, {WIDTH}", element_type="f32")},
+            outputs={"y": OutputSpec(shape=f"batch, {WIDTH}", element_type="f32")},
+        ),
+        slots=slots,
+    )
+    if tolerance is not None:
+        compiled.tolerances = {"y": tolerance}
+    local = SlotThreads(models={"m": compiled}, slots=slots)
+    known = {"m": ModelSettings(name="m", **settings)}
+    async with memory_serving(local, models=known, **options) as running:
+        yield Audited(running, await running.greeted(model="m"))
+
+
+@real_time
+async def test_a_model_that_mixes_rows_from_nine_on_is_found() -> None:
+    """With every second answer sampled, and nearly all of them wrong, two messages of twelve should do; ten must."""
+    with capture_logs() as lines:
+        async with audited(mixes_from_nine, audit=0.5) as served:
+            await served.until_stopped(most=10 * TOGETHER)
+            answers = await served.ask()
+            assert all((honest(x) == y).all() for x, y in answers), "answered in company once more"
+    (line,) = [line for line in lines if line["event"] == "batching stopped"]
+    assert ("m", "y", [1], "error") == (line["model"], line["output"], line["sizes"], line["log_level"])
+    assert line["largest"] > line["allowed"] > 0
+
+
+@real_time
+async def test_a_model_that_mixes_rows_at_rare_values_only_is_found() -> None:
+    """A batch of eleven holds such a value in 7 of 100 cases: after about 30 audited answers of a share of 1."""
+    async with audited(mixes_rare_values, audit=1.0) as served:
+        await served.until_stopped(most=3000)
+
+
+@real_time
+async def test_a_model_that_mixes_rows_after_two_thousand_calls_is_found() -> None:
+    """An audit is a call of its own; with a tenth of the answers, it is found about 20 requests later."""
+    function = MixesLater(2000)
+    async with audited(function, audit=0.1) as served:
+        while function.left > 0:
+            await served.ask()
+            await served.rested()
+        await served.until_stopped(most=served.asked + 100 * TOGETHER)
+
+
+@real_time
+async def test_an_honest_model_is_left_in_peace() -> None:
+    """No answer of many differs, and none is late for it."""
+    async with audited(honest, audit=1.0, slots=2) as served:
+        for _ in range(100):
+            assert all((honest(x) == y).all() for x, y in await served.ask())
+            await served.rested()
+        state = await served.rested()
+        assert state["sampled"] == state["seen"] > 1000
+        assert (0, False, False) == (state["mismatches"], state["varies"], state["stopped"])
+
+
+@real_time
+async def test_a_model_that_varies_is_audited_no_more() -> None:
+    """Alone, the same request has two answers: one line says so, and requests go on sharing calls."""
+    with capture_logs() as lines:
+        async with audited(Varies(), audit=1.0) as served:
+            while not (await served.rested())["varies"]:
+                await served.ask()
+            assert not (await served.state())["stopped"]
+    assert 1 == len([line for line in lines if line["event"] == "audit ends"])
+
+
+@real_time
+@pytest.mark.parametrize(
+    "options",
+    [{"audit": 0.0}, {"audit": 1.0, "tolerance": None}, {"audit": 0.0, "idempotent": False}],
+    ids=["no share", "no proof to compare by", "may not run twice"],
+)
+async def test_nothing_is_sampled_where(options: dict[str, Any]) -> None:
+    """Then no request runs again."""
+    async with audited(mixes_from_nine, **options) as served:
+        for _ in range(5):
+            await served.ask()
+        assert 0 == (await served.state())["sampled"]
+
+
+@real_time
+async def test_a_request_that_had_its_call_to_itself_proves_nothing() -> None:
+    """It is not even counted."""
+    async with audited(honest, audit=1.0) as served:
+        for _ in range(20):
+            await served.ask(1)
+        assert 0 == (await served.state())["seen"]
