@@ -168,7 +168,9 @@ class Dispatcher:
         self._handle(events.SlotLeft(slot=slot.number), now)
 
     def _leave(self, slots: Sequence[SlotRecord]) -> None:
-        """Forget slots, and the audit that ran there or could run nowhere else."""
+        """Forget slots, what ran there, and the audit that ran there or could run nowhere else."""
+        for running in [running for slot in slots for running in slot.running.values()]:
+            self._journal.lost(running)
         self._book.leave(slots)
         if (run := self._audit) is not None and (
             run.slots.isdisjoint(self.slots) if run.batch is None else run.batch not in self._book.batches

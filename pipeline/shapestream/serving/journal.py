@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import structlog
 import trio
 
-from shapestream.errors import Cancelled
+from shapestream.errors import Cancelled, WorkerLost
 from shapestream.scheduling.events import DeliverResults, FailRequest, ReportFault
 from shapestream.serving.sessions import RequestRecord
 from shapestream.serving.workers import RunningBatch
@@ -132,6 +132,8 @@ class Journal:
 
     def failed(self, running: RunningBatch, report: BatchReport) -> None:
         """Note a batch that has failed. Clients may cause this at will, so the rate of lines is limited."""
+        if self._tracer is not None:
+            self._tracer.failed(running, str(report.code))
         if report.code is ErrorCode.RECALLED:
             self.statistics.batches_recalled += 1
             if PRESENT.debug:
@@ -144,8 +146,6 @@ class Journal:
         if report.code is ErrorCode.CANCELLED:  # as asked for
             log.debug("batch cancelled", batch=report.batch, slot=running.slot.label)
             return
-        if self._tracer is not None:
-            self._tracer.failed(running, report)
         skipped = self._limit.admit(f"{action.model} {report.code}", trio.current_time())
         if PRESENT.debug or skipped is not None:
             log.warning(
@@ -158,6 +158,11 @@ class Journal:
                 why=report.message,
                 like_it_before=skipped or 0,
             )
+
+    def lost(self, running: RunningBatch) -> None:
+        """Note a batch whose slot is gone."""
+        if self._tracer is not None:
+            self._tracer.failed(running, WorkerLost.code)
 
     def delivered(
         self, action: DeliverResults, running: RunningBatch, records: Sequence[RequestRecord]

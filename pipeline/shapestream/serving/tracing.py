@@ -33,7 +33,6 @@ from shapestream.serving.workers import RunningBatch
 from shapestream.telemetry.logging import RateLimit
 from shapestream.wire.limits import MAX_INTEGER, MAX_MESSAGE_CHARACTERS
 from shapestream.wire.tags import REQUEST_ID, TRACEPARENT
-from shapestream_engine.batch import BatchReport
 
 log = structlog.get_logger()
 
@@ -116,11 +115,18 @@ class RequestTracer:
 
     def started(self, running: RunningBatch) -> None:
         """Note that requests go to a slot."""
-        self._note(running, "attempt")
+        traced = [record.id for record in running.records if self._is_wanted(record)]
+        if traced:
+            event = _Event("attempt", trio.current_time(), _where(running))
+            for request in traced:
+                self._events.setdefault(request, []).append(event)
 
-    def failed(self, running: RunningBatch, report: BatchReport) -> None:
-        """Note that they come back without a result."""
-        self._note(running, "attempt failed", str(report.code))
+    def failed(self, running: RunningBatch, code: str) -> None:
+        """Note that those of them that have not ended meanwhile come back without a result."""
+        event = _Event("attempt failed", trio.current_time(), _where(running) | {"shapestream.code": code})
+        for record in running.records:
+            if (events := self._events.get(record.id)) is not None:
+                events.append(event)
 
     def delivered(self, running: RunningBatch, records: Sequence[RequestRecord]) -> None:
         """Note requests that have their results."""
@@ -138,16 +144,6 @@ class RequestTracer:
 
     def _is_wanted(self, record: RequestRecord) -> bool:
         return self._roots or (record.tags is not None and TRACEPARENT in record.tags)
-
-    def _note(self, running: RunningBatch, name: str, code: str = OK) -> None:
-        traced = [record.id for record in running.records if self._is_wanted(record)]
-        if not traced:
-            return
-        event = _Event(name, trio.current_time(), _where(running))
-        if code != OK:
-            event.attributes["shapestream.code"] = code
-        for request in traced:
-            self._events.setdefault(request, []).append(event)
 
     def _part_of(self, record: RequestRecord, running: RunningBatch | None = None) -> _Part:
         tags, session = record.tags or {}, record.session
