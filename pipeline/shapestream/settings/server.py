@@ -212,6 +212,16 @@ def _read_admin(value: Any) -> Any:
     return value if value is None or isinstance(value, dict | AdminSettings) else {"address": value}
 
 
+_COLLECTOR = re.compile(r"https?://(\[[0-9a-fA-F:.]+\]|[^\s/?#@:\[\]]+)(:[0-9]{1,5})?(/[^\s?#]*)?")
+
+
+def check_collector(value: Any) -> str:
+    """Check the address of a collector of traces."""
+    if isinstance(value, str) and _COLLECTOR.fullmatch(value):
+        return value
+    raise wrong(f"expected http://HOST:PORT, got {describe(value)} (write http://127.0.0.1:4318)")
+
+
 class ServerSettings(Section):
     """Settings of the server."""
 
@@ -267,6 +277,8 @@ class ServerSettings(Section):
     """Seconds that the first SIGTERM leaves accepted requests to end."""
     admin: Annotated[AdminSettings | None, BeforeValidator(_read_admin)] = None
     """Address of the admin port, HOST:PORT, with the extra `[admin]`. Default: none."""
+    tracing: Annotated[str, BeforeValidator(check_collector), WithJsonSchema(TEXT)] | None = None
+    """Address of a collector that gets spans by OTLP over HTTP, with the extra `[otel]`. Default: none."""
 
     @property
     def network_is_safe(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -79,6 +80,40 @@ async def test_a_later_version_of_the_trace_is_passed_on(face: Any, server: Scri
         for tracestate in ("s" * 513, "a=1\nb=2", "", 7):
             await client.infer("double", X, trace={"traceparent": later, "tracestate": tracestate})
     assert [{"traceparent": later}] * 4 == [request.tags for request in server.requests]
+
+
+async def test_the_current_span_is_the_parent_and_an_explicit_trace_is_first(
+    face: Any, server: ScriptedServer
+) -> None:
+    """Of a call, and of each item of a stream as it is pulled; without a span nothing is sent."""
+    trace = pytest.importorskip("opentelemetry.sdk.trace", reason="the extra [otel] is not installed")
+    spans: list[Any] = []
+    tracer = trace.TracerProvider().get_tracer("test")
+
+    def items() -> Iterator[Any]:
+        yield X
+        with tracer.start_as_current_span("item") as span:
+            spans.append(span.get_span_context())
+            yield X
+
+    async with face.connect() as client:
+        await client.infer("double", X)
+        with tracer.start_as_current_span("call") as span:
+            spans.append(span.get_span_context())
+            await client.infer("double", X, request_id="mine")
+            await client.infer("double", X, trace={"traceparent": PARENT})
+            async with client.stream("double", items()) as results:
+                assert [0, 1] == [result.key async for result in results]
+        await client.infer("double", X, trace={})
+    call, item = [f"00-{span.trace_id:032x}-{span.span_id:016x}-{span.trace_flags:02x}" for span in spans]
+    assert [
+        None,
+        {"request_id": "mine", "traceparent": call},
+        {"traceparent": PARENT},
+        {"traceparent": call},
+        {"traceparent": item},
+        None,
+    ] == [request.tags for request in server.requests]
 
 
 def test_importing_the_client_imports_no_opentelemetry() -> None:

@@ -1,0 +1,225 @@
+"""Spans of requests and batches, read from OpenTelemetry's exporter in memory."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+import trio
+from structlog.testing import capture_logs
+from tests.pipeline.serving.clocks import virtual_time
+from tests.pipeline.serving.echo_model import echo_tensors, request
+from tests.pipeline.serving.harness import memory_serving
+from tests.pipeline.serving.raw_peer import RawPeer
+from tests.pipeline.serving.scripted_slots import ScriptedSlots
+from trio.testing import wait_all_tasks_blocked
+
+from shapestream.wire.messages import Cancel, Failure, Goodbye, Result
+
+pytest.importorskip("opentelemetry.sdk", reason="the extra [otel] is not installed")
+
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import SpanKind, StatusCode
+
+from shapestream.serving import tracing
+from shapestream.serving.tracing import RequestTracer
+
+Scenario = Callable[[RawPeer, ScriptedSlots], Awaitable[None]]
+
+
+def parent(number: int, flags: str = "01") -> dict[str, str]:
+    """The tags of a request of this trace, from a span with the same number."""
+    return {"traceparent": f"00-{number:032x}-{number:016x}-{flags}"}
+
+
+def spans_of(scenario: Scenario, exporter: SpanExporter | None = None) -> list[ReadableSpan]:
+    """The spans that a server with one scripted slot makes, in order of their ends."""
+    memory = InMemorySpanExporter()
+    tracer = RequestTracer(exporter or memory)
+
+    @virtual_time
+    async def serve() -> None:
+        slots = ScriptedSlots()
+        async with memory_serving(slots, tracer=tracer) as running:
+            await scenario(await running.greeted(b"c" * 16), slots)
+
+    serve()
+    tracer.stop()
+    tracer.join()
+    return list(memory.get_finished_spans())
+
+
+def facts(span: ReadableSpan) -> dict[str, Any]:
+    """Its attributes, without our prefix."""
+    return {key.removeprefix("shapestream."): value for key, value in (span.attributes or {}).items()}
+
+
+def test_a_request_has_a_span_in_its_clients_trace_and_its_batch_one_that_is_linked() -> None:
+    """Parent, kind, times and attributes; the batch's span is a child of its first request's."""
+
+    async def scenario(client: RawPeer, slots: ScriptedSlots) -> None:
+        client.say(
+            request(7, echo_tensors(2), tags={**parent(1), "request_id": "mine"}),
+            request(8, tags=parent(2)),
+            request(9),
+        )
+        batch = await slots.next_batch()
+        await trio.sleep(0.25)
+        slots.finish(batch)
+        for _ in range(3):
+            await client.hear(Result)
+
+    batch, one, other = spans_of(scenario)
+    assert ["batch echo", "infer echo", "infer echo"] == [span.name for span in (batch, one, other)]
+    assert one.parent is not None
+    assert other.parent is not None
+    assert [(1, 1), (2, 2)] == [(span.parent.trace_id, span.parent.span_id) for span in (one, other)]
+    assert [1, 2] == [span.context.trace_id for span in (one, other)]
+    assert SpanKind.SERVER is one.kind
+    assert one.start_time is not None
+    assert one.end_time is not None
+    assert 250_000_000 == pytest.approx(one.end_time - one.start_time, abs=1e6)
+    assert {
+        "model": "echo",
+        "request_id": "mine",
+        "sizes": (2, 4),
+        "rows": 2,
+        "batch": facts(batch)["batch"],
+        "slot": "local/0",
+        "padding": 0,
+        "code": "ok",
+    } == facts(one)
+    assert f"{(b'c' * 16).hex()}-8" == facts(other)["request_id"]
+    assert batch.parent == one.context
+    assert [one.context, other.context] == [link.context for link in batch.links]
+    assert [batch.context] == [link.context for link in one.links] == [link.context for link in other.links]
+    assert (4, 3, 1) == tuple(facts(batch)[key] for key in ("rows", "requests", "calls"))
+    assert ["attempt"] == [event.name for event in one.events]
+
+
+def test_what_is_not_in_a_sampled_trace_has_no_span() -> None:
+    """Neither a request without tags, nor one whose client does not sample, nor one whose parent cannot be understood."""
+
+    async def scenario(client: RawPeer, slots: ScriptedSlots) -> None:
+        client.say(
+            request(1),
+            request(2, tags=parent(1, "00")),
+            request(3, tags={"traceparent": "00-zz"}),
+            request(4, tags={"tracestate": "a=1", "request_id": "x"}),
+            request(5, tags={"traceparent": parent(1)["traceparent"], "tracestate": "=,=,nonsense"}),
+        )
+        slots.finish(await slots.next_batch())
+        for _ in range(5):
+            await client.hear(Result)
+
+    with capture_logs():
+        made = spans_of(scenario)
+    assert ["batch echo", "infer echo"] == [span.name for span in made]
+    assert facts(made[1])["request_id"].endswith("-5")
+
+
+def test_a_sampler_of_the_environment_may_ask_for_spans_of_all_requests(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """`OTEL_TRACES_SAMPLER`; then each request without a trace begins one. The service has a name of the environment's."""
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER", "parentbased_always_on")
+    monkeypatch.setenv("OTEL_SERVICE_NAME", "embedder")
+
+    async def scenario(client: RawPeer, slots: ScriptedSlots) -> None:
+        client.say(request(1), request(2, tags=parent(1, "00")))
+        slots.finish(await slots.next_batch())
+        for _ in range(2):
+            await client.hear(Result)
+
+    batch, one = spans_of(scenario)
+    assert one.parent is None
+    assert batch.parent == one.context
+    assert "embedder" == one.resource.attributes["service.name"]
+
+
+def test_attempts_are_events_and_a_failed_request_has_a_failed_span() -> None:
+    """A batch fails, its halves run: one of them fails again. Each attempt is an event of its requests."""
+
+    async def scenario(client: RawPeer, slots: ScriptedSlots) -> None:
+        client.say(request(1, tags=parent(1)), request(2, tags=parent(2)))
+        for _ in range(3):
+            slots.fail(await slots.next_batch(), message="bad \ud800 data")
+        for _ in range(2):
+            await client.hear(Failure)
+
+    made = spans_of(scenario)
+    assert ["infer echo"] * 2 == [span.name for span in made]
+    for span in made:
+        assert ["attempt", "attempt failed"] * 2 == [event.name for event in span.events]
+        assert "model_error" == facts(span)["code"] == (span.attributes or {})["error.type"]
+        assert (StatusCode.ERROR, "bad ? data") == (span.status.status_code, span.status.description)
+        batches = [(event.attributes or {})["shapestream.batch"] for event in span.events]
+        assert batches[0] == batches[1] != batches[2] == batches[3]
+        assert "model_error" == (span.events[1].attributes or {})["shapestream.code"]
+
+
+def test_requests_that_are_withdrawn_or_whose_client_leaves_have_spans() -> None:
+    """Both say so by `cancelled`."""
+
+    async def scenario(client: RawPeer, slots: ScriptedSlots) -> None:
+        client.say(request(1, tags=parent(1)))
+        await slots.next_batch()
+        client.say(request(2, tags=parent(2)), Cancel(sequence=2))
+        await client.hear(Failure)
+        client.say(Goodbye())
+        await wait_all_tasks_blocked()
+
+    assert [("cancelled", 2), ("cancelled", 1)] == [
+        (facts(span)["code"], span.context.trace_id) for span in spans_of(scenario)
+    ]
+
+
+class Unreachable(SpanExporter):
+    """A collector that is gone: the SDK's own exporter writes a line into its log, and gives up."""
+
+    def export(self, spans: Any) -> SpanExportResult:
+        """Fail."""
+        logging.getLogger("opentelemetry.exporter").warning("nobody listens")
+        return SpanExportResult.FAILURE
+
+
+def test_spans_that_are_lost_make_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However often they are lost, and whatever the SDK raises; every request has its result."""
+    monkeypatch.setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "1")
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "1")
+
+    async def scenario(client: RawPeer, slots: ScriptedSlots) -> None:
+        for number in range(1, 10):
+            client.say(request(number, tags=parent(number)))
+            slots.finish(await slots.next_batch())
+            await client.hear(Result)
+
+    with capture_logs() as lines:
+        made = spans_of(scenario, Unreachable())
+    assert [] == made
+    told = [line for line in lines if line["event"] == "traces are incomplete"]
+    assert [("warning", "nobody listens", 0)] == [
+        (line["log_level"], line["why"], line["like_it_before"]) for line in told
+    ]
+
+
+def test_ends_that_wait_for_the_thread_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Later ones get no span, and the log says how many."""
+    monkeypatch.setattr(tracing, "MAX_WAITING", 2)
+    monkeypatch.setattr(tracing, "INTERVAL_S", 3600.0)
+
+    async def scenario(client: RawPeer, slots: ScriptedSlots) -> None:
+        for number in range(1, 6):
+            client.say(request(number, tags=parent(number)))
+            slots.finish(await slots.next_batch())
+            await client.hear(Result)
+
+    with capture_logs() as lines:
+        made = spans_of(scenario)
+    assert 4 == len(made)
+    (line,) = [line for line in lines if line["event"] == "traces are incomplete"]
+    assert "3 ends of requests came too fast" == line["why"]
