@@ -17,12 +17,13 @@ inserted at its place, so nothing is ever sorted again.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from enum import IntEnum
 from heapq import heapify, heappop, heappush, heapreplace
 from itertools import chain, islice
 from math import prod
-from typing import Final
+from typing import Final, NamedTuple
 
 from shapestream.scheduling.costs import ModelCosts
 from shapestream.scheduling.events import ModelProfile
@@ -70,6 +71,7 @@ class Request:
 
     __slots__ = (
         "accused",
+        "ahead",
         "arrived",
         "batch",
         "bucket",
@@ -92,6 +94,8 @@ class Request:
     )
 
     bucket: Bucket
+    ahead: int
+    """Requests of its model that were queued when it arrived."""
 
     def __init__(
         self,
@@ -435,6 +439,29 @@ def _bucket_key(bucket: Bucket) -> tuple[int, tuple[int, ...]]:
     return bucket.key
 
 
+MOST_COUNTED = 1024
+"""Buckets that are counted by size, at most, in about 1 ms; of more, every so many stands for the others."""
+
+
+class QueuedSizes(NamedTuple):
+    """The queue of one model, by sizes of its requests."""
+
+    waiting: int
+    """Requests in the queue, also those that run again."""
+    dimensions: tuple[str, ...]
+    """The dynamic dimensions that `cells` tell apart: none, one, or the two with the largest spread. Rows are none."""
+    cells: Mapping[tuple[int, ...], int]
+    """Requests by the `size_bin` of each of these dimensions."""
+
+
+def size_bin(size: int) -> int:
+    """The lower end of the bin of a size. Bins begin at 0, 1, 2, 3, 4, 6, 8, 12, …: two for each power of two."""
+    if size < 4:
+        return size
+    power = 1 << (size.bit_length() - 1)
+    return power + (power >> 1) if size & (power >> 1) else power
+
+
 MAX_SEEN = 1024
 """Sizes of batches that are remembered to tell new ones. When another comes, the one that was met first goes."""
 
@@ -634,6 +661,24 @@ class ModelQueue:
             del seen[next(iter(seen))]
         seen[sizes] = None
         return True
+
+    def sizes_waiting(self) -> QueuedSizes:
+        """Count the requests in lanes by size."""
+        buckets = self.buckets
+        every = -(-len(buckets) // MOST_COUNTED) or 1
+        counted = [
+            (bucket.shape, every * bucket.count) for bucket in islice(buckets.values(), 0, None, every)
+        ]
+        names = self.profile.dimensions[1 if self.has_batch else 0 :]
+        axes = tuple(range(len(names)))
+        if len(axes) > 2:
+            ends = [(max(sizes), min(sizes)) for sizes in zip(*[shape for shape, _ in counted], strict=True)]
+            by_spread = sorted(axes, key=lambda axis: -ends[axis][0] / (ends[axis][1] or 1)) if ends else axes
+            axes = tuple(sorted(by_spread[:2]))
+        cells: Counter[tuple[int, ...]] = Counter()
+        for shape, count in counted:
+            cells[tuple([size_bin(shape[axis]) for axis in axes])] += count
+        return QueuedSizes(self.waiting, tuple([names[axis] for axis in axes]), cells)
 
     def put_rerun(self, group: Sequence[Request], seconds: float) -> None:
         """Let a group wait at the front, to run again exactly as it is, in a call of so many predicted seconds."""

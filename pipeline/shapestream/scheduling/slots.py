@@ -318,6 +318,16 @@ class Slot:
         return f"<slot {self.id}: {self.batch or self.state.value}>"
 
     @property
+    def standing(self) -> str:
+        """The state as an operator needs it: that of a hanging batch first, then the worker's, then its own."""
+        state: BatchState | WorkerState | SlotState = self.state
+        if self.batch is not None and self.batch.hung:
+            state = self.batch.state
+        elif not self.worker.open:
+            state = self.worker.state
+        return str(state.value)
+
+    @property
     def idle(self) -> bool:
         """Whether it could run a batch now."""
         return self.state is SlotState.IDLE

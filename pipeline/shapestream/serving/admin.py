@@ -9,15 +9,21 @@ The one module that imports what the extra `[admin]` brings.
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import hmac
 import json
 import os
+import re
 import socket
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
+from importlib.resources import files
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, cast
 
@@ -34,7 +40,9 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from shapestream.addresses import is_beyond_loopback
 from shapestream.errors import ConfigurationError
+from shapestream.serving.event_stream import MOST_VIEWERS, Feed
 from shapestream.serving.server import Server
 from shapestream.settings import AdminSettings
 from shapestream.telemetry.logging import LEVELS, PRESENT
@@ -48,24 +56,38 @@ PATIENCE_S = 0.8
 IDLE_S = 5
 # Milliseconds in which a reader takes nothing of an answer; then the kernel closes its connection.
 UNREAD_MS = 10_000
+# Bytes that the kernel holds for a reader, about: a viewer that does not read is found when they are full.
+MAX_UNSENT_BYTES = 64 * 1024
 # Bytes of a request's head, and of the body of a PUT, at most.
 MAX_HEAD_BYTES = 16 * 1024
 # Until the port is opened again after a defect.
 RETRY_S = 1.0
+# Between two looks whether there are pages; they come within a moment after models were prepared.
+LOOK_S = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
     """One path of the port."""
 
-    read: Callable[[], Any]
-    """Called on the main loop, so it is quick."""
+    read: Callable[..., Any] | None
+    """Called on the main loop, so it is quick; None: the answer needs nothing from there."""
     write: Callable[[Any], Response]
     """The answer, made of what `read` returned in the port's own thread."""
     hidden: Callable[[Any], Response] | None = None
     """The answer to a caller without the token; None: such a caller is turned away."""
+    takes: tuple[str, ...] = ()
+    """Names of parameters of the path, or of the query, that `read` is given where they are there."""
     change: Callable[[Any], Any] | None = None
     """Called on the main loop with the JSON of a PUT; returns what `read` does. Raises `ConfigurationError`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventStream:
+    """A path whose answer is a stream of server-sent events, until its viewer leaves."""
+
+    read: Callable[[int], dict[str, Any]]
+    """`Server.live`, called on the main loop."""
 
 
 def health_page(word: str, reasons: Callable[[], list[str]]) -> Page:
@@ -94,12 +116,13 @@ _WHILE_PREPARING = {
 
 
 class AdminPort:
-    """A port that listens from its construction, and answers in `preparing` and while `run` runs."""
+    """A port that listens from its construction; callers wait for `preparing` or `run`."""
 
     def __init__(self, settings: AdminSettings) -> None:
         """Raises `ConfigurationError` for an address that cannot be listened at, and a token that cannot be used."""
-        self._token = None if settings.token_file is None else _read_token(Path(settings.token_file))
+        token = None if settings.token_file is None else _read_token(Path(settings.token_file))
         self._socket = _listen(settings.address)
+        self._thread = _Thread(self._socket, _Callers(settings.address, token))
         host, port = self._socket.getsockname()[:2]
         self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         """Where it listens, with the port that was chosen for 0."""
@@ -111,56 +134,130 @@ class AdminPort:
 
     @contextmanager
     def preparing(self) -> Iterator[None]:
-        """Answer that the process lives and is not ready, while the main thread prepares models."""
-        port = _Thread(self._socket, self._token, _WHILE_PREPARING, None)
-        thread = threading.Thread(target=port.run, name="admin port", daemon=True)
-        thread.start()
-        port.began.wait(RETRY_S)
+        """Answer that the process lives and is not ready, while the main thread prepares models.
+
+        From then on callers wait for `run`.
+        """
+        self._thread.answer(_WHILE_PREPARING, None)
+        self._thread.begin()
         try:
             yield
         finally:
-            port.stop()
-            thread.join(RETRY_S)
+            self._thread.pause()
 
-    async def run(self, pages: Mapping[str, Page]) -> None:
+    async def run(self, pages: Mapping[str, Page | EventStream]) -> None:
         """Answer until cancelled."""
-        port = _Thread(self._socket, self._token, pages, trio.lowlevel.current_trio_token())
+        self._thread.answer(pages, trio.lowlevel.current_trio_token())
+        self._thread.begin()
         try:
-            while True:
-                try:
-                    await trio.to_thread.run_sync(port.run, abandon_on_cancel=True)
-                except Exception:  # of the HTTP libraries, which must not end what is served
-                    log.exception("admin port failed")
-                await trio.sleep(RETRY_S)
+            await trio.sleep_forever()
         finally:
-            port.stop()
+            self._thread.stop()
             self.close()
 
 
-class _Thread:
-    """What the thread of the port does; it ends after `stop`."""
+_HOST = re.compile(r"(?P<name>\[[^]]*\]|[^:]*)(:[0-9]+)?")
+"""The form of the header Host."""
 
-    def __init__(
-        self,
-        listener: socket.socket,
-        token: str | None,
-        pages: Mapping[str, Page],
-        main_loop: trio.lowlevel.TrioToken | None,
-    ) -> None:
-        """Without a `main_loop` pages are read in the thread, and paths that have none answer 503."""
-        self._listener = listener
+
+class _Callers:
+    """The rule that tells what a caller may see."""
+
+    def __init__(self, address: str, token: str | None) -> None:
         self._token = token
-        self._main_loop = main_loop
+        # Elsewhere the token, or the network, is the guard.
+        self._by_loopback = token is None and not is_beyond_loopback(f"tcp://{address}")
+
+    def are_sent_from_elsewhere(self, request: Request) -> bool:
+        """Whether a page from elsewhere makes a browser on this machine call a port that only loopback guards.
+
+        Either it says so, or it reaches the port under a name of its own (DNS rebinding), which is neither localhost nor
+        an IP address.
+        """
+        headers = request.headers
+        if not self._by_loopback:
+            return False
+        if headers.get("sec-fetch-site") == "cross-site" and headers.get("sec-fetch-mode") != "navigate":
+            return True
+        host = _HOST.fullmatch(headers.get("host", "localhost"))
+        return host is None or not (
+            host["name"].lower() == "localhost" or _is_ip_address(host["name"].strip("[]"))
+        )
+
+    def may_see(self, request: Request) -> bool:
+        """Whether the caller showed the token, where one is asked for."""
+        if self._token is None:
+            return True
+        given = request.headers.get("authorization", "")
+        return hmac.compare_digest(given.encode(), f"Bearer {self._token}".encode())
+
+
+def _is_ip_address(host: str) -> bool:
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+class _Thread:
+    """What the thread of the port does, from `begin` to `stop`."""
+
+    def __init__(self, listener: socket.socket, callers: _Callers) -> None:
+        self._listener = listener
+        self._callers = callers
+        self._main_loop: trio.lowlevel.TrioToken | None = None
         self._loop: trio.lowlevel.TrioToken | None = None
-        self.began = threading.Event()
+        self._begun = False
+        self._ends = threading.Event()
         self._stopped = trio.Event()
+        self._application: Starlette | None = None
+        self._nursery: trio.Nursery
+        self._feeds: list[Feed] = []
+        """Those that run, from their first viewer on."""
+
+    # ---------------------------------------------------------------- for the main thread
+
+    def answer(
+        self, pages: Mapping[str, Page | EventStream], main_loop: trio.lowlevel.TrioToken | None
+    ) -> None:
+        """Answer with these pages from now on. Without a `main_loop` they are read in the thread, and others answer 503."""
+        self._main_loop = main_loop
         self._application = Starlette(
             routes=self._routes(pages),
             exception_handlers={404: _not_yet} if main_loop is None else None,
         )
 
-    def run(self) -> None:
-        """Serve, in this thread."""
+    def pause(self) -> None:
+        """Let callers wait for the next pages."""
+        self._application = None
+
+    def begin(self) -> None:
+        """Start the thread, once."""
+        if not self._begun:
+            self._begun = True
+            context = copy_context()  # lines of the log name the process
+            threading.Thread(target=context.run, args=(self._run,), name="admin port", daemon=True).start()
+
+    def stop(self) -> None:
+        """End the thread soon."""
+        self._ends.set()
+        if self._loop is not None:
+            with suppress(trio.RunFinishedError):
+                self._loop.run_sync_soon(self._stopped.set)
+
+    # ---------------------------------------------------------------- in the thread
+
+    def _run(self) -> None:
+        while not self._ends.is_set():
+            try:
+                self._serve_once()
+            except Exception:  # of the HTTP libraries, which must not end what is served
+                if not self._ends.is_set():
+                    log.exception("admin port failed")
+            self._ends.wait(RETRY_S)
+
+    def _serve_once(self) -> None:
         config = Config()
         config.bind = [f"fd://{os.dup(self._listener.fileno())}"]
         config.errorlog = config.accesslog = None
@@ -174,53 +271,83 @@ class _Thread:
 
     async def _serve(self, config: Config) -> None:
         self._loop = trio.lowlevel.current_trio_token()
-        self.began.set()
-        await serve(cast(Any, self._application), config, shutdown_trigger=self._stopped.wait)
+        self._feeds.clear()
+        async with trio.open_nursery() as self._nursery:
+            if not self._ends.is_set():
+                await serve(cast(Any, self._answer), config, shutdown_trigger=self._stopped.wait)
+            self._nursery.cancel_scope.cancel()
 
-    def stop(self) -> None:
-        """End `run` soon, from the main loop."""
-        with suppress(trio.RunFinishedError):
-            if self._loop is None:
-                self._stopped.set()
-            else:
-                self._loop.run_sync_soon(self._stopped.set)
+    async def _answer(self, *call: Any) -> None:
+        while (application := self._application) is None:  # noqa: ASYNC110 - the main thread sets it, in a moment
+            await trio.sleep(LOOK_S)
+        await application(*call)
 
-    def _routes(self, pages: Mapping[str, Page]) -> list[Route]:
+    def _routes(self, pages: Mapping[str, Page | EventStream]) -> list[Route]:
         return [
-            Route(path, self._endpoint(page), methods=["GET", *(["PUT"] if page.change else [])])
+            Route(
+                path,
+                self._endpoint(page),
+                methods=["GET", *(["PUT"] if isinstance(page, Page) and page.change else [])],
+            )
             for path, page in pages.items()
         ]
 
-    def _endpoint(self, page: Page) -> Callable[[Request], Awaitable[Response]]:
+    def _endpoint(self, page: Page | EventStream) -> Callable[[Request], Awaitable[Response]]:
+        answer = self._answer_of(page) if isinstance(page, Page) else self._answer_of_stream(page)
+
         async def endpoint(request: Request) -> Response:
-            write: Callable[[Any], Response] | None = page.write
-            if not self._may_see(request):
-                write = page.hidden
-            if write is None:
+            if self._callers.are_sent_from_elsewhere(request):
+                why = "this port answers to localhost and IP addresses, and to no page from elsewhere"
+                return JSONResponse({"error": why}, status_code=421)
+            sees = self._callers.may_see(request)
+            if not sees and (isinstance(page, EventStream) or page.hidden is None):
                 return JSONResponse(
                     {"error": "the token is missing or wrong"},
                     status_code=401,
                     headers={"WWW-Authenticate": "Bearer"},
                 )
-            read = page.read
+            return await answer(request, sees)
+
+        return endpoint
+
+    def _answer_of(self, page: Page) -> Callable[[Request, bool], Awaitable[Response]]:
+        async def answer(request: Request, sees: bool) -> Response:
+            write = page.write if sees or page.hidden is None else page.hidden
+            given = {**request.query_params, **request.path_params}
+            read = page.read and partial(
+                page.read, **{name: given[name] for name in page.takes if name in given}
+            )
             try:
                 if request.method == "PUT" and page.change is not None:
                     read = partial(page.change, await _json_of(request))
-                found = await self._on_main_loop(read)
+                return write(None if read is None else await self._on_main_loop(read))
             except ConfigurationError as error:
                 return JSONResponse({"error": str(error)}, status_code=400)
             except trio.TooSlowError:
                 why = f"the event loop has not answered for {PATIENCE_S} s"
                 return JSONResponse({"error": why}, status_code=503)
-            return write(found)
 
-        return endpoint
+        return answer
 
-    def _may_see(self, request: Request) -> bool:
-        if self._token is None:
-            return True
-        given = request.headers.get("authorization", "")
-        return hmac.compare_digest(given.encode(), f"Bearer {self._token}".encode())
+    def _answer_of_stream(self, stream: EventStream) -> Callable[[Request, bool], Awaitable[Response]]:
+        feed = Feed(lambda batches: self._on_main_loop(partial(stream.read, batches)))
+
+        async def serve_and_close(*asgi: Any) -> None:
+            await feed.serve(*asgi)
+            # Hypercorn frees no connection whose caller vanished and had sent more requests ahead: end its tasks.
+            connection = trio.lowlevel.current_task().parent_nursery
+            if connection is not None:
+                connection.cancel_scope.cancel()
+
+        async def answer(request: Request, sees: bool) -> Response:
+            if feed.full:
+                return JSONResponse({"error": f"{MOST_VIEWERS} viewers look already"}, status_code=503)
+            if feed not in self._feeds:
+                self._feeds.append(feed)
+                self._nursery.start_soon(feed.run)
+            return cast(Response, serve_and_close)
+
+        return answer
 
     async def _on_main_loop(self, read: Callable[[], Any]) -> Any:
         """Call `read` on the main loop. Raises TooSlowError where that does not answer in time, or has ended."""
@@ -275,8 +402,9 @@ def _listen(address: str) -> socket.socket:
         listener = socket.create_server(place[:2], family=family)
     except OSError as error:
         raise ConfigurationError([f'"{address}": {error.strerror or error}']) from error
-    # Connections inherit this.
+    # Connections inherit these.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNREAD_MS)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MAX_UNSENT_BYTES)
     return listener
 
 
@@ -321,12 +449,43 @@ def _exposition(found: list[tuple[Metric, list[Sample]]]) -> Response:
     return Response(generate_latest(cast(Any, _Collected(found))), media_type=CONTENT_TYPE_LATEST)
 
 
-def server_pages(server: Server) -> dict[str, Page]:
+def html_page() -> Page:
+    """The page itself, which holds no data: `/events` brings it. Its own styles and script run, and no others."""
+    html = files("shapestream.serving").joinpath("page.html").read_text(encoding="utf-8")
+
+    def digest(tag: str) -> str:
+        inside = re.search(f"<{tag}>(.*?)</{tag}>", html, re.DOTALL)
+        assert inside is not None
+        return base64.b64encode(hashlib.sha256(inside[1].encode()).digest()).decode()
+
+    policy = (
+        f"default-src 'none'; script-src 'sha256-{digest('script')}'; style-src 'sha256-{digest('style')}'; "
+        "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
+    headers = {
+        "Content-Security-Policy": policy,
+        "Cache-Control": "no-cache",
+        "Referrer-Policy": "no-referrer",
+        "X-Content-Type-Options": "nosniff",
+    }
+
+    def write(_: None) -> Response:
+        return Response(html, media_type="text/html", headers=headers)
+
+    return Page(read=None, write=write, hidden=write)
+
+
+def server_pages(server: Server) -> dict[str, Page | EventStream]:
     """The pages of a server."""
 
     def standstill() -> list[str]:
         why = server.standstill()
         return [] if why is None else [why]
+
+    def slowest_stories(slowest: str = "10") -> dict[str, Any]:
+        if not (slowest.isdecimal() and len(slowest) < 5):
+            raise ConfigurationError(["slowest is a number of requests"])
+        return server.explain("", int(slowest))
 
     def change_log_level(asked: Any) -> dict[str, str]:
         for level in LEVELS:
@@ -339,10 +498,18 @@ def server_pages(server: Server) -> dict[str, Page]:
         return {"level": PRESENT.level, "format": PRESENT.format}
 
     return {
+        "/": html_page(),
+        "/events": EventStream(read=server.live),
         "/health/live": health_page("live", standstill),
         "/health/ready": health_page("ready", server.not_ready),
         "/statistics": json_page(server.statistics),
         "/audit": json_page(server.audit),
         "/logging": Page(read=log_settings, write=JSONResponse, change=change_log_level),
         "/metrics": Page(read=lambda: observe(server.observation()), write=_exposition),
+        "/requests": Page(read=slowest_stories, write=JSONResponse, takes=("slowest",)),
+        "/requests/{request}": Page(
+            read=lambda request: server.explain(request, 0),
+            write=lambda found: JSONResponse(found, status_code=404 if "unknown" in found else 200),
+            takes=("request",),
+        ),
     }

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+import trio
+
 from shapestream.errors import Draining, Overloaded, Unavailable, WorkerLost, error_from_code
 from shapestream.scheduling.events import FailRequest
 from shapestream.serving.kept_replies import KeptReplies
 from shapestream.serving.outgoing import Outgoing
 from shapestream.serving.sessions import RequestRecord, Session
 from shapestream.serving.workers import RunningBatch
+from shapestream.telemetry.recent import MOST_MESSAGE, RecentError
 from shapestream.telemetry.statistics import ModelCounters
 from shapestream.wire.messages import Failure, Result, Timings
 from shapestream_engine.layout import Tensors
@@ -57,16 +60,17 @@ class Egress:
         if timings is not None:
             _count(counters, timings, alike)
 
-    def fail(self, record: RequestRecord, action: FailRequest, *, may_have_run: bool) -> None:
-        """Reply to an admitted request that ends without a result. `may_have_run`: and must not run twice."""
+    def fail(self, record: RequestRecord, action: FailRequest, *, may_have_run: bool) -> str:
+        """Reply to an admitted request that ends without a result; the code. `may_have_run`: and must not run twice."""
         code, message = action.code, action.message
         if may_have_run and code in REFUSALS:
             code, message = WorkerLost.code, f"{message}; {_MAY_HAVE_RUN}"
         failure = _failure(record.sequence, code, message, action.retry_after_s)
         self._statistics.of(record.model).failures[failure.code] += 1
-        self._tell(record.session, failure)
+        self._tell(record.session, failure, record.model)
         if code not in REFUSALS:
             self._keep(record, failure)
+        return failure.code
 
     def forgotten(self, record: RequestRecord) -> None:
         """Note the end of a request that may have run and must not run twice, and whose client is gone."""
@@ -75,7 +79,7 @@ class Egress:
 
     def refuse(self, session: Session, sequence: int, code: str, message: str) -> None:
         """Reply to a request that was not admitted, and has no record."""
-        self._tell(session, _failure(sequence, code, message))
+        self._tell(session, _failure(sequence, code, message), None)
 
     def repeat(self, session: Session, reply: Result | Failure) -> None:
         """Give a reply again."""
@@ -87,8 +91,18 @@ class Egress:
             record.session.answered, record.sequence, record.served.number, record.tensors, failure
         )
 
-    def _tell(self, session: Session, failure: Failure) -> None:
+    def _tell(self, session: Session, failure: Failure, model: str | None) -> None:
         self._statistics.failures[failure.code] += 1
+        self._statistics.recent.add_error(
+            RecentError(
+                trio.current_time(),
+                model,
+                failure.code,
+                failure.message[:MOST_MESSAGE],
+                session.client[0],
+                failure.sequence,
+            )
+        )
         self.outgoing.say(session, failure)
 
 

@@ -1,0 +1,167 @@
+"""The feed of the page: readings only for viewers, one per second for all, and no patience with deaf ones."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
+
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from shapestream.serving.event_stream import INTERVAL_S, MOST_VIEWERS, UNREAD_S, Feed
+
+
+class Source:
+    """What the feed reads: it counts how often."""
+
+    def __init__(self) -> None:
+        self.readings: list[int] = []
+        self.batches = 0
+        self.error: Exception | None = None
+
+    async def read(self, known: int) -> dict[str, Any]:
+        """The batches after the first `known` are numbers here."""
+        self.readings.append(known)
+        if self.error is not None:
+            raise self.error
+        return {
+            "at": trio.current_time(),
+            "batches": list(range(known, self.batches)),
+            "batches_in_all": self.batches,
+        }
+
+
+class Browser:
+    """A viewer, as an ASGI server speaks for it."""
+
+    def __init__(self, feed: Feed) -> None:
+        self.events: list[dict[str, Any]] = []
+        self.deaf = trio.Event()
+        self.deaf.set()
+        self.left = trio.Event()
+        self.scope = trio.CancelScope()
+        self._serve = partial(feed.serve, {"method": "GET"}, self._receive, self._send)
+
+    async def run(self) -> None:
+        """Look, until it has left."""
+        with self.scope:
+            await self._serve()
+        self.left.set()
+
+    async def _receive(self) -> dict[str, Any]:
+        await trio.sleep_forever()
+        raise AssertionError
+
+    async def _send(self, message: Any) -> None:
+        await self.deaf.wait()
+        if message["type"] == "http.response.body":
+            text = message["body"].decode()
+            assert text.startswith("data: ")
+            assert text.endswith("\n\n")
+            self.events.append(json.loads(text[6:]))
+
+
+def played(play: Callable[[Feed, Source, trio.Nursery], Awaitable[None]]) -> None:
+    """Run a feed on virtual time."""
+
+    async def main() -> None:
+        source = Source()
+        feed = Feed(source.read)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(feed.run)
+            await play(feed, source, nursery)
+            nursery.cancel_scope.cancel()
+
+    trio.run(main, clock=MockClock(autojump_threshold=0))
+
+
+def test_nothing_is_read_while_nobody_looks() -> None:
+    """Neither before the first viewer nor after the last; one that comes again is told all that is kept."""
+
+    async def play(feed: Feed, source: Source, nursery: trio.Nursery) -> None:
+        source.batches = 3
+        await trio.sleep(100)
+        assert [] == source.readings
+        for _ in range(2):
+            source.readings.clear()
+            browser = Browser(feed)
+            nursery.start_soon(browser.run)
+            await trio.sleep(2.5 * INTERVAL_S)
+            assert [0, 3, 3] == source.readings
+            assert [[0, 1, 2], [], []] == [event["batches"] for event in browser.events]
+            browser.scope.cancel()
+            await trio.sleep(100)
+            assert 3 <= len(source.readings) <= 4
+
+    played(play)
+
+
+def test_viewers_share_the_readings() -> None:
+    """A later one begins with the last reading, and all batches so far; there is room for so many."""
+
+    async def play(feed: Feed, source: Source, nursery: trio.Nursery) -> None:
+        source.batches = 2
+        browsers = [Browser(feed) for _ in range(MOST_VIEWERS)]
+        nursery.start_soon(browsers[0].run)
+        await trio.sleep(1.5 * INTERVAL_S)
+        source.batches = 5
+        for browser in browsers[1:]:
+            assert not feed.full
+            nursery.start_soon(browser.run)
+            await wait_all_tasks_blocked()
+        assert feed.full
+        await trio.sleep(INTERVAL_S)
+        assert [0, 2, 2] == source.readings
+        assert [[0, 1], [], [2, 3, 4]] == [event["batches"] for event in browsers[0].events]
+        for browser in browsers[1:]:
+            assert [[0, 1], [2, 3, 4]] == [event["batches"] for event in browser.events]
+            assert browsers[0].events[-1]["state"] == browser.events[-1]["state"]
+
+    played(play)
+
+
+def test_a_viewer_that_falls_behind_misses_readings_and_no_batch() -> None:
+    """And one that takes nothing for long is given up, while the others are told on."""
+
+    async def play(feed: Feed, source: Source, nursery: trio.Nursery) -> None:
+        slow, quick = Browser(feed), Browser(feed)
+        nursery.start_soon(slow.run)
+        nursery.start_soon(quick.run)
+        await trio.sleep(0.5 * INTERVAL_S)
+        slow.deaf = trio.Event()
+        for _ in range(4):
+            source.batches += 1
+            await trio.sleep(INTERVAL_S)
+        slow.deaf.set()
+        await trio.sleep(INTERVAL_S)
+        assert [[], [0], [1, 2, 3]] == [event["batches"] for event in slow.events][:3]
+        slow.deaf = trio.Event()
+        await trio.sleep(UNREAD_S + 2 * INTERVAL_S)
+        assert slow.left.is_set()
+        told = len(quick.events)
+        await trio.sleep(3 * INTERVAL_S)
+        assert told + 3 == len(quick.events)
+
+    played(play)
+
+
+def test_a_reading_that_fails_is_told_and_the_next_one_is_tried() -> None:
+    """A main loop that stands still, and a defect of what is read."""
+
+    async def play(feed: Feed, source: Source, nursery: trio.Nursery) -> None:
+        browser = Browser(feed)
+        source.error = trio.TooSlowError()
+        nursery.start_soon(browser.run)
+        await trio.sleep(0.5 * INTERVAL_S)
+        source.error = ValueError("a defect")
+        await trio.sleep(INTERVAL_S)
+        source.error = None
+        await trio.sleep(INTERVAL_S)
+        still, broken, well = [event["state"] for event in browser.events]
+        assert "event loop" in still["stalled"]
+        assert "log" in broken["stalled"]
+        assert "at" in well
+
+    played(play)
