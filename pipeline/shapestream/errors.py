@@ -65,7 +65,8 @@ class RequestError(ShapestreamError):
     """One request ended without a result.
 
     `code` is stable and travels on the wire; `retryable` says whether the same request may succeed
-    later, unchanged; `retry_after_s` is the server's estimate of when, in seconds, where it has one.
+    later, unchanged; `retry_after_s` is the server's estimate of when, in seconds, where it has one. `request_id` is the
+    id that the server knows the request by; None where the request never got one.
     """
 
     code: ClassVar[str] = "internal"
@@ -75,6 +76,7 @@ class RequestError(ShapestreamError):
         super().__init__(message)
         self.message = message
         self.retry_after_s = retry_after_s
+        self.request_id: str | None = None
 
     def __str__(self) -> str:
         return f"{self.code}: {self.message}"

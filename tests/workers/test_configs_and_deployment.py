@@ -88,10 +88,13 @@ def test_every_command_is_documented() -> None:
         "health",
         "infer",
         "models",
+        "stats",
+        "top",
         "tune",
         "simulate",
         "schema",
         "version",
+        "why",
     } == COMMANDS
     assert [] == sorted(
         command for command in COMMANDS if not re.search(rf"^## .*`shapestream {command}\b", page, re.M)

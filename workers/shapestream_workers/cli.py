@@ -21,6 +21,7 @@ from shapestream.telemetry.logging import configure
 from shapestream_workers.exit_status import reported
 from shapestream_workers.keys import app as keys_app
 from shapestream_workers.lab.options import SimulateOptions, TuneOptions
+from shapestream_workers.logs import app as logs_app
 from shapestream_workers.process import open_standard_streams
 from shapestream_workers.target import address_of
 
@@ -300,6 +301,86 @@ def audit(
         typer.echo(json.dumps(found, indent=2) if as_json else "\n".join(described(found)))
 
 
+@app.command()
+def why(
+    connect: Annotated[
+        str, typer.Option(metavar="ADDRESS|CONFIG", help="The server's address, or the YAML that it serves.")
+    ],
+    request: Annotated[
+        str,
+        typer.Argument(
+            metavar="REQUEST_ID|N", help="The request's id; with --slowest, how many.", show_default=False
+        ),
+    ] = "",
+    slowest: Annotated[bool, typer.Option("--slowest", help="The slowest of the last ten minutes.")] = False,
+    timeout: Timeout = 10.0,
+    key: Key = None,
+    server_key: ServerKey = None,
+    as_json: Json = False,
+) -> None:
+    """Tell why a request took so long: its queue, company, padding, attempts and times."""
+    with reported(as_json=as_json):
+        from shapestream_workers.why import lines_of, stories_from
+
+        if slowest and request and not (request.isdecimal() and 0 < int(request) < 10_000):
+            raise typer.BadParameter(f"{request!r} is not a number of requests", param_hint="--slowest")
+        if not slowest and not request:
+            raise typer.BadParameter("name a request's id, or give --slowest", param_hint="REQUEST_ID")
+        address = address_of(connect)
+        if not is_protectable(address):
+            key = server_key = None
+        stories = stories_from(
+            address,
+            None if slowest else request,
+            int(request or 10) if slowest else 1,
+            timeout_s=timeout,
+            key=key,
+            server_key=server_key,
+        )
+        if as_json:
+            typer.echo(json.dumps(stories, indent=2))
+        else:
+            told = ["\n".join(lines_of(story)) for story in stories]
+            typer.echo("\n\n".join(told) or "no request has ended in the last ten minutes")
+
+
+@app.command()
+def stats(
+    target: Target,
+    timeout: Timeout = 10.0,
+    key: Key = None,
+    server_key: ServerKey = None,
+    as_json: Json = False,
+) -> None:
+    """Show the last minute of a running server, by model: rates, times, queue, batches, padding, slots."""
+    with reported(as_json=as_json):
+        from shapestream_workers.stats import show_stats
+
+        address = address_of(target)
+        if not is_protectable(address):
+            key = server_key = None
+        show_stats(address, timeout_s=timeout, key=key, server_key=server_key, as_json=as_json)
+
+
+@app.command()
+def top(
+    target: Target,
+    once: Annotated[bool, typer.Option("--once", help="Draw once and end, as without a terminal.")] = False,
+    timeout: Timeout = 10.0,
+    key: Key = None,
+    server_key: ServerKey = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON once, for scripts.")] = False,
+) -> None:
+    """Show the same live, each second, until q or Ctrl-C."""
+    with reported(as_json=as_json):
+        from shapestream_workers.top import show_top
+
+        address = address_of(target)
+        if not is_protectable(address):
+            key = server_key = None
+        show_top(address, timeout_s=timeout, key=key, server_key=server_key, once=once, as_json=as_json)
+
+
 @app.command(
     add_help_option=False, context_settings={"ignore_unknown_options": True, "allow_extra_args": True}
 )
@@ -334,6 +415,7 @@ for command, read in ((tune, TuneOptions), (simulate, SimulateOptions)):
     app.command()(command)
 
 app.add_typer(keys_app, name="keys")
+app.add_typer(logs_app, name="logs")
 
 
 @app.command()

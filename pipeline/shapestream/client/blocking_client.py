@@ -38,11 +38,14 @@ from shapestream.client.tickets import (
     Question,
     RequestTicket,
     StatisticsTicket,
+    StoriesTicket,
     WelcomeTicket,
     checked_name,
     checked_priority,
     deadline_at,
     outcome_of,
+    stories_asked,
+    stories_of,
 )
 from shapestream.wire.messages import Result as Answer
 from shapestream_engine.signature import ModelSignature
@@ -142,7 +145,7 @@ class Client:
             call, deadline=due, model=opened, tensors=tensors, nbytes=nbytes, priority=priority, tags=tags
         )
         call.ask(ticket)
-        return Result(None, outcome_of(ticket, Answer), opened.outputs)
+        return Result(None, outcome_of(ticket, Answer), opened.outputs, self._core.client, request_id)
 
     @overload
     def stream(
@@ -220,6 +223,20 @@ class Client:
         """
         self._core.check_process()
         return self._ask(dict, StatisticsTicket, deadline=deadline_at(self._core.clock, deadline))
+
+    def stories(
+        self, request_id: str | None = None, *, slowest: int = 10, deadline: float | None = 10.0
+    ) -> list[dict[str, Any]]:
+        """The stories of the requests with this id, as plain data; without an id, those of the `slowest` requests.
+
+        `deadline` is in seconds from now, None for none. Raises `InvalidRequest` for an id of which the server remembers
+        nothing, or nothing that this client's key may see, `DeadlineExceeded` when the time is over, and any other
+        `RequestError` that fits; TypeError and ValueError for bad arguments; RuntimeError in a forked child.
+        """
+        self._core.check_process()
+        due = deadline_at(self._core.clock, deadline)
+        asked = stories_asked(request_id, slowest)
+        return stories_of(self._ask(dict, StoriesTicket, deadline=due, **asked))
 
     def acknowledge_audit(self, model: str, *, deadline: float | None = 10.0) -> dict[str, Any]:
         """Let the requests of a model share calls again, which an audit stopped; the server's counters after that.

@@ -181,8 +181,11 @@ class Core:
         self._deliver = deliver
         self._is_abandoned = is_abandoned
         self._rest_s = settings.rest_s
+        client = os.urandom(16)
+        self.client = client.hex()
+        """The beginning of its requests' ids."""
         self._session = Session(
-            client=os.urandom(16),
+            client=client,
             software=software,
             server=connector.name,
             settings=settings,

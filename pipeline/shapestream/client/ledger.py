@@ -15,7 +15,8 @@ from typing import TypeVar
 
 from shapestream.client.tickets import AnyTicket, ModelHandle, Outcome, Question, RequestTicket, Ticket
 from shapestream.errors import DeadlineExceeded, RequestError, TooLarge
-from shapestream.wire.messages import Request
+from shapestream.wire.messages import Request, Result
+from shapestream.wire.tags import REQUEST_ID
 
 Kind = TypeVar("Kind", bound=Ticket)
 
@@ -23,7 +24,9 @@ Kind = TypeVar("Kind", bound=Ticket)
 class Ledger:
     """Every ticket by its id, and the window that requests must fit into. Every ending passes here."""
 
-    def __init__(self) -> None:
+    def __init__(self, client: bytes) -> None:
+        """`client`: the session's id, which begins the ids of its requests."""
+        self.client = client.hex()
         self.tickets: dict[int, Question] = {}
         """All tickets not answered yet, in order of submission; abandoned requests too."""
         self.window_requests = 0
@@ -87,6 +90,13 @@ class Ledger:
 
     def finish(self, ticket: AnyTicket, outcome: Outcome) -> None:
         """Hand back a ticket that is no longer in `tickets`, or abandoned there."""
+        if (
+            type(outcome) is not Result
+            and type(ticket) is RequestTicket
+            and isinstance(outcome, RequestError)
+        ):
+            own_id = (ticket.tags or {}).get(REQUEST_ID)
+            outcome.request_id = own_id or (f"{self.client}-{ticket.id}" if ticket.id else None)
         ticket.outcome = outcome
         self._finished.append(ticket)
 

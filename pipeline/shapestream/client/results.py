@@ -18,18 +18,28 @@ class Result(Mapping[str, npt.NDArray[Any]]):
     """The outputs of one request, by name, as read-only arrays over the received bytes.
 
     `key` is the item's key in a stream (its position where it has none; None for `infer`), `sequence` the
-    request's number in this session, `timings` the parts of its time at the server. An array is made when it is
-    looked up, without a copy; copy it before you write to it.
+    request's number in this session, `request_id` its id for `shapestream why`, `timings` the parts of its time at the
+    server. An array is made when it is looked up, without a copy; copy it before you write to it.
     """
 
-    __slots__ = ("_answer", "_arrays", "_outputs", "key")
+    __slots__ = ("_answer", "_arrays", "_client", "_outputs", "_own_id", "key")
 
     ok: Literal[True] = True
     """Whether this is a result; type checkers tell `Result` from `Failed` by it."""
 
-    def __init__(self, key: Any, answer: Answer, outputs: Mapping[int, str]) -> None:
+    def __init__(
+        self,
+        key: Any,
+        answer: Answer,
+        outputs: Mapping[int, str],
+        client: str = "",
+        own_id: str | None = None,
+    ) -> None:
+        """`client`: the beginning of the request's id, where its caller gave it no `own_id`."""
         self.key = key
         self._answer = answer
+        self._client = client
+        self._own_id = own_id
         self._outputs = outputs
         self._arrays: dict[str, npt.NDArray[Any]] | None = None
 
@@ -37,6 +47,11 @@ class Result(Mapping[str, npt.NDArray[Any]]):
     def sequence(self) -> int:
         """The request's number in this session, as in the server's logs."""
         return self._answer.sequence
+
+    @property
+    def request_id(self) -> str:
+        """The id that the server knows the request by: its caller's own, or one made of client and number."""
+        return self._own_id or f"{self._client}-{self.sequence}"
 
     @property
     def timings(self) -> Timings:

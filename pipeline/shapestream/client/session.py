@@ -30,6 +30,7 @@ from shapestream.client.tickets import (
     Question,
     RequestTicket,
     StatisticsTicket,
+    StoriesTicket,
     WelcomeTicket,
 )
 from shapestream.errors import (
@@ -48,6 +49,8 @@ from shapestream.wire.messages import (
     Clock,
     Credit,
     Entry,
+    Explain,
+    Explanation,
     Failure,
     Goodbye,
     Heartbeat,
@@ -92,7 +95,7 @@ class Session:
         self._new_model = new_model
         self._unavailable_after_s = settings.unavailable_after_s
         self._link = Link(settings, now)
-        self.ledger = Ledger()
+        self.ledger = Ledger(client)
         self.take_finished = self.ledger.take_finished
         self._epoch: bytes | None = None
         self._trouble = ""
@@ -261,6 +264,10 @@ class Session:
                 self._statistics_asked = False
                 for ticket in self.ledger.of_kind(StatisticsTicket):
                     self.ledger.end(ticket, entry.values)
+            case Explanation():
+                asked = self.ledger.tickets.get(-entry.question)
+                if type(asked) is StoriesTicket:
+                    self.ledger.end(asked, entry.values)
             case Goodbye():
                 self._link.left(now)
             case _:
@@ -317,6 +324,8 @@ class Session:
             if not self._statistics_asked:
                 self._statistics_asked = True
                 self._control.append(StatisticsRequest())
+        elif isinstance(ticket, StoriesTicket):
+            self._control.append(Explain(question=-ticket.id, request=ticket.request, slowest=ticket.slowest))
 
     def _ask_for_model(self, name: str) -> None:
         if name not in self._models_asked:
@@ -340,6 +349,8 @@ class Session:
             self._ask(opening)
         for counting in self.ledger.of_kind(StatisticsTicket):
             self._ask(counting)
+        for asking in self.ledger.of_kind(StoriesTicket):
+            self._ask(asking)
 
     def _model_opened(self, entry: ModelOpened) -> None:
         """Give the model to all tickets that wait for it; requests checked against another signature of it fail."""

@@ -108,6 +108,7 @@ class StreamState(Generic[ItemT]):
         self.post = core.post
         self._model = model
         self._outputs = model.outputs
+        self._client = core.client
         self._options = options
         self._grant = grant
         self._clock = core.clock
@@ -184,7 +185,7 @@ class StreamState(Generic[ItemT]):
             self._return_permits()
         outcome = ticket.outcome
         if type(outcome) is Answer:
-            return cast("ItemT", Result(ticket.key, outcome, self._outputs))
+            return cast("ItemT", Result(ticket.key, outcome, self._outputs, self._client))
         assert isinstance(outcome, RequestError)
         if self._options.yields_failures:
             return cast("ItemT", Failed(ticket.key, outcome, ticket.id))

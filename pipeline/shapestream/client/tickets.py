@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias, TypeVar
 
-from shapestream.errors import InternalError, RequestError
+from shapestream.errors import InternalError, InvalidRequest, RequestError
 from shapestream.wire.limits import MAX_NAME_CHARACTERS, MAX_PRIORITY
 from shapestream.wire.messages import Result
 from shapestream_engine.layout import Tensors
@@ -107,6 +107,14 @@ class StatisticsTicket(Ticket):
 
 
 @dataclass(slots=True, eq=False)
+class StoriesTicket(Ticket):
+    """Asks for stories of requests; its outcome is a dict."""
+
+    request: str = field(kw_only=True)
+    slowest: int = field(kw_only=True)
+
+
+@dataclass(slots=True, eq=False)
 class WelcomeTicket(Ticket):
     """Waits until a server has answered; its outcome is True."""
 
@@ -116,7 +124,7 @@ class EndTicket(Ticket):
     """A stream gets no more than `place` items; below 0, no more than it has. Never reaches the session."""
 
 
-Question: TypeAlias = RequestTicket | OpenTicket | StatisticsTicket | WelcomeTicket
+Question: TypeAlias = RequestTicket | OpenTicket | StatisticsTicket | StoriesTicket | WelcomeTicket
 AnyTicket: TypeAlias = Question | EndTicket
 
 
@@ -148,6 +156,24 @@ def outcome_of(ticket: Ticket, kind: type[Kind]) -> Kind:
     if isinstance(outcome, BaseException):
         raise outcome
     raise InternalError(f"the session handed back {type(outcome).__name__}")
+
+
+def stories_asked(request_id: str | None, slowest: int) -> dict[str, Any]:
+    """The fields of a `StoriesTicket`; raises TypeError and ValueError."""
+    if request_id is not None and not isinstance(request_id, str):
+        raise TypeError(f"a request's id is a string, not {request_id!r}")
+    if request_id is not None and not 0 < len(request_id) <= MAX_NAME_CHARACTERS:
+        raise ValueError(f"a request's id has 1 to {MAX_NAME_CHARACTERS} characters, not {len(request_id)}")
+    if type(slowest) is not int or slowest < 1:
+        raise ValueError(f"slowest is an integer above 0, not {slowest!r}")
+    return {"request": request_id or "", "slowest": slowest}
+
+
+def stories_of(answer: dict[str, Any]) -> list[dict[str, Any]]:
+    """The stories of an answer; raises `InvalidRequest` where there are none of the request that was asked for."""
+    if (unknown := answer.get("unknown")) is not None:
+        raise InvalidRequest(unknown)
+    return list(answer["stories"])
 
 
 def checked_deadline(seconds: float | None) -> float | None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from enum import Enum
+from typing import NamedTuple, TypeAlias
 
 from shapestream_engine.batch import ErrorCode
 from shapestream_engine.cost_table import CostTable
@@ -258,6 +259,46 @@ Event: TypeAlias = (
 )
 
 
+class CutReason(Enum):
+    """The reason why a batch holds no more requests, where others are queued and it has room for more rows."""
+
+    COST = "other queued requests are cheaper apart, or later"
+    ALONE = (
+        "the request shares no batch: its model has no batch axis, it fills a batch, or it has no elements"
+    )
+    DIVIDED = "the queue is divided between slots that are free, or soon will be"
+    LIMIT = "a limit of bytes or padding allows no more"
+    DEADLINE = "a member's deadline allows no more"
+    PROBATION = "a request of this client or shape failed lately, and shares calls only with its like"
+    RERUN = "its requests ran before, in a batch that failed or was lost"
+    SUSPECT = "it runs alone in its worker, because it may have killed one, or was lost too often"
+    AUDITED = "an audit found that results differ in company, so requests run alone"
+    UNPLANNED = "its cost could not be worked out; the server's log tells of the defect"
+
+
+class CutFacts(NamedTuple):
+    """The facts that a batch was cut by, for stories. Nothing is decided by them later."""
+
+    padding: int = 0
+    """Elements of the call that are padding, filled-up rows included."""
+    predicted_s: float | None = None
+    """Seconds on its slot; None while nothing is measured."""
+    new_shape: bool = False
+    """Whether no batch of its model had these sizes before, as far as remembered."""
+    first: int | None = None
+    """The request whose turn it was."""
+    left: int = 0
+    """Requests of its model that stay queued."""
+    max_batch: int = 0
+    """The most rows of a batch of its model."""
+    reason: CutReason = CutReason.COST
+    ahead: tuple[int, ...] = ()
+    """Parallel to the requests: how many of their model were queued when each arrived."""
+
+
+NO_FACTS = CutFacts()
+
+
 @value
 class StartBatch:
     """Run these requests as a batch of this shape on this slot."""
@@ -271,6 +312,17 @@ class StartBatch:
     """The call's size of each of the model's `dimensions`: at least the sum of rows, else at least the largest."""
     behind: int | None = None
     """The batch that runs on this slot, behind which this one is queued; None: the slot is idle."""
+    facts: CutFacts = field(default=NO_FACTS, compare=False)
+
+    def __str__(self) -> str:
+        facts = self.facts
+        predicted = "" if facts.predicted_s is None else f"; predicted {facts.predicted_s:.6f} s"
+        return (
+            f"batch {self.batch} of {self.model}: {len(self.requests)} requests at {self.sizes} on slot {self.slot}, "
+            f"{facts.padding} elements of it padding; in the turn of request {facts.first}{predicted}"
+            + ("; a new shape" if facts.new_shape else "")
+            + ("" if self.behind is None else f"; queued behind batch {self.behind}")
+        )
 
 
 @value
@@ -289,6 +341,8 @@ class FailRequest:
     code: str
     message: str
     retry_after_s: float | None = None
+    ahead: int | None = field(default=None, compare=False)
+    """Requests of its model that were queued when it arrived; None: it was not admitted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,15 +14,17 @@ from shapestream.scheduling.events import (
     Action,
     Arrival,
     ContractError,
+    CutFacts,
     DeliverResults,
     FailRequest,
     ForgetRequest,
     RecallBatch,
+    StartBatch,
 )
 from shapestream.scheduling.planner import Cut
 from shapestream.scheduling.queueing import QUEUED, RUNNING, ModelQueue, Request
 from shapestream.scheduling.slots import Batch, SlotTable
-from shapestream.scheduling.statistics import Behind, Predicted, Story
+from shapestream.scheduling.statistics import Story
 
 
 class Ledger:
@@ -85,6 +87,7 @@ class Ledger:
             terms.share_s,
             own,
         )
+        request.ahead = queue.count
         queue.add(request)
         self.next_order += 1
         self.requests[request.id] = request
@@ -103,7 +106,7 @@ class Ledger:
             retry_after_s=refusal.retry_after_s,
         )
 
-    def start(self, batch: Batch, cut: Cut, first: Request, behind: Batch | None, now: float) -> None:
+    def start(self, batch: Batch, cut: Cut, first: Request, behind: Batch | None, now: float) -> StartBatch:
         """Move the members of a batch out of the queue's room; they have left their lane already.
 
         `first` is the request whose turn it was.
@@ -112,29 +115,34 @@ class Ledger:
         for request in cut.members:
             request.batch = batch.id
             leave(request.client, request.nbytes, request.share_s)
-        count = len(batch.ids)
-        self.running += count
-        self.story.note(
-            now,
-            batch.ids,
-            "batch {} of {}: {} requests at {} on slot {}, {} elements of it padding; "
-            "in the turn of request {}{}{}{}",
-            batch.id,
-            batch.queue.profile.name,
-            count,
-            batch.sizes,
-            batch.slot.id,
-            cut.padding,
-            first.id,
-            Predicted(batch.predicted_s),
-            "; a new shape" if batch.queue.meet(batch.sizes) else "",
-            "" if behind is None else Behind(behind.id),
+        self.running += len(batch.ids)
+        queue = batch.queue
+        profile = queue.profile
+        start = StartBatch(
+            batch=batch.id,
+            slot=batch.slot.id,
+            model=profile.name,
+            requests=batch.ids,
+            sizes=batch.sizes,
+            behind=None if behind is None else behind.id,
+            facts=CutFacts(
+                cut.padding,
+                batch.predicted_s,
+                queue.meet(batch.sizes),
+                first.id,
+                queue.count,
+                profile.max_batch,
+                cut.reason,
+                tuple([request.ahead for request in cut.members]),
+            ),
         )
+        self.story.note(now, batch.ids, "{}", start)
+        return start
 
     def recall(self, batch: Batch, now: float, reason: str) -> RecallBatch:
         """Ask for a batch that is queued behind another."""
         batch.recall()
-        self.story.note(now, batch.ids, "batch {} is recalled: {}", batch.id, reason)
+        self.story.trouble(now, batch.ids, "batch {} is recalled: {}", batch.id, reason)
         return RecallBatch(batch=batch.id, slot=batch.slot.id)
 
     def put_back(self, requests: Sequence[Request]) -> None:
@@ -163,7 +171,7 @@ class Ledger:
         """End a request with an error."""
         self._withdraw(request)
         self.story.note(now, (request.id,), "failed: {}: {}", code, message)
-        return FailRequest(id=request.id, code=code, message=message)
+        return FailRequest(id=request.id, code=code, message=message, ahead=request.ahead)
 
     def fail_late(self, request: Request, now: float) -> FailRequest:
         """End a request whose deadline has passed, or cannot be met any more.

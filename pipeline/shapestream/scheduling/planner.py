@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from shapestream.scheduling.call_costs import CallCosts
 from shapestream.scheduling.cost_grid import Floats, elements_of, elements_of_many
+from shapestream.scheduling.events import CutReason
 from shapestream.scheduling.queueing import Bucket, Lane, Request
 from shapestream.scheduling.segments import Limits, Window, cut_window
 from shapestream.scheduling.slots import Slot, SlotPool
@@ -184,17 +185,23 @@ _Number = TypeVar("_Number", np.intp, np.float64)
 
 
 def within_limits(
-    members: list[Request], costs: CallCosts, limits: Limits, slowdown: float, starts_at: float
-) -> list[Request]:
+    members: list[Request],
+    costs: CallCosts,
+    limits: Limits,
+    slowdown: float,
+    starts_at: float,
+    otherwise: CutReason,
+) -> tuple[list[Request], CutReason]:
     """Return as many members as limits and deadlines allow, the first among them, nearest deadlines preferred.
 
-    The members that are kept are neighbours: in the order of sizes, all from the smallest to the largest of them.
+    The members that are kept are neighbours: in the order of sizes, all from the smallest to the largest of them. The
+    reason is `otherwise` where all are kept.
     """
     if len(members) < 2:
-        return members
+        return members, otherwise
     latest_s = _latest_s(members, costs, slowdown, starts_at)
     if latest_s is None and _legal(members, costs, limits):
-        return members
+        return members, otherwise
     key = members[0].bucket.key
     # Nearest first, so that of each bucket the first by rank are those that stay.
     smaller = sorted(
@@ -207,7 +214,10 @@ def within_limits(
         key=lambda place: members[place].bucket.key,
     )
     left, right = _best_run(members, [0, *smaller], others, latest_s, costs, limits)
-    return [members[place] for place in (*others[: right + 1], *smaller[:left])]
+    kept = [members[place] for place in (*others[: right + 1], *smaller[:left])]
+    if len(kept) == len(members):
+        return kept, otherwise
+    return kept, CutReason.LIMIT if latest_s is None else CutReason.DEADLINE
 
 
 def _latest_s(
@@ -322,6 +332,7 @@ class Cut:
     """Rows of the call, filled-up ones included."""
     largest: tuple[int, ...] = ()
     """The largest sizes of its members; empty where nothing was worked out."""
+    reason: CutReason = CutReason.COST
 
     def sizes(self, has_batch: bool) -> tuple[int, ...]:
         """The call's size of each of the model's dimensions."""
@@ -351,7 +362,7 @@ def plan_batch(
     profile = queue.profile
     rows = profile.max_batch if max_rows is None else min(max_rows, profile.max_batch)
     if not queue.has_batch or anchor.rows >= rows or anchor.empty:
-        return batch_of([anchor], costs, anchor.bucket)
+        return batch_of([anchor], costs, anchor.bucket, CutReason.ALONE)
     limits = Limits(
         max_rows=rows,
         max_bytes=costs.bytes.planned_most,
@@ -364,9 +375,10 @@ def plan_batch(
         members = bucket.prefix(_equal_rows(bucket, costs, limits, delayed), rows)
     else:
         members = plan.take(bucket, costs, limits, delayed)
-    members = within_limits(members or [anchor], costs, limits, slowdown, starts_at)
+    otherwise = CutReason.COST if most_s is None and max_rows is None else CutReason.DIVIDED
+    members, reason = within_limits(members or [anchor], costs, limits, slowdown, starts_at, otherwise)
     # Its own bucket comes first, so if the last is of it, all are.
-    return batch_of(members, costs, bucket if members[-1].bucket is bucket else None)
+    return batch_of(members, costs, bucket if members[-1].bucket is bucket else None, reason)
 
 
 def alone(members: Sequence[Request], rows: int, shape: tuple[int, ...], costs: CallCosts) -> Cut:
@@ -376,14 +388,14 @@ def alone(members: Sequence[Request], rows: int, shape: tuple[int, ...], costs: 
     )
     seconds = costs.surface.second(call_rows, call_shape) if costs.surface.measured else 0.0
     padding = call_rows * prod(call_shape) - rows * prod(shape)
-    return Cut(members, rows, call_shape, padding, seconds, call_rows, shape)
+    return Cut(members, rows, call_shape, padding, seconds, call_rows, shape, CutReason.AUDITED)
 
 
 def unplanned(members: Sequence[Request]) -> Cut:
     """The batch of exactly these requests, at their own sizes; nothing is worked out."""
     shape = tuple(map(max, zip(*[request.shape for request in members], strict=True)))
     rows = sum([request.rows for request in members])
-    return Cut(members, rows, shape, call_rows=rows)
+    return Cut(members, rows, shape, call_rows=rows, reason=CutReason.UNPLANNED)
 
 
 def _equal_rows(bucket: Bucket, costs: CallCosts, limits: Limits, delayed: float | None) -> int:
@@ -401,7 +413,12 @@ def _equal_rows(bucket: Bucket, costs: CallCosts, limits: Limits, delayed: float
     return best if isfinite(each[best - 1]) else 1
 
 
-def batch_of(members: Sequence[Request], costs: CallCosts, bucket: Bucket | None = None) -> Cut:
+def batch_of(
+    members: Sequence[Request],
+    costs: CallCosts,
+    bucket: Bucket | None = None,
+    reason: CutReason = CutReason.COST,
+) -> Cut:
     """The batch of exactly these requests, which are all in `bucket` if that is given."""
     if bucket is not None:
         rows = len(members) if bucket.single_rows else sum([request.rows for request in members])
@@ -416,4 +433,4 @@ def batch_of(members: Sequence[Request], costs: CallCosts, bucket: Bucket | None
     call = costs.call(rows, shape)
     seconds = call.first_s if costs.surface.measured and isfinite(call.seconds) else 0.0
     padding = call.rows * prod(call.shape) - real
-    return Cut(members, rows, call.shape, padding, seconds, call.rows, shape)
+    return Cut(members, rows, call.shape, padding, seconds, call.rows, shape, reason)

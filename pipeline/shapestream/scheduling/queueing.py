@@ -71,6 +71,7 @@ class Request:
 
     __slots__ = (
         "accused",
+        "ahead",
         "arrived",
         "batch",
         "bucket",
@@ -93,6 +94,8 @@ class Request:
     )
 
     bucket: Bucket
+    ahead: int
+    """Requests of its model that were queued when it arrived."""
 
     def __init__(
         self,

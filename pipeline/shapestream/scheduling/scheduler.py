@@ -28,6 +28,7 @@ from shapestream.scheduling.events import (
     BatchFinished,
     CancelBatch,
     ContractError,
+    CutReason,
     DrainStarted,
     Event,
     FailRequest,
@@ -54,7 +55,7 @@ from shapestream.scheduling.planner import Cut, Plan, alone, batch_of, plan_batc
 from shapestream.scheduling.queueing import RERUN, RUNNING, ModelQueue, QueuedSizes, Queues, Request
 from shapestream.scheduling.recovery import Isolation, Recovery
 from shapestream.scheduling.slots import Batch, BatchState, Slot, SlotPool, SlotState, SlotTable, Trial
-from shapestream.scheduling.statistics import ModelStatistics, Statistics, Story
+from shapestream.scheduling.statistics import ModelStatistics, Statistics, Story, Told
 from shapestream_engine.cost_table import LearnedCosts
 
 LOOK = 8
@@ -306,9 +307,13 @@ class Scheduler:
             "an audit runs on while a request needs its slot"
         )
 
-    def story(self, id: int) -> list[tuple[float, str]]:  # noqa: A002 - the name that events use
-        """What happened to a recent request, oldest first, as (time, what)."""
+    def story(self, id: int) -> Told:  # noqa: A002 - the name that events use
+        """What happened to a recent request."""
         return self._ledger.story.of(id)
+
+    def troubles(self, id: int) -> Told:  # noqa: A002
+        """The part of that which is no request's usual way; it is remembered for longer."""
+        return self._ledger.story.troubles_of(id)
 
     def statistics(self) -> Statistics:
         """The present state."""
@@ -498,9 +503,9 @@ class Scheduler:
             return
         queue = request.queue
         if request.state is RERUN:
-            cut, predicted_s = self._cut(queue.take_rerun(), slot, now, actions, company=False)
+            cut, predicted_s = self._cut(queue.take_rerun(), slot, now, actions, fixed=CutReason.RERUN)
         else:
-            cut, predicted_s = self._cut([request], slot, now, actions, company=True)
+            cut, predicted_s = self._cut([request], slot, now, actions)
             members_s = sum([member.share_s for member in cut.members])
             queue.shares.dispatched(request.tag, request.rank, members_s)
             queue.take(cut.members)
@@ -529,12 +534,13 @@ class Scheduler:
         """The same batch without members that may not run with the anchor; where any may not, of its own shape only."""
         probation, shape = anchor.queue.probation, anchor.shape
         if probation.runs_alone(anchor.client):
-            return batch_of([anchor], costs)
+            return batch_of([anchor], costs, reason=CutReason.PROBATION)
         mark = probation.mark(anchor.client, shape)
         alike = [member for member in cut.members if probation.mark(member.client, member.shape) == mark]
         if len(alike) == len(cut.members):
             return cut
-        return batch_of([member for member in alike if member.shape == shape], costs)
+        kept = [member for member in alike if member.shape == shape]
+        return batch_of(kept, costs, reason=CutReason.PROBATION)
 
     def _cut(
         self,
@@ -543,9 +549,9 @@ class Scheduler:
         now: float,
         actions: list[Action],
         *,
-        company: bool,
+        fixed: CutReason | None = None,
     ) -> tuple[Cut, float | None]:
-        """The batch of a group, and its predicted seconds on its slot; `company`: the first of the group may get some.
+        """The batch of a group, and its predicted seconds on its slot; `fixed`: why it gets no company.
 
         Where that fails, the group runs as it is: to look at neighbours of any sizes must not cost a request its turn.
         """
@@ -555,10 +561,10 @@ class Scheduler:
             slowdown = known.slowdown(slot.id)
             if group[0].queue.alone:
                 cut = alone(group, group[0].rows, group[0].own_shape, costs)
-            elif company:
+            elif fixed is None:
                 cut = self._planned(group[0], slot, costs, slowdown, now)
             else:
-                cut = batch_of(group, costs)
+                cut = batch_of(group, costs, reason=fixed)
             predicted_s = _predicted_s(cut, costs, slowdown)
             _count_shape(cut, costs)
         except Exception as error:  # noqa: BLE001 - see above
@@ -570,7 +576,7 @@ class Scheduler:
     def _start_alone(self, queue: ModelQueue, slot: Slot, now: float, actions: list[Action]) -> StartBatch:
         """Starts the first suspect of a model, where nothing else runs."""
         request = queue.take_suspect()
-        cut, predicted_s = self._cut([request], slot, now, actions, company=False)
+        cut, predicted_s = self._cut([request], slot, now, actions, fixed=CutReason.SUSPECT)
         trial = Trial.ACCUSED if request.accused else Trial.LAST
         return self._start(queue, slot, cut, request, predicted_s, now, trial)
 
@@ -608,15 +614,7 @@ class Scheduler:
             self._watch.began(batch, now)
         else:
             self._slots.queue_behind(slot, batch)
-        self._ledger.start(batch, cut, first, behind, now)
-        return StartBatch(
-            batch=batch.id,
-            slot=slot.id,
-            model=queue.profile.name,
-            requests=batch.ids,
-            sizes=batch.sizes,
-            behind=None if behind is None else behind.id,
-        )
+        return self._ledger.start(batch, cut, first, behind, now)
 
     def _fills(self, anchor: Request) -> bool:
         """Whether the batch of this request would be full; asked only for models that wait for company."""

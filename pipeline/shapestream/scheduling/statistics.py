@@ -1,49 +1,50 @@
 """Statistics and stories: the state of the scheduler, and its last decisions.
 
 Counters of what ran stand in telemetry/statistics.py. A story has one entry per decision, not per request, and is formatted
-when it is read: it costs a tuple per batch to keep.
+when it is read: it costs a tuple per batch to keep. serving/stories.py adds times and outcomes, for the requests' users.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Container
+from dataclasses import dataclass, fields
+from typing import Any, TypeAlias
 
-
-class Predicted(NamedTuple):
-    """A prediction, formatted when a story is read."""
-
-    seconds: float | None
-
-    def __format__(self, _: str) -> str:
-        return "" if self.seconds is None else f"; predicted {self.seconds:.6f} s"
-
-
-class Behind(NamedTuple):
-    """The batch that another one is queued behind."""
-
-    batch: int
-
-    def __format__(self, _: str) -> str:
-        return f"; queued behind batch {self.batch}"
+Told: TypeAlias = list[tuple[float, str]]
+"""Decisions about one request, oldest first, as (time, what)."""
+_Ring: TypeAlias = deque[tuple[float, tuple[int, ...], str, tuple[object, ...]]]
 
 
 class Story:
-    """The last `length` decisions. With length 0 it remembers nothing."""
+    """The last `length` decisions, and the last `length` troubles. With length 0 it remembers nothing."""
 
-    __slots__ = ("_entries",)
+    __slots__ = ("_entries", "_troubles")
 
     def __init__(self, length: int) -> None:
-        self._entries: deque[tuple[float, tuple[int, ...], str, tuple[object, ...]]] = deque(maxlen=length)
+        self._entries: _Ring = deque(maxlen=length)
+        self._troubles: _Ring = deque(maxlen=length)
 
     def note(self, time: float, ids: tuple[int, ...], what: str, *details: object) -> None:
-        """Remembers one decision about these requests; `what` is a format string for the details."""
+        """Remember one decision about these requests; `what` is a format string for the details."""
         self._entries.append((time, ids, what, details))
 
-    def of(self, id: int) -> list[tuple[float, str]]:  # noqa: A002 - the name that events and actions use
-        """What is remembered of one request, oldest first; nothing if it was long ago."""
-        return [(time, what.format(*details)) for time, ids, what, details in self._entries if id in ids]
+    def trouble(self, time: float, ids: tuple[int, ...], what: str, *details: object) -> None:
+        """Remember a decision that does not follow from the usual way of a request, for longer than usual ones."""
+        self.note(time, ids, what, *details)
+        self._troubles.append((time, ids, what, details))
+
+    def of(self, id: int) -> Told:  # noqa: A002 - the name that events and actions use
+        """What is remembered of one request; nothing if it was long ago."""
+        return _told(self._entries, id)
+
+    def troubles_of(self, id: int) -> Told:  # noqa: A002
+        """The troubles that are remembered of one request."""
+        return _told(self._troubles, id)
+
+
+def _told(ring: _Ring, id: int) -> Told:  # noqa: A002
+    return [(time, what.format(*details)) for time, ids, what, details in ring if id in ids]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -98,5 +99,15 @@ class Statistics:
         """Whether no request is queued and no batch runs."""
         return not (self.queued or self.batches)
 
+    def to_dict(self, names: Container[str]) -> dict[str, Any]:
+        """The numbers; of the models, those of these names."""
+        told = {model.name: model for model in self.models if model.name in names}
+        return {**_numbers(self), "models": {name: _numbers(model) for name, model in told.items()}}
+
     def __repr__(self) -> str:
         return f"{self.running} running, {self.queued} queued"
+
+
+def _numbers(statistics: Statistics | ModelStatistics) -> dict[str, float]:
+    columns = {column.name: getattr(statistics, column.name) for column in fields(statistics)}
+    return {name: round(value, 6) for name, value in columns.items() if isinstance(value, int | float)}

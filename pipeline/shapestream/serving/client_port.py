@@ -18,7 +18,7 @@ from shapestream.errors import AlreadyAnswered, Conflict, ProtocolError, Unavail
 from shapestream.serving.dispatcher import Dispatcher
 from shapestream.serving.egress import Egress
 from shapestream.serving.inbox import DEAR, QUANTUM, Inbox, Item
-from shapestream.serving.kept_replies import same_tensors
+from shapestream.serving.kept_replies import ClientId, same_tensors
 from shapestream.serving.models import ServedModel, ServedModels
 from shapestream.serving.outgoing import GONE, Link
 from shapestream.serving.sessions import RequestRecord, Session, Sessions
@@ -31,6 +31,8 @@ from shapestream.wire.messages import (
     Clock,
     Credit,
     Entry,
+    Explain,
+    Explanation,
     Goodbye,
     Heartbeat,
     Hello,
@@ -64,8 +66,10 @@ class ClientPort:
         epoch: bytes,
         describe: Callable[[], dict[str, Any]],
         acknowledge: Callable[[str], None],
+        explain: Callable[[str, int, ClientId | None], dict[str, Any]],
     ) -> None:
-        """`describe` gives the counters that `Statistics` carries; `acknowledge` is `Auditor.acknowledge`."""
+        """`describe` gives the counters that `Statistics` carries; `acknowledge` is `Auditor.acknowledge`, `explain` is
+        `Server.explain`."""
         self.outgoing = egress.outgoing
         self.sessions = Sessions(settings, egress.kept)
         self._egress = egress
@@ -84,6 +88,7 @@ class ClientPort:
         self._statistics = egress.outgoing.statistics
         self._describe = describe
         self._acknowledge = acknowledge
+        self._explain = explain
         self._welcome = Welcome(
             epoch=epoch,
             window_requests=settings.window_requests,
@@ -128,8 +133,8 @@ class ClientPort:
             self._refuse(peer, session, item, now)
         else:
             self._obey(peer, session, item, now)
-        # The counters take about a millisecond to put together.
-        return QUANTUM if type(item) is StatisticsRequest else DEAR
+        # The counters, or a story, take about a millisecond to put together.
+        return QUANTUM if type(item) in (StatisticsRequest, Explain) else DEAR
 
     def end_turn(self, now: float) -> None:
         """Hand on the requests of this turn as one event, and send what became ready."""
@@ -166,6 +171,10 @@ class ClientPort:
             case AcknowledgeAudit():
                 if self._socket.is_admin(peer):
                     self._acknowledge(entry.model)
+            case Explain():
+                asker = None if self._socket.is_admin(peer) else session.client
+                values = self._explain(entry.request, entry.slowest, asker)
+                self.outgoing.say(session, Explanation(question=entry.question, values=values))
             case Goodbye():
                 self._egress.kept.drop(session.answered)  # the client will ask for nothing again
                 self._end(session, "goodbye", now)

@@ -100,7 +100,7 @@ class Dispatcher:
                 message = (
                     "a request like this one killed the worker that ran it, and is not run again for a while"
                 )
-                self._fail(FailRequest(id=record.id, code="poisoned", message=message))
+                self._fail(FailRequest(id=record.id, code="poisoned", message=message), now)
             else:
                 others.append(record)
         return others
@@ -149,7 +149,7 @@ class Dispatcher:
         # All of them close first, or the scheduler would give those that are left what the others lose.
         self.worker_closing(worker, now)
         left = self._book.of(worker)
-        self._leave(left)
+        self._leave(left, "its worker died" if died else "its worker left", now)
         for slot in left:
             self._handle(events.SlotLeft(slot=slot.number, died=died), now)
 
@@ -164,12 +164,13 @@ class Dispatcher:
             report = BatchReport(batch=begun.batch.batch, outputs=None, code=ErrorCode.INTERNAL, message=why)
             self._batch_failed(begun, report, now)
             self._book.batches.pop(report.batch, None)
-        self._leave([slot])
+        self._leave([slot], "its slot ended", now)
         self._handle(events.SlotLeft(slot=slot.number), now)
 
-    def _leave(self, slots: Sequence[SlotRecord]) -> None:
+    def _leave(self, slots: Sequence[SlotRecord], why: str, now: float) -> None:
         """Forget slots, and the audit that ran there or could run nowhere else."""
-        self._book.leave(slots)
+        for running in self._book.leave(slots):
+            self._journal.lost(running, why, now)
         if (run := self._audit) is not None and (
             run.slots.isdisjoint(self.slots) if run.batch is None else run.batch not in self._book.batches
         ):
@@ -215,7 +216,7 @@ class Dispatcher:
         self._handed_back = True
         self._book.batches.clear()
         for request in list(self._requests):
-            self._fail(FailRequest(id=request, code="draining", message=message))
+            self._fail(FailRequest(id=request, code="draining", message=message), self._clock())
 
     def _batch_ran(
         self, running: RunningBatch, report: BatchReport, outputs: Sequence[Tensors | None], now: float
@@ -234,7 +235,7 @@ class Dispatcher:
 
     def _batch_failed(self, running: RunningBatch, report: BatchReport, now: float) -> None:
         if running.action.requests:
-            self._journal.failed(running, report)
+            self._journal.failed(running, report, now)
         else:
             self._audit_ended(None)
         code = report.code or ErrorCode.INTERNAL
@@ -263,7 +264,7 @@ class Dispatcher:
             case FailRequest():
                 if action.code == "poisoned":
                     self._put_in_quarantine(action, now)
-                self._fail(action)
+                self._fail(action, now)
             case ForgetRequest():
                 may_have_run = action.id in self._run_once
                 record = self._end(action.id)
@@ -307,7 +308,7 @@ class Dispatcher:
         records = [self._end(request) for request in action.requests]
         outputs = running.outputs_of(action.requests)
         self._egress.deliver(records, outputs, running, now)
-        self._journal.delivered(action, running, records)
+        self._journal.delivered(action, running, records, now)
         self._audits.answered(running, records, outputs)
 
     def _put_in_quarantine(self, action: FailRequest, now: float) -> None:
@@ -315,12 +316,12 @@ class Dispatcher:
         digest = self.quarantine.keep(record.model, record.tensors, now)
         self._journal.poisoned(record, action, digest)
 
-    def _fail(self, action: FailRequest) -> None:
+    def _fail(self, action: FailRequest, now: float) -> None:
         """End a request without a result."""
         may_have_run = action.id in self._run_once
         record = self._end(action.id)
-        self._journal.request_failed(record, action)
-        self._egress.fail(record, action, may_have_run=may_have_run)
+        code = self._egress.fail(record, action, may_have_run=may_have_run)
+        self._journal.request_failed(action, record, code, now)
 
     def _end(self, request: int) -> RequestRecord:
         """The request's one end: its record goes, and its client's credit comes back."""
@@ -362,6 +363,16 @@ class Dispatcher:
             await self._idle.wait()
 
     @property
+    def requests(self) -> Iterable[RequestRecord]:
+        """Requests that have no terminal reply yet."""
+        return self._requests.values()
+
+    @property
+    def batches(self) -> Iterable[RunningBatch]:
+        """Batches that were started and not reported yet."""
+        return self._book.batches.values()
+
+    @property
     def unfinished(self) -> int:
         """Requests that have no terminal reply yet."""
         return len(self._requests)
@@ -388,14 +399,16 @@ class SlotBook:
         """The slots of this worker that have joined and not left."""
         return [slot for slot in worker.slots if slot.number in self.slots]
 
-    def leave(self, left: Sequence[SlotRecord]) -> None:
-        """Forgets these slots, and what ran there."""
+    def leave(self, left: Sequence[SlotRecord]) -> list[RunningBatch]:
+        """Forgets these slots, and what ran or was queued there, which is returned."""
         numbers = {slot.number for slot in left}
-        for batch in [number for number, running in self.batches.items() if running.slot.number in numbers]:
-            del self.batches[batch]
+        lost = [running for running in self.batches.values() if running.slot.number in numbers]
+        for running in lost:
+            del self.batches[running.action.batch]
         for slot in left:
             slot.running.clear()
             del self.slots[slot.number]
+        return lost
 
     def start(self, action: StartBatch, records: Sequence[RequestRecord], now: float) -> RunningBatch:
         """These requests begin on their slot, or are queued there behind the batch that runs."""

@@ -60,8 +60,8 @@ class Egress:
         if timings is not None:
             _count(counters, timings, alike)
 
-    def fail(self, record: RequestRecord, action: FailRequest, *, may_have_run: bool) -> None:
-        """Reply to an admitted request that ends without a result. `may_have_run`: and must not run twice."""
+    def fail(self, record: RequestRecord, action: FailRequest, *, may_have_run: bool) -> str:
+        """Reply to an admitted request that ends without a result; the code. `may_have_run`: and must not run twice."""
         code, message = action.code, action.message
         if may_have_run and code in REFUSALS:
             code, message = WorkerLost.code, f"{message}; {_MAY_HAVE_RUN}"
@@ -70,6 +70,7 @@ class Egress:
         self._tell(record.session, failure, record.model)
         if code not in REFUSALS:
             self._keep(record, failure)
+        return failure.code
 
     def forgotten(self, record: RequestRecord) -> None:
         """Note the end of a request that may have run and must not run twice, and whose client is gone."""

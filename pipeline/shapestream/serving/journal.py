@@ -14,12 +14,13 @@ import trio
 from shapestream.errors import Cancelled
 from shapestream.scheduling.events import DeliverResults, FailRequest, ReportFault
 from shapestream.serving.sessions import RequestRecord
+from shapestream.serving.stories import Stories
 from shapestream.serving.workers import RunningBatch
 from shapestream.telemetry.logging import PRESENT, RateLimit
 from shapestream.telemetry.recent import RecentBatch
 from shapestream.telemetry.statistics import ServerStatistics
 from shapestream.telemetry.trace import TraceRecorder
-from shapestream.wire.tags import trace_of
+from shapestream.wire.tags import REQUEST_ID, trace_of
 from shapestream_engine.batch import BatchReport, ErrorCode
 
 if TYPE_CHECKING:
@@ -34,11 +35,13 @@ class Journal:
     def __init__(
         self,
         statistics: ServerStatistics,
+        stories: Stories,
         trace: TraceRecorder | None = None,
         tracer: RequestTracer | None = None,
     ) -> None:
         """`trace` records the sizes of all requests, `tracer` makes their spans; the journal ends both."""
         self.statistics = statistics
+        self.stories = stories
         self._trace = trace
         self._tracer = tracer
         self._limit = RateLimit()
@@ -47,11 +50,15 @@ class Journal:
     def arrived(self, records: Sequence[RequestRecord]) -> None:
         """Note requests that go to the scheduler."""
         self.statistics.scheduled_requests += len(records)
+        models = self.statistics.models
+        for record in records:
+            models[record.model].arrived += 1
         if self._trace is not None:
             self._record(self._trace, records)
         if not PRESENT.debug:
             return
         for record in records:
+            own_id = (record.tags or {}).get(REQUEST_ID)
             log.debug(
                 "request arrived",
                 request=record.id,
@@ -59,6 +66,7 @@ class Journal:
                 sequence=record.sequence,
                 model=record.model,
                 **trace_of(record.tags),
+                **({} if own_id is None else {REQUEST_ID: own_id}),
             )
 
     def close(self) -> None:
@@ -116,6 +124,7 @@ class Journal:
             requests=requests,
             rows=rows,
             elements=elements,
+            gather_us=round(report.gather_s * 1e6),
             run_us=running.run_us,
             busy_us=round(report.busy_s * 1e6),
             reallocations=report.reallocations,
@@ -148,7 +157,11 @@ class Journal:
                 expired=sorted(expired),
             )
 
-    def failed(self, running: RunningBatch, report: BatchReport) -> None:
+    def lost(self, running: RunningBatch, why: str, now: float) -> None:
+        """Note a batch whose slot is gone."""
+        self.stories.lost(running, "worker_lost", why, now)
+
+    def failed(self, running: RunningBatch, report: BatchReport, now: float) -> None:
         """Note a batch that has failed. Clients may cause this at will, so the rate of lines is limited."""
         if report.code is ErrorCode.RECALLED:
             self.statistics.batches_recalled += 1
@@ -159,6 +172,7 @@ class Journal:
         counters = self.statistics.of(action.model)
         counters.batches_failed += 1
         counters.attempts_failed += len(action.requests)
+        self.stories.lost(running, report.code or ErrorCode.INTERNAL, report.message, now)
         if report.code is ErrorCode.CANCELLED:  # as asked for
             log.debug("batch cancelled", batch=report.batch, slot=running.slot.label)
             return
@@ -178,9 +192,10 @@ class Journal:
             )
 
     def delivered(
-        self, action: DeliverResults, running: RunningBatch, records: Sequence[RequestRecord]
+        self, action: DeliverResults, running: RunningBatch, records: Sequence[RequestRecord], now: float
     ) -> None:
-        """Note results that go to their clients."""
+        """Note results that go to their clients; `records` are parallel to the action's requests."""
+        self.stories.delivered(running, records, now)
         if self._tracer is not None:
             self._tracer.delivered(running, records)
         if PRESENT.debug:
@@ -215,8 +230,9 @@ class Journal:
                 exc_info=action.error,
             )
 
-    def request_failed(self, record: RequestRecord, action: FailRequest) -> None:
-        """Note a request that ends without a result."""
+    def request_failed(self, action: FailRequest, record: RequestRecord, code: str, now: float) -> None:
+        """Note a request that ends without a result; its client is told `code`."""
+        self.stories.failed(record, action, code, now)
         if self._tracer is not None:
             self._tracer.ended(record, action.code, action.message)
         if PRESENT.debug:

@@ -169,9 +169,14 @@ class Worker(Link):
         """
         self._checks[running.action.model].check(running.batch, report)
         most_s = now - running.sent_at
-        if report.run_s <= most_s and report.busy_s <= most_s:
+        if max(report.gather_s, report.run_s, report.busy_s) <= most_s:
             return report
-        return replace(report, run_s=min(report.run_s, most_s), busy_s=min(report.busy_s, most_s))
+        return replace(
+            report,
+            gather_s=min(report.gather_s, most_s),
+            run_s=min(report.run_s, most_s),
+            busy_s=min(report.busy_s, most_s),
+        )
 
     def left(self) -> None:
         """Take note that it is gone: nothing more is said to it."""
@@ -291,6 +296,7 @@ class RunningBatch:
         "outputs",
         "recalled",
         "records",
+        "report",
         "run_us",
         "sent_at",
         "slot",
@@ -325,6 +331,8 @@ class RunningBatch:
         )
         self.outputs: Sequence[Tensors | None] = ()
         """Parallel to the members, once it has run."""
+        self.report: BatchReport | None = None
+        """Once it has run."""
         self.calls: Sequence[tuple[int, tuple[int, ...]]] = ()
         """Its calls by number and sizes, once it has run."""
         self.run_us = 0
@@ -341,6 +349,7 @@ class RunningBatch:
     def ran(self, report: BatchReport, outputs: Sequence[Tensors | None], now: float) -> None:
         """It has run, as is reported now; of one that was queued this tells when it began."""
         self.outputs = outputs
+        self.report = report
         self.calls = report.calls or ((1, self.action.sizes),)
         self.run_us = round(report.run_s * 1e6)
         self.slot.batches += 1

@@ -22,6 +22,8 @@ from shapestream.wire.codec import decode, pack_messages
 from shapestream.wire.messages import (
     Cancel,
     Entry,
+    Explain,
+    Explanation,
     Failure,
     Goodbye,
     Heartbeat,
@@ -213,6 +215,9 @@ class ScriptedServer:
                 self._cancel(peer, entry)
             case OpenModel():
                 replies.append(self._open(entry.name))
+            case Explain():
+                values = {"stories": [], "unknown": "a scripted server keeps no stories"}
+                replies.append(Explanation(question=entry.question, values=values))
             case StatisticsRequest():
                 replies.append(Statistics(values={"requests": len(self.requests)}))
             case Goodbye():

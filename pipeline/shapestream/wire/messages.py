@@ -22,7 +22,7 @@ from shapestream_engine.layout import Tensors, value
 
 PROTOCOL_VERSION = 1
 """The version of messages, which each of them begins with."""
-WORKER_PROTOCOL = 3
+WORKER_PROTOCOL = 4
 """The version of what a server and its workers say to each other: `WorkerHello` tells it."""
 
 
@@ -155,6 +155,18 @@ class StatisticsRequest(Entry):
     """Asks for the server's counters; answered by `Statistics`."""
 
 
+@entry(15, Role.SERVER_OF_CLIENTS)
+class Explain(Entry):
+    """Asks for stories of requests; answered by `Explanation`."""
+
+    question: int
+    """Any number, which the answer repeats."""
+    request: str
+    """A request's id, as its user knows it. Empty: the slowest requests are asked for."""
+    slowest: int
+    """The number of these, at most."""
+
+
 @entry(17, Role.SERVER_OF_CLIENTS)
 class AcknowledgeAudit(Entry):
     """Lets the requests of a model share calls again; without effect without the role `admin`, where keys are asked for."""
@@ -233,6 +245,14 @@ class Credit(Entry):
 class Statistics(Entry):
     """The server's counters, as plain data."""
 
+    values: dict[str, Any]
+
+
+@entry(28, Role.CLIENT)
+class Explanation(Entry):
+    """Answers `Explain`: `stories` as plain data; where there are none, `unknown` says why."""
+
+    question: int
     values: dict[str, Any]
 
 

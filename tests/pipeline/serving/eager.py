@@ -53,6 +53,10 @@ class EagerScheduler:
         yield
         self.recall_share = 0.0
 
+    def troubles(self, id: int) -> list[tuple[float, str]]:  # noqa: A002
+        """None are remembered."""
+        return []
+
     def codes(self) -> list[str]:
         """Why batches have failed so far."""
         return [event.code for event in self.log if isinstance(event, events.BatchFailed)]
@@ -153,7 +157,8 @@ class EagerScheduler:
 
     def statistics(self) -> SimpleNamespace:
         """What the server reports of it."""
-        return SimpleNamespace(queued=len(self.queue), suspects=0, draining=False)
+        numbers = {"queued": len(self.queue), "suspects": 0, "draining": False}
+        return SimpleNamespace(**numbers, to_dict=lambda names: numbers)
 
     def check_invariants(self) -> None:
         """Nothing that is not asserted on the way."""

@@ -1,0 +1,96 @@
+"""`shapestream logs`: reads logs that were written as JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Iterator
+from datetime import datetime
+from typing import Annotated, Any
+
+import typer
+
+from shapestream.errors import InvalidRequest
+from shapestream_workers.exit_status import reported
+
+app = typer.Typer(help="Read logs that were written as JSON.", no_args_is_help=True)
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
+_TOLD_ALREADY = {"timestamp", "event", "level", "request", "requests", "client", "sequence"}
+
+
+@app.command()
+def story(
+    request: Annotated[
+        str, typer.Argument(metavar="REQUEST_ID", help="The request's id.", show_default=False)
+    ],
+    as_json: Json = False,
+) -> None:
+    """Follow one request through a log of level debug, which is read from stdin."""
+    with reported(as_json=as_json):
+        from shapestream_workers.why import event_lines
+
+        told = list(stories_in(sys.stdin, request))
+        if not told:
+            raise InvalidRequest(
+                f"no line here says that request {request!r} arrived; is this JSON, of level debug?"
+            )
+        if as_json:
+            typer.echo(json.dumps([{"request_id": request, "events": events} for events in told], indent=2))
+        else:
+            typer.echo("\n\n".join("\n".join(event_lines(events)) for events in told))
+
+
+def stories_in(lines: Iterable[str], request_id: str) -> Iterator[list[tuple[float, str]]]:
+    """The events of each time that this request arrived: milliseconds since then, and the line's words."""
+    number: int | None = None
+    batches: set[int] = set()
+    events: list[tuple[float, str]] = []
+    began = datetime.min
+    for line in _parsed(lines):
+        if number is None and _is_arrival(line, request_id):
+            number, began = line["request"], datetime.fromisoformat(line["timestamp"])
+        concerns = number is not None and (line.get("request") == number or number in _company(line))
+        if concerns and "batch" in line:
+            batches.add(line["batch"])
+        if not concerns and line.get("batch") not in batches:
+            continue
+        since = datetime.fromisoformat(line["timestamp"]) - began
+        events.append((round(since.total_seconds() * 1e3, 3), _words(line)))
+        if concerns and line["event"] in ("results delivered", "request failed"):
+            yield events
+            number, batches, events = None, set(), []
+    if events:
+        yield events
+
+
+def _parsed(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
+    for line in lines:
+        try:
+            parsed = json.loads(line)
+        except ValueError:
+            continue  # of another program, or cut off
+        if isinstance(parsed, dict) and {"event", "timestamp"} <= parsed.keys():
+            yield parsed
+
+
+def _is_arrival(line: dict[str, Any], request_id: str) -> bool:
+    client, _, sequence = request_id.rpartition("-")
+    if line["event"] != "request arrived":
+        return False
+    by_number = str(line.get("sequence")) == sequence and line.get("client") == client[:12] != ""
+    return by_number or line.get("request_id") == request_id
+
+
+def _company(line: dict[str, Any]) -> list[int]:
+    """The requests of a batch's line; `requests` is a number elsewhere."""
+    requests = line.get("requests")
+    return requests if isinstance(requests, list) else []
+
+
+def _words(line: dict[str, Any]) -> str:
+    """The event, and what is told beside the request's own numbers."""
+    facts = [f"{name}={value}" for name, value in line.items() if name not in _TOLD_ALREADY]
+    if len(_company(line)) > 1:
+        facts.append(f"with {len(_company(line)) - 1} others")
+    return "  ".join([line["event"], *facts])
