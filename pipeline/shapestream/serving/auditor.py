@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -51,11 +52,7 @@ class Auditor:
     async def run(self) -> None:
         """Audit until cancelled."""
         while True:
-            sample = await self._book.next()
-            try:
-                await self._audit(sample)
-            finally:
-                self._book.done(sample)
+            await self._audit(await self._book.next())
 
     async def _audit(self, sample: Sample) -> None:
         state = self._book.states[sample.record.model]
@@ -119,8 +116,9 @@ class Auditor:
         self._dispatcher.run_alone(record.model, True, trio.current_time())
         if self._folder is not None:
             self._book.kept[state.key] = list(state.findings)
-            path, plain = self._folder / f"{state.key}{SUFFIX}", {"findings": list(state.findings)}
-            await trio.to_thread.run_sync(write_plain, path, plain, abandon_on_cancel=True)
+            await trio.to_thread.run_sync(
+                _keep, self._folder, state.key, list(state.findings), abandon_on_cancel=True
+            )
 
     # ---------------------------------------------------------------- for the server
 
@@ -134,7 +132,8 @@ class Auditor:
         state.findings.clear()
         self._dispatcher.run_alone(name, False, trio.current_time())
         if self._book.kept.pop(state.key, None) is not None and self._folder is not None:
-            (self._folder / f"{state.key}{SUFFIX}").unlink(missing_ok=True)
+            with suppress(OSError):  # on a disk that is read-only now, the next server stops it again
+                (self._folder / f"{state.key}{SUFFIX}").unlink(missing_ok=True)
 
     def files_changed(self) -> None:
         """Begin anew with the models whose files are others now."""
@@ -145,7 +144,7 @@ class Auditor:
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
         """How each model stands, as plain data."""
-        return {name: state.to_dict() for name, state in self._book.states.items()}
+        return self._book.to_dict()
 
 
 async def _compare(sample: Sample, alone: Tensors, other: Tensors) -> tuple[str, Difference]:
@@ -180,6 +179,12 @@ def kept_in(folder: Path | None) -> dict[str, list[dict[str, Any]]]:
                 one for one in plain["findings"] if isinstance(one, dict)
             ]
     return found
+
+
+def _keep(folder: Path, key: str, findings: list[dict[str, Any]]) -> None:
+    with suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_plain(folder / f"{key}{SUFFIX}", {"findings": findings})
 
 
 def _finite(value: float) -> float | None:

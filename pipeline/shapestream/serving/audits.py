@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import log, log1p
@@ -102,6 +102,7 @@ class AuditBook:
         self.states: dict[str, ModelAudit] = {}
         """By model."""
         self._samples: deque[Sample] = deque()
+        self._running: Sample | None = None
         self._nbytes = 0
         self._random = Random()
         self._more = trio.Event()
@@ -122,10 +123,10 @@ class AuditBook:
         return state
 
     def renewed(self, state: ModelAudit) -> ModelAudit:
-        """The state of a model; a new one where its files are others now."""
-        model = state.model
-        same = state.key == key_of(model, self._models.digests.get(model.name))
-        return state if same else self.add(model)
+        """The state of a model; a new one where its files are known to be others now."""
+        digest = self._models.digests.get(state.model.name)
+        same = digest is None or state.key == key_of(state.model, digest)
+        return state if same else self.add(state.model)
 
     def _gap(self, share: float) -> int:
         """How many are passed over before the next is taken: geometric, as if each were drawn for."""
@@ -155,7 +156,7 @@ class AuditBook:
         if answer is None or record.shape.answer is not None or state.varies or state.stopped:
             return
         served = self._models.digests.get(record.model)
-        if not worker.tolerances.get(record.model) or worker.digests.get(record.model) != served:
+        if not worker.tolerances.get(record.model) or served not in (None, worker.digests.get(record.model)):
             return  # nothing can be compared, or it serves files that are no longer served
         nbytes = record.nbytes + sum([memoryview(buffer).nbytes for buffer in answer.buffers])
         if nbytes > MOST_BYTES:
@@ -180,15 +181,22 @@ class AuditBook:
     # ---------------------------------------------------------------- for the auditor
 
     async def next(self) -> Sample:
-        """The sample that waits longest. Its bytes count until `done`."""
+        """The sample that waits longest. Its bytes count until the next is asked for."""
+        if self._running is not None:
+            self._nbytes -= self._running.nbytes
+            self._running = None
         while not self._samples:
             self._more = trio.Event()
             await self._more.wait()
-        return self._samples.popleft()
+        self._running = self._samples.popleft()
+        return self._running
 
-    def done(self, sample: Sample) -> None:
-        """Count a sample no longer."""
-        self._nbytes -= sample.nbytes
+    def to_dict(self) -> dict[str, dict[str, Any]]:
+        """How each model stands, as plain data, with the samples that are kept of it."""
+        kept = Counter(
+            sample.record.model for sample in (*self._samples, self._running) if sample is not None
+        )
+        return {name: state.to_dict() | {"waiting": kept[name]} for name, state in self.states.items()}
 
 
 def _is_padded(record: RequestRecord, call: tuple[int, ...]) -> bool:
