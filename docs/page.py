@@ -10,15 +10,14 @@ import shutil
 from pathlib import Path
 
 import trio
-from PIL import Image
-from playwright.sync_api import sync_playwright
-
 from examples import model_file
 from examples.detector import model
 from examples.detector.demo import MODEL, ROOT, WORKERS
 from examples.detector.pictures import load_photographs, make_workload
 from examples.detector.producing import stream_pictures
 from examples.server_process import page_of, with_server
+from PIL import Image
+from playwright.sync_api import sync_playwright
 
 PICTURE = Path(__file__).parent / "images" / "page.png"
 WIDTH, HEIGHT = 1280, 1000
@@ -54,7 +53,7 @@ def _look(page_address: str) -> None:
         page.locator("#slow .row-button").first.click()
         shot = page.screenshot()
         browser.close()
-    Image.open(io.BytesIO(shot)).convert("P", palette=Image.Palette.ADAPTIVE, colors=64).save(
+    Image.open(io.BytesIO(shot)).convert("P", palette=Image.Palette.ADAPTIVE, colors=200).save(
         PICTURE, optimize=True
     )
 
