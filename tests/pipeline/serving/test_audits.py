@@ -361,3 +361,23 @@ async def test_a_request_that_had_its_call_to_itself_proves_nothing() -> None:
         for _ in range(20):
             await served.ask(1)
         assert 0 == (await served.state())["seen"]
+
+
+@real_time
+async def test_a_defect_of_an_audit_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is logged, and the next answer is audited."""
+    fails = [RuntimeError("a defect")]
+    compare = auditor.worst_difference
+
+    def failing(*arguments: Any) -> Any:
+        if fails:
+            raise fails.pop()
+        return compare(*arguments)
+
+    monkeypatch.setattr(auditor, "worst_difference", failing)
+    with capture_logs() as lines:
+        async with audited(honest, audit=1.0) as served:
+            await served.ask()
+            state = await served.rested()
+    assert 0 < state["audited"] < state["sampled"]
+    assert ["audit failed"] == [line["event"] for line in lines if line["log_level"] == "error"]
