@@ -66,11 +66,10 @@ class RequestTracer:
 
         Raises ValueError for one that cannot be used.
         """
-        asked = "OTEL_TRACES_SAMPLER" in os.environ
-        self._roots = asked
+        self._roots = "OTEL_TRACES_SAMPLER" in os.environ
         """Whether requests without a trace may begin one."""
         self._provider = TracerProvider(
-            sampler=None if asked else ParentBased(ALWAYS_OFF),
+            sampler=None if self._roots else ParentBased(ALWAYS_OFF),
             resource=Resource.create(
                 {"service.name": "shapestream", **OTELResourceDetector().detect().attributes}
             ),
@@ -236,8 +235,9 @@ class _Complaints(logging.Handler):
         self._logger.propagate = False
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a line of OpenTelemetry's as one of ours."""
-        self.write(record.getMessage())
+        """Write a line of OpenTelemetry's as one of ours, unless it is about what a client sent."""
+        if not record.name.startswith("opentelemetry.trace"):
+            self.write(record.getMessage())
 
     def write(self, why: str) -> None:
         """Write a line, unless there was one lately."""

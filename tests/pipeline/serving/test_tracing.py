@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -9,13 +10,18 @@ from typing import Any
 import pytest
 import trio
 from structlog.testing import capture_logs
+from tests.pipeline.serving.batches import record_of
 from tests.pipeline.serving.clocks import virtual_time
-from tests.pipeline.serving.echo_model import echo_tensors, request
+from tests.pipeline.serving.echo_model import SIGNATURE, echo_tensors, model_settings, request
 from tests.pipeline.serving.harness import memory_serving
 from tests.pipeline.serving.raw_peer import RawPeer
 from tests.pipeline.serving.scripted_slots import ScriptedSlots
 from trio.testing import wait_all_tasks_blocked
 
+from shapestream.serving.kept_replies import Answered
+from shapestream.serving.models import ServedModel
+from shapestream.serving.sessions import Session
+from shapestream.serving.stories import Stories
 from shapestream.wire.messages import Cancel, Execute, Failure, Goodbye, Result
 
 pytest.importorskip("opentelemetry.sdk", reason="the extra [otel] is not installed")
@@ -123,10 +129,11 @@ def test_what_is_not_in_a_sampled_trace_has_no_span() -> None:
         for _ in range(5):
             await client.hear(Result)
 
-    with capture_logs():
+    with capture_logs() as lines:
         made = spans_of(scenario)
     assert ["batch echo", "infer echo"] == [span.name for span in made]
     assert facts(made[1])["request_id"].endswith("-5")
+    assert "traces are incomplete" not in [line["event"] for line in lines]
 
 
 def test_a_sampler_of_the_environment_may_ask_for_spans_of_all_requests(
@@ -184,6 +191,21 @@ def test_an_attempt_that_goes_on_when_its_request_ends_is_no_event_of_it() -> No
     withdrawn, ran = [span for span in spans_of(scenario) if span.name == "infer echo"]
     assert [] == list(withdrawn.events)
     assert ["attempt", "attempt failed", "attempt"] == [event.name for event in ran.events]
+
+
+def test_an_engines_words_that_are_no_utf_8_keep_no_span_back() -> None:
+    """They are replaced: an export with them could not be written."""
+    session = Session(0, Answered((b"c" * 16, None)), b"peer", "test", 0.0)
+    model, tensors = ServedModel(0, "echo", SIGNATURE, model_settings()), echo_tensors()
+    record = record_of(session, 1, model, SIGNATURE.resolve(tensors.layout), tensors)
+    record = dataclasses.replace(record, tags=parent(1))
+    memory = InMemorySpanExporter()
+    tracer = RequestTracer(memory)
+    tracer.ended([record], Stories(lambda request: []), 1.0, code="model_error", message="bad \ud800 data")
+    tracer.stop()
+    tracer.join()
+    (span,) = memory.get_finished_spans()
+    assert "bad ? data" == span.status.description
 
 
 def test_a_worker_that_is_lost_ends_an_attempt() -> None:
