@@ -52,7 +52,11 @@ class Auditor:
     async def run(self) -> None:
         """Audit until cancelled."""
         while True:
-            await self._audit(await self._book.next())
+            sample = await self._book.next()
+            try:
+                await self._audit(sample)
+            except Exception:  # a defect of what only looks on must not end what is served
+                log.exception("audit failed", model=sample.record.model)
 
     async def _audit(self, sample: Sample) -> None:
         state = self._book.states[sample.record.model]
@@ -92,11 +96,10 @@ class Auditor:
     async def _mismatch(self, state: ModelAudit, sample: Sample, output: str, difference: Difference) -> None:
         record = sample.record
         finding = {
-            "at": round(time.time(), 3),
             "output": output,
             "largest": _finite(difference.amount),
             "allowed": _finite(difference.allowed),
-            "what": difference.words,
+            "why": difference.words,
             "sizes": list(record.shape.sizes),
             "call": list(sample.call),
             "requests": sample.requests,
@@ -106,12 +109,12 @@ class Auditor:
         }
         before, state.mismatched_at = state.mismatched_at, state.audited
         state.mismatches += 1
-        state.findings.append(finding)
+        state.findings.append({"at": round(time.time(), 3), **finding})
         if before is None or state.audited - before >= WITHIN:
-            log.warning("audit mismatch", model=record.model, **_for_log(finding))
+            log.warning("audit mismatch", model=record.model, **finding)
             return
         advice = "each request runs alone now; see docs/safety.md, then shapestream audit --acknowledge"
-        log.error("batching stopped", model=record.model, advice=advice, **_for_log(finding))
+        log.error("batching stopped", model=record.model, advice=advice, **finding)
         state.stopped = True
         self._dispatcher.run_alone(record.model, True, trio.current_time())
         if self._folder is not None:
@@ -141,10 +144,6 @@ class Auditor:
             state = self._book.renewed(before)
             if state is not before and (before.stopped or state.stopped):
                 self._dispatcher.run_alone(name, state.stopped, trio.current_time())
-
-    def to_dict(self) -> dict[str, dict[str, Any]]:
-        """How each model stands, as plain data."""
-        return self._book.to_dict()
 
 
 async def _compare(sample: Sample, alone: Tensors, other: Tensors) -> tuple[str, Difference]:
@@ -189,9 +188,3 @@ def _keep(folder: Path, key: str, findings: list[dict[str, Any]]) -> None:
 
 def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
-
-
-def _for_log(finding: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in finding.items() if key not in ("at", "what")} | {
-        "why": finding["what"]
-    }

@@ -73,6 +73,8 @@ STALL_S = 0.5
 MOST_SLOTS = 1024
 # The same on the page, which has a row for each.
 MOST_SLOTS_SHOWN = 128
+# Stories on the page, about 50 us each.
+SLOWEST_SHOWN = 12
 
 
 class Server:
@@ -125,7 +127,7 @@ class Server:
             Outgoing(clients, "clients", self._counters, codec_of(Role.SERVER_OF_CLIENTS)), self._kept
         )
         folder = None if cost_cache is None else cost_cache.folder
-        book = AuditBook(models, kept_in(folder))
+        self._audits = AuditBook(models, kept_in(folder))
         self._dispatcher = Dispatcher(
             self._scheduler,
             egress,
@@ -134,9 +136,9 @@ class Server:
             flush=self._flush,
             prefetch=settings.prefetch,
             quarantine=Quarantine(settings.quarantine_requests, settings.quarantine_s),
-            audits=book,
+            audits=self._audits,
         )
-        self._auditor = Auditor(book, self._dispatcher, folder)
+        self._auditor = Auditor(self._audits, self._dispatcher, folder)
         self._client_port = ClientPort(
             egress,
             self._dispatcher,
@@ -277,7 +279,7 @@ class Server:
 
     def audit(self) -> dict[str, dict[str, Any]]:
         """What audits found, by model, as plain data."""
-        return self._auditor.to_dict()
+        return self._audits.to_dict()
 
     def observation(self) -> Observation:
         """The state that metrics are read from."""
@@ -403,6 +405,7 @@ class Server:
                 [error.time, error.model, error.code, error.message, error.request_id]
                 for error in recent.errors
             ],
+            "slowest": self.slowest_stories(SLOWEST_SHOWN),
             "batches_in_all": recent.batches,
             "batches": recent.since(batches),
         }
