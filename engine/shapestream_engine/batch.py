@@ -53,6 +53,8 @@ class BatchReport:
     batch: int
     outputs: tuple[Tensors | None, ...] | None
     """Parallel to the members; None for a member whose time to start had passed. None as a whole on failure."""
+    gather_s: float = 0.0
+    """Seconds before the calls: dividing the batch into calls, and gathering their inputs."""
     run_s: float = 0.0
     """Seconds in the inference calls alone."""
     busy_s: float = 0.0

@@ -47,7 +47,9 @@ class BatchRun:
         """Results so far, and the rows of each, of the members that are divided over calls."""
         self._calls: dict[tuple[int, ...], int] = {}
         """Calls so far, by their sizes."""
-        self._run_s = 0.0
+        self._call_due = 0.0
+        """When the preparation of the next call began."""
+        self._gather_s = self._run_s = 0.0
         self._reallocations = self._preparations = 0
 
     def run(self) -> BatchReport:
@@ -56,7 +58,7 @@ class BatchRun:
         Members whose answer is known without a call take no part in any.
         """
         batch = self._batch
-        began = perf_counter()
+        began = self._call_due = perf_counter()
         if batch.start_before is not None:
             answered = [place for place, output in enumerate(self._outputs) if output is not None]
             for late in set(answered).difference(self._in_time(answered)):
@@ -68,6 +70,7 @@ class BatchRun:
         return BatchReport(
             batch=batch.batch,
             outputs=tuple(self._outputs),
+            gather_s=self._gather_s,
             run_s=self._run_s,
             busy_s=perf_counter() - began,
             reallocations=self._reallocations,
@@ -184,9 +187,12 @@ class BatchRun:
         if self._in_time(places) is not places:  # waiting and gathering take time
             return None
         started, ended = self._infer(request)
+        self._gather_s += started - self._call_due
         self._run_s += ended - started
         self._calls[call.sizes] = self._calls.get(call.sizes, 0) + 1
-        return assembly.split(call.sizes, shapes, request.outputs())
+        results = assembly.split(call.sizes, shapes, request.outputs())
+        self._call_due = perf_counter()
+        return results
 
     def _rows_done(self, place: int) -> int:
         return sum(self._parts[place][1]) if place in self._parts else 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import signal
 import socket
 import struct
@@ -290,6 +291,14 @@ def test_a_change_of_the_log_that_cannot_be_read_changes_nothing(
     assert "info" == get(port, "/logging")[1]["level"]
 
 
+@pytest.mark.parametrize("headers", [{"Host": "elsewhere.example"}, {"Sec-Fetch-Site": "cross-site"}])
+def test_no_page_from_elsewhere_changes_the_log(port: int, headers: dict[str, str]) -> None:
+    """Nor may it: the question that a browser asks before such a PUT is refused, too."""
+    assert 421 == put_level(port, b'{"level": "debug"}', **headers)[0]
+    assert 405 == get(port, "/logging", "OPTIONS", Origin="http://localhost:8000")[0]
+    assert "info" == get(port, "/logging")[1]["level"]
+
+
 @pytest.mark.parametrize(
     "garbage",
     [
@@ -430,6 +439,25 @@ def scrape(port: int) -> dict[str, float]:
     }
 
 
+def test_ends_of_workers_are_counted_by_their_entry(workplace: Any) -> None:
+    """Of the configuration, in which both begin with 0; the pid of a process that died is no label."""
+    served = workplace.serve(METERED.replace("in_process: true", "workers: [{count: 1}, {count: 2}]"))
+    served.wait_for("workers ready")
+    os.kill(served.workers()["w2"], signal.SIGKILL)
+
+    def ends() -> dict[str, float]:
+        name = "shapestream_worker_ends_total"
+        return {
+            labels.removeprefix(name): count
+            for labels, count in scrape(port_of(served)).items()
+            if labels.startswith(name)
+        }
+
+    died = {f'{{group="{group}",how="{how}"}}': 0 for group in (0, 1) for how in ("died", "ended")}
+    died['{group="1",how="died"}'] = 1
+    until("the end", lambda: ends() == died)
+
+
 def test_metrics_and_statistics_tell_what_happened(workplace: Any) -> None:
     """By model and outcome; a model that nobody asked for begins with 0, and no label is of a client's making.
 
@@ -465,7 +493,9 @@ def test_metrics_and_statistics_tell_what_happened(workplace: Any) -> None:
     assert 1 <= seen['shapestream_batches_total{model="other",result="failed"}']
     assert (6, 12) == (of_other["rows_total"], of_other["elements_computed_total"])
     assert 3 == of_other["request_seconds_count"] == of_other["batch_requests_count"]
-    assert 0 < of_other["batch_infer_seconds_sum"] <= of_other["batch_busy_seconds_sum"]
+    parts = sum(of_other[f"batch_{part}_seconds_sum"] for part in ("gather", "infer", "split"))
+    assert 0 < of_other["batch_infer_seconds_sum"] < parts
+    assert parts == pytest.approx(of_other["batch_busy_seconds_sum"], abs=3e-6)
     assert of_other["batch_busy_seconds_sum"] <= of_other["request_seconds_sum"]
     assert 3 == seen['shapestream_batch_requests_bucket{le="+Inf",model="other"}']
     assert 0 == seen['shapestream_requests_total{model="gated",outcome="ok"}']

@@ -125,6 +125,16 @@ def test_what_a_model_does_along_its_batch_is_found(function: str, finding: str,
     assert not (report.conclusive and "the process was" in str(found))
 
 
+def test_a_proof_tells_how_far_results_may_lie_apart(tmp_path: Path) -> None:
+    """Also when it is recalled; not of an output that told nothing, nor of a model that does not repeat its results."""
+    cache = ProofCache(tmp_path)
+    made, recalled = (prove_spec(spec_of("partly_banned"), cache) for _ in range(2))
+    assert made.tolerances == recalled.tolerances
+    assert 1e-3 == made.tolerances["y"]["of_spread"]
+    assert {} == prove_spec(spec_of("at_random")).tolerances
+    assert {} == prove_spec(spec_of("constant")).tolerances
+
+
 def test_ties_of_hostile_neighbours_refute_nothing() -> None:
     """They are there for the others: a request of equal values has no largest one, and no user sends it."""
     x = InputSpec(shape="batch:1..16, n:1..64", element_type="f32", pad={"n": -100.0})

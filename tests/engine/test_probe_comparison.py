@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from shapestream_engine.element_types import ELEMENT_TYPES, dtype_of
+from shapestream_engine.errors import EngineError
 from shapestream_engine.probing.inputs import Integers, Normal, Uniform, default_values, drawn, filled
 from shapestream_engine.probing.tolerances import TOLERANCES, OutputTolerance, coarser, compare
 
@@ -126,3 +128,17 @@ def test_values_of_every_scale_are_no_marks() -> None:
     results = [np.exp(random.normal(size=(1, 50)) * 2).astype(np.float16) for _ in range(9)]
     assert math.inf == tolerance_of("f16", *results).mark
     assert math.inf == tolerance_of("f32", *[np.eye(3)] * 3).mark
+
+
+def test_a_tolerance_is_the_same_once_it_was_plain_data() -> None:
+    """As JSON holds it; of an axis of thousands the overall spread counts."""
+    random = np.random.default_rng(0)
+    references = [random.normal(size=(2, 5)) * [1, 10, 100, 1, 1] for _ in range(9)]
+    for tolerance in (EXACT, tolerance_of("f32", *references), tolerance_of("f16", [-65504.0] * 8)):
+        plain = json.loads(json.dumps(tolerance.to_dict(), allow_nan=False))
+        assert tolerance.to_dict() == OutputTolerance.from_dict(plain).to_dict()
+    wide = tolerance_of("f32", *[random.normal(size=(1, 5000)) for _ in range(8)])
+    assert [] == [axis for axis, _ in wide.to_dict()["spreads"] if axis == 1]
+    for wrong in ({"of_spread": 1.0}, [1], {**tolerance.to_dict(), "mark": "high"}):
+        with pytest.raises(EngineError):
+            OutputTolerance.from_dict(wrong)  # type: ignore[arg-type]

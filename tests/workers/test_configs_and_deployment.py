@@ -88,6 +88,8 @@ def test_every_command_is_documented() -> None:
         "health",
         "infer",
         "models",
+        "stats",
+        "top",
         "tune",
         "simulate",
         "schema",

@@ -218,6 +218,28 @@ def test_sizes_may_have_units(tmp_path: Path, line: str, key: str, expected: int
     assert expected == values[key]
 
 
+@pytest.mark.parametrize(
+    ("line", "share", "origin"),
+    [
+        ("", 0.001, "default"),
+        ("    audit: 0.25", 0.25, ".yaml:"),
+        ("    idempotent: false", 0.0, "default"),
+        ("    trust: true", 0.0, "default"),
+        ("    audit: 0\n    trust: true", 0.0, ".yaml:"),
+    ],
+)
+def test_the_share_of_audited_answers_is_shown_as_it_holds(
+    tmp_path: Path, line: str, share: float, origin: str
+) -> None:
+    """None where a request may not run twice, or nothing is proved."""
+    (shown,) = [
+        value
+        for value in load(tmp_path, ONE_MODEL + line).effective_values()
+        if value.key == "models[0].audit"
+    ]
+    assert (share, True) == (shown.value, origin in shown.origin)
+
+
 def test_when_a_batch_hangs_can_be_said_per_model(tmp_path: Path) -> None:
     """`batching.hang_after_s`: seconds, `off`, or by what batches usually take."""
     for text, expected in (("60", 60.0), ("off", inf), ("auto", None)):

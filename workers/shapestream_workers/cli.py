@@ -344,6 +344,43 @@ def why(
             typer.echo("\n\n".join(told) or "no request has ended in the last ten minutes")
 
 
+@app.command()
+def stats(
+    target: Target,
+    timeout: Timeout = 10.0,
+    key: Key = None,
+    server_key: ServerKey = None,
+    as_json: Json = False,
+) -> None:
+    """Show the last minute of a running server, by model: rates, times, queue, batches, padding, slots."""
+    with reported(as_json=as_json):
+        from shapestream_workers.stats import show_stats
+
+        address = address_of(target)
+        if not is_protectable(address):
+            key = server_key = None
+        show_stats(address, timeout_s=timeout, key=key, server_key=server_key, as_json=as_json)
+
+
+@app.command()
+def top(
+    target: Target,
+    once: Annotated[bool, typer.Option("--once", help="Draw once and end, as without a terminal.")] = False,
+    timeout: Timeout = 10.0,
+    key: Key = None,
+    server_key: ServerKey = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON once, for scripts.")] = False,
+) -> None:
+    """Show the same live, each second, until q or Ctrl-C."""
+    with reported(as_json=as_json):
+        from shapestream_workers.top import show_top
+
+        address = address_of(target)
+        if not is_protectable(address):
+            key = server_key = None
+        show_top(address, timeout_s=timeout, key=key, server_key=server_key, once=once, as_json=as_json)
+
+
 @app.command(
     add_help_option=False, context_settings={"ignore_unknown_options": True, "allow_extra_args": True}
 )

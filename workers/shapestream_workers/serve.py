@@ -62,30 +62,26 @@ LAST_WORDS_S = 1.0
 
 def worker_commands(loaded: LoadedSettings, address: str) -> dict[str, list[str]]:
     """A command line per worker process; the same CLI that users have, with what only a parent can say."""
-    commands: dict[str, list[str]] = {}
-    for number, group in enumerate(loaded.settings.worker_groups):
-        for _ in range(group.count):
-            name = f"w{len(commands)}"
-            # -P: a file in the current folder must not shadow a module, which -m alone would allow.
-            program = [
-                sys.executable,
-                "-P",
-                "-m",
-                "shapestream_workers",
-                "worker",
-                str(loaded.path.absolute()),
-            ]
-            options = ["--connect", address, "--group", str(number), "--name", name, "--supervised"]
-            commands[name] = [*program, *options]
-    return commands
+    # -P: a file in the current folder must not shadow a module, which -m alone would allow.
+    program = [sys.executable, "-P", "-m", "shapestream_workers", "worker", str(loaded.path.absolute())]
+    return {
+        name: [*program, "--connect", address, "--group", str(number), "--name", name, "--supervised"]
+        for name, number in groups_of_workers(loaded.settings).items()
+    }
+
+
+def groups_of_workers(settings: Settings) -> dict[str, int]:
+    """The names of the workers, each with the number of its entry in `workers`."""
+    numbers = [number for number, group in enumerate(settings.worker_groups) for _ in range(group.count)]
+    return {f"w{worker}": number for worker, number in enumerate(numbers)}
 
 
 def models_of_workers(settings: Settings) -> dict[str, frozenset[str]]:
-    """The models of each worker, by the names that `worker_commands` gives them."""
-    groups = [group for group in settings.worker_groups for _ in range(group.count)]
+    """The models of each worker, by the workers' names."""
+    groups = settings.worker_groups
     return {
-        f"w{number}": frozenset(model.name for model in settings.models_of(group))
-        for number, group in enumerate(groups)
+        worker: frozenset(model.name for model in settings.models_of(groups[number]))
+        for worker, number in groups_of_workers(settings).items()
     }
 
 
@@ -278,15 +274,18 @@ class _Serving:
             for name in self._models[worker]:
                 server.model_awaited(name)
 
+        groups = groups_of_workers(self._loaded.settings)
         policy = RestartPolicy(drain_s=self._loaded.settings.server.grace_s + STOP_GRACE_S)
         self._workers = WorkerProcesses(
             worker_commands(self._loaded, server.worker_addresses[0]),
             policy,
-            ended=lambda worker, pid, died: server.worker_ended(worker, pid, died=died),
+            ended=lambda role, worker, pid, died: server.worker_ended(
+                worker, pid, died=died, group=groups[role]
+            ),
             given_up=given_up,
             revived=revived,
         )
-        server.own_processes(self._workers)
+        server.own_processes(self._workers, groups.values())
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._stop_workers_after_server, self._workers)
             try:

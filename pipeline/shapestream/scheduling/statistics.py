@@ -7,8 +7,9 @@ when it is read: it costs a tuple per batch to keep. serving/stories.py adds tim
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
-from typing import TypeAlias
+from collections.abc import Container
+from dataclasses import dataclass, fields
+from typing import Any, TypeAlias
 
 Told: TypeAlias = list[tuple[float, str]]
 """Decisions about one request, oldest first, as (time, what)."""
@@ -98,5 +99,15 @@ class Statistics:
         """Whether no request is queued and no batch runs."""
         return not (self.queued or self.batches)
 
+    def to_dict(self, names: Container[str]) -> dict[str, Any]:
+        """The numbers; of the models, those of these names."""
+        told = {model.name: model for model in self.models if model.name in names}
+        return {**_numbers(self), "models": {name: _numbers(model) for name, model in told.items()}}
+
     def __repr__(self) -> str:
         return f"{self.running} running, {self.queued} queued"
+
+
+def _numbers(statistics: Statistics | ModelStatistics) -> dict[str, float]:
+    columns = {column.name: getattr(statistics, column.name) for column in fields(statistics)}
+    return {name: round(value, 6) for name, value in columns.items() if isinstance(value, int | float)}

@@ -19,6 +19,7 @@ import socket
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
 from importlib.resources import files
@@ -61,6 +62,8 @@ MAX_UNSENT_BYTES = 64 * 1024
 MAX_HEAD_BYTES = 16 * 1024
 # Until the port is opened again after a defect.
 RETRY_S = 1.0
+# Between two looks whether there are pages; they come within a moment after models were prepared.
+LOOK_S = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,13 +116,13 @@ _WHILE_PREPARING = {
 
 
 class AdminPort:
-    """A port that listens from its construction, and answers in `preparing` and while `run` runs."""
+    """A port that listens from its construction; callers wait for `preparing` or `run`."""
 
     def __init__(self, settings: AdminSettings) -> None:
         """Raises `ConfigurationError` for an address that cannot be listened at, and a token that cannot be used."""
         token = None if settings.token_file is None else _read_token(Path(settings.token_file))
-        self._callers = _Callers(settings.address, token)
         self._socket = _listen(settings.address)
+        self._thread = _Thread(self._socket, _Callers(settings.address, token))
         host, port = self._socket.getsockname()[:2]
         self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         """Where it listens, with the port that was chosen for 0."""
@@ -131,29 +134,25 @@ class AdminPort:
 
     @contextmanager
     def preparing(self) -> Iterator[None]:
-        """Answer that the process lives and is not ready, while the main thread prepares models."""
-        port = _Thread(self._socket, self._callers, _WHILE_PREPARING, None)
-        thread = threading.Thread(target=port.run, name="admin port", daemon=True)
-        thread.start()
-        port.began.wait(RETRY_S)
+        """Answer that the process lives and is not ready, while the main thread prepares models.
+
+        From then on callers wait for `run`.
+        """
+        self._thread.answer(_WHILE_PREPARING, None)
+        self._thread.begin()
         try:
             yield
         finally:
-            port.stop()
-            thread.join(RETRY_S)
+            self._thread.pause()
 
     async def run(self, pages: Mapping[str, Page | EventStream]) -> None:
         """Answer until cancelled."""
-        port = _Thread(self._socket, self._callers, pages, trio.lowlevel.current_trio_token())
+        self._thread.answer(pages, trio.lowlevel.current_trio_token())
+        self._thread.begin()
         try:
-            while True:
-                try:
-                    await trio.to_thread.run_sync(port.run, abandon_on_cancel=True)
-                except Exception:  # of the HTTP libraries, which must not end what is served
-                    log.exception("admin port failed")
-                await trio.sleep(RETRY_S)
+            await trio.sleep_forever()
         finally:
-            port.stop()
+            self._thread.stop()
             self.close()
 
 
@@ -202,30 +201,63 @@ def _is_ip_address(host: str) -> bool:
 
 
 class _Thread:
-    """What the thread of the port does; it ends after `stop`."""
+    """What the thread of the port does, from `begin` to `stop`."""
 
-    def __init__(
-        self,
-        listener: socket.socket,
-        callers: _Callers,
-        pages: Mapping[str, Page | EventStream],
-        main_loop: trio.lowlevel.TrioToken | None,
-    ) -> None:
-        """Without a `main_loop` pages are read in the thread, and paths that have none answer 503."""
+    def __init__(self, listener: socket.socket, callers: _Callers) -> None:
         self._listener = listener
         self._callers = callers
-        self._main_loop = main_loop
+        self._main_loop: trio.lowlevel.TrioToken | None = None
         self._loop: trio.lowlevel.TrioToken | None = None
-        self.began = threading.Event()
+        self._begun = False
+        self._ends = threading.Event()
         self._stopped = trio.Event()
+        self._application: Starlette | None = None
+        self._nursery: trio.Nursery
         self._feeds: list[Feed] = []
+        """Those that run, from their first viewer on."""
+
+    # ---------------------------------------------------------------- for the main thread
+
+    def answer(
+        self, pages: Mapping[str, Page | EventStream], main_loop: trio.lowlevel.TrioToken | None
+    ) -> None:
+        """Answer with these pages from now on. Without a `main_loop` they are read in the thread, and others answer 503."""
+        self._main_loop = main_loop
         self._application = Starlette(
             routes=self._routes(pages),
             exception_handlers={404: _not_yet} if main_loop is None else None,
         )
 
-    def run(self) -> None:
-        """Serve, in this thread."""
+    def pause(self) -> None:
+        """Let callers wait for the next pages."""
+        self._application = None
+
+    def begin(self) -> None:
+        """Start the thread, once."""
+        if not self._begun:
+            self._begun = True
+            context = copy_context()  # lines of the log name the process
+            threading.Thread(target=context.run, args=(self._run,), name="admin port", daemon=True).start()
+
+    def stop(self) -> None:
+        """End the thread soon."""
+        self._ends.set()
+        if self._loop is not None:
+            with suppress(trio.RunFinishedError):
+                self._loop.run_sync_soon(self._stopped.set)
+
+    # ---------------------------------------------------------------- in the thread
+
+    def _run(self) -> None:
+        while not self._ends.is_set():
+            try:
+                self._serve_once()
+            except Exception:  # of the HTTP libraries, which must not end what is served
+                if not self._ends.is_set():
+                    log.exception("admin port failed")
+            self._ends.wait(RETRY_S)
+
+    def _serve_once(self) -> None:
         config = Config()
         config.bind = [f"fd://{os.dup(self._listener.fileno())}"]
         config.errorlog = config.accesslog = None
@@ -239,20 +271,16 @@ class _Thread:
 
     async def _serve(self, config: Config) -> None:
         self._loop = trio.lowlevel.current_trio_token()
-        self.began.set()
-        async with trio.open_nursery() as nursery:
-            for feed in self._feeds:
-                nursery.start_soon(feed.run)
-            await serve(cast(Any, self._application), config, shutdown_trigger=self._stopped.wait)
-            nursery.cancel_scope.cancel()
+        self._feeds.clear()
+        async with trio.open_nursery() as self._nursery:
+            if not self._ends.is_set():
+                await serve(cast(Any, self._answer), config, shutdown_trigger=self._stopped.wait)
+            self._nursery.cancel_scope.cancel()
 
-    def stop(self) -> None:
-        """End `run` soon, from the main loop."""
-        with suppress(trio.RunFinishedError):
-            if self._loop is None:
-                self._stopped.set()
-            else:
-                self._loop.run_sync_soon(self._stopped.set)
+    async def _answer(self, *call: Any) -> None:
+        while (application := self._application) is None:  # noqa: ASYNC110 - the main thread sets it, in a moment
+            await trio.sleep(LOOK_S)
+        await application(*call)
 
     def _routes(self, pages: Mapping[str, Page | EventStream]) -> list[Route]:
         return [
@@ -303,7 +331,6 @@ class _Thread:
 
     def _answer_of_stream(self, stream: EventStream) -> Callable[[Request, bool], Awaitable[Response]]:
         feed = Feed(lambda batches: self._on_main_loop(partial(stream.read, batches)))
-        self._feeds.append(feed)
 
         async def serve_and_close(*asgi: Any) -> None:
             await feed.serve(*asgi)
@@ -315,6 +342,9 @@ class _Thread:
         async def answer(request: Request, sees: bool) -> Response:
             if feed.full:
                 return JSONResponse({"error": f"{MOST_VIEWERS} viewers look already"}, status_code=503)
+            if feed not in self._feeds:
+                self._feeds.append(feed)
+                self._nursery.start_soon(feed.run)
             return cast(Response, serve_and_close)
 
         return answer

@@ -51,11 +51,7 @@ class Auditor:
     async def run(self) -> None:
         """Audit until cancelled."""
         while True:
-            sample = await self._book.next()
-            try:
-                await self._audit(sample)
-            finally:
-                self._book.done(sample)
+            await self._audit(await self._book.next())
 
     async def _audit(self, sample: Sample) -> None:
         state = self._book.states[sample.record.model]
@@ -145,7 +141,7 @@ class Auditor:
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
         """How each model stands, as plain data."""
-        return {name: state.to_dict() for name, state in self._book.states.items()}
+        return self._book.to_dict()
 
 
 async def _compare(sample: Sample, alone: Tensors, other: Tensors) -> tuple[str, Difference]:

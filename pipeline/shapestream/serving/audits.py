@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import log, log1p
@@ -102,6 +102,7 @@ class AuditBook:
         self.states: dict[str, ModelAudit] = {}
         """By model."""
         self._samples: deque[Sample] = deque()
+        self._running: Sample | None = None
         self._nbytes = 0
         self._random = Random()
         self._more = trio.Event()
@@ -180,15 +181,22 @@ class AuditBook:
     # ---------------------------------------------------------------- for the auditor
 
     async def next(self) -> Sample:
-        """The sample that waits longest. Its bytes count until `done`."""
+        """The sample that waits longest. Its bytes count until the next is asked for."""
+        if self._running is not None:
+            self._nbytes -= self._running.nbytes
+            self._running = None
         while not self._samples:
             self._more = trio.Event()
             await self._more.wait()
-        return self._samples.popleft()
+        self._running = self._samples.popleft()
+        return self._running
 
-    def done(self, sample: Sample) -> None:
-        """Count a sample no longer."""
-        self._nbytes -= sample.nbytes
+    def to_dict(self) -> dict[str, dict[str, Any]]:
+        """How each model stands, as plain data, with the samples that are kept of it."""
+        kept = Counter(
+            sample.record.model for sample in (*self._samples, self._running) if sample is not None
+        )
+        return {name: state.to_dict() | {"waiting": kept[name]} for name, state in self.states.items()}
 
 
 def _is_padded(record: RequestRecord, call: tuple[int, ...]) -> bool:

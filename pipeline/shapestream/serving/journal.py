@@ -50,6 +50,9 @@ class Journal:
     def arrived(self, records: Sequence[RequestRecord]) -> None:
         """Note requests that go to the scheduler."""
         self.statistics.scheduled_requests += len(records)
+        models = self.statistics.models
+        for record in records:
+            models[record.model].arrived += 1
         if self._trace is not None:
             self._record(self._trace, records)
         if not PRESENT.debug:
@@ -121,6 +124,7 @@ class Journal:
             requests=requests,
             rows=rows,
             elements=elements,
+            gather_us=round(report.gather_s * 1e6),
             run_us=running.run_us,
             busy_us=round(report.busy_s * 1e6),
             reallocations=report.reallocations,

@@ -15,7 +15,7 @@ lock.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,6 +43,7 @@ from shapestream.serving.slot_threads import SlotThreads
 from shapestream.serving.stories import Stories, may_see, nothing_of, story_of
 from shapestream.serving.worker_port import LastState, ProcessOwner, WorkerPort
 from shapestream.settings import ModelSettings, ServerSettings
+from shapestream.telemetry.last_minute import LastMinute
 from shapestream.telemetry.logging import LogFormat, LogLevel, change
 from shapestream.telemetry.metrics import Observation
 from shapestream.telemetry.statistics import ServerStatistics
@@ -100,6 +101,7 @@ class Server:
         """Where workers can connect."""
         epoch = os.urandom(16)
         self._counters = ServerStatistics()
+        self._last_minute = LastMinute(self._counters, self._started)
         self._models = models
         self._cost_keeper = None if cost_cache is None else CostKeeper(cost_cache)
         self._scheduler = Scheduler(
@@ -187,17 +189,21 @@ class Server:
             self._grace_s = grace_s
         self._drain_asked.set()
 
-    def own_processes(self, owner: ProcessOwner) -> None:
-        """Let `owner` kill workers that hang; it tells by `worker_ended` when one has ended."""
+    def own_processes(self, owner: ProcessOwner, groups: Iterable[int] = ()) -> None:
+        """Let `owner` kill workers that hang; it tells by `worker_ended` when one has ended.
+
+        `groups`: the entries of `workers`, by number, which it starts them for.
+        """
+        self._counters.worker_ends.update({(group, how): 0 for group in groups for how in ("died", "ended")})
         if self._worker_port is not None:
             self._worker_port.owner = owner
 
-    async def worker_ended(self, worker: str, pid: int, *, died: bool) -> LastState:
+    async def worker_ended(self, worker: str, pid: int, *, died: bool, group: int = 0) -> LastState:
         """Run the batches of a worker whose process has ended again elsewhere, without waiting for its silence.
 
-        `died`: by a signal, or with an error, so that it may have died of what it ran.
+        `died`: by a signal, or with an error, so that it may have died of what it ran. `group`: its entry of `workers`.
         """
-        self._counters.worker_ends["died" if died else "ended"] += 1
+        self._counters.worker_ends[group, "died" if died else "ended"] += 1
         if self._worker_port is None or self._ended:
             return LastState()
         try:
@@ -315,9 +321,10 @@ class Server:
 
     def statistics(self) -> dict[str, Any]:
         """The counters, as plain data: what `Statistics` carries."""
-        scheduler, dispatcher = self._scheduler.statistics(), self._dispatcher
+        scheduler, dispatcher, now = self._scheduler.statistics(), self._dispatcher, trio.current_time()
+        last_minute = self._last_minute.to_dict(now, self._models.names)
         return {
-            "uptime_s": round(trio.current_time() - self._started, 3),
+            "uptime_s": round(now - self._started, 3),
             "pid": os.getpid(),
             "draining": scheduler.draining,
             "clients": len(self._client_port.sessions),
@@ -329,7 +336,8 @@ class Server:
             "quarantined": len(dispatcher.quarantine),
             "kept_replies": len(self._kept),
             "kept_bytes": self._kept.nbytes,
-            "scheduler": repr(scheduler),
+            "scheduler": scheduler.to_dict(last_minute["models"]),
+            "last_minute": last_minute,
             "slots": {
                 slot.label: {"batches": slot.batches, "busy_s": round(slot.busy_s, 6)}
                 for slot in islice(dispatcher.slots.values(), MOST_SLOTS)
@@ -452,6 +460,7 @@ class Server:
             await trio.sleep_until(due)
             now = trio.current_time()  # once: it may stand still between two looks, too
             self._counters.lag_us.record(round((now - due) * 1e6))
+            self._last_minute.take(now)
             if now > due + STALL_S:
                 log.warning("the server stood still", seconds=round(now - due, 1))
                 await trio.sleep(STALL_S)  # unread messages come before the verdict that a peer is silent

@@ -169,9 +169,14 @@ class Worker(Link):
         """
         self._checks[running.action.model].check(running.batch, report)
         most_s = now - running.sent_at
-        if report.run_s <= most_s and report.busy_s <= most_s:
+        if max(report.gather_s, report.run_s, report.busy_s) <= most_s:
             return report
-        return replace(report, run_s=min(report.run_s, most_s), busy_s=min(report.busy_s, most_s))
+        return replace(
+            report,
+            gather_s=min(report.gather_s, most_s),
+            run_s=min(report.run_s, most_s),
+            busy_s=min(report.busy_s, most_s),
+        )
 
     def left(self) -> None:
         """Take note that it is gone: nothing more is said to it."""

@@ -11,7 +11,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import MutableMapping
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass, field, is_dataclass
 from typing import Any, Literal, TextIO, get_args
 
 import structlog
@@ -83,73 +83,6 @@ def _only_plain_values(
     return {key: value if key == "exc_info" else _plain(value) for key, value in event.items()}
 
 
-@dataclass(slots=True)
-class Present:
-    """Settings of this process's log as they are now; `configure` and `change` write them."""
-
-    level: LogLevel = "info"
-    format: LogFormat = "auto"
-    stream: TextIO | None = None
-    """stderr where None."""
-    debug: bool = True
-    """Whether debug lines are written: for code that runs too often to ask structlog."""
-
-    def look(self) -> None:
-        """Ask structlog, which the process that embeds a server may have configured by itself."""
-        self.debug = bool(structlog.get_logger().is_enabled_for(logging.DEBUG))
-
-
-PRESENT = Present()
-
-
-def configure(
-    level: LogLevel = "info",
-    format: LogFormat = "auto",  # noqa: A002 - the word of the YAML
-    *,
-    stream: TextIO | None = None,
-) -> None:
-    """Set up logging for this process; `stream` is stderr where not given.
-
-    `auto` is pretty on a terminal and JSON elsewhere. Standard-library loggers below warning level, which our
-    dependencies use, stay quiet. Calling it again replaces the configuration.
-    """
-    sink = sys.stderr if stream is None else stream
-    pretty = format == "pretty" or (format == "auto" and sink.isatty())
-    renderers: list[Any]
-    if pretty:
-        plain = structlog.dev.plain_traceback
-        renderers = [structlog.dev.ConsoleRenderer(colors=sink.isatty(), exception_formatter=plain)]
-    else:
-        renderers = [_TRACEBACKS, structlog.processors.JSONRenderer()]
-    structlog.configure(
-        processors=[
-            _EventBudgets(),
-            structlog.contextvars.merge_contextvars,
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            _only_plain_values,
-            *renderers,
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(level),
-        # One write per line: with unbuffered stderr, lines of several processes would otherwise mix.
-        logger_factory=structlog.WriteLoggerFactory(_LossyStream(sink)),  # type: ignore[arg-type] # duck-typed
-        cache_logger_on_first_use=False,
-    )
-    PRESENT.level, PRESENT.format, PRESENT.stream = level, format, stream
-    PRESENT.look()
-
-
-def change(level: LogLevel | None = None, format: LogFormat | None = None) -> None:  # noqa: A002 - as above
-    """Change the log of this process while it runs; what is None stays. A line says so, if the old or the new level does."""
-    before = PRESENT.level, PRESENT.format
-    after = level or before[0], format or before[1]
-    if before == after:
-        return
-    configure(min(before[0], after[0], key=LEVELS.index), after[1], stream=PRESENT.stream)
-    log.info("logging changes", before=before, now=after)
-    configure(*after, stream=PRESENT.stream)
-
-
 class RateLimit:
     """A limit of one line per key and `interval_s`, with a count of the lines left out.
 
@@ -197,24 +130,91 @@ class LineBudget:
         return held_back
 
 
-class _EventBudgets:
-    """The structlog processor that gives each event a `LineBudget` of its own, except at `debug`.
+def _within_budget(logger: object, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """The structlog processor that keeps each event within a `LineBudget` of its own, except at `debug`.
 
-    A flood of one event, by clients, workers or callers of the admin port, so hides no other event and fills no disk.
-    Events are literals of the code, so there are few.
+    A flood of one event, by clients, workers or callers of the admin port, hides no other event and fills no disk.
     """
-
-    def __init__(self) -> None:
-        self._budgets: defaultdict[str, LineBudget] = defaultdict(LineBudget)
-
-    def __call__(
-        self, logger: object, method: str, event: MutableMapping[str, Any]
-    ) -> MutableMapping[str, Any]:
-        if PRESENT.debug:
-            return event
-        left_out = self._budgets[event["event"]].admit(time.monotonic())
-        if left_out is None:
-            raise structlog.DropEvent
-        if left_out:
-            event["lines_left_out"] = left_out
+    if PRESENT.debug:
         return event
+    left_out = PRESENT.budgets[event["event"]].admit(time.monotonic())
+    if left_out is None:
+        raise structlog.DropEvent
+    if left_out:
+        event["lines_left_out"] = left_out
+    return event
+
+
+@dataclass(slots=True)
+class Present:
+    """Settings of this process's log as they are now; `configure` and `change` write them."""
+
+    level: LogLevel = "info"
+    format: LogFormat = "auto"
+    stream: TextIO | None = None
+    """stderr where None."""
+    debug: bool = True
+    """Whether debug lines are written: for code that runs too often to ask structlog."""
+    budgets: defaultdict[str, LineBudget] = field(default_factory=lambda: defaultdict(LineBudget))
+    """That of each event. Events are literals of the code, so there are few."""
+
+    def look(self) -> None:
+        """Ask structlog, which the process that embeds a server may have configured by itself."""
+        self.debug = bool(structlog.get_logger().is_enabled_for(logging.DEBUG))
+
+
+PRESENT = Present()
+
+
+def configure(
+    level: LogLevel = "info",
+    format: LogFormat = "auto",  # noqa: A002 - the word of the YAML
+    *,
+    stream: TextIO | None = None,
+) -> None:
+    """Set up logging for this process; `stream` is stderr where not given.
+
+    `auto` is pretty on a terminal and JSON elsewhere. Standard-library loggers below warning level, which our
+    dependencies use, stay quiet. Calling it again replaces the configuration.
+    """
+    PRESENT.stream = stream
+    PRESENT.budgets.clear()
+    _apply(level, format)
+
+
+def _apply(level: LogLevel, format: LogFormat) -> None:  # noqa: A002 - the word of the YAML
+    sink = sys.stderr if PRESENT.stream is None else PRESENT.stream
+    pretty = format == "pretty" or (format == "auto" and sink.isatty())
+    renderers: list[Any]
+    if pretty:
+        plain = structlog.dev.plain_traceback
+        renderers = [structlog.dev.ConsoleRenderer(colors=sink.isatty(), exception_formatter=plain)]
+    else:
+        renderers = [_TRACEBACKS, structlog.processors.JSONRenderer()]
+    structlog.configure(
+        processors=[
+            _within_budget,
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            _only_plain_values,
+            *renderers,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+        # One write per line: with unbuffered stderr, lines of several processes would otherwise mix.
+        logger_factory=structlog.WriteLoggerFactory(_LossyStream(sink)),  # type: ignore[arg-type] # duck-typed
+        cache_logger_on_first_use=False,
+    )
+    PRESENT.level, PRESENT.format = level, format
+    PRESENT.look()
+
+
+def change(level: LogLevel | None = None, format: LogFormat | None = None) -> None:  # noqa: A002 - as above
+    """Change the log of this process while it runs; what is None stays. A line says so, if the old or the new level does."""
+    before = PRESENT.level, PRESENT.format
+    after = level or before[0], format or before[1]
+    if before == after:
+        return
+    _apply(min(before[0], after[0], key=LEVELS.index), after[1])
+    log.info("logging changes", before=before, now=after)
+    _apply(*after)

@@ -152,15 +152,6 @@ def _outcomes(seen: Observation) -> Iterator[Sample]:
             yield (name, code), count
 
 
-def _refused(seen: Observation) -> Mapping[str, float]:
-    """Failures that are no model's: these requests were refused before the scheduler saw them."""
-    refused = dict(seen.counters.failures)
-    for model in seen.counters.models.values():
-        for code, count in model.failures.items():
-            refused[code] = refused.get(code, 0) - count
-    return {code: count for code, count in refused.items() if count > 0}
-
-
 def _batches(seen: Observation) -> Iterator[Sample]:
     for name, model in seen.counters.models.items():
         yield (name, "ran"), model.batches
@@ -195,7 +186,7 @@ METRICS: tuple[Metric, ...] = (
         "code",
         "requests_refused_total",
         "Requests refused before the scheduler saw them, by code: malformed, or beyond their client's credit.",
-        _refused,
+        lambda seen: seen.counters.refused,
     ),
     _row(
         "requests_resent_total",
@@ -244,7 +235,17 @@ METRICS: tuple[Metric, ...] = (
         lambda model: _buckets(model.batch_requests, _SIZES),
         Kind.HISTOGRAM,
     ),
+    _times_of_model(
+        "batch_gather_seconds",
+        "Time that a batch held its slot before and between its calls: gathering inputs.",
+        lambda model: model.gather_us,
+    ),
     _times_of_model("batch_infer_seconds", "Time of the calls of a batch.", lambda model: model.run_us),
+    _times_of_model(
+        "batch_split_seconds",
+        "Time that a batch held its slot for its results: splitting and copying them out.",
+        lambda model: model.split_us,
+    ),
     _times_of_model(
         "batch_busy_seconds",
         "Time that a batch held its slot: gathering, calls, splitting.",
@@ -301,11 +302,12 @@ METRICS: tuple[Metric, ...] = (
         "Workers with slots here, by state: serving or leaving.",
         lambda seen: seen.workers,
     ),
-    _by(
-        "how",
+    _row(
         "worker_ends_total",
-        "Worker processes of this server that have ended, by how: died or ended. Each is replaced, unless given up.",
-        lambda seen: {"died": 0, "ended": 0} | seen.counters.worker_ends,
+        "Worker processes of this server that have ended, by their entry of `workers` (from 0), and how: died or ended. "
+        "Each is replaced, unless given up.",
+        ("group", "how"),
+        lambda seen: [((str(group), how), ends) for (group, how), ends in seen.counters.worker_ends.items()],
     ),
     _one("clients", "Clients with a session.", lambda seen: seen.clients),
     _one(

@@ -5,10 +5,11 @@ Nothing here grows with the number of requests: counters, histograms of fixed si
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
+from copy import copy
 from math import prod
-from typing import Any
+from typing import Any, Self
 
 from shapestream.telemetry.recent import Recent
 
@@ -41,13 +42,7 @@ class Histogram:
 
     def quantile(self, q: float) -> int:
         """The number that a share `q` of the measurements did not exceed; 0 without any."""
-        rank = q * self.count
-        seen = 0
-        for bucket, count in enumerate(self._buckets):
-            seen += count
-            if count and seen >= rank:
-                return _middle_of(bucket)
-        return 0
+        return _quantile(self._filled(), q * self.count)
 
     def up_to(self, exponents: Iterable[int]) -> list[int]:
         """How many measurements were below 2^exponent, for each of these, which rise."""
@@ -59,25 +54,43 @@ class Histogram:
             below.append(seen)
         return below
 
-    def to_dict(self) -> dict[str, float]:
-        """Mean and usual quantiles."""
+    def to_dict(self) -> dict[str, Any]:
+        """Number, mean and usual quantiles; and the filled buckets, as `[largest number of the bucket, count]`."""
+        filled = self._filled()
         return {
+            "count": self.count,
             "mean": round(self.total / self.count, 1) if self.count else 0.0,
-            "p50": self.quantile(0.5),
-            "p90": self.quantile(0.9),
-            "p99": self.quantile(0.99),
+            **{f"p{percent}": _quantile(filled, percent / 100 * self.count) for percent in (50, 90, 95, 99)},
+            "buckets": [[_lowest_of(bucket + 1) - 1, count] for bucket, count in filled],
         }
+
+    def _filled(self) -> list[tuple[int, int]]:
+        return [(bucket, count) for bucket, count in enumerate(self._buckets) if count] if self.count else []
+
+    def __copy__(self) -> Histogram:
+        twin = Histogram.__new__(Histogram)
+        twin._buckets, twin.count, twin.total = self._buckets.copy(), self.count, self.total
+        return twin
+
+    def __sub__(self, earlier: Histogram) -> Histogram:
+        """The measurements since an earlier copy."""
+        later = copy(self)
+        later._buckets = [now - then for now, then in zip(self._buckets, earlier._buckets, strict=True)]
+        later.count -= earlier.count
+        later.total -= earlier.total
+        return later
 
     @classmethod
     def of_all(cls, parts: Iterable[Histogram]) -> Histogram:
         """The measurements of all of these."""
         whole = cls()
         for part in parts:
-            whole._buckets = [
-                ours + theirs for ours, theirs in zip(whole._buckets, part._buckets, strict=True)
-            ]
-            whole.count += part.count
-            whole.total += part.total
+            if part.count:
+                whole._buckets = [
+                    ours + theirs for ours, theirs in zip(whole._buckets, part._buckets, strict=True)
+                ]
+                whole.count += part.count
+                whole.total += part.total
         return whole
 
 
@@ -89,18 +102,29 @@ def _bucket_of(number: int) -> int:
     return (shift << _SUB_BITS) + (number >> shift)
 
 
-def _middle_of(bucket: int) -> int:
+def _lowest_of(bucket: int) -> int:
     if bucket < 2 * _BUCKETS_PER_OCTAVE:
         return bucket
     shift = (bucket >> _SUB_BITS) - 1
-    lowest = ((bucket & (_BUCKETS_PER_OCTAVE - 1)) + _BUCKETS_PER_OCTAVE) << shift
-    return lowest + (1 << shift) // 2
+    return ((bucket & (_BUCKETS_PER_OCTAVE - 1)) + _BUCKETS_PER_OCTAVE) << shift
+
+
+def _quantile(filled: Iterable[tuple[int, int]], rank: float) -> int:
+    """The middle of the bucket that holds the measurement of this rank; 0 without any."""
+    seen = 0
+    for bucket, count in filled:
+        seen += count
+        if seen >= rank:
+            return (_lowest_of(bucket) + _lowest_of(bucket + 1)) // 2
+    return 0
 
 
 class ModelCounters:
-    """Counters of one model, from the server's start."""
+    """Counters of one model, from the server's start, or between two times."""
 
     def __init__(self) -> None:
+        self.arrived = 0
+        """Requests that the scheduler was given."""
         self.failures: Counter[str] = Counter()
         """Requests that were well-formed and ended without a result, by code."""
         self.attempts_failed = 0
@@ -118,10 +142,14 @@ class ModelCounters:
         self.batch_requests = Histogram()
         """Requests of the batches that ran."""
         self.queue_us = Histogram()
+        self.gather_us = Histogram()
+        """Of a batch, before and between its calls."""
         self.run_us = Histogram()
         """The calls of a batch."""
+        self.split_us = Histogram()
+        """Of a batch, for its results, after and between its calls."""
         self.busy_us = Histogram()
-        """The same, with gathering before and splitting after."""
+        """These three."""
         self.total_us = Histogram()
 
     @property
@@ -133,6 +161,45 @@ class ModelCounters:
     def batches(self) -> int:
         """Batches that ran."""
         return self.run_us.count
+
+    @property
+    def activity(self) -> int:
+        """A number that grows with every change of the counters."""
+        ended = self.results + self.failures.total()
+        return self.arrived + ended + self.batches + self.batches_failed
+
+    def __copy__(self) -> ModelCounters:
+        return self._made_of({name: copy(value) for name, value in vars(self).items()})
+
+    def __sub__(self, earlier: ModelCounters) -> ModelCounters:
+        """The counters since an earlier copy."""
+        return self._made_of({name: value - getattr(earlier, name) for name, value in vars(self).items()})
+
+    @classmethod
+    def _made_of(cls, values: dict[str, Any]) -> Self:
+        made = cls.__new__(cls)
+        vars(made).update(values)
+        return made
+
+    def to_dict(self) -> dict[str, Any]:
+        """The counters as plain data, for the last minute."""
+        return {
+            "arrived": self.arrived,
+            "results": self.results,
+            "failures": dict(self.failures),
+            "batches": self.batches,
+            "rows": self.rows,
+            "calls": self.calls,
+            "new_shapes": self.preparations,
+            "elements_computed": min(_MOST, self.elements_computed),
+            "elements_padding": min(_MOST, self.elements_padding),
+            "queue_us": self.queue_us.to_dict(),
+            "gather_us": self.gather_us.to_dict(),
+            "run_us": self.run_us.to_dict(),
+            "split_us": self.split_us.to_dict(),
+            "total_us": self.total_us.to_dict(),
+            "batch_requests": self.batch_requests.to_dict(),
+        }
 
 
 class ServerStatistics:
@@ -167,11 +234,11 @@ class ServerStatistics:
         """Seconds that the scheduler took for all its decisions."""
         self.scheduled_requests = 0
         """Requests that the scheduler was given."""
-        self.worker_ends: Counter[str] = Counter()
-        """Worker processes of this server that have ended, `died` or `ended`."""
+        self.worker_ends: Counter[tuple[int, str]] = Counter()
+        """Worker processes of this server that have ended, by the number of their entry in `workers`, `died` or `ended`."""
         self.lag_us = Histogram()
         """How late the event loop came to its heartbeats."""
-        self.models: dict[str, ModelCounters] = {}
+        self.models: defaultdict[str, ModelCounters] = defaultdict(ModelCounters)
         """By name; workers bring these, and a server holds so many models at most."""
         self.recent = Recent()
         """The last batches and errors."""
@@ -179,10 +246,15 @@ class ServerStatistics:
 
     def of(self, model: str) -> ModelCounters:
         """The counters of a model."""
-        counters = self.models.get(model)
-        if counters is None:
-            counters = self.models[model] = ModelCounters()
-        return counters
+        return self.models[model]
+
+    @property
+    def refused(self) -> Counter[str]:
+        """Requests refused before the scheduler saw them, by code: these are no model's failures."""
+        refused = Counter(self.failures)
+        for model in self.models.values():
+            refused.subtract(model.failures)
+        return +refused
 
     @property
     def results(self) -> int:
@@ -208,6 +280,7 @@ class ServerStatistics:
         requests: int,
         rows: int,
         elements: int,
+        gather_us: int,
         run_us: int,
         busy_us: int,
         reallocations: int,
@@ -224,7 +297,9 @@ class ServerStatistics:
         )  # rows without elements are as many as a caller claims
         counters.reallocations += reallocations
         counters.preparations += preparations
+        counters.gather_us.record(gather_us)
         counters.run_us.record(run_us)
+        counters.split_us.record(max(0, busy_us - gather_us - run_us))
         counters.busy_us.record(busy_us)
         computed = 0
         for count, sizes in calls:

@@ -22,7 +22,7 @@ from shapestream_engine.layout import Tensors, value
 
 PROTOCOL_VERSION = 1
 """The version of messages, which each of them begins with."""
-WORKER_PROTOCOL = 3
+WORKER_PROTOCOL = 4
 """The version of what a server and its workers say to each other: `WorkerHello` tells it."""
 
 

@@ -212,9 +212,9 @@ def _read_batch_done(
     fields: Fields, frames: Sequence[Buffer], first: int, last: int, limits: Limits
 ) -> BatchDone:
     """Read a `BatchDone`; one bad output makes the whole report bad."""
-    if len(fields) != 10:
-        raise BadEntryError(f"BatchDone has {len(fields)} elements instead of 10")
-    _, _, batch, session, run_us, busy_us, reallocations, preparations, calls, rows = fields
+    if len(fields) != 11:
+        raise BadEntryError(f"BatchDone has {len(fields)} elements instead of 11")
+    _, _, batch, session, run_us, busy_us, reallocations, preparations, calls, rows, gather_us = fields
     if type(rows) is not tuple or not 0 < len(rows) <= limits.max_members:
         raise BadEntryError(f"BatchDone needs an array of 1 to {limits.max_members} outputs")
     outputs: list[Tensors | None] = []
@@ -235,10 +235,12 @@ def _read_batch_done(
         busy_us=busy_us,
         reallocations=reallocations,
         preparations=preparations,
+        gather_us=gather_us,
     )
     report = BatchReport(
         batch=batch,
         outputs=tuple(outputs),
+        gather_s=gather_us * 1e-6,
         run_s=run_us * 1e-6,
         busy_s=busy_us * 1e-6,
         reallocations=reallocations,
@@ -367,6 +369,7 @@ def _write_batch_done(entry: BatchDone, frames: list[Buffer]) -> bytes:
             report.preparations,
             report.calls,
             outputs,
+            round(report.gather_s * 1e6),
         )
     )
 

@@ -157,7 +157,8 @@ class EagerScheduler:
 
     def statistics(self) -> SimpleNamespace:
         """What the server reports of it."""
-        return SimpleNamespace(queued=len(self.queue), suspects=0, draining=False)
+        numbers = {"queued": len(self.queue), "suspects": 0, "draining": False}
+        return SimpleNamespace(**numbers, to_dict=lambda names: numbers)
 
     def check_invariants(self) -> None:
         """Nothing that is not asserted on the way."""

@@ -95,7 +95,7 @@ async def main(folder: str) -> None:
 if __name__ == "__main__":
     for module in (client_port, outgoing):
         module.RateLimit = partial(RateLimit, 0.0)  # type: ignore[attr-defined] # see above
-    logging.LineBudget = partial(LineBudget, 10**9)  # type: ignore[attr-defined,misc,assignment] # the same
+    logging.PRESENT.budgets.default_factory = partial(LineBudget, 10**9)  # the same
     keep_freed_memory()  # as `shapestream serve` does
     configure("info", "json")
     trio.run(main, sys.argv[1])

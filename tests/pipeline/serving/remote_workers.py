@@ -37,12 +37,24 @@ def worker_name() -> str:
 
 def remote_report(
     order: Execute, *, batch: Any = None, session: Any = None, run_us: Any = 5, busy_us: Any = 6, reallocations: Any = 0,
-    preparations: Any = 0, calls: Any = (), outputs: Any = (OUTPUT,), frames: int = 0,
+    preparations: Any = 0, calls: Any = (), outputs: Any = (OUTPUT,), gather_us: Any = 1, frames: int = 0,
 ) -> list[Any]:  # fmt: skip
     """A good report, any field replaced."""
     number = order.batch if batch is None else batch
     session = order.session if session is None else session
-    return [41, frames, number, session, run_us, busy_us, reallocations, preparations, calls, outputs]
+    return [
+        41,
+        frames,
+        number,
+        session,
+        run_us,
+        busy_us,
+        reallocations,
+        preparations,
+        calls,
+        outputs,
+        gather_us,
+    ]
 
 
 def output(*rows: tuple[Any, ...], inline: tuple[Any, ...] = (ANSWER,)) -> tuple[Any, ...]:

@@ -18,17 +18,19 @@ from tests.pipeline.serving.remote_workers import (
 )
 
 from shapestream.wire.messages import WORKER_PROTOCOL, Goodbye, Role
+from shapestream_engine.probing.tolerances import TOLERANCES, OutputTolerance
 
 pytestmark = pytest.mark.usefixtures("resident_at_first")
 
 
 DESCRIBED = REMOTE.to_dict()
+TOLERANCE = OutputTolerance(TOLERANCES["f32"]).to_dict()
 
 
 def hello(**changes: Any) -> Frames:
     """A worker's greeting, by hand."""
     fields = {"name": worker_name(), "pid": 1, "slots": 1, "models": {"remote": DESCRIBED}, "costs": {}}
-    fields |= {"digests": {}, "protocol": WORKER_PROTOCOL, "once": []}
+    fields |= {"digests": {}, "protocol": WORKER_PROTOCOL, "once": [], "tolerances": {}}
     return message([40, 0, *(fields | changes).values()])
 
 
@@ -96,6 +98,13 @@ FORGED: dict[str, Frames] = {
     "a digest of 63 digits": hello(digests={"remote": "a" * 63}),
     "a digest in capitals": hello(digests={"remote": "A" * 64}),
     "what may not run twice in a text": hello(once="remote"),
+    "a tolerance of no output": hello(tolerances={"remote": {"other": {}}}),
+    "a tolerance of no model": hello(tolerances={"other": {"y": {}}}),
+    "a tolerance that is a list": hello(tolerances={"remote": {"y": [1]}}),
+    "a tolerance of an axis that there is not": hello(
+        tolerances={"remote": {"y": {**TOLERANCE, "spreads": [[7, [1.0]]]}}}
+    ),
+    "a tolerance in words": hello(tolerances={"remote": {"y": {**TOLERANCE, "overall": "much"}}}),
     "more models than a server holds": hello(
         models={f"m{n}": {**DESCRIBED, "name": f"m{n}"} for n in range(1_100)}
     ),

@@ -12,9 +12,11 @@ from tests.pipeline.serving.raw_peer import ending, hello_of
 from tests.pipeline.serving.scripted_slots import ScriptedSlots
 
 from shapestream.errors import ConfigurationError
+from shapestream.serving.auditor import Auditor
 from shapestream.serving.server import serve
 from shapestream.settings import ServerSettings
 from shapestream.wire.messages import (
+    AcknowledgeAudit,
     Cancel,
     Execute,
     Failure,
@@ -95,6 +97,20 @@ async def test_counters_are_for_admins() -> None:
         assert {"models", "unavailable", "digests", "forbidden"} == set(client)
         assert client["models"] == admin["models"]
         assert {"clients": {}} == admin["peers_refused"]
+
+
+@real_time
+async def test_only_admins_acknowledge_audits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What another key says has no effect."""
+    acknowledged: list[str] = []
+    monkeypatch.setattr(Auditor, "acknowledge", lambda auditor, model: acknowledged.append(model))
+    async with serving(ScriptedSlots()) as place:
+        for pair in (ALICE, ADMIN):
+            peer = await place.peer(pair)
+            await peer.open_session(pair.public.encode()[:16])
+            peer.say(AcknowledgeAudit(model=pair.public))
+            await peer.statistics()
+    assert [ADMIN.public] == acknowledged
 
 
 @real_time

@@ -51,6 +51,7 @@ def entries(rows: int, inputs: int, outputs: int, nbytes: int, rank: int) -> lis
     )
     report = BatchReport(
         batch=MAX_INTEGER,
+        gather_s=1e12,
         run_s=1e12,
         busy_s=1e12,
         reallocations=MAX_INTEGER,

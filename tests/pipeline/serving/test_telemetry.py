@@ -126,6 +126,10 @@ def test_a_flood_of_one_event_hides_no_other_and_is_counted(monkeypatch: pytest.
     lines = [json.loads(line) for line in file.getvalue().splitlines()]
     assert ["flood"] * 200 + ["other", "flood"] == [line["event"] for line in lines]
     assert [800] == [line["lines_left_out"] for line in lines if "lines_left_out" in line]
+    for _ in range(500):
+        change("warning")
+        change("info")
+    assert 200 >= file.getvalue().count("logging changes")
     change("debug")
     file.truncate(0)
     for _ in range(1000):
@@ -245,6 +249,7 @@ def test_shapes_are_counted_up_to_a_bound() -> None:
             requests=1,
             rows=1,
             elements=number,
+            gather_us=0,
             run_us=1,
             busy_us=1,
             reallocations=0,
@@ -263,6 +268,7 @@ def test_calls_and_padding_are_counted_by_the_requests_real_sizes() -> None:
         requests=2,
         rows=5,
         elements=50,
+        gather_us=0,
         run_us=1,
         busy_us=1,
         reallocations=0,

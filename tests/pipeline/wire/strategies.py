@@ -160,6 +160,7 @@ BY_ROLE: dict[Role, list[st.SearchStrategy[Any]]] = {
             report=st.builds(
                 BatchReport,
                 batch=integers,
+                gather_s=times,
                 run_s=times,
                 busy_s=times,
                 reallocations=integers,

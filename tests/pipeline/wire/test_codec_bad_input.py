@@ -100,7 +100,7 @@ FAILURE = [25, 0, 7, "invalid", "words", False, None]
 RESULT = [24, 0, 7, [1, 2, 3, 4, 5, "w/0"], layout(*GOOD_LAYOUT), [b"x" * 24]]
 MEMBER = [None, layout(*GOOD_LAYOUT), [b"x" * 24]]
 EXECUTE = [51, 0, 7, 1, 0, 5, "model", [2], [MEMBER]]
-DONE = [41, 0, 7, 1, 100, 120, 0, 1, [[2, [4, 8]]], [MEMBER[1:], None]]
+DONE = [41, 0, 7, 1, 100, 120, 0, 1, [[2, [4, 8]]], [MEMBER[1:], None], 3]
 
 
 @pytest.mark.parametrize(
@@ -139,6 +139,7 @@ DONE = [41, 0, 7, 1, 100, 120, 0, 1, [[2, [4, 8]]], [MEMBER[1:], None]]
             "WorkerHello.costs must be a map",
         ),
         (Role.SERVER_OF_WORKERS, DONE, 2, -1, "BatchDone.batch must be an integer"),
+        (Role.SERVER_OF_WORKERS, DONE, 10, -1, "BatchDone.gather_us must be an integer"),
         (Role.SERVER_OF_WORKERS, DONE, 5, 1.5, "BatchDone.busy_us must be an integer"),
         (Role.SERVER_OF_WORKERS, DONE, 7, True, "BatchDone.preparations must be an integer"),
         (Role.SERVER_OF_WORKERS, DONE, 8, None, "BatchDone.calls must be an array of at most 16384"),

@@ -189,7 +189,14 @@ def test_a_batch_is_written_in_the_order_of_the_table() -> None:
 def test_a_report_is_written_in_the_order_of_the_table() -> None:
     """Times in microseconds; a member without outputs is nil."""
     report = BatchReport(
-        batch=1, outputs=(None,), run_s=3e-6, busy_s=4e-6, reallocations=5, preparations=6, calls=((7, (8,)),)
+        batch=1,
+        outputs=(None,),
+        gather_s=9e-6,
+        run_s=3e-6,
+        busy_s=4e-6,
+        reallocations=5,
+        preparations=6,
+        calls=((7, (8,)),),
     )
     header = msgpack.unpackb(bytes(encode([messages.BatchDone(session=2, report=report)])[0]))
     _, names = documented_kinds()["BatchDone"]
@@ -202,8 +209,9 @@ def test_a_report_is_written_in_the_order_of_the_table() -> None:
         "preparations",
         "calls",
         "outputs",
+        "gather_us",
     ] == names
-    assert [1, 2, 3, 4, 5, 6, [[7, [8]]], [None]] == header[1][0][2:]
+    assert [1, 2, 3, 4, 5, 6, [[7, [8]]], [None], 9] == header[1][0][2:]
 
 
 def test_kinds_are_numbered_once() -> None:

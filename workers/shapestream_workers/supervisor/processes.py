@@ -45,11 +45,11 @@ MAX_LINE_BYTES = 64
 EXIT_NOT_STARTED = 127
 """The status, as a shell has it, of a process that could not be started at all."""
 
-EndTold: TypeAlias = Callable[[str, int, bool], Awaitable[LastState]]
-"""Called for the end of a process: the name under which it registers, its pid, and whether it died by itself."""
+EndTold: TypeAlias = Callable[[str, str, int, bool], Awaitable[LastState]]
+"""Called for the end of a process: its role, the name under which it registers, its pid, whether it died by itself."""
 
 
-async def _no_answer(worker: str, pid: int, died: bool) -> LastState:
+async def _no_answer(role: str, worker: str, pid: int, died: bool) -> LastState:
     return LastState()
 
 
@@ -239,7 +239,7 @@ class WorkerProcesses:
                 nursery.cancel_scope.cancel()
             log.info("worker ended", worker=name, pid=process.pid, status=status)
             died = status != 0 and name not in self._told_to_end
-            last = await self._ended(registered_name(name, process.pid), process.pid, died)
+            last = await self._ended(role, registered_name(name, process.pid), process.pid, died)
         finally:
             if process.returncode is None:
                 process.kill()

@@ -1,0 +1,86 @@
+"""The last minute of a server: its counters now, less those of a minute ago.
+
+The server's heartbeat takes a snapshot of the counters every few seconds; nothing is done per request. No clock is read
+here: times are arguments, in seconds.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable
+from copy import copy
+from typing import Any, NamedTuple
+
+import msgpack
+
+from shapestream.telemetry.statistics import ModelCounters, ServerStatistics
+
+WINDOW_S = 60.0
+SNAPSHOT_S = 5.0
+"""Seconds between two snapshots: the window is as much longer than a minute, at most."""
+MAX_BYTES = 256 * 1024
+"""Room for the models in a `Statistics` entry, which holds 1 MiB and more than these. Quiet models are left out first."""
+# Bytes of a model in the scheduler's numbers, which name the same models: 7 numbers of 9 bytes, and their keys.
+_SCHEDULER_BYTES = 160
+_NOTHING = ModelCounters()
+
+
+class _Snapshot(NamedTuple):
+    taken_at: float
+    models: dict[str, ModelCounters]
+    refused: Counter[str]
+
+
+class LastMinute:
+    """The changes of a server's counters within a minute.
+
+    A snapshot takes 10 KB per model that was used since the last one; the others share theirs.
+    """
+
+    def __init__(self, counters: ServerStatistics, now: float) -> None:
+        self._counters = counters
+        self._snapshots = deque([_Snapshot(now, {}, Counter())])
+        """The oldest first: at most one of them is older than a minute when it is taken."""
+
+    def take(self, now: float) -> None:
+        """Take a snapshot, unless the last one is young."""
+        snapshots = self._snapshots
+        last = snapshots[-1]
+        if now < last.taken_at + SNAPSHOT_S:
+            return
+        models = {}
+        for name, model in self._counters.models.items():
+            before = last.models.get(name, _NOTHING)
+            models[name] = copy(model) if model.activity != before.activity else before
+        snapshots.append(_Snapshot(now, models, self._counters.refused))
+        while snapshots[1].taken_at <= now - WINDOW_S:
+            snapshots.popleft()
+
+    def to_dict(self, now: float, served: Iterable[str]) -> dict[str, Any]:
+        """The last minute as plain data: of the models with any change, and of those that are served.
+
+        `seconds` is the time that it spans: less than a minute after the start, else up to a snapshot and a heartbeat
+        more.
+        """
+        begin = next(
+            (one for one in reversed(self._snapshots) if one.taken_at <= now - WINDOW_S), self._snapshots[0]
+        )
+        models = dict.fromkeys(served, _NOTHING)
+        for name, model in self._counters.models.items():
+            before = begin.models.get(name, _NOTHING)
+            if before.activity != model.activity:
+                models[name] = model - before
+        told: dict[str, Any] = {}
+        room = MAX_BYTES
+        for name in sorted(models, key=lambda name: -models[name].arrived):
+            row = models[name].to_dict()
+            room -= len(msgpack.packb(row)) + _SCHEDULER_BYTES + 2 * len(name.encode())
+            if room < 0:
+                break
+            told[name] = row
+        return {
+            "seconds": round(now - begin.taken_at, 3),
+            "models": told,
+            "models_left_out": len(models) - len(told),
+            "refused": dict(self._counters.refused - begin.refused),
+        }

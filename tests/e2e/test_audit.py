@@ -1,0 +1,90 @@
+"""Audits in a real server: proved at its start by its workers, found out in service, stopped over a restart."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.e2e.conftest import until
+from tests.e2e.importable.mixing import RARE, STAYS
+
+pytestmark = pytest.mark.e2e
+
+SERVED = """\
+    server: {listen: [ipc://s.sock]}
+    models:
+      - name: mixing
+        function: mixing:FUNCTION
+        inputs: {x: {shape: "batch:1..8, n:1..64", element_type: f32}}
+        outputs: {y: {shape: "batch, n", element_type: f32, rule: rows}}
+        probe: {x: {uniform: [0, 1]}}
+        audit: 1.0
+        calibration_s: 0.5
+    workers: [{count: 1, slots: 1, threads: 1}]
+"""
+
+
+def _ask(client: Any, values: list[float]) -> list[float]:
+    """What each row of one number is answered."""
+    inputs = [{"x": np.full((1, 3), value, np.float32)} for value in values]
+    with client.stream("mixing", inputs) as results:
+        return [float(result["y"][0, 0]) for result in results]
+
+
+def _state(client: Any) -> dict[str, Any]:
+    found: dict[str, Any] = client.statistics()["audit"]["mixing"]
+    return found
+
+
+def test_a_model_that_the_proof_let_pass_is_stopped_until_that_is_acknowledged(
+    workplace: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sampling all, a stream of thirty with a rare value is enough; the stop outlives the server."""
+    monkeypatch.setenv("SHAPESTREAM_COST_CACHE", str(workplace.folder / "costs"))
+    config = workplace.write(SERVED.replace("FUNCTION", "double"))
+    served = workplace.serve(config)
+    with served.client() as client:
+        _ask(client, [0.5] * 30)
+        until("the audits of what is right", lambda: _state(client)["audited"] >= 10)
+        assert 0 == _state(client)["mismatches"]
+        while not _state(client)["stopped"]:
+            assert _state(client)["sampled"] < 3000
+            _ask(client, [0.5, 0.25, RARE] * 10)
+            until("the audits", lambda: _state(client)["waiting"] == 0)
+        assert [2 * RARE, 1.0, 2 * RARE, 1.0] == _ask(client, [RARE, 0.5] * 2)
+    (line,) = served.wait_for("batching stopped")
+    assert ("mixing", "y", [1, 3]) == (line["model"], line["output"], line["sizes"])
+    served.send(signal.SIGTERM)
+    assert 0 == served.wait()
+    served = workplace.serve(config)
+    served.wait_for("workers ready")
+    listed = workplace.invoke("audit", "--connect", served.address)
+    assert "mixing: every request runs alone" in listed.output
+    told = json.loads(
+        workplace.invoke("audit", "--connect", served.address, "--acknowledge", "mixing", "--json").output
+    )
+    assert not told["mixing"]["stopped"]
+    assert [] == list((workplace.folder / "costs").glob("*.audit.json"))
+    unknown = workplace.invoke("audit", "--connect", served.address, "--acknowledge", "other")
+    assert 1 == unknown.exit_code
+
+
+def test_a_worker_that_dies_of_an_audit_blames_nobody(workplace: Any) -> None:
+    """Its requests were answered before; those that come meanwhile are answered by the next one."""
+    served = workplace.serve(SERVED.replace("FUNCTION", "staying"))
+    served.wait_for("workers ready")
+    with served.client() as client:
+        rows = [np.array([[STAYS, number, 0.0]], np.float32) for number in range(20)]
+        with client.stream("mixing", [{"x": row} for row in rows]) as results:
+            assert [2 * number for number in range(20)] == [int(result["y"][0, 1]) for result in results]
+        (pid,) = workplace.wait_entered()
+        os.kill(pid, signal.SIGKILL)
+        served.wait_for("worker ended")
+        assert [1.0] * 20 == _ask(client, [0.5] * 20)
+        statistics = client.statistics()
+    assert (0, 0, {}) == (statistics["suspects"], statistics["quarantined"], statistics["failures"])
+    assert [] == served.events("request poisoned")

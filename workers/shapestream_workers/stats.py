@@ -1,0 +1,193 @@
+"""`shapestream stats`: the last minute of a running server, by model, as tables or JSON. `top` draws the same tables."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from shapestream import blocking
+from shapestream.errors import Forbidden, Unavailable
+
+# Rows of a table at most: workers, and kinds of failures. A terminal shows no more, and --json has all of them.
+SHOWN_ROWS = 20
+
+
+def show_stats(
+    address: str, *, timeout_s: float, key: Path | None, server_key: str | None, as_json: bool
+) -> None:
+    """Ask once, and print the answer."""
+    with blocking.connect(address, connect_timeout=timeout_s, key=key, server_key=server_key) as client:
+        show(address, counters_of(client, address), as_json=as_json)
+
+
+def counters_of(client: blocking.Client, address: str, deadline_s: float | None = 10.0) -> dict[str, Any]:
+    """The server's statistics; raises `Forbidden` and `Unavailable` where they lack the last minute."""
+    told = client.statistics(deadline=deadline_s)
+    if "forbidden" in told:
+        raise Forbidden(told["forbidden"])
+    if "last_minute" not in told:
+        raise Unavailable(f"the server at {address} tells no last minute: it is older than this command")
+    return told
+
+
+def show(address: str, told: Mapping[str, Any], *, as_json: bool) -> None:
+    """Print statistics: all of them as JSON, or tables."""
+    if as_json:
+        typer.echo(json.dumps(told, indent=2))
+    else:
+        Console().print(drawing(address, told))
+
+
+def drawing(address: str, told: Mapping[str, Any], before: Mapping[str, Any] | None = None) -> Group:
+    """Tables of statistics, 80 columns wide at least.
+
+    What workers do is counted from `before`, earlier statistics of the same server; None: from its start.
+    """
+    minute = told["last_minute"]
+    parts: list[RenderableType] = [_headline(address, told), Text(), _requests(told), Text(), _batches(told)]
+    if left_out := minute["models_left_out"]:
+        parts.append(Text(f"and {left_out} models that did less"))
+    parts += [_shown(why) for why in told["unavailable"].values()]
+    parts += [Text(), _workers(told, before)]
+    failures = _failures(minute)
+    return Group(*parts, Text(), failures) if failures.row_count else Group(*parts)
+
+
+def _headline(address: str, told: Mapping[str, Any]) -> Text:
+    scheduler, minute = told["scheduler"], told["last_minute"]
+    arrived, results = (
+        sum(row[name] for row in minute["models"].values()) for name in ("arrived", "results")
+    )
+    busy = scheduler["slots"] - scheduler["free_slots"]
+    return Text(
+        f"{address}{', draining' if told['draining'] else ''}, up for {_spell_s(told['uptime_s'])}\n"
+        f"now: clients {told['clients']}, requests unanswered {told['unfinished']:,}, queued {scheduler['queued']:,}, "
+        f"slots busy {busy}/{scheduler['slots']}\n"
+        f"last {minute['seconds']:.0f} s: requests {arrived:,}, results {results:,}"
+    )
+
+
+def _requests(told: Mapping[str, Any]) -> Table:
+    table = _table("Requests", "model", "in/s", "out/s", "failed", "queued", "waited", "p50", "p95", "p99")
+    minute, queues = told["last_minute"], told["scheduler"]["models"]
+    for name, row in minute["models"].items():
+        table.add_row(
+            _shown(name),
+            _rate(row["arrived"], minute["seconds"]),
+            _rate(row["results"], minute["seconds"]),
+            _spell(sum(row["failures"].values())),
+            _spell(queues.get(name, {}).get("queued", 0)),
+            _spell_us(row["queue_us"], "p95"),
+            *[_spell_us(row["total_us"], quantile) for quantile in ("p50", "p95", "p99")],
+        )
+    return table
+
+
+def _batches(told: Mapping[str, Any]) -> Table:
+    times = {"gather": "gather_us", "infer": "run_us", "split": "split_us"}
+    table = _table("Batches", "model", "per s", "size", "p95", "rows/s", "padded", "new", *times, "slots")
+    minute, queues = told["last_minute"], told["scheduler"]["models"]
+    for name, row in minute["models"].items():
+        sizes, queue = row["batch_requests"], queues.get(name, {"slots": 0, "free_slots": 0})
+        computed = row["elements_computed"]
+        table.add_row(
+            _shown(name),
+            _rate(row["batches"], minute["seconds"]),
+            _spell(sizes["mean"]) if sizes["count"] else "",
+            _spell(sizes["p95"]) if sizes["count"] else "",
+            _rate(row["rows"], minute["seconds"]),
+            f"{row['elements_padding'] / computed:.1%}" if computed else "",
+            _spell(row["new_shapes"]),
+            *[_spell_us(row[name], "p50") for name in times.values()],
+            f"{queue['slots'] - queue['free_slots']}/{queue['slots']}",
+        )
+    return table
+
+
+def _workers(told: Mapping[str, Any], before: Mapping[str, Any] | None) -> Table:
+    seconds = told["uptime_s"] - (before["uptime_s"] if before else 0.0)
+    earlier = before["slots"] if before else {}
+    slots: Counter[str] = Counter()
+    batches: Counter[str] = Counter()
+    busy_s: defaultdict[str, float] = defaultdict(float)
+    for label, slot in told["slots"].items():
+        worker = label.rpartition("/")[0]
+        then = earlier.get(label, {"batches": 0, "busy_s": 0.0})
+        slots[worker] += 1
+        batches[worker] += slot["batches"] - then["batches"]
+        busy_s[worker] += slot["busy_s"] - then["busy_s"]
+    table = _table(
+        f"Workers, last {seconds:.0f} s" if before else "Workers, since the start",
+        "worker",
+        "slots",
+        "batches/s",
+        "busy",
+    )
+    for worker, count in list(slots.items())[:SHOWN_ROWS]:
+        share = min(1.0, busy_s[worker] / seconds / count) if seconds else 0.0
+        table.add_row(_shown(worker), str(count), _rate(batches[worker], seconds), f"{share:.0%}")
+    return table
+
+
+def _failures(minute: Mapping[str, Any]) -> Table:
+    """The ends without a result: those of models, and requests refused before the scheduler saw them."""
+    table = _table("Failures", "model", "code", "count")
+    found = [(name, *one) for name, row in minute["models"].items() for one in row["failures"].items()]
+    found += [("(refused at the port)", *one) for one in minute["refused"].items()]
+    for name, code, count in sorted(found, key=lambda one: -one[2])[:SHOWN_ROWS]:
+        table.add_row(_shown(name), _shown(code), _spell(count))
+    return table
+
+
+def _table(title: str, name: str, *headings: str) -> Table:
+    """A table whose first column gets shorter where there is no room."""
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column(name, overflow="ellipsis")
+    for heading in headings:
+        table.add_column(heading, justify="right", no_wrap=True)
+    return table
+
+
+def _shown(text: str) -> Text:
+    """Text of a server's making: no control character of it reaches the terminal."""
+    return Text("".join(character if character.isprintable() else "?" for character in text))
+
+
+def _rate(count: float, seconds: float) -> str:
+    """Per second."""
+    return _spell(count / seconds if seconds else 0.0)
+
+
+def _spell(number: float) -> str:
+    """A number in six characters."""
+    if number < 99_999.5:
+        return f"{number:,.{0 if number >= 99.95 or number == int(number) else 1 if number >= 0.95 else 2}f}"
+    unit = iter("kMGTPE")
+    while number >= 999.5 and (letter := next(unit, "")):
+        number /= 1000
+    return f"{number:.0f}{letter}"
+
+
+def _spell_us(histogram: Mapping[str, Any], quantile: str) -> str:
+    """A quantile of microseconds, in six characters; nothing without measurements."""
+    if not histogram["count"]:
+        return ""
+    us = histogram[quantile]
+    if us < 1000:
+        return f"{us}us"
+    return f"{us / 1e3:.{int(us < 1e4)}f}ms" if us < 1e6 else f"{us / 1e6:.{int(us < 1e7)}f}s"
+
+
+def _spell_s(seconds: float) -> str:
+    minutes, hours = int(seconds // 60), int(seconds // 3600)
+    if hours >= 48:
+        return f"{hours // 24} d {hours % 24} h"
+    return f"{hours} h {minutes % 60} min" if hours else f"{minutes} min" if minutes else f"{seconds:.0f} s"
