@@ -266,6 +266,30 @@ def test_only_reading_is_allowed(port: int, method: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("path", "status", "key"),
+    [
+        ("/requests/x", 404, "unknown"),
+        (f"/requests/{'0' * 32}-1", 404, "unknown"),
+        (f"/requests/{'0' * 32}-{'9' * 400}", 404, "unknown"),
+        (f"/requests/{'x' * 8000}", 404, "unknown"),
+        ("/requests/%00%ff", 404, "unknown"),
+        ("/requests/%ed%a0%80", 404, "unknown"),  # half of a surrogate pair
+        ("/requests?slowest=-1", 400, "error"),
+        ("/requests?slowest=1e9", 400, "error"),
+        ("/requests?slowest=", 400, "error"),
+        ("/requests?slowest=%d9%a3", 200, "stories"),  # a digit elsewhere
+        ("/requests?slowest=1&slowest=x", 400, "error"),
+        ("/requests?request=x", 200, "stories"),
+    ],
+)
+def test_unknown_ids_and_wrong_numbers_are_said(port: int, path: str, status: int, key: str) -> None:
+    """None of them is an error of the server."""
+    found, answer = get(port, path)
+    assert status == found
+    assert key in answer
+
+
+@pytest.mark.parametrize(
     ("body", "kind", "words"),
     [
         (b'{"level": "debug"}', "text/plain", "application/json"),  # what a page of another site can send

@@ -43,7 +43,7 @@ def described(audits: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
         for finding in found["findings"]:
             largest = "" if finding["largest"] is None else f"by {finding['largest']:.3g} "
             allowed = "" if finding["allowed"] is None else f"where {finding['allowed']:.3g} is allowed "
-            what = f"{finding['what']} " if finding["what"] else ""
+            what = f"{finding['why']} " if finding["what"] else ""
             yield (
                 f"  output {finding['output']!r} differed {largest}{allowed}{what}"
                 f"from {finding['sizes']} alone, in a call of {finding['call']} with {finding['requests']} requests "

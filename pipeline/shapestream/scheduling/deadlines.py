@@ -221,7 +221,10 @@ class Deadlines:
         if not surface.measured:
             return False
         try:
-            _, call_s = surface.company_s(request.rows, request.shape)
+            if queue.alone:
+                call_s = surface.second(request.rows, request.own_shape)
+            else:
+                _, call_s = surface.company_s(request.rows, request.shape)
         except Exception:  # noqa: BLE001 - what cannot be priced is tried
             return False
         return left_s < call_s * surface.slowdown

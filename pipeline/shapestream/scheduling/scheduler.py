@@ -417,7 +417,7 @@ class Scheduler:
                     costs = queue.costs
                     if costs.rounding is not None and 0 not in arrival.sizes:
                         costs.rounding.observe(arrival.sizes)
-                    if costs.steps is not None and not queue.alone:
+                    if costs.steps is not None:
                         shape = costs.steps.rounded(arrival.sizes)
             except Exception as error:  # noqa: BLE001 - one arrival fails alone
                 terms = Refusal("internal", "the server cannot work out how to run this request; see its log")

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,11 @@ class Auditor:
     async def run(self) -> None:
         """Audit until cancelled."""
         while True:
-            await self._audit(await self._book.next())
+            sample = await self._book.next()
+            try:
+                await self._audit(sample)
+            except Exception:  # a defect of what only looks on must not end what is served
+                log.exception("audit failed", model=sample.record.model)
 
     async def _audit(self, sample: Sample) -> None:
         state = self._book.states[sample.record.model]
@@ -91,11 +96,10 @@ class Auditor:
     async def _mismatch(self, state: ModelAudit, sample: Sample, output: str, difference: Difference) -> None:
         record = sample.record
         finding = {
-            "at": round(time.time(), 3),
             "output": output,
             "largest": _finite(difference.amount),
             "allowed": _finite(difference.allowed),
-            "what": difference.words,
+            "why": difference.words,
             "sizes": list(record.shape.sizes),
             "call": list(sample.call),
             "requests": sample.requests,
@@ -105,18 +109,19 @@ class Auditor:
         }
         before, state.mismatched_at = state.mismatched_at, state.audited
         state.mismatches += 1
-        state.findings.append(finding)
+        state.findings.append({"at": round(time.time(), 3), **finding})
         if before is None or state.audited - before >= WITHIN:
-            log.warning("audit mismatch", model=record.model, **_for_log(finding))
+            log.warning("audit mismatch", model=record.model, **finding)
             return
         advice = "each request runs alone now; see docs/safety.md, then shapestream audit --acknowledge"
-        log.error("batching stopped", model=record.model, advice=advice, **_for_log(finding))
+        log.error("batching stopped", model=record.model, advice=advice, **finding)
         state.stopped = True
         self._dispatcher.run_alone(record.model, True, trio.current_time())
         if self._folder is not None:
             self._book.kept[state.key] = list(state.findings)
-            path, plain = self._folder / f"{state.key}{SUFFIX}", {"findings": list(state.findings)}
-            await trio.to_thread.run_sync(write_plain, path, plain, abandon_on_cancel=True)
+            await trio.to_thread.run_sync(
+                _keep, self._folder, state.key, list(state.findings), abandon_on_cancel=True
+            )
 
     # ---------------------------------------------------------------- for the server
 
@@ -130,7 +135,8 @@ class Auditor:
         state.findings.clear()
         self._dispatcher.run_alone(name, False, trio.current_time())
         if self._book.kept.pop(state.key, None) is not None and self._folder is not None:
-            (self._folder / f"{state.key}{SUFFIX}").unlink(missing_ok=True)
+            with suppress(OSError):  # on a disk that is read-only now, the next server stops it again
+                (self._folder / f"{state.key}{SUFFIX}").unlink(missing_ok=True)
 
     def files_changed(self) -> None:
         """Begin anew with the models whose files are others now."""
@@ -138,10 +144,6 @@ class Auditor:
             state = self._book.renewed(before)
             if state is not before and (before.stopped or state.stopped):
                 self._dispatcher.run_alone(name, state.stopped, trio.current_time())
-
-    def to_dict(self) -> dict[str, dict[str, Any]]:
-        """How each model stands, as plain data."""
-        return self._book.to_dict()
 
 
 async def _compare(sample: Sample, alone: Tensors, other: Tensors) -> tuple[str, Difference]:
@@ -178,11 +180,11 @@ def kept_in(folder: Path | None) -> dict[str, list[dict[str, Any]]]:
     return found
 
 
+def _keep(folder: Path, key: str, findings: list[dict[str, Any]]) -> None:
+    with suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_plain(folder / f"{key}{SUFFIX}", {"findings": findings})
+
+
 def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
-
-
-def _for_log(finding: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in finding.items() if key not in ("at", "what")} | {
-        "why": finding["what"]
-    }

@@ -123,10 +123,10 @@ class AuditBook:
         return state
 
     def renewed(self, state: ModelAudit) -> ModelAudit:
-        """The state of a model; a new one where its files are others now."""
-        model = state.model
-        same = state.key == key_of(model, self._models.digests.get(model.name))
-        return state if same else self.add(model)
+        """The state of a model; a new one where its files are known to be others now."""
+        digest = self._models.digests.get(state.model.name)
+        same = digest is None or state.key == key_of(state.model, digest)
+        return state if same else self.add(state.model)
 
     def _gap(self, share: float) -> int:
         """How many are passed over before the next is taken: geometric, as if each were drawn for."""
@@ -156,7 +156,7 @@ class AuditBook:
         if answer is None or record.shape.answer is not None or state.varies or state.stopped:
             return
         served = self._models.digests.get(record.model)
-        if not worker.tolerances.get(record.model) or worker.digests.get(record.model) != served:
+        if not worker.tolerances.get(record.model) or served not in (None, worker.digests.get(record.model)):
             return  # nothing can be compared, or it serves files that are no longer served
         nbytes = record.nbytes + sum([memoryview(buffer).nbytes for buffer in answer.buffers])
         if nbytes > MOST_BYTES:

@@ -268,7 +268,7 @@ class Dispatcher:
             case ForgetRequest():
                 may_have_run = action.id in self._run_once
                 record = self._end(action.id)
-                self._journal.forgotten(record)
+                self._journal.forgotten(record, now)
                 if may_have_run:
                     self._egress.forgotten(record)
             case CancelBatch():

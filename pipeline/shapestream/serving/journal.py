@@ -92,8 +92,6 @@ class Journal:
         """Note a batch that goes to its slot."""
         if running.action.behind is not None:
             self.statistics.batches_prefetched += 1
-        if self._tracer is not None:
-            self._tracer.started(running)
         if PRESENT.debug:
             action = running.action
             log.debug(
@@ -120,7 +118,7 @@ class Journal:
         elements = sum([record.shape.elements for record in running.records if record.id not in expired])
         computed = self.statistics.count_batch(
             action.model,
-            running.calls,
+            report.calls or ((1, action.sizes),),
             requests=requests,
             rows=rows,
             elements=elements,
@@ -176,8 +174,6 @@ class Journal:
         if report.code is ErrorCode.CANCELLED:  # as asked for
             log.debug("batch cancelled", batch=report.batch, slot=running.slot.label)
             return
-        if self._tracer is not None:
-            self._tracer.failed(running, report)
         skipped = self._limit.admit(f"{action.model} {report.code}", trio.current_time())
         if PRESENT.debug or skipped is not None:
             log.warning(
@@ -197,7 +193,7 @@ class Journal:
         """Note results that go to their clients; `records` are parallel to the action's requests."""
         self.stories.delivered(running, records, now)
         if self._tracer is not None:
-            self._tracer.delivered(running, records)
+            self._tracer.ended(records, self.stories, now, run=self.stories.latest)
         if PRESENT.debug:
             log.debug("results delivered", batch=action.batch, requests=action.requests)
 
@@ -234,7 +230,7 @@ class Journal:
         """Note a request that ends without a result; its client is told `code`."""
         self.stories.failed(record, action, code, now)
         if self._tracer is not None:
-            self._tracer.ended(record, action.code, action.message)
+            self._tracer.ended([record], self.stories, now, code=code, message=action.message)
         if PRESENT.debug:
             log.debug(
                 "request failed",
@@ -244,7 +240,7 @@ class Journal:
                 **trace_of(record.tags),
             )
 
-    def forgotten(self, record: RequestRecord) -> None:
+    def forgotten(self, record: RequestRecord, now: float) -> None:
         """Note a request that ends without any reply, since its client is gone."""
         if self._tracer is not None:
-            self._tracer.ended(record, Cancelled.code, "its client is gone")
+            self._tracer.ended([record], self.stories, now, code=Cancelled.code, message="its client is gone")

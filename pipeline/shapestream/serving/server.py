@@ -125,7 +125,7 @@ class Server:
             Outgoing(clients, "clients", self._counters, codec_of(Role.SERVER_OF_CLIENTS)), self._kept
         )
         folder = None if cost_cache is None else cost_cache.folder
-        book = AuditBook(models, kept_in(folder))
+        self._audits = AuditBook(models, kept_in(folder))
         self._dispatcher = Dispatcher(
             self._scheduler,
             egress,
@@ -134,9 +134,9 @@ class Server:
             flush=self._flush,
             prefetch=settings.prefetch,
             quarantine=Quarantine(settings.quarantine_requests, settings.quarantine_s),
-            audits=book,
+            audits=self._audits,
         )
-        self._auditor = Auditor(book, self._dispatcher, folder)
+        self._auditor = Auditor(self._audits, self._dispatcher, folder)
         self._client_port = ClientPort(
             egress,
             self._dispatcher,
@@ -277,7 +277,7 @@ class Server:
 
     def audit(self) -> dict[str, dict[str, Any]]:
         """What audits found, by model, as plain data."""
-        return self._auditor.to_dict()
+        return self._audits.to_dict()
 
     def observation(self) -> Observation:
         """The state that metrics are read from."""

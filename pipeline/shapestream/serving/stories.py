@@ -12,7 +12,7 @@ from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from heapq import heappush, heapreplace
-from itertools import chain
+from itertools import chain, takewhile
 from math import inf, prod
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -80,6 +80,12 @@ class Run(NamedTuple):
     def computed(self) -> int:
         """Elements that its calls computed."""
         return sum([count * prod(sizes) for count, sizes in self.calls or ((1, self.start.sizes),)])
+
+    @property
+    def padding_ratio(self) -> float:
+        """Elements of these that were padding / all of these."""
+        computed = self.computed
+        return round(min(1.0, self.start.facts.padding / computed), 4) if computed else 0.0
 
 
 class Past(NamedTuple):
@@ -204,12 +210,22 @@ class Stories:
         }
         running = list(batches)
         for record in records:
-            member = Member(*_row_of(record))
+            member = member_of(record)
             if asked(member):
                 own = [_run_of(run) for run in running if member.number in run.action.requests]
                 past = Past(member, record.model, inf, None, "", None, tuple(own))
                 found[member.number] = self._whole(past)
         return [found[number] for number in sorted(found)]
+
+    @property
+    def latest(self) -> Run:
+        """The run of the batch that was remembered last."""
+        return Run(*self._runs[-1])
+
+    def failed_runs(self, record: RequestRecord) -> list[Run]:
+        """The runs of this request that failed or were lost, as far as remembered."""
+        since = takewhile(lambda run: run.ended >= record.arrived, reversed(self._failed_runs))
+        return [run for run in since if record.id in run.start.requests][::-1]
 
     def reach_s(self, now: float) -> float:
         """Seconds since the end of the first batch that is remembered."""
@@ -241,6 +257,11 @@ class Stories:
 
 _AGAIN = (CutReason.RERUN, CutReason.SUSPECT)
 _ENDED = itemgetter(Run._fields.index("ended"))
+
+
+def member_of(record: RequestRecord) -> Member:
+    """The request as a story names it."""
+    return Member(*_row_of(record))
 
 
 def _row_of(record: RequestRecord) -> tuple[Any, ...]:
@@ -300,7 +321,7 @@ def story_of(past: Past, now: float, asker: ClientId | None) -> dict[str, Any]:
         "code": past.code,
     }
     if last is not None:
-        facts, computed = last.start.facts, last.computed
+        facts = last.start.facts
         mates = [Member(*row) for row in last.members[: COMPANY + 1] if row[1] != member.number]
         story |= {
             "slot": last.slot,
@@ -309,7 +330,7 @@ def story_of(past: Past, now: float, asker: ClientId | None) -> dict[str, Any]:
             "batch_requests": len(last.start.requests),
             "with": [mate.id for mate in mates if may_see(asker, mate.client)],
             "cut": cut_reason(last.start),
-            "padding_ratio": round(min(1.0, facts.padding / computed), 4) if computed else 0.0,
+            "padding_ratio": last.padding_ratio,
             "new_shape": facts.new_shape or last.preparations > 0,
             "predicted_ms": None if facts.predicted_s is None else _ms(facts.predicted_s),
             "busy_ms": _ms(last.busy_s),

@@ -1,6 +1,7 @@
 """Spans of requests and batches, by OpenTelemetry, once they have ended.
 
-The event loop notes plain facts. A thread makes spans of them and gives these to the SDK, whose own thread sends them.
+The event loop notes the stories of requests in a trace. A thread makes spans of them and gives these to the SDK, whose own
+thread sends them.
 
 The one module of the server that imports what the extra `[otel]` brings.
 """
@@ -14,8 +15,6 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
-from typing import Any, TypeAlias
 
 import structlog
 import trio
@@ -27,13 +26,13 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased
 from opentelemetry.trace import Link, Span, SpanKind, StatusCode, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from opentelemetry.util.types import AttributeValue
 
 from shapestream.serving.sessions import RequestRecord
-from shapestream.serving.workers import RunningBatch
+from shapestream.serving.stories import Past, Run, Stories, member_of
 from shapestream.telemetry.logging import RateLimit
-from shapestream.wire.limits import MAX_INTEGER, MAX_MESSAGE_CHARACTERS
-from shapestream.wire.tags import REQUEST_ID, TRACEPARENT
-from shapestream_engine.batch import BatchReport
+from shapestream.wire.limits import MAX_MESSAGE_CHARACTERS
+from shapestream.wire.tags import TRACEPARENT
 
 log = structlog.get_logger()
 
@@ -45,42 +44,18 @@ MAX_WAITING = 20_000
 COMPLAINT_S = 60.0
 # Seconds at the server's end for what is not sent yet.
 FLUSH_S = 2.0
-OK = "ok"
-
-Attributes: TypeAlias = dict[str, Any]
 
 
-@dataclass(slots=True)
-class _Event:
-    """A point in a request's life."""
-
-    name: str
-    at: float
-    attributes: Attributes
-
-
-@dataclass(slots=True)
-class _Part:
-    """A span to be: of a request, or of a batch. Times are the server's."""
-
-    name: str
-    begun: float
-    attributes: Attributes
-    code: str = OK
-    message: str = ""
-    tags: Mapping[str, str] | None = None
-    events: Sequence[_Event] = ()
-
-
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _End:
-    """Requests that ended together, with the batch that ran them, if one did."""
+    """Requests that ended together: by the results of their last run, or without one."""
 
-    ended: float
     epoch_s: float
     """What makes a point in Unix time of a time of the server, by addition."""
-    requests: list[_Part]
-    batch: _Part | None
+    pasts: Sequence[Past]
+    tags: Sequence[Mapping[str, str]]
+    """Parallel to `pasts`."""
+    run: Run | None
 
 
 class RequestTracer:
@@ -91,11 +66,10 @@ class RequestTracer:
 
         Raises ValueError for one that cannot be used.
         """
-        asked = "OTEL_TRACES_SAMPLER" in os.environ
-        self._roots = asked
+        self._roots = "OTEL_TRACES_SAMPLER" in os.environ
         """Whether requests without a trace may begin one."""
         self._provider = TracerProvider(
-            sampler=None if asked else ParentBased(ALWAYS_OFF),
+            sampler=None if self._roots else ParentBased(ALWAYS_OFF),
             resource=Resource.create(
                 {"service.name": "shapestream", **OTELResourceDetector().detect().attributes}
             ),
@@ -104,73 +78,44 @@ class RequestTracer:
         self._provider.add_span_processor(BatchSpanProcessor(exporter))
         self._tracer = self._provider.get_tracer("shapestream")
         self._parents = TraceContextTextMapPropagator()
-        self._events: dict[int, list[_Event]] = {}
-        """Of requests that have not ended, by number."""
         self._ends: deque[_End] = deque()
         self._lost = 0
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="shapestream-tracing", daemon=True)
         self._thread.start()
 
-    # ---------------------------------------------------------------- the event loop
-
-    def started(self, running: RunningBatch) -> None:
-        """Note that requests go to a slot."""
-        self._note(running, "attempt")
-
-    def failed(self, running: RunningBatch, report: BatchReport) -> None:
-        """Note that they come back without a result."""
-        self._note(running, "attempt failed", str(report.code))
-
-    def delivered(self, running: RunningBatch, records: Sequence[RequestRecord]) -> None:
-        """Note requests that have their results."""
-        traced = [record for record in records if self._is_wanted(record)]
-        if traced:
-            requests = [self._part_of(record, running) for record in traced]
-            self._end(requests, _part_of_batch(running))
-
-    def ended(self, record: RequestRecord, code: str, message: str) -> None:
-        """Note a request that ends without a result."""
-        if self._is_wanted(record):
-            part = self._part_of(record)
-            part.code, part.message = code, message
-            self._end([part], None)
-
-    def _is_wanted(self, record: RequestRecord) -> bool:
-        return self._roots or (record.tags is not None and TRACEPARENT in record.tags)
-
-    def _note(self, running: RunningBatch, name: str, code: str = OK) -> None:
-        traced = [record.id for record in running.records if self._is_wanted(record)]
+    def ended(
+        self,
+        records: Sequence[RequestRecord],
+        stories: Stories,
+        now: float,
+        *,
+        run: Run | None = None,
+        code: str | None = None,
+        message: str = "",
+    ) -> None:
+        """Note requests that end now: with the results of `run`, or with `code` and `message`."""
+        traced = [record for record in records if self._roots or TRACEPARENT in (record.tags or ())]
         if not traced:
             return
-        event = _Event(name, trio.current_time(), _where(running))
-        if code != OK:
-            event.attributes["shapestream.code"] = code
-        for request in traced:
-            self._events.setdefault(request, []).append(event)
-
-    def _part_of(self, record: RequestRecord, running: RunningBatch | None = None) -> _Part:
-        tags, session = record.tags or {}, record.session
-        attributes: Attributes = {
-            "shapestream.model": record.model,
-            "shapestream.request_id": tags.get(REQUEST_ID) or f"{session.client[0].hex()}-{record.sequence}",
-            "shapestream.sizes": record.shape.sizes,
-            "shapestream.rows": record.shape.rows,
-        }
-        if running is not None:
-            sizes = running.action.sizes
-            call = (record.shape.rows, *sizes[1:]) if record.served.profile.has_batch else sizes
-            attributes |= _where(running)
-            attributes["shapestream.padding"] = _padding(prod(call), record.shape.elements)
-        events = self._events.pop(record.id, ())
-        return _Part(f"infer {record.model}", record.arrived, attributes, tags=tags, events=events)
-
-    def _end(self, requests: list[_Part], batch: _Part | None) -> None:
         if len(self._ends) >= MAX_WAITING:
             self._lost += 1
             return
-        now = trio.current_time()
-        self._ends.append(_End(now, time.time() - now, requests, batch))
+        last = () if run is None else (run,)
+        pasts = [
+            Past(
+                member_of(record),
+                record.model,
+                now,
+                code,
+                message,
+                None,
+                (*stories.failed_runs(record), *last),
+            )
+            for record in traced
+        ]
+        tags = [record.tags or {} for record in traced]
+        self._ends.append(_End(epoch_s=time.time() - now, pasts=pasts, tags=tags, run=run))
 
     # ---------------------------------------------------------------- the thread
 
@@ -193,41 +138,42 @@ class RequestTracer:
         def at(moment: float) -> int:
             return round((end.epoch_s + moment) * 1e9)
 
-        spans: list[tuple[Span, _Part]] = []
-        for part in end.requests:
-            parent = self._parents.extract(part.tags or {}, Context())
+        spans: list[tuple[Span, Past]] = []
+        for past, tags in zip(end.pasts, end.tags, strict=True):
             span = self._tracer.start_span(
-                part.name,
-                parent,
+                f"infer {past.model}",
+                self._parents.extract(tags, Context()),
                 SpanKind.SERVER,
-                {**part.attributes, "shapestream.code": part.code},
-                start_time=at(part.begun),
+                _attributes(past, end.run),
+                start_time=at(past.member.arrived),
             )
             if span.is_recording():
-                spans.append((span, part))
-        batch = end.batch
-        if batch is not None and spans:
+                spans.append((span, past))
+        if end.run is not None and spans:
             # A child of one of its requests, so that a trace shows what ran; links lead to and from the others.
-            made = self._tracer.start_span(
-                batch.name,
+            batch = self._tracer.start_span(
+                f"batch {end.run.start.model}",
                 set_span_in_context(spans[0][0], Context()),
-                SpanKind.INTERNAL,
-                batch.attributes,
-                [Link(span.get_span_context()) for span, _ in spans],
-                start_time=at(batch.begun),
+                attributes=_attributes_of_batch(end.run),
+                links=[Link(span.get_span_context()) for span, _ in spans],
+                start_time=at(end.run.began),
             )
-            made.end(at(end.ended))
+            batch.end(at(end.run.ended))
             for span, _ in spans:
-                span.add_link(made.get_span_context())
-        for span, part in spans:
-            for event in part.events:
-                span.add_event(event.name, event.attributes, at(event.at))
-            if part.code != OK:
-                span.set_attribute("error.type", part.code)
+                span.add_link(batch.get_span_context())
+        for span, past in spans:
+            for run in past.runs:
+                span.add_event("attempt", _where(run), at(run.began))
+                if run.code is not None:
+                    span.add_event(
+                        "attempt failed", {**_where(run), "shapestream.code": run.code}, at(run.ended)
+                    )
+            if past.code is not None:
+                span.set_attribute("error.type", past.code)
                 # An engine's words may be no UTF-8, and would keep a whole export back.
-                message = part.message[:MAX_MESSAGE_CHARACTERS].encode(errors="replace").decode()
-                span.set_status(StatusCode.ERROR, message)
-            span.end(at(end.ended))
+                words = past.message[:MAX_MESSAGE_CHARACTERS].encode(errors="replace").decode()
+                span.set_status(StatusCode.ERROR, words)
+            span.end(at(past.ended))
 
     # ---------------------------------------------------------------- its end
 
@@ -246,29 +192,31 @@ class RequestTracer:
             await trio.to_thread.run_sync(self.join, abandon_on_cancel=True)
 
 
-def _where(running: RunningBatch) -> Attributes:
-    return {"shapestream.batch": running.action.batch, "shapestream.slot": running.slot.label}
-
-
-def _part_of_batch(running: RunningBatch) -> _Part:
-    """The span to be of a batch that has run."""
-    action, records = running.action, running.records
-    computed = sum([count * prod(sizes) for count, sizes in running.calls])
-    attributes: Attributes = {
-        "shapestream.model": action.model,
-        **_where(running),
-        "shapestream.sizes": action.sizes,
-        "shapestream.requests": len(records),
-        "shapestream.rows": sum([record.shape.rows for record in records]),
-        "shapestream.calls": sum([count for count, _ in running.calls]),
-        "shapestream.padding": _padding(computed, sum([record.shape.elements for record in records])),
+def _attributes(past: Past, run: Run | None) -> dict[str, AttributeValue]:
+    """The facts of a request."""
+    facts: dict[str, AttributeValue] = {
+        "shapestream.request_id": past.member.id,
+        "shapestream.model": past.model,
+        "shapestream.sizes": past.member.sizes,
+        "shapestream.code": past.code or "ok",
     }
-    return _Part(f"batch {action.model}", running.started, attributes)
+    return facts if run is None else {**facts, **_where(run), "shapestream.padding_ratio": run.padding_ratio}
 
 
-def _padding(computed: int, useful: int) -> int:
-    """Elements computed only as padding, as OTLP can carry it: sizes of empty tensors are as large as a caller claims."""
-    return min(max(0, computed - useful), MAX_INTEGER)
+def _attributes_of_batch(run: Run) -> dict[str, AttributeValue]:
+    """The facts of a batch; requests of other clients are counted, not named."""
+    return {
+        **_where(run),
+        "shapestream.model": run.start.model,
+        "shapestream.sizes": run.start.sizes,
+        "shapestream.requests": len(run.start.requests),
+        "shapestream.padding_ratio": run.padding_ratio,
+        "shapestream.new_shapes": run.preparations,
+    }
+
+
+def _where(run: Run) -> dict[str, AttributeValue]:
+    return {"shapestream.batch": run.start.batch, "shapestream.slot": run.slot}
 
 
 def otlp_exporter(endpoint: str) -> SpanExporter:
@@ -287,8 +235,9 @@ class _Complaints(logging.Handler):
         self._logger.propagate = False
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a line of OpenTelemetry's as one of ours."""
-        self.write(record.getMessage())
+        """Write a line of OpenTelemetry's as one of ours, unless it is about what a client sent."""
+        if not record.name.startswith("opentelemetry.trace"):
+            self.write(record.getMessage())
 
     def write(self, why: str) -> None:
         """Write a line, unless there was one lately."""

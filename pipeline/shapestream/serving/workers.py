@@ -292,7 +292,6 @@ class RunningBatch:
     __slots__ = (
         "action",
         "batch",
-        "calls",
         "outputs",
         "recalled",
         "records",
@@ -333,8 +332,6 @@ class RunningBatch:
         """Parallel to the members, once it has run."""
         self.report: BatchReport | None = None
         """Once it has run."""
-        self.calls: Sequence[tuple[int, tuple[int, ...]]] = ()
-        """Its calls by number and sizes, once it has run."""
         self.run_us = 0
 
     def cancel(self) -> None:
@@ -350,7 +347,6 @@ class RunningBatch:
         """It has run, as is reported now; of one that was queued this tells when it began."""
         self.outputs = outputs
         self.report = report
-        self.calls = report.calls or ((1, self.action.sizes),)
         self.run_us = round(report.run_s * 1e6)
         self.slot.batches += 1
         self.slot.busy_s += report.busy_s

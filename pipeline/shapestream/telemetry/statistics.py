@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from copy import copy
+from itertools import zip_longest
 from math import prod
 from typing import Any, Self
 
@@ -25,18 +26,23 @@ MAX_DISTINCT_SHAPES = 10_000
 
 
 class Histogram:
-    """Whole numbers, such as microseconds, in buckets that widen with the number: fixed memory, quantiles to 6 %."""
+    """Whole numbers, such as microseconds, in buckets that widen with the number: bounded memory, quantiles to 6 %."""
 
     __slots__ = ("_buckets", "count", "total")
 
     def __init__(self) -> None:
-        self._buckets = [0] * _bucket_of(_MAX + 1)
+        self._buckets: list[int] = []
+        """As many as the largest number so far needs: short ones are copied and searched in less time."""
         self.count = 0
         self.total = 0
 
     def record(self, number: int, times: int = 1) -> None:
         """Count `times` measurements of `number` each."""
-        self._buckets[_bucket_of(number if number < _MAX else _MAX)] += times
+        bucket = _bucket_of(number if number < _MAX else _MAX)
+        try:
+            self._buckets[bucket] += times
+        except IndexError:
+            self._buckets += [0] * (bucket - len(self._buckets)) + [times]
         self.count += times
         self.total += number * times
 
@@ -61,11 +67,11 @@ class Histogram:
             "count": self.count,
             "mean": round(self.total / self.count, 1) if self.count else 0.0,
             **{f"p{percent}": _quantile(filled, percent / 100 * self.count) for percent in (50, 90, 95, 99)},
-            "buckets": [[_lowest_of(bucket + 1) - 1, count] for bucket, count in filled],
+            "buckets": [[_LOWEST[bucket + 1] - 1, count] for bucket, count in filled],
         }
 
     def _filled(self) -> list[tuple[int, int]]:
-        return [(bucket, count) for bucket, count in enumerate(self._buckets) if count] if self.count else []
+        return [(bucket, count) for bucket, count in enumerate(self._buckets) if count]
 
     def __copy__(self) -> Histogram:
         twin = Histogram.__new__(Histogram)
@@ -75,7 +81,8 @@ class Histogram:
     def __sub__(self, earlier: Histogram) -> Histogram:
         """The measurements since an earlier copy."""
         later = copy(self)
-        later._buckets = [now - then for now, then in zip(self._buckets, earlier._buckets, strict=True)]
+        for bucket, count in enumerate(earlier._buckets):
+            later._buckets[bucket] -= count
         later.count -= earlier.count
         later.total -= earlier.total
         return later
@@ -87,7 +94,7 @@ class Histogram:
         for part in parts:
             if part.count:
                 whole._buckets = [
-                    ours + theirs for ours, theirs in zip(whole._buckets, part._buckets, strict=True)
+                    ours + theirs for ours, theirs in zip_longest(whole._buckets, part._buckets, fillvalue=0)
                 ]
                 whole.count += part.count
                 whole.total += part.total
@@ -109,13 +116,16 @@ def _lowest_of(bucket: int) -> int:
     return ((bucket & (_BUCKETS_PER_OCTAVE - 1)) + _BUCKETS_PER_OCTAVE) << shift
 
 
+_LOWEST = tuple([_lowest_of(bucket) for bucket in range(_bucket_of(_MAX) + 2)])
+
+
 def _quantile(filled: Iterable[tuple[int, int]], rank: float) -> int:
     """The middle of the bucket that holds the measurement of this rank; 0 without any."""
     seen = 0
     for bucket, count in filled:
         seen += count
         if seen >= rank:
-            return (_lowest_of(bucket) + _lowest_of(bucket + 1)) // 2
+            return (_LOWEST[bucket] + _LOWEST[bucket + 1]) // 2
     return 0
 
 

@@ -74,7 +74,9 @@ def test_work_that_arrives_stops_it_and_starts_when_the_slot_is_free(auditing):
     assert [CancelBatch(batch=1, slot=0)] == auditing.last
     auditing.arrive(SIZES, at=0.12)
     assert [] == auditing.last
-    auditing.play(BatchFailed(batch=1, code="cancelled", message="as asked"), at=0.13)
+    auditing.wait(0.19)
+    assert [] == auditing.last
+    auditing.play(BatchFailed(batch=1, code="cancelled", message="as asked"), at=0.195)
     assert [(2, 1)] == [(start.batch, start.requests[0]) for start in auditing.last]
     auditing.finish(auditing.started[-1], at=0.3)
     assert {1: "delivered", 2: "delivered"} == auditing.ends

@@ -21,7 +21,7 @@ from tests.pipeline.serving.harness import Running, memory_serving
 from tests.pipeline.serving.raw_peer import RawPeer
 from tests.pipeline.serving.scripted_slots import ScriptedSlots
 
-from shapestream.serving import audits
+from shapestream.serving import auditor, audits
 from shapestream.serving.slot_threads import SlotThreads
 from shapestream.settings import ModelSettings
 from shapestream.wire.messages import AcknowledgeAudit, Request, Result
@@ -63,6 +63,20 @@ class MixesLater:
         """A call."""
         self.left -= 1
         return np.asarray(2 * x + (x.mean(axis=0) if self.left < 0 else 0), np.float32)
+
+
+class Flips:
+    """The first row of every tenth call in company is off, as a threshold may be by rounding."""
+
+    def __init__(self) -> None:
+        self.shared = 0
+
+    def __call__(self, x: Array) -> Array:
+        """A call."""
+        self.shared += len(x) > 1
+        y = np.asarray(2 * x, np.float32)
+        y[0] += len(x) > 1 and self.shared % 10 == 0
+        return y
 
 
 class Varies:
@@ -216,6 +230,19 @@ async def test_what_differs_by_rounding_alone_is_no_mismatch() -> None:
 
 
 @real_time
+@pytest.mark.parametrize(("within", "stopped"), [(20, False), (1000, True)])
+async def test_mismatches_far_apart_stop_nothing(
+    within: int, stopped: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is one answer of a hundred; only the last so many audited answers count."""
+    monkeypatch.setattr(auditor, "WITHIN", within)
+    async with audited(Flips(), audit=1.0) as served:
+        while (state := await served.rested())["mismatches"] < 2:
+            await served.ask()
+        assert stopped == state["stopped"]
+
+
+@real_time
 async def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """In number and in bytes; the oldest go."""
     monkeypatch.setattr(audits, "MOST_SAMPLES", 4)
@@ -232,7 +259,7 @@ async def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 @real_time
 async def test_a_stop_outlives_the_server_until_it_is_acknowledged(tmp_path: Path) -> None:
     """Other settings are another model; an acknowledgement is for good."""
-    kept: dict[str, Any] = {"audit": 1.0, "cost_cache": CostCache(tmp_path)}
+    kept: dict[str, Any] = {"audit": 1.0, "cost_cache": CostCache(tmp_path / "new" / "costs")}
     async with audited(mixes_from_nine, **kept) as served:
         await served.until_stopped(most=1000)
         (finding, _) = (await served.state())["findings"]
@@ -334,3 +361,23 @@ async def test_a_request_that_had_its_call_to_itself_proves_nothing() -> None:
         for _ in range(20):
             await served.ask(1)
         assert 0 == (await served.state())["seen"]
+
+
+@real_time
+async def test_a_defect_of_an_audit_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is logged, and the next answer is audited."""
+    fails = [RuntimeError("a defect")]
+    compare = auditor.worst_difference
+
+    def failing(*arguments: Any) -> Any:
+        if fails:
+            raise fails.pop()
+        return compare(*arguments)
+
+    monkeypatch.setattr(auditor, "worst_difference", failing)
+    with capture_logs() as lines:
+        async with audited(honest, audit=1.0) as served:
+            await served.ask()
+            state = await served.rested()
+    assert 0 < state["audited"] < state["sampled"]
+    assert ["audit failed"] == [line["event"] for line in lines if line["log_level"] == "error"]

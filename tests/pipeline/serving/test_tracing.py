@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -9,18 +10,23 @@ from typing import Any
 import pytest
 import trio
 from structlog.testing import capture_logs
+from tests.pipeline.serving.batches import record_of
 from tests.pipeline.serving.clocks import virtual_time
-from tests.pipeline.serving.echo_model import echo_tensors, request
+from tests.pipeline.serving.echo_model import SIGNATURE, echo_tensors, model_settings, request
 from tests.pipeline.serving.harness import memory_serving
 from tests.pipeline.serving.raw_peer import RawPeer
 from tests.pipeline.serving.scripted_slots import ScriptedSlots
 from trio.testing import wait_all_tasks_blocked
 
-from shapestream.wire.messages import Cancel, Failure, Goodbye, Result
+from shapestream.serving.kept_replies import Answered
+from shapestream.serving.models import ServedModel
+from shapestream.serving.sessions import Session
+from shapestream.serving.stories import Stories
+from shapestream.wire.messages import Cancel, Execute, Failure, Goodbye, Result
 
 pytest.importorskip("opentelemetry.sdk", reason="the extra [otel] is not installed")
 
-from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace import Event, ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
@@ -53,7 +59,7 @@ def spans_of(scenario: Scenario, exporter: SpanExporter | None = None) -> list[R
     return list(memory.get_finished_spans())
 
 
-def facts(span: ReadableSpan) -> dict[str, Any]:
+def facts(span: ReadableSpan | Event) -> dict[str, Any]:
     """Its attributes, without our prefix."""
     return {key.removeprefix("shapestream."): value for key, value in (span.attributes or {}).items()}
 
@@ -87,17 +93,24 @@ def test_a_request_has_a_span_in_its_clients_trace_and_its_batch_one_that_is_lin
         "model": "echo",
         "request_id": "mine",
         "sizes": (2, 4),
-        "rows": 2,
         "batch": facts(batch)["batch"],
         "slot": "local/0",
-        "padding": 0,
+        "padding_ratio": 0.0,
         "code": "ok",
     } == facts(one)
     assert f"{(b'c' * 16).hex()}-8" == facts(other)["request_id"]
     assert batch.parent == one.context
     assert [one.context, other.context] == [link.context for link in batch.links]
     assert [batch.context] == [link.context for link in one.links] == [link.context for link in other.links]
-    assert (4, 3, 1) == tuple(facts(batch)[key] for key in ("rows", "requests", "calls"))
+    assert {
+        "model": "echo",
+        "batch": facts(one)["batch"],
+        "slot": "local/0",
+        "sizes": (4, 4),
+        "requests": 3,
+        "padding_ratio": 0.0,
+        "new_shapes": 0,
+    } == facts(batch)
     assert ["attempt"] == [event.name for event in one.events]
 
 
@@ -116,10 +129,11 @@ def test_what_is_not_in_a_sampled_trace_has_no_span() -> None:
         for _ in range(5):
             await client.hear(Result)
 
-    with capture_logs():
+    with capture_logs() as lines:
         made = spans_of(scenario)
     assert ["batch echo", "infer echo"] == [span.name for span in made]
     assert facts(made[1])["request_id"].endswith("-5")
+    assert "traces are incomplete" not in [line["event"] for line in lines]
 
 
 def test_a_sampler_of_the_environment_may_ask_for_spans_of_all_requests(
@@ -160,6 +174,63 @@ def test_attempts_are_events_and_a_failed_request_has_a_failed_span() -> None:
         batches = [(event.attributes or {})["shapestream.batch"] for event in span.events]
         assert batches[0] == batches[1] != batches[2] == batches[3]
         assert "model_error" == (span.events[1].attributes or {})["shapestream.code"]
+
+
+def test_an_attempt_that_goes_on_when_its_request_ends_is_no_event_of_it() -> None:
+    """The request was withdrawn, and has its span; the others of its batch run again."""
+
+    async def scenario(client: RawPeer, slots: ScriptedSlots) -> None:
+        client.say(request(1, tags=parent(1)), request(2, tags=parent(2)))
+        batch = await slots.next_batch()
+        client.say(Cancel(sequence=1))
+        await client.hear(Failure)
+        slots.fail(batch, "internal")
+        slots.finish(await slots.next_batch())
+        await client.hear(Result)
+
+    withdrawn, ran = [span for span in spans_of(scenario) if span.name == "infer echo"]
+    assert [] == list(withdrawn.events)
+    assert ["attempt", "attempt failed", "attempt"] == [event.name for event in ran.events]
+
+
+def test_an_engines_words_that_are_no_utf_8_keep_no_span_back() -> None:
+    """They are replaced: an export with them could not be written."""
+    session = Session(0, Answered((b"c" * 16, None)), b"peer", "test", 0.0)
+    model, tensors = ServedModel(0, "echo", SIGNATURE, model_settings()), echo_tensors()
+    record = record_of(session, 1, model, SIGNATURE.resolve(tensors.layout), tensors)
+    record = dataclasses.replace(record, tags=parent(1))
+    memory = InMemorySpanExporter()
+    tracer = RequestTracer(memory)
+    tracer.ended([record], Stories(lambda request: []), 1.0, code="model_error", message="bad \ud800 data")
+    tracer.stop()
+    tracer.join()
+    (span,) = memory.get_finished_spans()
+    assert "bad ? data" == span.status.description
+
+
+def test_a_worker_that_is_lost_ends_an_attempt() -> None:
+    """The next one is on another worker."""
+    memory = InMemorySpanExporter()
+    tracer = RequestTracer(memory)
+
+    @virtual_time
+    async def serve() -> None:
+        async with memory_serving(tracer=tracer) as running:
+            client, worker = await running.client_and_worker()
+            client.say(request(1, tags=parent(1)))
+            await worker.hear(Execute)
+            await trio.sleep(2.0)
+            await running.assert_redone(client)
+
+    serve()
+    tracer.stop()
+    tracer.join()
+    (span,) = [span for span in memory.get_finished_spans() if span.name == "infer echo"]
+    assert [
+        ("attempt", "w/0", None),
+        ("attempt failed", "w/0", "worker_lost"),
+        ("attempt", "other/0", None),
+    ] == [(event.name, facts(event)["slot"], facts(event).get("code")) for event in span.events]
 
 
 def test_requests_that_are_withdrawn_or_whose_client_leaves_have_spans() -> None:
