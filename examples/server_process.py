@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -53,6 +54,14 @@ async def with_server(
     except* (ServerFailed, ShapestreamError) as group:
         failures.extend(_leaves(group))
     raise failures[0]
+
+
+def page_of(log: Path) -> str | None:
+    """The address of the page of the server that writes this log; None for a server without an admin port."""
+    for line in log.read_text(errors="replace").splitlines():
+        if line.startswith("{") and (event := json.loads(line)).get("event") == "admin port ready":
+            return str(event["address"])
+    return None
 
 
 async def _run_server(

@@ -29,7 +29,7 @@ from examples.detector.overview import Found, draw
 from examples.detector.pictures import Picture, Pixels, load_photographs, make_workload
 from examples.detector.producing import PRODUCERS, stream_pictures
 from examples.detector.report import summary, tables
-from examples.server_process import ServerFailed, with_server
+from examples.server_process import ServerFailed, page_of, with_server
 from shapestream import ShapestreamError
 
 ROOT = Path(__file__).parents[2]
@@ -90,7 +90,10 @@ def _stream(
         )
 
     async def use(address: str) -> tuple[list[Answer], dict[str, Any], float]:
+        page = page_of(options.out / "server.log")
         console.print(f"streaming {len(pictures)} requests from {PRODUCERS} producers to {WORKERS} workers")
+        if page is not None:
+            console.print(f"look at [bold]{page}[/bold] while it runs")
         with progress_bars(console) as progress:
             bars = [
                 progress.add_task(f"producer {number + 1}", total=len(pictures[number::PRODUCERS]))
@@ -100,10 +103,27 @@ def _stream(
             answers, counters = await stream_pictures(
                 address, pictures, lambda number: progress.advance(bars[number])
             )
-            return answers, counters, time.monotonic() - start
+            elapsed_s = time.monotonic() - start
+        if page is not None and sys.stdin.isatty():
+            await _stream_on(console, address, pictures, page)
+        return answers, counters, elapsed_s
 
     console.print("starting the server and its workers")
     return trio.run(run)
+
+
+async def _stream_on(console: Console, address: str, pictures: Sequence[Picture], page: str) -> None:
+    """Stream the pictures again and again, until Enter is pressed: time to look at the page."""
+    console.print(f"streaming on for {page}; press Enter to check the answers")
+
+    async def again_and_again() -> None:
+        while True:
+            await stream_pictures(address, pictures, lambda _: None)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(again_and_again)
+        await trio.to_thread.run_sync(sys.stdin.readline, abandon_on_cancel=True)
+        nursery.cancel_scope.cancel()
 
 
 def _check(console: Console, answers: Sequence[Answer]) -> list[str]:

@@ -384,7 +384,10 @@ def alone(members: Sequence[Request], rows: int, shape: tuple[int, ...], costs: 
     call_rows, call_shape = (
         (rows, shape) if costs.rounding is None else costs.rounding.call_sizes(rows, shape)
     )
-    seconds = costs.surface.second(call_rows, call_shape) if costs.surface.measured else 0.0
+    surface = costs.surface
+    seconds = 0.0
+    if surface.measured:
+        seconds = surface.second(call_rows, call_shape) + surface.preparation_s(call_rows, call_shape)
     padding = call_rows * prod(call_shape) - rows * prod(shape)
     return Cut(members, rows, call_shape, padding, seconds, call_rows, shape, CutReason.AUDITED)
 

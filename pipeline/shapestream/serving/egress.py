@@ -19,6 +19,7 @@ from shapestream.serving.workers import RunningBatch
 from shapestream.telemetry.recent import MOST_MESSAGE, RecentError
 from shapestream.telemetry.statistics import ModelCounters
 from shapestream.wire.messages import Failure, Result, Timings
+from shapestream.wire.tags import REQUEST_ID
 from shapestream_engine.layout import Tensors
 
 REFUSALS = frozenset({Draining.code, Overloaded.code, Unavailable.code})
@@ -67,7 +68,7 @@ class Egress:
             code, message = WorkerLost.code, f"{message}; {_MAY_HAVE_RUN}"
         failure = _failure(record.sequence, code, message, action.retry_after_s)
         self._statistics.of(record.model).failures[failure.code] += 1
-        self._tell(record.session, failure, record.model)
+        self._tell(record.session, failure, record)
         if code not in REFUSALS:
             self._keep(record, failure)
         return failure.code
@@ -91,18 +92,19 @@ class Egress:
             record.session.answered, record.sequence, record.served.number, record.tensors, failure
         )
 
-    def _tell(self, session: Session, failure: Failure, model: str | None) -> None:
+    def _tell(self, session: Session, failure: Failure, record: RequestRecord | None) -> None:
         self._statistics.failures[failure.code] += 1
-        self._statistics.recent.add_error(
-            RecentError(
-                trio.current_time(),
-                model,
-                failure.code,
-                failure.message[:MOST_MESSAGE],
-                session.client[0],
-                failure.sequence,
-            )
+        tags = None if record is None else record.tags
+        error = RecentError(
+            trio.current_time(),
+            None if record is None else record.model,
+            failure.code,
+            failure.message[:MOST_MESSAGE],
+            session.client[0],
+            failure.sequence,
+            None if tags is None else tags.get(REQUEST_ID),
         )
+        self._statistics.recent.add_error(error)
         self.outgoing.say(session, failure)
 
 

@@ -73,6 +73,8 @@ STALL_S = 0.5
 MOST_SLOTS = 1024
 # The same on the page, which has a row for each.
 MOST_SLOTS_SHOWN = 128
+# Stories on the page, about 50 us each.
+SLOWEST_SHOWN = 12
 
 
 class Server:
@@ -403,6 +405,7 @@ class Server:
                 [error.time, error.model, error.code, error.message, error.request_id]
                 for error in recent.errors
             ],
+            "slowest": self.slowest_stories(SLOWEST_SHOWN),
             "batches_in_all": recent.batches,
             "batches": recent.since(batches),
         }

@@ -46,11 +46,13 @@ class RecentError(NamedTuple):
     message: str
     client: bytes
     sequence: int
+    own_id: str | None
+    """The id that the request's user gave it."""
 
     @property
     def request_id(self) -> str:
-        """The request's name for people."""
-        return f"{self.client.hex()}-{self.sequence}"
+        """The id that its user knows the request by."""
+        return self.own_id or f"{self.client.hex()}-{self.sequence}"
 
 
 class Recent:

@@ -59,3 +59,11 @@ def held(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     if (x == 101).any():
         time.sleep(2.0)
     return x * 2
+
+
+def double_slowly(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Twice the input, after a time that grows with its size; one that holds 14 fails."""
+    time.sleep(0.02 + x.size * 2e-6)
+    if (x == 14).any():
+        raise ValueError("fourteen is not to my liking")
+    return x * 2

@@ -18,7 +18,7 @@ def batch(number: int) -> RecentBatch:
 
 def error(time: float, code: str) -> RecentError:
     """One of some client."""
-    return RecentError(time, "m", code, "why", b"\x0a" * 16, 7)
+    return RecentError(time, "m", code, "why", b"\x0a" * 16, 7, None)
 
 
 def test_batches_are_kept_up_to_a_number_and_told_once() -> None:
@@ -43,3 +43,4 @@ def test_a_flood_of_one_error_hides_no_other() -> None:
     codes = [each.code for each in recent.errors]
     assert ["overloaded"] * ERRORS_PER_CODE + ["invalid", "model_error"] == codes
     assert f"{'0a' * 16}-7" == recent.errors[0].request_id
+    assert "mine" == recent.errors[0]._replace(own_id="mine").request_id
