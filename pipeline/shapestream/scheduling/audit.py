@@ -2,7 +2,8 @@
 
 It is a batch without members. So it charges no client, teaches no cost, is not run again, and nothing that becomes of it
 can blame a request. No batch is queued behind it, and its slot counts as free in predictions. It starts when a slot has
-idled for as long as the call is predicted to take: shorter pauses of busy clients are no time for it.
+idled for as long as the call is predicted to take, preparation for its shape included: shorter pauses of busy clients are
+no time for it.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ from math import inf
 from typing import TypeAlias
 
 from shapestream.scheduling.events import Action, AuditWanted, CancelBatch, ContractError, StartBatch
+from shapestream.scheduling.planner import Cut, alone
 from shapestream.scheduling.queueing import ModelQueue, Queues
 from shapestream.scheduling.recovery import Isolation
 from shapestream.scheduling.slots import Batch, Slot, SlotTable
 
-Start: TypeAlias = Callable[[ModelQueue, Slot, tuple[int, ...], float], StartBatch]
+Start: TypeAlias = Callable[[ModelQueue, Slot, Cut, float], StartBatch]
 
 
 class Audit:
@@ -25,7 +27,7 @@ class Audit:
     __slots__ = ("_idle_since", "_isolation", "_queues", "_slots", "_start", "_wanted", "active", "due_at")
 
     def __init__(self, queues: Queues, slots: SlotTable, isolation: Isolation, start: Start) -> None:
-        """`start` runs the request of these sizes on a slot."""
+        """`start` runs it on a slot."""
         self._queues = queues
         self._slots = slots
         self._isolation = isolation
@@ -62,10 +64,12 @@ class Audit:
         queue = self._queues[wanted.model]
         if self._idle_since is None:
             self._idle_since = now
-        self.due_at = self._idle_since + (queue.costs.batch_s(wanted.sizes) or 0.0)
+        rows, shape = (wanted.sizes[0], wanted.sizes[1:]) if queue.has_batch else (1, wanted.sizes)
+        cut = alone((), rows, shape, queue.costs.call_costs(slot.id))
+        self.due_at = self._idle_since + cut.seconds
         if self.due_at <= now:
             self._wanted, self.due_at = None, inf
-            actions.append(self._start(queue, slot, wanted.sizes, now))
+            actions.append(self._start(queue, slot, cut, now))
 
     def _idle_slot(self, wanted: AuditWanted) -> Slot | None:
         """A slot to run it on while no request waits; where a model has several slots, one more of them is free."""

@@ -7,7 +7,6 @@ its members out of the queue itself. A window of requests around that one is cut
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import inf, isfinite, prod
 from typing import NamedTuple, TypeAlias, TypeVar
 
@@ -315,9 +314,8 @@ little, and 2 was among the best throughout; 0.5, which is right if nothing arri
 64 in flight and 10 % in mean latency under overload; work alone, 7 % in p99 at 90 % load."""
 
 
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """A batch that has not been started."""
+class Cut(NamedTuple):
+    """A batch that has not been started. A tuple, since one is made for each: a frozen dataclass takes twice as long."""
 
     members: Sequence[Request]
     rows: int
@@ -386,7 +384,10 @@ def alone(members: Sequence[Request], rows: int, shape: tuple[int, ...], costs: 
     call_rows, call_shape = (
         (rows, shape) if costs.rounding is None else costs.rounding.call_sizes(rows, shape)
     )
-    seconds = costs.surface.second(call_rows, call_shape) if costs.surface.measured else 0.0
+    surface = costs.surface
+    seconds = 0.0
+    if surface.measured:
+        seconds = surface.second(call_rows, call_shape) + surface.preparation_s(call_rows, call_shape)
     padding = call_rows * prod(call_shape) - rows * prod(shape)
     return Cut(members, rows, call_shape, padding, seconds, call_rows, shape, CutReason.AUDITED)
 

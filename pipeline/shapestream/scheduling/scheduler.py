@@ -580,10 +580,9 @@ class Scheduler:
         trial = Trial.ACCUSED if request.accused else Trial.LAST
         return self._start(queue, slot, cut, request, predicted_s, now, trial)
 
-    def _start_audit(self, queue: ModelQueue, slot: Slot, sizes: tuple[int, ...], now: float) -> StartBatch:
-        """Starts an audit of a request of these sizes."""
+    def _start_audit(self, queue: ModelQueue, slot: Slot, cut: Cut, now: float) -> StartBatch:
+        """Starts an audit."""
         costs = queue.costs.call_costs(slot.id)
-        cut = alone((), *((sizes[0], sizes[1:]) if queue.has_batch else (1, sizes)), costs)
         _count_shape(cut, costs)
         batch = Batch(self._next_batch, slot, queue, (), cut.sizes(queue.has_batch))
         self._next_batch += 1

@@ -21,6 +21,7 @@ from shapestream.scheduling.events import (
     StartBatch,
 )
 from shapestream.scheduling.hang_watch import HangLimits
+from shapestream_engine.cost_table import CostPoint, CostTable
 
 SIZES = (1, 4)
 
@@ -54,6 +55,27 @@ def test_an_audit_starts_when_its_slot_has_idled_as_long_as_it_takes(idle):
     idle.wait(idle.scheduler.next_wakeup())
     assert [StartBatch(batch=1, slot=0, model="text", requests=(), sizes=SIZES)] == idle.last
     assert idle.scheduler.next_wakeup() is None
+
+
+def test_a_shape_that_takes_long_to_prepare_needs_a_longer_pause(stage):
+    """No device compiles for an audit as soon as it idles, nor is that taken to hang."""
+    stage.__init__(hangs=HangLimits(min_s=2.0, grace_s=0.5))
+    stage.model(max_batch=8)
+    points = [((1, size), 0.1, 30.0 + size) for size in (4, 8, 16)] + [((8, 16), 0.2, 60.0)]
+    costs = CostTable(
+        key="compiles",
+        dimensions=("batch", "seq"),
+        points=tuple(
+            CostPoint(sizes=sizes, seconds=seconds, first_seconds=first) for sizes, seconds, first in points
+        ),
+    )
+    stage.slots(0, costs={"text": costs})
+    _want(stage, sizes=(1, 6))
+    started_at = stage.scheduler.next_wakeup()
+    assert started_at > 20
+    stage.wait(started_at)
+    assert [()] == stage.starts()
+    assert stage.scheduler.next_wakeup() > started_at + 60
 
 
 def test_a_pause_between_requests_is_no_time_for_it(idle):

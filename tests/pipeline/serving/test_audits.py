@@ -29,6 +29,7 @@ from shapestream_engine.calibration_cache import CostCache
 from shapestream_engine.layout import Tensors
 from shapestream_engine.model import InputSpec, ModelSpec, OutputSpec, compile_model
 from shapestream_engine.probing.tolerances import TOLERANCES, OutputTolerance
+from shapestream_engine.strategy import Strategy, parse_strategy
 
 Array = np.ndarray[Any, Any]
 Function = Callable[[Array], Array]
@@ -381,3 +382,73 @@ async def test_a_defect_of_an_audit_ends_nothing(monkeypatch: pytest.MonkeyPatch
             state = await served.rested()
     assert 0 < state["audited"] < state["sampled"]
     assert ["audit failed"] == [line["event"] for line in lines if line["log_level"] == "error"]
+
+
+def _lengths(sequence: int, *lengths: int) -> list[Request]:
+    """Requests of ones."""
+    ones = [np.ones((1, length), np.float32) for length in lengths]
+    return [
+        request(sequence + number, Tensors(layout=((0, "f32", x.shape),), buffers=(x.tobytes(),)), model=0)
+        for number, x in enumerate(ones)
+    ]
+
+
+@asynccontextmanager
+async def of_lengths(function: Function, strategy: Strategy) -> AsyncIterator[Audited]:
+    """A server of a function of rows of any length, padded with zeros; one number for each row."""
+    compiled = compile_model(
+        ModelSpec(
+            name="m",
+            model=function,
+            strategy=strategy,
+            inputs={"x": InputSpec(shape="batch:1..64, n:1..64", element_type="f32", pad={"n": 0})},
+            outputs={"y": OutputSpec(shape="batch", element_type="f32")},
+        )
+    )
+    compiled.tolerances = {"y": TOLERANCE}
+    local = SlotThreads(models={"m": compiled})
+    async with memory_serving(local, models={"m": ModelSettings(name="m", audit=1.0)}) as running:
+        yield Audited(running, await running.greeted(model="m"))
+
+
+@real_time
+async def test_a_model_that_padding_breaks_runs_at_its_requests_own_sizes() -> None:
+    """The mean of ones is one, unless zeros are among them."""
+    met: set[tuple[int, ...]] = set()
+
+    def mean_of_all(x: Array) -> Array:
+        met.add(x.shape)
+        return x.mean(axis=1)
+
+    async with of_lengths(mean_of_all, Strategy()) as served:
+        while not (await served.rested())["stopped"]:
+            assert served.asked < 1000
+            served.client.say(*_lengths(served.asked, *range(20, 32)))
+            await served.client.hear_each(Result, TOGETHER)
+            served.asked += TOGETHER
+        met.clear()
+        served.client.say(*_lengths(served.asked, 3, 40, 3, 7))
+        answers = await served.client.hear_each(Result, 4)
+    assert [1.0] * 4 == [float(np.frombuffer(one.tensors.buffers[0], np.float32)[0]) for one in answers]
+    assert {(1, 3), (1, 40), (1, 7)} == met
+
+
+@real_time
+async def test_where_a_strategy_pads_only_company_is_judged() -> None:
+    """Alone, a request is padded in the same way: the padding cannot be told, a neighbour can."""
+    padding = parse_strategy({"strategy": "padded", "batch": 4, "n": 64})
+    async with of_lengths(lambda x: x.mean(axis=1), padding) as served:
+        served.client.say(*_lengths(0, 20))
+        await served.client.hear(Result)
+        assert 0 == (await served.state())["seen"]
+        served.client.say(*_lengths(1, 20, 30, 40))
+        await served.client.hear_each(Result, 3)
+        state = await served.rested()
+        assert (0, 3) == (state["mismatches"], state["audited"])
+    async with of_lengths(lambda x: x.sum(axis=1) + x.mean(), padding) as served:
+        for turn in range(5):
+            served.client.say(*_lengths(4 * turn, 20, 30, 40, 50))
+            await served.client.hear_each(Result, 4)
+            if (state := await served.rested())["stopped"]:
+                break
+        assert state["stopped"]
