@@ -12,7 +12,7 @@ import textwrap
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import psutil
 import pytest
@@ -198,11 +198,15 @@ class Workplace:
 
     def invoke(self, *arguments: str) -> Result:
         """The same in this process, of which it needs no other: only `health` and signals go another way."""
+        return self.invoke_with(None, *arguments)
+
+    def invoke_with(self, stdin: IO[str] | None, *arguments: str) -> Result:
+        """The same, with this to read."""
         with pytest.MonkeyPatch.context() as patch:
             patch.chdir(self.folder)
             patch.setenv("E2E_FOLDER", str(self.folder))
             patch.syspath_prepend(IMPORTABLE)
-            ran = CliRunner().invoke(app, arguments)
+            ran = CliRunner().invoke(app, arguments, input=None if stdin is None else stdin.read())
         if ran.exception is not None and not isinstance(ran.exception, SystemExit):
             raise ran.exception
         return ran

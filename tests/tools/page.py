@@ -191,7 +191,7 @@ def test_the_keyboard_reaches_everything(look: Open, loaded: Served) -> None:
             expect(page.locator("#rate-key")).to_contain_text("ago")
         if what == "row-button":
             break
-    assert ["theme", "rate", "latency", "timeline", "scroll", "scroll", "row-button"] == reached
+    assert ["theme", "rate", "latency", "timeline", "scroll low", "scroll", "row-button"] == reached
     page.keyboard.press("Enter")
     story = page.locator(".story:visible")
     expect(story).to_have_count(1)

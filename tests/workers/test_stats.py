@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from shapestream.errors import Forbidden
 from shapestream.telemetry.last_minute import LastMinute
 from shapestream.telemetry.statistics import ServerStatistics
-from shapestream_workers.stats import _spell, _spell_us, drawing
+from shapestream_workers.stats import _spell, _spell_us, counters_of, drawing
 
 
 def told(*models: str, us: int = 1000, times: int = 1) -> dict[str, Any]:
@@ -81,6 +82,17 @@ def test_workers_between_two_looks() -> None:
     lines = [line.split() for line in drawn(now, before).splitlines()]
     assert ["Workers,", "last", "10", "s"] in lines
     assert ["w0-4711", "2", "6", "100%"] in lines
+
+
+def test_a_key_without_the_role_admin_is_told_so() -> None:
+    """The server tells such a key its models, and nothing of what clients do."""
+
+    class Client:
+        def statistics(self, *, deadline: float | None) -> dict[str, Any]:
+            return {"models": ["m"], "forbidden": "the counters need a key with the role admin"}
+
+    with pytest.raises(Forbidden, match="forbidden: the counters need a key with the role admin"):
+        counters_of(Client(), "tcp://x")  # type: ignore[arg-type]
 
 
 def test_no_name_moves_the_cursor() -> None:

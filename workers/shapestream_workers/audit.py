@@ -41,11 +41,11 @@ def described(audits: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
             f"{found['mismatches']} differed"
         )
         for finding in found["findings"]:
-            largest = "" if finding["largest"] is None else f"by {finding['largest']:.3g} "
-            allowed = "" if finding["allowed"] is None else f"where {finding['allowed']:.3g} is allowed "
-            what = f"{finding['why']} " if finding["what"] else ""
+            by = finding["why"]
+            if None not in (finding["largest"], finding["allowed"]):
+                by = f"by {finding['largest']:.3g} where {finding['allowed']:.3g} is allowed"
             yield (
-                f"  output {finding['output']!r} differed {largest}{allowed}{what}"
-                f"from {finding['sizes']} alone, in a call of {finding['call']} with {finding['requests']} requests "
-                f"on {finding['slot']}; request {finding['request_digest']}, model {finding['model_digest'] or 'a function'}"
+                f"  output {finding['output']!r} differed ({by}): sizes {finding['sizes']}, in a call of "
+                f"{finding['call']} with {finding['requests']} requests on {finding['slot']}; "
+                f"request {finding['request_digest']}, model {finding['model_digest'] or 'a function'}"
             )

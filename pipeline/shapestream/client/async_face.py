@@ -321,7 +321,7 @@ class Client:
     async def stories(
         self, request_id: str | None = None, *, slowest: int = 10, deadline: float | None = 10.0
     ) -> list[dict[str, Any]]:
-        """The stories of the requests with this id, as plain data; without an id, those of the `slowest` requests.
+        """The stories of the requests with the id `request_id`, as plain data; without it, those of the `slowest` requests.
 
         `deadline` is in seconds from now, None for none. Raises `InvalidRequest` for an id of which the server remembers
         nothing, or nothing that this client's key may see, `DeadlineExceeded` when the time is over, and any other

@@ -7,7 +7,6 @@ its members out of the queue itself. A window of requests around that one is cut
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import inf, isfinite, prod
 from typing import NamedTuple, TypeAlias, TypeVar
 
@@ -315,9 +314,8 @@ little, and 2 was among the best throughout; 0.5, which is right if nothing arri
 64 in flight and 10 % in mean latency under overload; work alone, 7 % in p99 at 90 % load."""
 
 
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """A batch that has not been started."""
+class Cut(NamedTuple):
+    """A batch that has not been started. A tuple, since one is made for each: a frozen dataclass takes twice as long."""
 
     members: Sequence[Request]
     rows: int

@@ -25,7 +25,7 @@ from shapestream.serving.workers import RunningBatch
 from shapestream.wire.tags import REQUEST_ID
 
 MOST_ANSWERED = 16_384
-"""Answered requests that are remembered, at most; 0.7 KB each where each runs alone, 0.2 KB in batches of 64."""
+"""Answered requests that are remembered, at most; 0.8 KB each where each runs alone, 0.2 KB in batches of 64."""
 MOST_FAILED = 4_096
 """Failed requests that are remembered, at most; 0.5 KB each."""
 MOST_FAILED_RUNS = 256
@@ -129,7 +129,17 @@ class Stories:
 
     def delivered(self, running: RunningBatch, records: Sequence[RequestRecord], now: float) -> None:
         """Remember a batch, of which these members were answered now."""
-        members = [_row_of(record) for record in records]
+        members = [  # `_row_of`, without its call, which would take half as long again
+            (
+                record.arrived,
+                record.id,
+                record.session.client,
+                record.sequence,
+                record.shape.sizes,
+                None if record.tags is None else record.tags.get(REQUEST_ID),
+            )
+            for record in records
+        ]
         report = running.report
         assert report is not None
         run = (

@@ -139,6 +139,9 @@ class _DressedClient:
     async def statistics(self) -> Any:
         return self._client.statistics()
 
+    async def stories(self, *arguments: Any, **options: Any) -> Any:
+        return self._client.stories(*arguments, **options)
+
     def stream(self, *arguments: Any, **options: Any) -> Any:
         return _DressedStream(self._client.stream(*arguments, **options))
 

@@ -13,7 +13,7 @@ from shapestream import aio, blocking
 
 FACES = [shapestream, aio, blocking]
 IDS = ["trio", "aio", "blocking"]
-CALLS = ["infer", "stream", "signature", "statistics"]
+CALLS = ["infer", "stream", "signature", "statistics", "stories"]
 
 
 def parameters(function: Any) -> dict[str, Parameter]:
@@ -53,5 +53,5 @@ def test_a_docstring_is_whole(face: Any, call: str) -> None:
 def test_what_is_awaited_says_so() -> None:
     """Editors and type checkers tell a stream, which is entered, from the calls that are awaited."""
     client = shapestream.Client
-    assert [True, False, True, True] == [iscoroutinefunction(getattr(client, call)) for call in CALLS]
+    assert [True, False, True, True, True] == [iscoroutinefunction(getattr(client, call)) for call in CALLS]
     assert all(isasyncgenfunction(unwrap(face.connect)) for face in (shapestream, aio))
