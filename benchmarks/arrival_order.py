@@ -6,8 +6,8 @@ Nothing but the cut of a batch differs: the first requests that wait share a cal
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import patch
 
-from shapestream.scheduling import scheduler
 from shapestream.scheduling.call_costs import CallCosts
 from shapestream.scheduling.planner import Cut, Plan, batch_of
 from shapestream.scheduling.queueing import Request
@@ -22,5 +22,5 @@ def _in_arrival_order(anchor: Request, costs: CallCosts, plan: Plan, **limits: A
 
 
 if __name__ == "__main__":
-    scheduler.plan_batch = _in_arrival_order
-    main()
+    with patch("shapestream.scheduling.scheduler.plan_batch", _in_arrival_order):
+        main()
