@@ -97,6 +97,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workplace]:
 
 
 Open = Callable[..., Page]
+expect.set_options(timeout=PATIENCE_S * 1000)
 
 
 @pytest.fixture
