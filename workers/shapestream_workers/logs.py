@@ -92,5 +92,5 @@ def _words(line: dict[str, Any]) -> str:
     """The event, and what is told beside the request's own numbers."""
     facts = [f"{name}={value}" for name, value in line.items() if name not in _TOLD_ALREADY]
     if len(_company(line)) > 1:
-        facts.append(f"with {len(_company(line)) - 1} others")
+        facts.append(f"in a batch of {len(_company(line))} requests")
     return "  ".join([line["event"], *facts])

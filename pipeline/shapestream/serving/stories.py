@@ -36,6 +36,8 @@ MINUTES = 10
 """Minutes that these are kept for."""
 COMPANY = 16
 """Other members of a batch that a story names, at most."""
+WORTH_TELLING = 0.1
+"""Share of a request's time from which on a story tells of the way between server and slot."""
 _ID = re.compile(r"([0-9a-f]{32})-(\d{1,19})")
 
 
@@ -365,13 +367,15 @@ def cut_reason(start: StartBatch) -> str:
 
 
 def _events(past: Past) -> Iterator[tuple[float, str]]:
-    before = "" if past.ahead is None else f"; {past.ahead} requests of {past.model} were queued"
+    before = (
+        "" if past.ahead is None else f"; queued before it for {past.model}: {_count(past.ahead, 'request')}"
+    )
     yield past.member.arrived, f"arrived{before}"
     yield from past.troubles
     for run in past.runs:
         start = run.start
         behind = "" if start.behind is None else f", queued behind batch {start.behind}"
-        company = f"batch {start.batch}: {len(start.requests)} requests at {list(start.sizes)} for {run.slot}"
+        company = f"batch {start.batch}: {_count(len(start.requests), 'request')} at {list(start.sizes)} for {run.slot}"
         yield run.sent, f"{company}{behind}; {cut_reason(start)}"
         if run.began > run.sent:
             yield run.began, f"batch {start.batch} began"
@@ -388,16 +392,23 @@ def _reasons(story: dict[str, Any], past: Past) -> Iterator[str]:
     total_ms, runs = story["total_ms"], past.runs
     parts: list[tuple[float, str]] = []
     first_ms = _ms(runs[0].began - past.member.arrived) if runs else total_ms
-    before = f"behind {past.ahead or 0} queued requests and {past.passed} batches"
+    before = (
+        f"behind {_count(past.ahead or 0, 'queued request')} and {_count(past.passed, 'batch', 'batches')}"
+    )
     parts.append((first_ms, f"waited {first_ms:g} ms {before}"))
     if len(runs) > 1:
         again_ms = _ms(runs[-1].began - runs[0].began)
         codes = ", ".join([f"batch {run.start.batch} with {run.code}" for run in runs[:-1]])
-        parts.append((again_ms, f"lost {again_ms:g} ms to {len(runs) - 1} failed attempts ({codes})"))
+        parts.append(
+            (again_ms, f"lost {again_ms:g} ms to {_count(len(runs) - 1, 'failed attempt')} ({codes})")
+        )
     if story["run_ms"] is not None:
         predicted = "" if story["predicted_ms"] is None else f", predicted {story['predicted_ms']:g} ms"
         held = f"ran in a batch of {story['batch_requests']} that held its slot for {story['busy_ms']:g} ms"
         parts.append((story["busy_ms"], held + predicted))
+        rest_ms = round(total_ms - sum([ms for ms, _ in parts]), 3)
+        if rest_ms > WORTH_TELLING * total_ms:
+            parts.append((rest_ms, f"spent {rest_ms:g} ms on the way to the slot and back"))
     parts.sort(key=itemgetter(0), reverse=True)
     yield f"Of {total_ms:g} ms it " + "; it ".join([text for _, text in parts]) + "."
     if story.get("padding_ratio"):
@@ -408,6 +419,10 @@ def _reasons(story: dict[str, Any], past: Past) -> Iterator[str]:
         yield f"It failed as {past.code}."
     elif story["state"] in ("queued", "running"):
         yield f"It is still {story['state']}."
+
+
+def _count(number: int, noun: str, plural: str = "") -> str:
+    return f"{number} {noun if number == 1 else plural or noun + 's'}"
 
 
 def _ms(seconds: float) -> float:

@@ -158,7 +158,7 @@ def test_attempts_and_troubles_are_told_in_their_order() -> None:
     (told,) = bench.of(1)
     assert [0.0, 1000.0, 2000.0, 2000.0, 4000.0, 4000.0] == [time for time, _ in told["events"]]
     assert (2, 4000.0, None) == (told["attempts"], told["total_ms"], told["code"])
-    assert "it lost 3000 ms to 1 failed attempts (batch 1 with worker_lost)" in told["why"]
+    assert "it lost 3000 ms to 1 failed attempt (batch 1 with worker_lost)" in told["why"]
 
 
 def test_a_batch_that_never_began_is_no_attempt() -> None:
