@@ -47,9 +47,7 @@ def main(
             ),
             (
                 "cheap calls",
-                lambda: [
-                    cheap_calls.measure_smoke() if smoke else cheap_calls.measure(requests=3000, rounds=3)
-                ],
+                lambda: cheap_calls.measure_all(folder, smoke=smoke),
             ),
             ("reallocations", lambda: [reallocations.measure(folder, requests=200 if smoke else 10_000)]),
             ("the scheduler", lambda: [scheduler.measure(scheduler.SMOKE if smoke else scheduler.FULL)]),

@@ -97,6 +97,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workplace]:
 
 
 Open = Callable[..., Page]
+expect.set_options(timeout=PATIENCE_S * 1000)
 
 
 @pytest.fixture
@@ -191,7 +192,7 @@ def test_the_keyboard_reaches_everything(look: Open, loaded: Served) -> None:
             expect(page.locator("#rate-key")).to_contain_text("ago")
         if what == "row-button":
             break
-    assert ["theme", "rate", "latency", "timeline", "scroll", "scroll", "row-button"] == reached
+    assert ["theme", "rate", "latency", "timeline", "scroll low", "scroll", "row-button"] == reached
     page.keyboard.press("Enter")
     story = page.locator(".story:visible")
     expect(story).to_have_count(1)

@@ -439,7 +439,7 @@ def _bucket_key(bucket: Bucket) -> tuple[int, tuple[int, ...]]:
     return bucket.key
 
 
-MOST_COUNTED = 1024
+MOST_COUNTED = 512
 """Buckets that are counted by size, at most, in about 1 ms; of more, every so many stands for the others."""
 
 

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import structlog
 import trio
 
-from shapestream.telemetry.recent import MOST_BATCHES, RecentBatch, last
+from shapestream.telemetry.recent import MOST_BATCHES, last
 
 log = structlog.get_logger()
 
@@ -43,7 +43,7 @@ class Feed:
         self._readings = 0
         self._state = "{}"
         """The last reading but for the batches: a JSON object."""
-        self._batches: deque[RecentBatch] = deque(maxlen=MOST_BATCHES)
+        self._batches: deque[tuple[Any, ...]] = deque(maxlen=MOST_BATCHES)
         self._batches_in_all = 0
 
     @property

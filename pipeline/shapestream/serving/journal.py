@@ -17,7 +17,6 @@ from shapestream.serving.sessions import RequestRecord
 from shapestream.serving.stories import Stories
 from shapestream.serving.workers import RunningBatch
 from shapestream.telemetry.logging import PRESENT, RateLimit
-from shapestream.telemetry.recent import RecentBatch
 from shapestream.telemetry.statistics import ServerStatistics
 from shapestream.telemetry.trace import TraceRecorder
 from shapestream.wire.tags import REQUEST_ID, trace_of
@@ -128,20 +127,19 @@ class Journal:
             reallocations=report.reallocations,
             preparations=report.preparations,
         )
-        self.statistics.recent.add_batch(
-            RecentBatch(
-                running.started,
-                now,
-                slot.label,
-                action.model,
-                requests,
-                rows,
-                elements,
-                computed,
-                report.preparations,
-                action.sizes,
-            )
+        row = (
+            running.started,
+            now,
+            slot.label,
+            action.model,
+            requests,
+            rows,
+            elements,
+            computed,
+            report.preparations,
+            action.sizes,
         )
+        self.statistics.recent.add_batch(row)
         if PRESENT.debug:
             log.debug(
                 "batch ran",

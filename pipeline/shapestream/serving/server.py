@@ -379,7 +379,15 @@ class Server:
         return {
             "now": trio.current_time(),
             "addresses": list(self.addresses),
-            "notices": [*self.not_ready(), *([] if standstill is None else [standstill])],
+            "notices": [
+                *self.not_ready(),
+                *([] if standstill is None else [standstill]),
+                *[
+                    f"{name} shares no calls: audits found answers that differ (see shapestream audit)"
+                    for name, audit in self.audit().items()
+                    if audit["stopped"]
+                ],
+            ],
             "statistics": self.statistics(),
             "queues": {
                 name: [

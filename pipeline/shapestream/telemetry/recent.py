@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from itertools import islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 MOST_BATCHES = 512
 """Batches that are kept: with 50 batches per second, those of ten seconds."""
@@ -63,13 +63,14 @@ class Recent:
     def __init__(self) -> None:
         self.batches = 0
         """Number of batches that were ever added."""
-        self._batches: deque[RecentBatch] = deque(maxlen=MOST_BATCHES)
+        self._batches: deque[tuple[Any, ...]] = deque(maxlen=MOST_BATCHES)
+        """Rows of `RecentBatch`, plain since one is made for each batch."""
         self._errors: dict[str, deque[RecentError]] = {}
 
-    def add_batch(self, batch: RecentBatch) -> None:
-        """Keep a batch; the oldest one goes."""
+    def add_batch(self, row: tuple[Any, ...]) -> None:
+        """Keep a row of `RecentBatch`; the oldest one goes."""
         self.batches += 1
-        self._batches.append(batch)
+        self._batches.append(row)
 
     def add_error(self, error: RecentError) -> None:
         """Keep an error; the oldest one of its code goes."""
@@ -78,7 +79,7 @@ class Recent:
             errors = self._errors[error.code] = deque(maxlen=ERRORS_PER_CODE)
         errors.append(error)
 
-    def since(self, number: int) -> list[RecentBatch]:
+    def since(self, number: int) -> list[tuple[Any, ...]]:
         """The batches after the first `number` ones, oldest first, as far as they are kept."""
         return last(self._batches, self.batches - number)
 
@@ -89,6 +90,6 @@ class Recent:
         return sorted(errors, key=lambda error: error.time, reverse=True)
 
 
-def last(ring: deque[RecentBatch], count: int) -> list[RecentBatch]:
+def last(ring: deque[tuple[Any, ...]], count: int) -> list[tuple[Any, ...]]:
     """The last `count` entries, or all there are."""
     return list(islice(ring, max(0, len(ring) - count), None))

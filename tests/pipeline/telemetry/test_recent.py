@@ -28,8 +28,8 @@ def test_batches_are_kept_up_to_a_number_and_told_once() -> None:
     for number in range(MOST_BATCHES + 10):
         recent.add_batch(batch(number))
     assert MOST_BATCHES + 10 == recent.batches
-    assert list(range(10, MOST_BATCHES + 10)) == [each.started for each in recent.since(0)]
-    assert [MOST_BATCHES + 9] == [each.started for each in recent.since(MOST_BATCHES + 9)]
+    assert list(range(10, MOST_BATCHES + 10)) == [RecentBatch(*each).started for each in recent.since(0)]
+    assert [MOST_BATCHES + 9] == [RecentBatch(*each).started for each in recent.since(MOST_BATCHES + 9)]
     assert [] == recent.since(MOST_BATCHES + 10)
 
 
