@@ -18,13 +18,15 @@ from shapestream.scheduling.queueing import ModelQueue, Queues
 from shapestream.scheduling.recovery import Isolation
 from shapestream.scheduling.slots import Batch, Slot, SlotTable
 
+LOOK_S = 0.1
+"""Seconds until an idle slot is looked for again. A look at each event took a tenth of a busy server's CPU."""
 Start: TypeAlias = Callable[[ModelQueue, Slot, Cut, float], StartBatch]
 
 
 class Audit:
     """The one audit that is wanted, or runs."""
 
-    __slots__ = ("_idle_since", "_isolation", "_queues", "_slots", "_start", "_wanted", "active", "due_at")
+    __slots__ = ("_isolation", "_queues", "_slots", "_start", "_wanted", "active", "due_at")
 
     def __init__(self, queues: Queues, slots: SlotTable, isolation: Isolation, start: Start) -> None:
         """`start` runs it on a slot."""
@@ -33,10 +35,8 @@ class Audit:
         self._isolation = isolation
         self._start = start
         self._wanted: AuditWanted | None = None
-        self._idle_since: float | None = None
-        """Since when a slot could have run what is wanted; None: none can."""
         self.due_at = inf
-        """When it starts if nothing happens before."""
+        """When a slot is looked for. Between two looks an event costs nothing."""
         self.active = False
         """Whether one is wanted, or ran when it was looked after last."""
 
@@ -44,7 +44,7 @@ class Audit:
         """Take what is wanted in place of what was, and has not started. Raises ContractError while one runs."""
         if self._slots.audit is not None:
             raise ContractError("an audit is wanted while another runs")
-        self._wanted, self._idle_since, self.active = wanted, None, True
+        self._wanted, self.due_at, self.active = wanted, -inf, True
 
     def tend(self, now: float, actions: list[Action], *, draining: bool) -> None:
         """Start what is wanted, or stop what runs, by whether requests wait. Asked after free slots were given work."""
@@ -53,20 +53,23 @@ class Audit:
             if (draining or is_in_the_way(running)) and running.cancel():
                 actions.append(CancelBatch(batch=running.id, slot=running.slot.id))
             return
-        wanted, self.due_at = self._wanted, inf
+        wanted = self._wanted
         if wanted is None:
             self.active = False
-            return
+        elif now >= self.due_at:
+            self._look(wanted, now, actions, draining=draining)
+
+    def _look(self, wanted: AuditWanted, now: float, actions: list[Action], *, draining: bool) -> None:
         slot = None if draining else self._idle_slot(wanted)
         if slot is None:
-            self._idle_since = None
+            self.due_at = now + LOOK_S
+            if wanted.slots.isdisjoint(self._slots.slots):
+                self._wanted, self.due_at = None, inf  # those that might run it are gone
             return
         queue = self._queues[wanted.model]
-        if self._idle_since is None:
-            self._idle_since = now
         rows, shape = (wanted.sizes[0], wanted.sizes[1:]) if queue.has_batch else (1, wanted.sizes)
         cut = alone((), rows, shape, queue.costs.call_costs(slot.id))
-        self.due_at = self._idle_since + cut.seconds
+        self.due_at = slot.idle_since + cut.seconds
         if self.due_at <= now:
             self._wanted, self.due_at = None, inf
             actions.append(self._start(queue, slot, cut, now))

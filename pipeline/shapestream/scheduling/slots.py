@@ -277,6 +277,7 @@ class Slot:
         "batch",
         "behind",
         "id",
+        "idle_since",
         "models",
         "paces",
         "pools",
@@ -309,6 +310,8 @@ class Slot:
         """The batch that is queued here behind `batch`."""
         self.paces: dict[str, float] = {}
         """By model: seconds here / seconds on the most common kind of slot, as far as known."""
+        self.idle_since = 0.0
+        """When its last batch was over."""
         self.rests_until = 0.0
         """The end of its rest, while it rests."""
         self.unavailable_count = 0
@@ -731,6 +734,7 @@ class SlotTable:
             self._begin(slot, behind, now)
         else:
             slot.batch = None
+            slot.idle_since = now
             self._move(slot, "end")
         if worker.condemned:
             self.spare(worker)  # a process that is ended all the same closes its slots first

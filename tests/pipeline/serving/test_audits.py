@@ -63,7 +63,7 @@ class MixesLater:
     def __call__(self, x: Array) -> Array:
         """A call."""
         self.left -= 1
-        return np.asarray(2 * x + (x.mean(axis=0) if self.left < 0 else 0), np.float32)
+        return np.asarray(2 * x + (x.mean(axis=0) if self.left < 0 and len(x) > 1 else 0), np.float32)
 
 
 class Flips:
