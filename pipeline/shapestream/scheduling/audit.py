@@ -19,7 +19,7 @@ from shapestream.scheduling.recovery import Isolation
 from shapestream.scheduling.slots import Batch, Slot, SlotTable
 
 LOOK_S = 0.1
-"""Seconds until an idle slot is looked for again. A look at each event took a tenth of a busy server's CPU."""
+"""Seconds until an idle slot is looked for again: a busy server has hundreds of events in that time, and none is idle."""
 Start: TypeAlias = Callable[[ModelQueue, Slot, Cut, float], StartBatch]
 
 
