@@ -73,6 +73,14 @@ def main() -> None:
     app()
 
 
+def _reach(
+    target: str | Path, key: Path | None, server_key: str | None
+) -> tuple[str, Path | None, str | None]:
+    """The address of a server, and the keys to show there: none where the transport takes none."""
+    address = address_of(target)
+    return (address, key, server_key) if is_protectable(address) else (address, None, None)
+
+
 @app.command()
 def serve(
     config: Config,
@@ -208,9 +216,7 @@ def infer(
         from shapestream_workers.inference import format_result, read_inputs, run_one, save_outputs
 
         arrays = read_inputs(inputs or [])
-        address = address_of(target)
-        if not is_protectable(address):
-            key = server_key = None
+        address, key, server_key = _reach(target, key, server_key)
         result = run_one(
             address, model, arrays, deadline_s=deadline, timeout_s=timeout, key=key, server_key=server_key
         )
@@ -246,8 +252,7 @@ def models(
             from shapestream_workers.inference import signatures_of
             from shapestream_workers.proof import why_alone
 
-            if not is_protectable(target):
-                key = server_key = None
+            _, key, server_key = _reach(target, key, server_key)
             signatures, unavailable, digests = signatures_of(
                 target, timeout_s=timeout, key=key, server_key=server_key
             )
@@ -294,9 +299,7 @@ def audit(
     with reported(as_json=as_json):
         from shapestream_workers.audit import audits_of, described
 
-        address = address_of(connect)
-        if not is_protectable(address):
-            key = server_key = None
+        address, key, server_key = _reach(connect, key, server_key)
         found = audits_of(address, acknowledge=acknowledge, timeout_s=timeout, key=key, server_key=server_key)
         typer.echo(json.dumps(found, indent=2) if as_json else "\n".join(described(found)))
 
@@ -326,9 +329,7 @@ def why(
             raise typer.BadParameter(f"{request!r} is not a number of requests", param_hint="--slowest")
         if not slowest and not request:
             raise typer.BadParameter("name a request's id, or give --slowest", param_hint="REQUEST_ID")
-        address = address_of(connect)
-        if not is_protectable(address):
-            key = server_key = None
+        address, key, server_key = _reach(connect, key, server_key)
         stories = stories_from(
             address,
             None if slowest else request,
@@ -356,9 +357,7 @@ def stats(
     with reported(as_json=as_json):
         from shapestream_workers.stats import show_stats
 
-        address = address_of(target)
-        if not is_protectable(address):
-            key = server_key = None
+        address, key, server_key = _reach(target, key, server_key)
         show_stats(address, timeout_s=timeout, key=key, server_key=server_key, as_json=as_json)
 
 
@@ -375,9 +374,7 @@ def top(
     with reported(as_json=as_json):
         from shapestream_workers.top import show_top
 
-        address = address_of(target)
-        if not is_protectable(address):
-            key = server_key = None
+        address, key, server_key = _reach(target, key, server_key)
         show_top(address, timeout_s=timeout, key=key, server_key=server_key, once=once, as_json=as_json)
 
 

@@ -38,7 +38,7 @@ class Audit:
         self.due_at = inf
         """When a slot is looked for. Between two looks an event costs nothing."""
         self.active = False
-        """Whether one is wanted, or ran when it was looked after last."""
+        """True while an audit is wanted or runs; an audit that has ended counts until the next call of `tend`."""
 
     def want(self, wanted: AuditWanted) -> None:
         """Take what is wanted in place of what was, and has not started. Raises ContractError while one runs."""
@@ -87,6 +87,6 @@ class Audit:
 
 
 def is_in_the_way(audit: Batch) -> bool:
-    """Whether the slot of a running audit is needed: it closes, its process is, or a request waits that it could run."""
+    """Tell whether an audit must leave its slot: the slot closes, its worker is reserved, or a request waits for it."""
     slot = audit.slot
     return not slot.pools or not slot.worker.open or any(pool.queue.waiting for pool in slot.pools)

@@ -229,7 +229,7 @@ class AuditWanted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelRunsAlone:
-    """From now on each request of a model runs alone and at its own sizes; or, if not `alone`, no longer."""
+    """A model stops sharing calls (`alone`), so that each request runs by itself at its own sizes; or shares them again."""
 
     model: str
     alone: bool
@@ -284,7 +284,7 @@ class CutFacts(NamedTuple):
     predicted_s: float | None = None
     """Seconds on its slot; None while nothing is measured."""
     new_shape: bool = False
-    """Whether no batch of its model had these sizes before, as far as remembered."""
+    """True where no remembered batch of its model had these sizes."""
     first: int | None = None
     """The request whose turn it was."""
     left: int = 0

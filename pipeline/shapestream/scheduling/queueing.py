@@ -529,7 +529,7 @@ class ModelQueue:
         self.again_s = 0.0
         """Predicted slot seconds of what waits to be run again, or to be run alone."""
         self.alone = False
-        """Whether each request runs alone, at its own sizes, because results differed in company."""
+        """True where each request runs alone, at its own sizes, because results differed in company."""
         self.unavailable: str | None = None
         """Why no slot will come for this model; None while one may."""
         self.seen: dict[tuple[int, ...], None] = {}

@@ -308,7 +308,7 @@ class Scheduler:
         )
 
     def story(self, id: int) -> Told:  # noqa: A002 - the name that events use
-        """What happened to a recent request."""
+        """The decisions about a recent request, oldest first."""
         return self._ledger.story.of(id)
 
     def troubles(self, id: int) -> Told:  # noqa: A002

@@ -35,7 +35,7 @@ class Story:
         self._troubles.append((time, ids, what, details))
 
     def of(self, id: int) -> Told:  # noqa: A002 - the name that events and actions use
-        """What is remembered of one request; nothing if it was long ago."""
+        """Everything remembered of one request, oldest first; nothing if it was long ago."""
         return _told(self._entries, id)
 
     def troubles_of(self, id: int) -> Told:  # noqa: A002

@@ -169,7 +169,7 @@ class _Callers:
         self._by_loopback = token is None and not is_beyond_loopback(f"tcp://{address}")
 
     def are_sent_from_elsewhere(self, request: Request) -> bool:
-        """Whether a page from elsewhere makes a browser on this machine call a port that only loopback guards.
+        """Tell whether a page from elsewhere makes a browser on this machine call a port that only loopback guards.
 
         Either it says so, or it reaches the port under a name of its own (DNS rebinding), which is neither localhost nor
         an IP address.
