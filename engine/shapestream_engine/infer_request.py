@@ -58,7 +58,8 @@ class InferResults(Mapping[str, np.ndarray[Any, Any]]):
 class InferRequest(ABC):
     """One call at a time of a compiled model, with input tensors of its own.
 
-    Used by one thread, except `cancel`. Before the first call outputs have 0 in each dynamic dimension.
+    Used by one thread. A call that has begun runs to its end: no engine is asked to stop one (docs/backends.md says why).
+    Before the first call outputs have 0 in each dynamic dimension.
     """
 
     def __init__(self, signature: ModelSignature) -> None:
@@ -83,10 +84,6 @@ class InferRequest(ABC):
     @abstractmethod
     def wait(self) -> None:
         """Wait for the end of the call that `start_async` began; raises `InferenceError` if it failed."""
-
-    @abstractmethod
-    def cancel(self) -> None:
-        """Ask a running call to stop, from any thread: `infer` or `wait` raises then. It may come too late."""
 
     @abstractmethod
     def outputs(self) -> list[np.ndarray[Any, Any]]:

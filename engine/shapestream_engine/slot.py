@@ -4,8 +4,10 @@ A `Runner` belongs to the thread that calls `run`. That thread gathers the reque
 out and gives the inference request back. The threads of a server's and a worker's slots (`slot_threads.py` of the
 pipeline) take their batches from a socket; calibration, `check` and the proof make their own.
 
-Until a batch has begun it can be withdrawn, also before it has arrived: its number is skipped. One that runs can be
-interrupted. Whatever a model's call raises fails its batch, also an error that is no `Exception`.
+Until a batch has begun it can be withdrawn, also before it has arrived: its number is skipped. Of one that has begun,
+the calls that have not begun are left out. A call that has begun runs to its end: engines that are asked to stop one may
+answer later calls wrongly (docs/backends.md). Whatever a model's call raises fails its batch, also an error that is no
+`Exception`.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ class Runner:
         self._pools = dict(pools)
         self._seen: dict[str, set[tuple[int, ...]]] = {name: set() for name in pools}
         # Ties other threads' wishes to this one's work: a batch is withdrawn or begun, never both, and `cancel` hits
-        # the call of its batch or none.
+        # its batch or none.
         self._lock = threading.Lock()
         self._last = -1
         """The number that was begun, or skipped, last."""
@@ -46,10 +48,8 @@ class Runner:
         it sends the next."""
         self._begun: int | None = None
         """The batch that the thread works on."""
-        self._calling: InferRequest | None = None
-        """The request that runs the present call of that batch."""
         self._cancelled = False
-        """True once the end of that batch was asked for."""
+        """True once the end of that batch was asked for: it begins no further call."""
         self._halted = False
         """True while all batches are skipped."""
 
@@ -93,22 +93,20 @@ class Runner:
             return True
 
     def cancel(self, batch: int) -> None:
-        """Interrupt this batch: its call ends early, if the engine can do that. One that has not begun is skipped.
+        """Begin no further call of this batch; the one that runs goes on to its end. One that has not begun is skipped.
 
-        `run` reports it either way.
+        `run` reports it either way: with its results, if no call was left out.
         """
         with self._lock:
             if self._begun == batch:
-                self._interrupt()
+                self._cancelled = True
             elif not self._halted and batch > self._last:
                 self._withdrawn.setdefault(batch, True)
 
     def halt(self) -> None:
-        """Skip every batch, and interrupt the one that runs, until `restart`."""
+        """Skip every batch, and every further call of the one that runs, until `restart`."""
         with self._lock:
-            self._halted = True
-            if self._begun is not None:
-                self._interrupt()
+            self._halted = self._cancelled = True
 
     def restart(self) -> None:
         """Run batches again; their numbers may begin anew."""
@@ -116,12 +114,6 @@ class Runner:
             self._halted = False
             self._last = -1
             self._withdrawn.clear()
-
-    def _interrupt(self) -> None:
-        """End the call of the batch that runs; to be called with the lock."""
-        self._cancelled = True
-        if self._calling is not None:
-            self._calling.cancel()
 
     def _process(self, batch: Batch, ahead_s: float) -> BatchReport:
         began = perf_counter()
@@ -149,17 +141,11 @@ class Runner:
 
     def _infer(self, request: InferRequest) -> tuple[float, float]:
         """Runs a call of the batch that has begun; returns when it started and ended."""
-        with self._lock:
-            if self._cancelled:
-                raise InferenceError("cancelled before it started")
-            self._calling = request
+        if self._cancelled:
+            raise InferenceError("cancelled before its call began")
         started = perf_counter()
-        try:
-            request.infer()
-            return started, perf_counter()
-        finally:
-            with self._lock:
-                self._calling = None
+        request.infer()
+        return started, perf_counter()
 
     def _is_new(self, model: str, sizes: tuple[int, ...]) -> bool:
         seen = self._seen[model]

@@ -60,10 +60,7 @@ class FunctionModel(CompiledModel):
 
 
 class FunctionRequest(HostRequest):
-    """Calls of a callable. A call that runs cannot be cancelled: Python has no way to interrupt it.
-
-    The outputs of a call may be views of its inputs.
-    """
+    """Calls of a callable. The outputs of a call may be views of its inputs."""
 
     def __init__(self, signature: ModelSignature, function: _Function) -> None:
         super().__init__(signature)

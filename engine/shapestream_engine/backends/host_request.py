@@ -133,22 +133,15 @@ class HostRequest(InferRequest):
         if call is not None:
             call.result()
 
-    def cancel(self) -> None:
-        """Does nothing where the engine has no way to stop a call."""
-
     def outputs(self) -> list[Array]:
         """The outputs of the last call that went well: copy before the next call."""
         return self._outputs
-
-    def prepare(self) -> None:
-        """Called in the caller's thread before each call: from here on `cancel` is meant for that call."""
 
     def _begin(self) -> None:
         if self._outside:
             for tensor in self._tensors:
                 tensor.check()
         self.running = True
-        self.prepare()
 
     def _finish(self) -> None:
         try:

@@ -167,14 +167,14 @@ class SlotThreads:
             thread.serve(session)
 
     def end(self) -> None:
-        """End the session: what runs is cancelled, and its report is dropped. Forget the server's clock."""
+        """End the session: a call that runs goes on to its end, and its report is dropped. Forget the server's clock."""
         for thread in self._threads:
             thread.difference_s = None
             thread.serve(None)
 
     def withdraw(self, slot: int, batch: int, code: ErrorCode) -> None:
-        """`RECALLED`: skip a batch that has not begun, and tell so. `CANCELLED`: interrupt a batch, or skip it; its slot
-        reports it in its turn.
+        """`RECALLED`: skip a batch that has not begun, and tell so. `CANCELLED`: skip a batch, or those of its calls that have
+        not begun; its slot reports it in its turn.
         """
         if 0 <= slot < len(self._threads):
             self._threads[slot].withdraw(batch, code)
@@ -240,7 +240,7 @@ class _SlotThread(Thread):
         self.wake.set()
 
     def withdraw(self, batch: int, code: ErrorCode) -> None:
-        """Skip a batch, or interrupt it."""
+        """Skip a batch, or what of it has not begun."""
         session = self._session
         if session is None:
             return

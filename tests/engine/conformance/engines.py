@@ -27,8 +27,6 @@ class Engine:
     """The module that must be installed."""
     files: str | None = None
     """The module of the suite that writes files for it; None: it takes the callable."""
-    cancels: bool = False
-    """A running call can be stopped."""
     element_types: frozenset[str] = _ALL
     many: int = 200
     """How many different shapes a test may take its time for: some devices compile each."""
@@ -77,8 +75,8 @@ def _file(files: str, folder: Path, model: Model) -> Path:
 _TORCH = _ALL - {"u16", "u32", "u64"}  # PyTorch 2.13 cannot concatenate these
 
 ENGINES = (
-    Engine(name="openvino", engine="openvino", package="openvino", files="onnx_files", cancels=True),
-    Engine(name="onnxruntime", engine="onnxruntime", package="onnxruntime", files="onnx_files", cancels=True),
+    Engine(name="openvino", engine="openvino", package="openvino", files="onnx_files"),
+    Engine(name="onnxruntime", engine="onnxruntime", package="onnxruntime", files="onnx_files"),
     Engine(name="torch", engine="torch", package="torch", files="torch_files", element_types=_TORCH),
     Engine(
         name="torch-cuda",

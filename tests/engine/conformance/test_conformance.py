@@ -16,7 +16,6 @@ from tests.engine.conformance.models import (
     DOUBLED,
     PAIR,
     PLACES,
-    POWERS_MODEL,
     SCALED,
     Array,
     affine,
@@ -250,40 +249,6 @@ def test_requests_of_one_model_run_side_by_side(
     for thread in threads:
         thread.join()
     assert [] == wrong
-
-
-def test_a_running_call_is_cancelled_from_another_thread(engine: Engine, request_of: RequestOf) -> None:
-    """Where the engine can stop a call, `infer` raises, and the request runs the next call to its end."""
-    if not engine.cancels:
-        pytest.skip(f"{engine.name} cannot stop a running call")
-    request = request_of(POWERS_MODEL, slots=1, threads=1)
-    fill(request, np.zeros((1000, 1000), np.float32))
-    failures = []
-
-    def call() -> None:
-        try:
-            request.infer()
-        except InferenceError as error:
-            failures.append(error)
-
-    for _ in range(2):
-        thread = threading.Thread(target=call)
-        thread.start()
-        while thread.is_alive():
-            request.cancel()
-            thread.join(0.001)
-    assert 2 == len(failures)
-    (output,) = run(request, np.eye(3, dtype=np.float32))
-    np.testing.assert_array_equal(np.eye(3), output)
-
-
-def test_cancelling_what_does_not_run_harms_nobody(request_of: RequestOf) -> None:
-    """A cancellation that comes too late, or too early, leaves the next call alone."""
-    request = request_of(AFFINE)
-    for rows in (1, 2):
-        request.cancel()
-        (output,) = run(request, counting(rows, 4))
-        np.testing.assert_array_equal(affine(counting(rows, 4)), output)
 
 
 def test_requests_that_share_a_call_get_their_own_rows(engine: Engine, tmp_path: Path) -> None:

@@ -41,7 +41,6 @@ class OnnxRuntimeRequest(HostRequest):
         super().__init__(signature)
         self._session = session
         self._binding = session.io_binding()
-        self._options = ort.RunOptions()
         self._inputs = tuple(
             (argument.name, tensor, _bound_type(port.element_type))
             for argument, tensor, port in zip(
@@ -55,10 +54,6 @@ class OnnxRuntimeRequest(HostRequest):
         self._dtypes = tuple(dtype_of(port.element_type) for port in signature.outputs)
         self._values: Any = None
 
-    def prepare(self) -> None:
-        """Forget that an earlier call was cancelled."""
-        self._options.terminate = False
-
     def run(self) -> list[Array]:
         """One call; returns its outputs, which lie in ONNX Runtime's memory until the next."""
         kept = not self._bind_inputs() and self._keep_outputs
@@ -67,7 +62,7 @@ class OnnxRuntimeRequest(HostRequest):
         try:
             self._call()
         except InferenceError:
-            if not kept or self._options.terminate:
+            if not kept:
                 raise
             # The file may be wrong about what an output's shape follows; then every output is left open from here on.
             self._bind_outputs(range(len(self._output_names)))
@@ -77,13 +72,9 @@ class OnnxRuntimeRequest(HostRequest):
         self._values = values = self._binding._iobinding.get_outputs()
         return [_array(value, dtype) for value, dtype in zip(values, self._dtypes, strict=True)]
 
-    def cancel(self) -> None:
-        """Ask the running call to stop between two of the model's operations: it raises, and the request can be reused."""
-        self._options.terminate = True
-
     def _call(self) -> None:
         try:
-            self._session.run_with_iobinding(self._binding, self._options)
+            self._session.run_with_iobinding(self._binding)
         except Exception as error:  # its errors have no common class but this
             words = engine_words(error)
             if "Failed to allocate memory" in words:

@@ -156,8 +156,8 @@ class OpenVinoRequest(InferRequest):
         Other threads run meanwhile.
 
         By `start_async` and `wait`, and never by OpenVINO's own `infer`. That costs 10 us of CPU instead of 22 us (61 us
-        when OpenVINO's thread must be woken up), but on one stream with one thread it ignores `cancel`, and swallows
-        the error of a call that failed, leaving the outputs of an earlier one (2026.4.1).
+        when OpenVINO's thread must be woken up), but on one stream with one thread it swallows the error of a call that
+        failed, leaving the outputs of an earlier one (2026.4.1).
         """
         if inputs is not None:
             self.fill(inputs)
@@ -188,10 +188,6 @@ class OpenVinoRequest(InferRequest):
             self.running = False
         for output in self._set_outputs.values():
             output.take_up()
-
-    def cancel(self) -> None:
-        """Ask the running call to stop: it raises, and the request can be used again. Without one: nothing."""
-        self.engine_request.cancel()
 
     def outputs(self) -> list[Array]:
         """The outputs of the last call, as views of OpenVINO's memory: copy before the next call."""

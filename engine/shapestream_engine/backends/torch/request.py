@@ -51,7 +51,7 @@ def array_of(tensor: torch.Tensor) -> Array:
 
 
 class TorchRequest(HostRequest):
-    """A request's own host tensors, each with its view as a PyTorch tensor. A running call cannot be cancelled."""
+    """A request's own host tensors, each with its view as a PyTorch tensor."""
 
     def __init__(self, signature: ModelSignature, program: Program, device: Device) -> None:
         super().__init__(signature, device.kind)
