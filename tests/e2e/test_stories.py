@@ -38,7 +38,9 @@ def test_a_queued_request_is_told_of_by_command_port_and_log(workplace: Any) -> 
     head, *events, why = by_command.stdout.splitlines()
     assert head.startswith("own 1: gated, 1 x 2, answered, ")
     assert "0.000 ms  arrived; queued before it for gated: 1 request" in events[0]
-    assert "behind 1 queued request and" in why
+    assert "waited" in why
+    assert "for a slot, behind 1 queued request" in why
+    assert "Meanwhile local/0 ran 1 batch" in why
     told = json.loads(workplace.invoke("why", "own 1", "--connect", served.address, "--json").stdout)
     _, by_port = get(port, "/requests/own%201")
     for stories in (told, by_port["stories"]):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,7 +19,16 @@ from tests.pipeline.serving.scripted_slots import ScriptedSlots
 
 from shapestream.scheduling.events import CutFacts, CutReason, FailRequest, StartBatch
 from shapestream.serving import stories
-from shapestream.serving.stories import COMPANY, MINUTES, SLOWEST, Stories, cut_reason, may_see, story_of
+from shapestream.serving.stories import (
+    COMPANY,
+    MINUTES,
+    MOST_STORIES,
+    SLOWEST,
+    Stories,
+    cut_reason,
+    may_see,
+    story_of,
+)
 from shapestream.wire.messages import Explain, Explanation, Failure, Result
 
 CLIENT, OTHER = (b"c" * 16, None), (b"d" * 16, None)
@@ -34,7 +44,10 @@ class Bench:
 
     def __init__(self) -> None:
         self.troubles: dict[int, list[tuple[float, str]]] = {}
-        self.stories = Stories(lambda number: self.troubles.get(number, []))
+        self.running: dict[int, Any] = {}
+        self.stories = Stories(
+            lambda number: self.troubles.get(number, []), lambda: self.running, lambda model: ["w/0"]
+        )
         self._batches = 0
 
     def record(self, number: int, arrived: float, client: Any = CLIENT) -> Any:
@@ -61,16 +74,22 @@ class Bench:
             sizes=(len(records), 4),
             facts=CutFacts(ahead=(0,) * len(records), max_batch=8, **facts),
         )
-        slot = SimpleNamespace(label="w/0", behind=None)
-        report = SimpleNamespace(busy_s=0.0, preparations=0, calls=())
-        running: Any = SimpleNamespace(
-            action=start, slot=slot, sent_at=began, started=began, run_us=0, report=report
+        return SimpleNamespace(
+            action=start,
+            slot=SimpleNamespace(label="w/0"),
+            sent_at=began,
+            started=began,
+            slot_free=None,
+            run_us=0,
+            report=None,
+            records=records,
         )
-        return running
 
     def answer(self, *records: Any, at: float, **facts: Any) -> None:
         """A batch of these requests ran, and all were answered."""
-        self.stories.delivered(self.run(*records, at=at, **facts), records, at)
+        running = self.run(*records, at=at, **facts)
+        running.report = SimpleNamespace(busy_s=0.0, preparations=0, calls=())
+        self.stories.delivered(running, records, at)
 
     def fail(self, record: Any, code: str, at: float) -> None:
         """A request ended without a result."""
@@ -78,7 +97,7 @@ class Bench:
 
     def of(self, sequence: int, now: float = 0.0) -> list[dict[str, Any]]:
         """The stories of a request."""
-        return [story_of(past, now, None) for past in self.stories.of(id_of(sequence), (), ())]
+        return [story_of(past, now, None) for past in self.stories.of(id_of(sequence), (), now)]
 
 
 Ends = st.lists(
@@ -124,14 +143,63 @@ def test_what_is_remembered_is_bounded_by_requests_not_by_batches(monkeypatch: p
     assert ("cancelled", 500.0) == (failed["code"], failed["total_ms"])
 
 
-def test_a_story_counts_the_batches_that_ended_while_its_request_was_queued() -> None:
-    """Neither those before its arrival, nor itself."""
+def test_a_story_counts_the_batches_that_ran_while_its_request_was_queued() -> None:
+    """Neither those before its arrival, nor itself; of the first one it counts what was left."""
     bench = Bench()
     for number in range(1, 6):
-        bench.answer(bench.record(number, 0.0), at=float(number))
+        bench.answer(bench.record(number, 0.0), at=float(number), began=number - 1.0)
     bench.answer(bench.record(6, 2.5), at=5.0)
     (told,) = bench.of(6)
-    assert (3, 2500.0, 2500.0) == (told["batches_before"], told["queue_ms"], told["total_ms"])
+    assert (2500.0, 2500.0) == (told["queue_ms"], told["total_ms"])
+    assert (3, 2500.0) == (told["waited_behind"]["batches"], told["waited_behind"]["own_ms"])
+    assert told["waited_behind"]["complete"]
+
+
+def test_a_story_says_where_it_does_not_know_all_that_its_request_waited_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Batches that are forgotten, or more than are looked at; the last ones are told."""
+    monkeypatch.setattr(stories, "MOST_ANSWERED", 8)
+    monkeypatch.setattr(stories, "MOST_BEHIND", 4)
+    bench = Bench()
+    for number in range(1, 21):
+        bench.answer(bench.record(number, 0.0), at=float(number), began=number - 1.0)
+    told = []
+    for number, arrived in ((21, 1.0), (22, 14.0), (23, 16.0)):
+        bench.fail(bench.record(number, arrived), "overloaded", 20.0)
+        told += [story["waited_behind"] for story in bench.of(number)]
+    assert [(4, False), (4, False), (4, True)] == [(one["batches"], one["complete"]) for one in told]
+
+
+def test_what_the_slowest_waited_behind_is_kept_once_it_was_looked_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A look at a time, the slowest first; then the batches may be forgotten."""
+    monkeypatch.setattr(stories, "MOST_ANSWERED", 4)
+    bench = Bench()
+    bench.answer(bench.record(1, 0.0), at=2.0, began=0.0)
+    for number, arrived in ((2, 1.0), (3, -1.0)):
+        bench.answer(bench.record(number, arrived), at=2.0)
+    bench.stories.look(2.0)
+    for number in range(4, 9):
+        bench.answer(bench.record(number, 3.0), at=3.0)
+    told = [story_of(past, 3.0, None)["waited_behind"] for past in bench.stories.slowest(3.0)]
+    assert [(2000.0, True), (0.0, False)] == [
+        (one["own_ms"], one["complete"])
+        for one, past in zip(told, bench.stories.slowest(3.0), strict=True)
+        if past.member.number in (2, 3)
+    ]
+
+
+def test_of_one_id_the_newest_stories_are_told() -> None:
+    """Of a thousand requests that were given the same one."""
+    bench = Bench()
+    for number in range(1, 1001):
+        record = bench.record(number, float(number))
+        record.tags = {"request_id": "same"}
+        bench.answer(record, at=number + 0.5)
+    told = bench.stories.of("same", (), 1001.0)
+    assert list(range(1001 - MOST_STORIES, 1001)) == [past.member.number for past in told]
 
 
 def test_a_story_of_the_slowest_outlives_the_rings_with_some_of_its_company(
@@ -158,14 +226,15 @@ def test_attempts_and_troubles_are_told_in_their_order() -> None:
     (told,) = bench.of(1)
     assert [0.0, 1000.0, 2000.0, 2000.0, 4000.0, 4000.0] == [time for time, _ in told["events"]]
     assert (2, 4000.0, None) == (told["attempts"], told["total_ms"], told["code"])
-    assert "it lost 3000 ms to 1 failed attempt (batch 1 with worker_lost)" in told["why"]
+    assert "it spent 1000 ms in a failed attempt (batch 1 on w/0: worker_lost)" in told["why"]
+    assert "it waited 2000 ms to run again" in told["why"]
 
 
 def test_a_batch_that_never_began_is_no_attempt() -> None:
     """It was queued behind another one when its slot left."""
     bench = Bench()
     running = bench.run(bench.record(1, 0.0), at=0.0)
-    running.slot.behind = running
+    running.action = replace(running.action, behind=7)
     bench.stories.lost(running, "worker_lost", "its slot ended", 1.0)
     bench.answer(bench.record(1, 0.0), at=2.0, reason=CutReason.RERUN)
     assert 1 == bench.of(1)[0]["attempts"]
