@@ -401,7 +401,7 @@ class Stories:
     def _behind(self, past: Past, now: float) -> Behind:
         waits = [(at, until) for kind, at, until, _ in phases_of(past, now) if kind in _WAITS and until > at]
         slots = {*self._slots_of(past.model), *[run.slot for run in past.runs]}
-        own = {run.start.batch for run in past.runs}
+        own = {run.start.batch for run in past.runs if run.began < inf}
         runs, complete = self._runs, True
         taken: dict[str, tuple[int, float, float]] = {}
         counted: set[int] = set()
@@ -683,7 +683,7 @@ def _parts(story: dict[str, Any], past: Past, phases: Sequence[Phase]) -> Iterat
     begun = next((at for at, (phase, _) in enumerate(plain) if phase.kind in _ATTEMPTS), len(plain))
     at_slot = [phase.run.start.behind for phase in phases if phase.run and phase.kind is Kind.BEHIND]
     behind = f", {ms_of(Kind.BEHIND):g} ms of it at the slot behind batch {at_slot[-1]}" if at_slot else ""
-    queue = "" if past.ahead is None else f", behind {_count(past.ahead, 'queued request')}"
+    queue = "" if not past.ahead else f", behind {_count(past.ahead, 'queued request')}"
     first_ms = ms_of(*_WAITS, among=plain[:begun])
     yield first_ms, f"waited {first_ms:g} ms for a slot{queue}{behind}"
     again_ms = ms_of(*_WAITS, among=plain[begun:])

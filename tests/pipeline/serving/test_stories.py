@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
+from collections import Counter
 from dataclasses import replace
+from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
@@ -83,6 +86,8 @@ class Bench:
             run_us=0,
             report=None,
             records=records,
+            answered=None,
+            left_out=None,
         )
 
     def answer(self, *records: Any, at: float, **facts: Any) -> None:
@@ -230,6 +235,28 @@ def test_attempts_and_troubles_are_told_in_their_order() -> None:
     assert "it waited 2000 ms to run again" in told["why"]
 
 
+def test_a_wait_at_the_slot_is_told_apart_from_that_in_the_queue() -> None:
+    """It is queued for a second, then at its slot behind batch 7 for two, and fails after four more."""
+    bench = Bench()
+    record = bench.record(1, 0.0)
+    running = bench.run(record, at=1.0)
+    running.action = replace(running.action, behind=7)
+    bench.running[1] = running
+    story = story_of(bench.stories.of(id_of(1), [record], 2.0)[0], 2.0, None)
+    assert ("queued", 0) == (story["state"], story["attempts"])
+    running.slot_free = 3.0
+    bench.stories.lost(running, "model_error", "no", 7.0)
+    bench.stories.failed(
+        record, FailRequest(id=1, code="model_error", message="no", batch=1), "model_error", 7.0
+    )
+    (told,) = bench.of(1)
+    assert [("queued", 1000.0, None), ("behind", 2000.0, "w/0"), ("failed", 4000.0, "w/0")] == [
+        (phase["phase"], phase["ms"], phase["slot"]) for phase in told["phases"]
+    ]
+    assert "it waited 3000 ms for a slot, 2000 ms of it at the slot behind batch 7" in told["why"]
+    assert [3000.0, "batch 1 began"] in told["events"]
+
+
 def test_a_batch_that_never_began_is_no_attempt() -> None:
     """It was queued behind another one when its slot left."""
     bench = Bench()
@@ -238,6 +265,200 @@ def test_a_batch_that_never_began_is_no_attempt() -> None:
     bench.stories.lost(running, "worker_lost", "its slot ended", 1.0)
     bench.answer(bench.record(1, 0.0), at=2.0, reason=CutReason.RERUN)
     assert 1 == bench.of(1)[0]["attempts"]
+
+
+class World:
+    """Requests of two clients for two models on two slots, as the dispatcher tells of them; times are whole milliseconds."""
+
+    def __init__(self) -> None:
+        self.bench, self.now = Bench(), 0
+        self.bench.stories = Stories(
+            lambda number: [], lambda: self.bench.running, lambda model: ["w/0", "w/1"]
+        )
+        self.slots: list[list[Any]] = [[], []]
+        """Of each, the batch that runs and the one behind it."""
+        self.queue: list[Any] = []
+        self.known: dict[int, Any] = {}
+        """Every request that ever arrived."""
+        self.ended: dict[int, int] = {}
+        self.ran: list[tuple[int, int, int, Any]] = []
+        """The slot of each run, its begin and its end, and the batch."""
+
+    def arrive(self, first: int, second: int) -> None:
+        """A request arrives."""
+        record = self.bench.record(len(self.known) + 1, self.now / 1000, (CLIENT, OTHER)[first % 2])
+        record.model = ("m", "n")[second % 2]
+        self.known[record.id] = record
+        self.queue.append(record)
+
+    def start(self, first: int, second: int) -> None:
+        """A batch of up to three goes to a slot that is free, or runs one."""
+        slot = self.slots[second % 2]
+        if len(slot) == 2 or not self.queue:
+            return
+        like = [record for record in self.queue if record.model == self.queue[0].model]
+        records = like[: 1 + first % 3]
+        self.queue = [record for record in self.queue if record not in records]
+        running = self.bench.run(*records, at=self.now / 1000, reason=CutReason.RERUN)
+        behind = slot[0].action.batch if slot else None
+        running.action = replace(running.action, model=records[0].model, behind=behind)
+        running.slot = SimpleNamespace(label=f"w/{second % 2}")
+        running.began = None if slot else self.now
+        self.bench.running[running.action.batch] = running
+        slot.append(running)
+
+    def _over(self, at: int, began: int) -> Any:
+        """The batch that runs on this slot is over, and the next one begins."""
+        running = self.slots[at].pop(0)
+        self.ran.append((at, began, self.now, running))
+        if self.slots[at]:
+            self.slots[at][0].slot_free = self.now / 1000
+            self.slots[at][0].began = self.now
+        return running
+
+    def _living(self, running: Any) -> list[Any]:
+        return [record for record in running.records if record.id not in self.ended]
+
+    def finish(self, first: int, second: int) -> None:
+        """A batch ran; one of several members may have been too late for it."""
+        at = first % 2
+        if not self.slots[at]:
+            return
+        running = self.slots[at][0]
+        # The slot's own clock: it has begun a little before the end of the batch before was heard of.
+        busy = (self.now - running.began) * (second % 5) // 4 + second % 3
+        busy = min(busy, self.now - round(running.sent_at * 1000))
+        if running.action.behind is not None:  # as `RunningBatch.ran` has it
+            free = running.began if running.slot_free is None else round(running.slot_free * 1000)
+            running.began = max(round(running.sent_at * 1000), min(free, self.now - busy))
+            running.started = running.began / 1000
+        self._over(at, running.began)
+        running.run_us = busy * (second % 3) * 500
+        running.report = SimpleNamespace(busy_s=busy / 1000, preparations=0, calls=())
+        living = self._living(running)
+        if not living:
+            self.bench.stories.lost(running, "cancelled", "nobody needs it", self.now / 1000)
+        if second % 7 == 0 and len(living) > 1:
+            running.left_out = living[0].id
+            self._end(living.pop(0), running)
+        if living:
+            running.answered = living
+            self.bench.stories.delivered(running, living, self.now / 1000)
+            self.ended |= {record.id: self.now for record in living}
+        del self.bench.running[running.action.batch]
+
+    def fail(self, first: int, second: int) -> None:
+        """A batch fails: of several members each runs again, a single one fails."""
+        at = first % 2
+        if not self.slots[at]:
+            return
+        running = self._over(at, self.slots[at][0].began)
+        self.bench.stories.lost(running, "model_error", "no", self.now / 1000)
+        living = self._living(running)
+        if len(running.records) == 1 and living:
+            self._end(living[0], running)
+        else:
+            self.queue[:0] = living
+        del self.bench.running[running.action.batch]
+
+    def lose(self, first: int, second: int) -> None:
+        """A slot is lost with both its batches, and comes again."""
+        at = first % 2
+        lost, self.slots[at] = self.slots[at], []
+        for running in lost:
+            del self.bench.running[running.action.batch]
+        for running in lost:
+            if running.began is not None:
+                self.ran.append((at, running.began, self.now, running))
+            self.bench.stories.lost(running, "worker_lost", "gone", self.now / 1000)
+            self.queue[:0] = self._living(running)
+
+    def withdraw(self, first: int, second: int) -> None:
+        """A request ends wherever it is."""
+        living = [record for record in self.known.values() if record.id not in self.ended]
+        if not living:
+            return
+        record = living[first % len(living)]
+        batches = [running for running in self.bench.running.values() if record in running.records]
+        self._end(record, batches[0] if batches else None)
+        self.queue = [other for other in self.queue if other is not record]
+
+    def _end(self, record: Any, running: Any) -> None:
+        batch = None if running is None else running.action.batch
+        action = FailRequest(id=record.id, code="cancelled", message="why", batch=batch)
+        self.bench.stories.failed(record, action, "cancelled", self.now / 1000)
+        self.ended[record.id] = self.now
+
+    def check(self) -> None:
+        """Every story adds up, and says of its attempts and of others what happened."""
+        for record in self.known.values():
+            if record.id in self.ended:
+                (past,) = self.bench.stories.of(self.id_of(record), (), self.now / 1000)
+            else:
+                (past,) = self.bench.stories.of(self.id_of(record), [record], self.now / 1000)
+            self._check_one(record, story_of(past, self.now / 1000, None))
+
+    def id_of(self, record: Any) -> str:
+        """As its user knows it."""
+        return id_of(record.sequence, record.session.client[0])
+
+    def _check_one(self, record: Any, story: dict[str, Any]) -> None:
+        phases, until = story["phases"], self.ended.get(record.id, self.now)
+        assert until - round(record.arrived * 1000) == story["total_ms"]
+        assert story["total_ms"] == pytest.approx(sum(phase["ms"] for phase in phases), abs=1e-9)
+        assert all(phase["ms"] >= 0 for phase in phases)
+        everything = self.ran + [
+            (at, slot[0].began, self.now, slot[0]) for at, slot in enumerate(self.slots) if slot
+        ]
+        own = [run for run in everything if record in run[3].records and record.id != run[3].left_out]
+        own = [run for run in own if run[1] <= until]
+        assert len(own) == story["attempts"]
+        time, waits = round(record.arrived * 1000), []
+        for phase in phases:
+            if phase["phase"] in ("queued", "behind"):
+                waits += range(time, time + round(phase["ms"]))
+            time += round(phase["ms"])
+        taken = Counter[str]()
+        for tick, at in product(waits, range(2)):
+            there = [run for run in everything if run[0] == at and run[1] <= tick < run[2]]
+            for *_, running in there[
+                :1
+            ]:  # the next one may have begun a little before the end of this was heard of
+                clients = [one.session.client for one in self._members(running)]
+                taken["own_ms"] += clients.count(record.session.client) / len(clients)
+                taken["others_ms"] += 1 - clients.count(record.session.client) / len(clients)
+        told = story["waited_behind"]
+        assert [told["own_ms"], told["others_ms"]] == pytest.approx(
+            [taken["own_ms"], taken["others_ms"]], abs=0.01
+        )
+        assert all(math.isfinite(time) for time, _ in story["events"])
+
+    def _members(self, running: Any) -> list[Any]:
+        """Those that the batch answered, else all."""
+        return running.answered or running.records
+
+
+Steps = st.lists(
+    st.tuples(
+        st.sampled_from(
+            ["arrive", "arrive", "start", "start", "finish", "finish", "fail", "lose", "withdraw"]
+        ),
+        st.integers(0, 5),
+        st.integers(0, 14),
+        st.integers(0, 9),
+    ),
+    max_size=40,
+)
+
+
+@given(Steps)
+def test_whatever_happens_a_story_adds_up(steps: list[tuple[str, int, int, int]]) -> None:
+    """Against every millisecond of two slots, counted one by one."""
+    world = World()
+    for step, first, second, later_ms in steps:
+        getattr(world, step)(first, second)
+        world.now += later_ms
+    world.check()
 
 
 @pytest.mark.parametrize(

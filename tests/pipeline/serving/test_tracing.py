@@ -201,7 +201,13 @@ def test_an_engines_words_that_are_no_utf_8_keep_no_span_back() -> None:
     record = dataclasses.replace(record, tags=parent(1))
     memory = InMemorySpanExporter()
     tracer = RequestTracer(memory)
-    tracer.ended([record], Stories(lambda request: [], dict, lambda model: []), 1.0, code="model_error", message="bad \ud800 data")
+    tracer.ended(
+        [record],
+        Stories(lambda request: [], dict, lambda model: []),
+        1.0,
+        code="model_error",
+        message="bad \ud800 data",
+    )
     tracer.stop()
     tracer.join()
     (span,) = memory.get_finished_spans()
