@@ -160,6 +160,15 @@ def test_a_story_counts_the_batches_that_ran_while_its_request_was_queued() -> N
     assert told["waited_behind"]["complete"]
 
 
+def test_batches_of_a_slot_are_not_counted_twice_where_their_times_overlap() -> None:
+    """A batch that was queued at the slot has begun a little before the end of the one before it is heard of."""
+    bench = Bench()
+    bench.answer(bench.record(1, 0.0), at=2.0, began=0.0)
+    bench.answer(bench.record(2, 0.0), at=4.0, began=1.5)
+    bench.answer(bench.record(3, 0.0), at=4.0)
+    assert [4000.0] == [told["waited_behind"]["own_ms"] for told in bench.of(3)]
+
+
 def test_a_story_says_where_it_does_not_know_all_that_its_request_waited_behind(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
