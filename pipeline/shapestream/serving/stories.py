@@ -285,8 +285,8 @@ class Stories:
     def look(self, now: float) -> None:
         """Look at what the slowest request waited behind, unless that is known: soon it is forgotten.
 
-        It takes the event loop about a millisecond at most, and is to be done now and then. At the end of a request it would slow
-        down each batch of a queue that grows.
+        It takes the event loop about a millisecond at most, and is to be done now and then. At the end of a request it would
+        slow down each batch of a queue that grows.
         """
         news = [(entry, heap) for heap in self._slow for entry in heap if entry[2].behind is None]
         if news:
@@ -549,11 +549,7 @@ def story_of(past: Past, now: float, asker: ClientId | None) -> dict[str, Any]:
     member, runs = past.member, past.runs
     arrived, last = member.arrived, runs[-1] if runs else None
     phases = phases_of(past, now)
-    attempts = len([run for run in runs if run.began < inf])
     open_end = past.ended == inf
-    ended = now if open_end else past.ended
-    began = ended if last is None else min(last.began, ended)
-    answering = last if last is not None and not open_end and past.code is None else None
     runs_now = open_end and bool(phases) and phases[-1].kind is Kind.RUNNING
     story: dict[str, Any] = {
         "request_id": member.id,
@@ -562,13 +558,11 @@ def story_of(past: Past, now: float, asker: ClientId | None) -> dict[str, Any]:
         "state": past.code or ("running" if runs_now else "queued" if open_end else "answered"),
         "arrived_s_ago": round(now - arrived, 3),
         "queued_before": past.ahead,
-        "queue_ms": _ms(began - arrived),
-        "run_ms": None if answering is None else _ms(answering.run_us * 1e-6),
-        "total_ms": _ms(ended - arrived),
+        "total_ms": _ms((now if open_end else past.ended) - arrived),
         "phases": _plain_phases(phases, arrived),
         "waited_behind": None if past.behind is None else _plain_behind(past.behind),
         "slot": None if last is None else last.slot,
-        "attempts": attempts,
+        "attempts": len([run for run in runs if run.began < inf]),
         "code": past.code,
     }
     if last is not None:
@@ -583,7 +577,6 @@ def story_of(past: Past, now: float, asker: ClientId | None) -> dict[str, Any]:
             "padding_ratio": last.padding_ratio,
             "new_shape": facts.new_shape or last.preparations > 0,
             "predicted_ms": None if facts.predicted_s is None else _ms(facts.predicted_s),
-            "busy_ms": None if answering is None else _ms(answering.busy_s),
         }
     story["events"] = [[_ms(time - arrived), text] for time, text in sorted(_events(past), key=itemgetter(0))]
     story["why"] = " ".join(_sentences(story, past, phases))
@@ -706,7 +699,7 @@ def _parts(story: dict[str, Any], past: Past, phases: Sequence[Phase]) -> Iterat
             ms_of(Kind.RUNNING),
             f"{ran} {ms_of(Kind.RUNNING):g} ms in batch {story['batch']} on {story['slot']}",
         )
-    if story["run_ms"] is not None:
+    if any(phase.kind is Kind.CALLS for phase in phases):
         held_ms = ms_of(Kind.CALLS, Kind.COPIES)
         predicted = "" if story["predicted_ms"] is None else f", predicted {story['predicted_ms']:g} ms"
         company = f"in a batch of {story['batch_requests']} on {story['slot']}"
