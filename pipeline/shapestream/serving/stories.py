@@ -415,6 +415,8 @@ class Stories:
             high = bisect_right(runs, until, key=_ENDED)
             low = max(bisect_right(runs, since, key=_ENDED), high - MOST_BEHIND)
             complete = complete and since >= (runs[low - 1][4] if low else self._forgotten)
+            if len(self._failed_runs) == MOST_FAILED_RUNS:
+                complete = complete and since >= self._failed_runs[0].ended
             others = [run for run in self._failed_runs if run.ended > since]
             others += [_run_of(running) for running in self._batches().values() if running.action.requests]
             seen = chain(islice(runs, low, high), _first_on_each(slots, islice(runs, high, None)), others)

@@ -26,6 +26,7 @@ from shapestream.serving import stories
 from shapestream.serving.stories import (
     COMPANY,
     MINUTES,
+    MOST_FAILED_RUNS,
     MOST_STORIES,
     SLOWEST,
     Stories,
@@ -204,6 +205,30 @@ def test_what_the_slowest_waited_behind_is_kept_once_it_was_looked_at(
         for one, past in zip(told, bench.stories.slowest(3.0), strict=True)
         if past.member.number in (2, 3)
     ]
+
+
+def test_failed_batches_that_are_forgotten_are_missed_too() -> None:
+    """The ring of failed batches is full, and its oldest one ended during the wait."""
+    bench = Bench()
+    told = []
+    for number in range(1, MOST_FAILED_RUNS + 2):
+        record = bench.record(number, 0.0)
+        bench.stories.lost(bench.run(record, at=number - 1.0), "model_error", "no", float(number))
+        if number in (2, MOST_FAILED_RUNS + 1):
+            bench.fail(record, "model_error", float(number))
+            told += [story["waited_behind"] for story in bench.of(number)]
+    assert [(1, True), (MOST_FAILED_RUNS - 1, False)] == [(one["batches"], one["complete"]) for one in told]
+
+
+def test_another_key_cannot_hide_a_story_behind_newer_ones_of_the_same_id() -> None:
+    """Of those that the asker may see the newest are told."""
+    bench = Bench()
+    keyed, other = (b"c" * 16, "key"), (b"d" * 16, "other")
+    for number in range(1, 101):
+        record = bench.record(number, float(number), keyed if number == 1 else other)
+        record.tags = {"request_id": "same"}
+        bench.answer(record, at=number + 0.5)
+    assert [1] == [past.member.number for past in bench.stories.of("same", (), 101.0, keyed)]
 
 
 def test_of_one_id_the_newest_stories_are_told() -> None:
