@@ -12,7 +12,7 @@ import pytest
 from tests.e2e.conftest import until
 from tests.e2e.test_admin_port import ADMIN, MODELS, get, port_of
 
-from shapestream.errors import DeadlineExceeded, ModelError, Overloaded
+from shapestream.errors import DeadlineExceeded, ModelError, Overloaded, Poisoned
 
 pytest.importorskip("hypercorn", reason="the extra [admin] is not installed")
 pytestmark = pytest.mark.e2e
@@ -192,3 +192,21 @@ def test_a_request_withdrawn_while_it_runs_tells_of_its_call(workplace: Any) -> 
         workplace.open_gate()
     assert ("cancelled", "local/0", 1) == (story["code"], story["slot"], story["attempts"])
     assert adds_up(story)
+
+
+def test_both_attempts_of_a_request_that_kills_workers_are_told(workplace: Any) -> None:
+    """Each names the slot that it took with it."""
+    text = MODELS.replace("SERVER", "{listen: [ipc://s.sock]}").replace("double_when_open", "double")
+    served = workplace.serve(text.replace("in_process: true", "workers: [{count: 1, slots: 1}]"))
+    served.wait_for("workers ready")
+    with served.client() as client:
+        with pytest.raises(Poisoned):
+            client.infer("gated", {"x": np.full((1, 2), 13, np.float32)}, request_id="deadly")
+        (story,) = client.stories("deadly")
+    assert ("poisoned", 2) == (story["code"], story["attempts"])
+    assert adds_up(story)
+    failed = [part for part in story["phases"] if part["phase"] == "failed"]
+    assert 2 == len({part["batch"] for part in failed})
+    assert all(part["slot"] in story["why"] for part in failed)
+    assert "in 2 failed attempts" in story["why"]
+    assert "to run again" in story["why"]
