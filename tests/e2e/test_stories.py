@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.e2e.conftest import until
 from tests.e2e.test_admin_port import ADMIN, MODELS, get, port_of
 
-from shapestream.errors import Overloaded
+from shapestream.errors import DeadlineExceeded, ModelError, Overloaded, Poisoned
 
 pytest.importorskip("hypercorn", reason="the extra [admin] is not installed")
 pytestmark = pytest.mark.e2e
@@ -38,7 +39,9 @@ def test_a_queued_request_is_told_of_by_command_port_and_log(workplace: Any) -> 
     head, *events, why = by_command.stdout.splitlines()
     assert head.startswith("own 1: gated, 1 x 2, answered, ")
     assert "0.000 ms  arrived; queued before it for gated: 1 request" in events[0]
-    assert "behind 1 queued request and" in why
+    assert "waited" in why
+    assert "for a slot, behind 1 queued request" in why
+    assert "Meanwhile local/0 ran 1 batch" in why
     told = json.loads(workplace.invoke("why", "own 1", "--connect", served.address, "--json").stdout)
     _, by_port = get(port, "/requests/own%201")
     for stories in (told, by_port["stories"]):
@@ -120,3 +123,90 @@ def test_stories_are_told_while_a_server_is_overloaded(workplace: Any) -> None:
     assert refused
     (story,) = get(port, f"/requests/{refused[-1]}")[1]["stories"]
     assert ("overloaded", 0) == (story["code"], story["attempts"])
+
+
+TWO_MODELS = MODELS.replace(
+    "    in_process: true\n",
+    """\
+      - name: slow
+        function: gated:double_slowly
+        inputs: {x: {shape: "batch:1..8, n:1..64", element_type: f32}}
+        outputs: {y: {shape: "batch, n", element_type: f32, rule: rows}}
+        trust: true
+        calibration_s: 0
+    in_process: true
+""",
+).replace("SERVER", ADMIN)
+
+
+def adds_up(story: dict[str, Any]) -> bool:
+    """Whether the parts of a story's time sum to the whole, to a thousandth of a millisecond."""
+    return bool(abs(story["total_ms"] - sum(part["ms"] for part in story["phases"])) < 1e-3)
+
+
+def test_where_the_time_of_requests_without_a_result_went(workplace: Any) -> None:
+    """Too late while it ran, too late while it was queued behind another client, and failed by its model."""
+    served = workplace.serve(TWO_MODELS)
+    port = port_of(served)
+    with served.client() as client, served.client() as other:
+        with pytest.raises(DeadlineExceeded):
+            other.infer("gated", ONE, deadline=0.5, request_id="ran")
+        with pytest.raises(DeadlineExceeded):
+            client.infer("slow", ONE, deadline=0.5, request_id="queued")
+        told = {name: client.stories(name)[0] for name in ("ran", "queued")}
+        assert "Its call runs on without it." in told["ran"]["why"]
+        workplace.open_gate()
+        with pytest.raises(ModelError):
+            client.infer("slow", {"x": np.full((1, 2), 14, np.float32)}, request_id="failed")
+        told = {name: client.stories(name)[0] for name in ("ran", "queued", "failed")}
+    assert [("gated", "local/0", 1), ("slow", None, 0), ("slow", "local/0", 1)] == [
+        (story["model"], story["slot"], story["attempts"]) for story in told.values()
+    ]
+    assert [["running"], ["queued"]] == [
+        [part["phase"] for part in told[name]["phases"] if part["ms"] > 100] for name in ("ran", "queued")
+    ]
+    assert "Its call ran on without it for" in told["ran"]["why"]
+    behind = told["queued"]["waited_behind"]
+    assert (["local/0"], 1, ["gated"], 0.0) == (
+        list(behind["slots"]),
+        behind["batches"],
+        list(behind["models"]),
+        behind["own_ms"],
+    )
+    assert behind["others_ms"] == pytest.approx(told["queued"]["total_ms"], abs=50)
+    assert "in a failed attempt (batch 2 on local/0: model_error)" in told["failed"]["why"]
+    for name, story in told.items():
+        assert adds_up(story)
+        _, by_port = get(port, f"/requests/{name}")
+        by_command = workplace.invoke("why", name, "--connect", served.address).stdout
+        assert by_command.splitlines()[-1] == story["why"] == by_port["stories"][0]["why"]
+
+
+def test_a_request_withdrawn_while_it_runs_tells_of_its_call(workplace: Any) -> None:
+    """A stream is left while its only request runs."""
+    served = workplace.serve(TWO_MODELS)
+    with served.client() as client:
+        with client.stream("gated", [ONE]):
+            workplace.wait_entered()
+        (story,) = until("the request has ended", lambda: [s for s in client.stories(slowest=1) if s["code"]])
+        workplace.open_gate()
+    assert ("cancelled", "local/0", 1) == (story["code"], story["slot"], story["attempts"])
+    assert adds_up(story)
+
+
+def test_both_attempts_of_a_request_that_kills_workers_are_told(workplace: Any) -> None:
+    """Each names the slot that it took with it."""
+    text = MODELS.replace("SERVER", "{listen: [ipc://s.sock]}").replace("double_when_open", "double")
+    served = workplace.serve(text.replace("in_process: true", "workers: [{count: 1, slots: 1}]"))
+    served.wait_for("workers ready")
+    with served.client() as client:
+        with pytest.raises(Poisoned):
+            client.infer("gated", {"x": np.full((1, 2), 13, np.float32)}, request_id="deadly")
+        (story,) = client.stories("deadly")
+    assert ("poisoned", 2) == (story["code"], story["attempts"])
+    assert adds_up(story)
+    failed = [part for part in story["phases"] if part["phase"] == "failed"]
+    assert 2 == len({part["batch"] for part in failed})
+    assert all(part["slot"] in story["why"] for part in failed)
+    assert "in 2 failed attempts" in story["why"]
+    assert "to run again" in story["why"]

@@ -343,6 +343,8 @@ class FailRequest:
     retry_after_s: float | None = None
     ahead: int | None = field(default=None, compare=False)
     """Requests of its model that were queued when it arrived; None: it was not admitted."""
+    batch: int | None = field(default=None, compare=False)
+    """The batch that it was in; None: it was queued, or not admitted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -171,7 +171,9 @@ class Ledger:
         """End a request with an error."""
         self._withdraw(request)
         self.story.note(now, (request.id,), "failed: {}: {}", code, message)
-        return FailRequest(id=request.id, code=code, message=message, ahead=request.ahead)
+        return FailRequest(
+            id=request.id, code=code, message=message, ahead=request.ahead, batch=request.batch
+        )
 
     def fail_late(self, request: Request, now: float) -> FailRequest:
         """End a request whose deadline has passed, or cannot be met any more.

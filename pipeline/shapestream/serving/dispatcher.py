@@ -368,9 +368,9 @@ class Dispatcher:
         return self._requests.values()
 
     @property
-    def batches(self) -> Iterable[RunningBatch]:
-        """Batches that were started and not reported yet."""
-        return self._book.batches.values()
+    def batches(self) -> Mapping[int, RunningBatch]:
+        """Batches that were started and not reported yet, by number."""
+        return self._book.batches
 
     @property
     def unfinished(self) -> int:

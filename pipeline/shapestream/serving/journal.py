@@ -140,6 +140,8 @@ class Journal:
             action.sizes,
         )
         self.statistics.recent.add_batch(row)
+        if running.cancelled or running.recalled:  # perhaps for nobody
+            self.stories.lost(running, ErrorCode.CANCELLED, "its results were not needed", now)
         if PRESENT.debug:
             log.debug(
                 "batch ran",

@@ -40,7 +40,7 @@ from shapestream.serving.models import ServedModels
 from shapestream.serving.outgoing import Outgoing
 from shapestream.serving.quarantine import Quarantine
 from shapestream.serving.slot_threads import SlotThreads
-from shapestream.serving.stories import Stories, may_see, nothing_of, story_of
+from shapestream.serving.stories import Stories, nothing_of, story_of
 from shapestream.serving.worker_port import LastState, ProcessOwner, WorkerPort
 from shapestream.settings import ModelSettings, ServerSettings
 from shapestream.telemetry.last_minute import LastMinute
@@ -114,7 +114,7 @@ class Server:
             learned={} if self._cost_keeper is None else self._cost_keeper.read(),
         )
         trace = None if settings.record_trace is None else TraceRecorder(Path(settings.record_trace))
-        self._stories = Stories(self._scheduler.troubles)
+        self._stories = Stories(self._scheduler.troubles, lambda: self._dispatcher.batches, self._labels_of)
         self._tracer = tracer
         self._journal = Journal(self._counters, self._stories, trace, tracer)
         self._kept = KeptReplies(
@@ -358,16 +358,19 @@ class Server:
         if not request:
             return {"stories": self.slowest_stories(slowest, asker)}
         now = trio.current_time()
-        found = self._stories.of(request, self._dispatcher.requests, self._dispatcher.batches)
-        stories = [story_of(past, now, asker) for past in found if may_see(asker, past.member.client)]
+        found = self._stories.of(request, self._dispatcher.requests, now, asker)
+        stories = [story_of(past, now, asker) for past in found]
         unknown = {} if stories else {"unknown": nothing_of(request, self._stories.reach_s(now))}
         return {"stories": stories, **unknown}
 
     def slowest_stories(self, count: int, asker: ClientId | None = None) -> list[dict[str, Any]]:
         """The slowest requests of the last ten minutes that the asker may see, one of a batch, the slowest first."""
         now = trio.current_time()
-        slowest = (past for past in self._stories.slowest(now) if may_see(asker, past.member.client))
-        return [story_of(past, now, asker) for past in islice(slowest, count)]
+        return [story_of(past, now, asker) for past in islice(self._stories.slowest(now, asker), count)]
+
+    def _labels_of(self, model: str) -> list[str]:
+        """The slots that serve a model."""
+        return [slot.label for slot in self._dispatcher.slots.values() if model in slot.worker.models]
 
     def live(self, batches: int) -> dict[str, Any]:
         """The page's data: counters, queue by size, slots, errors, and the batches after the first `batches` ones.
@@ -472,6 +475,7 @@ class Server:
             now = trio.current_time()  # once: it may stand still between two looks, too
             self._counters.lag_us.record(round((now - due) * 1e6))
             self._last_minute.take(now)
+            self._stories.look(now)
             if now > due + STALL_S:
                 log.warning("the server stood still", seconds=round(now - due, 1))
                 await trio.sleep(STALL_S)  # unread messages come before the verdict that a peer is silent

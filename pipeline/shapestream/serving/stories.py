@@ -3,6 +3,10 @@
 The journal adds one tuple per batch that ran, and one per request that failed: numbers and ids, never tensors. A story is
 put together when it is asked for, from these tuples and from the scheduler's troubles (scheduling/statistics.py). The
 slowest requests are kept apart, since the rings move on.
+
+A story divides the request's time into phases (`Phase`). Each begins where the one before it ends, the first one at the
+arrival, and the last one ends with the request: their milliseconds sum to the whole. What ran meanwhile on the slots of its
+model (`Behind`) is divided by model, and into work of its own client and of others.
 """
 
 from __future__ import annotations
@@ -10,12 +14,14 @@ from __future__ import annotations
 import re
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from enum import Enum
+from functools import partial
 from heapq import heappush, heapreplace
-from itertools import chain, takewhile
-from math import inf, prod
+from itertools import chain, islice, takewhile
+from math import inf, nan, prod
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from shapestream.scheduling.events import CutReason, FailRequest, StartBatch
 from shapestream.scheduling.statistics import Told
@@ -23,21 +29,24 @@ from shapestream.serving.kept_replies import ClientId
 from shapestream.serving.sessions import RequestRecord
 from shapestream.serving.workers import RunningBatch
 from shapestream.wire.tags import REQUEST_ID
+from shapestream_engine.batch import ErrorCode
 
 MOST_ANSWERED = 16_384
 """Answered requests that are remembered, at most; 0.8 KB each where each runs alone, 0.2 KB in batches of 64."""
 MOST_FAILED = 4_096
-"""Failed requests that are remembered, at most; 0.5 KB each."""
+"""Failed requests that are remembered, at most; 0.5 KB each, and 0.6 KB more where each was in a batch of its own."""
 MOST_FAILED_RUNS = 256
-"""Batches that failed or were lost, at most."""
+"""Batches that failed, were lost, or ran for nobody, at most."""
 SLOWEST = 32
 """Batches that are kept of each minute for their slowest member, at most."""
 MINUTES = 10
 """Minutes that these are kept for."""
 COMPANY = 16
-"""Other members of a batch that a story names, at most."""
-WORTH_TELLING = 0.1
-"""Share of a request's time from which on a story tells of the way between server and slot."""
+"""Other members of a batch that a story names, at most; and models and slots that it waited behind."""
+MOST_STORIES = 16
+"""Requests of one id that are told of, at most: the newest."""
+MOST_BEHIND = 512
+"""Batches that ended during a wait and are looked at, at most: the last ones. Each takes the event loop a microsecond."""
 _ID = re.compile(r"([0-9a-f]{32})-(\d{1,19})")
 
 
@@ -66,8 +75,9 @@ class Run(NamedTuple):
     slot: str
     sent: float
     began: float
+    """`inf` where it did not begin: the request was queued at the slot, or left out of the call."""
     ended: float
-    """`inf` while it runs."""
+    """`inf` while it runs; `nan` where it went on after its request had ended, and its end is forgotten."""
     run_us: int
     busy_s: float
     preparations: int
@@ -75,6 +85,8 @@ class Run(NamedTuple):
     code: str | None
     """The code of a run that failed."""
     why: str
+    clients: Sequence[ClientId]
+    """Those of all its requests, where it answered none."""
     members: Sequence[tuple[Any, ...]]
     """The requests that it answered, as `Member` has them."""
 
@@ -90,6 +102,45 @@ class Run(NamedTuple):
         return round(min(1.0, self.start.facts.padding / computed), 4) if computed else 0.0
 
 
+class Kind(Enum):
+    """The kinds of phases, in their order within an attempt. Of the last four one attempt has the first three, or one."""
+
+    QUEUED = "queued"
+    """In the server's queue."""
+    BEHIND = "behind"
+    """Sent to its slot, and queued there behind another batch."""
+    CALLS = "calls"
+    """In its batch's calls."""
+    COPIES = "copies"
+    """Its slot gathers inputs, and splits and copies results."""
+    WAY = "way"
+    """On the way to the slot and back, the event loops' turns included."""
+    FAILED = "failed"
+    """In an attempt that failed or was lost, up to the server's hearing of it."""
+    RUNNING = "running"
+    """In an attempt that still ran when the request ended, or that runs now."""
+
+
+class Phase(NamedTuple):
+    """A part of a request's time, in seconds of the server's clock."""
+
+    kind: Kind
+    begins: float
+    ends: float
+    run: Run | None
+    """The attempt that it belongs to; None in the queue."""
+
+
+class Behind(NamedTuple):
+    """What ran on the slots of a request's model while it waited."""
+
+    slots: tuple[str, ...]
+    models: Mapping[str, tuple[int, float, float]]
+    """Batches, and seconds of the slots, for the request's own client and for others. A batch is divided by its members."""
+    complete: bool
+    """False where some of the batches are not remembered, or were too many."""
+
+
 class Past(NamedTuple):
     """Everything that is known of one request."""
 
@@ -103,25 +154,37 @@ class Past(NamedTuple):
     """Requests of its model that were queued when it arrived; None where that is not known."""
     runs: tuple[Run, ...] = ()
     """The last is the one that answered it, if any did."""
-    passed: int = 0
-    """Batches of any model that ended while it was queued, as far as remembered."""
     troubles: Sequence[tuple[float, str]] = ()
+    behind: Behind | None = None
+    """None where nobody has looked yet."""
 
 
 class Stories:
     """The recorder: what ran and what failed lately, and the slowest of the last minutes."""
 
-    def __init__(self, troubles: Callable[[int], Told]) -> None:
-        """`troubles` gives those that the scheduler remembers of a request."""
+    def __init__(
+        self,
+        troubles: Callable[[int], Told],
+        batches: Callable[[], Mapping[int, RunningBatch]],
+        slots_of: Callable[[str], Collection[str]],
+    ) -> None:
+        """`troubles` gives those that the scheduler remembers of a request, `batches` what runs, by number.
+
+        `slots_of` gives the labels of the slots that serve a model.
+        """
         self._troubles = troubles
+        self._batches = batches
+        self._slots_of = slots_of
         self._runs: deque[tuple[Any, ...]] = deque()
         """Rows of `Run`, plain since one is made for each batch, in the order of their ends."""
         self._answered = 0
         """Members of all these."""
+        self._forgotten = -inf
+        """When the last one ended that is remembered no more."""
         self._failed_runs: deque[Run] = deque(maxlen=MOST_FAILED_RUNS)
         self._failed: deque[tuple[Any, ...]] = deque(maxlen=MOST_FAILED)
         """The first fields of `Past`, each."""
-        self._slow: deque[list[tuple[float, int, Past]]] = deque(maxlen=MINUTES + 1)
+        self._slow: deque[list[_Slow]] = deque(maxlen=MINUTES + 1)
         """By minute, a heap of the slowest."""
         self._minute_ends = -inf
         self._slow_from = -inf
@@ -156,28 +219,44 @@ class Stories:
             report.calls,
             None,
             "",
+            (),
             members,
         )
         runs = self._runs
         runs.append(run)
         self._answered += len(members)
         while self._answered > MOST_ANSWERED:
-            self._answered -= len(runs.popleft()[-1])
+            gone = runs.popleft()
+            self._answered -= len(gone[-1])
+            self._forgotten = gone[4]
         oldest = min(members)
         if now - oldest[0] > self._slow_from or now >= self._minute_ends:
             self._keep_slow(self._answered_by(Run(*run), Member(*oldest)), now)
 
     def lost(self, running: RunningBatch, code: str, why: str, now: float) -> None:
-        """Remember a batch that began and did not run to its end."""
-        if running.slot.behind is not running:
-            self._failed_runs.append(_run_of(running, now)._replace(code=str(code), why=why))
+        """Remember a batch that began, and failed, was lost or ran for nobody."""
+        run = _run_of(running)
+        if run.began < inf:
+            self._failed_runs.append(run._replace(ended=now, code=str(code), why=why))
 
     def failed(self, record: RequestRecord, action: FailRequest, code: str, now: float) -> None:
         """Remember a request that ends without a result."""
-        row = (_row_of(record), record.model, now, code, action.message, action.ahead)
+        last = None if action.batch is None else self._last_run(action.batch)
+        runs = () if last is None else (last,)
+        row = (_row_of(record), record.model, now, code, action.message, action.ahead, runs)
         self._failed.append(row)
         if now - record.arrived > self._slow_from or now >= self._minute_ends:
             self._keep_slow(self._failed_as(row), now)
+
+    def _last_run(self, batch: int) -> Run | None:
+        """The run of a batch that runs, or was reported or lost in this turn."""
+        running = self._batches().get(batch)
+        failed = self._failed_runs
+        if running is None or (failed and failed[-1].start.batch == batch):
+            return next((run for run in reversed(failed) if run.start.batch == batch), None)
+        run = _run_of(running)
+        # What has run by now has left the request out, since its deadline had passed.
+        return run if running.report is None else run._replace(began=inf)
 
     def _keep_slow(self, past: Past, now: float) -> None:
         if now >= self._minute_ends:
@@ -194,40 +273,71 @@ class Stories:
 
     # ------------------------------------------------------------ what is asked for
 
-    def slowest(self, now: float) -> list[Past]:
-        """The slowest requests of the last minutes, one of a batch, the slowest first."""
-        kept = [past for heap in self._slow for _, _, past in heap if past.ended > now - 60.0 * MINUTES]
-        return sorted(kept, key=lambda past: past.member.arrived - past.ended)
+    def slowest(self, now: float, asker: ClientId | None = None) -> Iterator[Past]:
+        """The slowest requests of the last minutes that the asker may see, one of a batch, the slowest first."""
+        kept = [
+            (entry, heap) for heap in self._slow for entry in heap if entry[2].ended > now - 60.0 * MINUTES
+        ]
+        for entry, heap in sorted(kept, key=lambda one: -one[0][0]):
+            if may_see(asker, entry[2].member.client):
+                yield self._looked_at(entry, heap, now)
 
-    def of(self, text: str, records: Iterable[RequestRecord], batches: Iterable[RunningBatch]) -> list[Past]:
-        """The requests with this id, the latest last; `records` and `batches` are those that have not ended."""
+    def look(self, now: float) -> None:
+        """Look at what the slowest request waited behind, unless that is known: soon it is forgotten.
+
+        It takes the event loop about a millisecond at most, and is to be done now and then. At the end of a request it would
+        slow down each batch of a queue that grows.
+        """
+        news = [(entry, heap) for heap in self._slow for entry in heap if entry[2].behind is None]
+        if news:
+            self._looked_at(*max(news, key=lambda one: one[0][0]), now)
+
+    def _looked_at(self, entry: _Slow, heap: list[_Slow], now: float) -> Past:
+        past = entry[2]
+        if past.behind is None:
+            past = self._told(past, now)
+            if not past.runs or past.runs[-1].ended != inf:
+                heap[heap.index(entry)] = (*entry[:2], past)  # its key stays
+        return past
+
+    def of(
+        self, text: str, records: Iterable[RequestRecord], now: float, asker: ClientId | None = None
+    ) -> list[Past]:
+        """The newest requests with this id that the asker may see, the latest last; `records` are those without an end."""
         match = _ID.fullmatch(text)
         client, sequence = (bytes.fromhex(match[1]), int(match[2])) if match else (b"", -1)
 
         def asked(row: tuple[Any, ...]) -> bool:
-            return bool((row[3] == sequence and row[2][0] == client) or row[5] == text)
+            mine = (row[3] == sequence and row[2][0] == client) or row[5] == text
+            return mine and may_see(asker, row[2])
 
-        found = {
-            past.member.number: past
-            for past in chain(
-                (past for heap in self._slow for _, _, past in heap if asked(past.member)),
-                (self._failed_as(row) for row in self._failed if asked(row[0])),
-                (
-                    self._answered_by(Run(*run), Member(*row))
-                    for run in self._runs
-                    for row in run[-1]
-                    if asked(row)
-                ),
-            )
-        }
-        running = list(batches)
-        for record in records:
-            member = member_of(record)
-            if asked(member):
-                own = [_run_of(run) for run in running if member.number in run.action.requests]
-                past = Past(member, record.model, inf, None, "", None, tuple(own))
-                found[member.number] = self._whole(past)
-        return [found[number] for number in sorted(found)]
+        # In one expression, and newest first: 16,384 rows take three milliseconds, or fewer where many have this id.
+        answered = (
+            (run, row)
+            for run in reversed(self._runs)
+            for row in run[-1]
+            if (row[3] == sequence or row[5] == text) and asked(row)
+        )
+        failed = (row for row in reversed(self._failed) if asked(row[0]))
+        open_ = [
+            record
+            for record in records
+            if record.sequence == sequence
+            or (record.tags is not None and record.tags.get(REQUEST_ID) == text)
+        ]
+        found: dict[int, Callable[[], Past]] = {}
+        for heap in self._slow:
+            for entry in heap:
+                if asked(entry[2].member):
+                    found[entry[1]] = partial(self._looked_at, entry, heap, now)
+        for row in islice(failed, MOST_STORIES):
+            found.setdefault(row[0][1], partial(self._failed_as, row))
+        for run, row in islice(answered, MOST_STORIES):
+            found.setdefault(row[1], partial(self._answered_by, Run(*run), Member(*row)))
+        for record in [record for record in open_ if asked(_row_of(record))][-MOST_STORIES:]:
+            found[record.id] = partial(self._open, record, member_of(record))
+        pasts = [found[number]() for number in sorted(found)[-MOST_STORIES:]]
+        return [past if past.behind is not None else self._told(past, now) for past in pasts]
 
     @property
     def latest(self) -> Run:
@@ -235,9 +345,12 @@ class Stories:
         return Run(*self._runs[-1])
 
     def failed_runs(self, record: RequestRecord) -> list[Run]:
-        """The runs of this request that failed or were lost, as far as remembered."""
+        """The runs of this request, which ends in this turn, that did not answer it, as far as remembered."""
         since = takewhile(lambda run: run.ended >= record.arrived, reversed(self._failed_runs))
-        return [run for run in since if record.id in run.start.requests][::-1]
+        runs = [run for run in since if record.id in run.start.requests][::-1]
+        if self._failed and self._failed[-1][0][1] == record.id:
+            runs += [run for run in self._failed[-1][-1] if run.began < run.ended == inf]
+        return runs
 
     def reach_s(self, now: float) -> float:
         """Seconds since the end of the first batch that is remembered."""
@@ -249,26 +362,145 @@ class Stories:
     def _answered_by(self, run: Run, member: Member) -> Past:
         return self._whole(Past(member, run.start.model, run.ended, None, "", None, (run,)))
 
+    def _open(self, record: RequestRecord, member: Member) -> Past:
+        own = [
+            _run_of(running)
+            for running in self._batches().values()
+            if member.number in running.action.requests
+        ]
+        return self._whole(Past(member, record.model, inf, None, "", None, tuple(own)))
+
     def _whole(self, past: Past) -> Past:
         """The same, with what is remembered elsewhere: runs that failed, the queue, troubles."""
         number, runs = past.member.number, past.runs
         troubles: Sequence[tuple[float, str]] = ()
         if past.code is not None or not runs or runs[-1].start.facts.reason in _AGAIN:
-            runs = (*[run for run in self._failed_runs if number in run.start.requests], *runs)
+            known = {run.start.batch for run in runs}
+            earlier = [
+                run
+                for run in self._failed_runs
+                if number in run.start.requests and run.start.batch not in known
+            ]
+            runs = (*earlier, *runs)
             troubles = self._troubles(number)
         ahead = past.ahead
         if ahead is None and runs and runs[0].start.facts.ahead:
             ahead = runs[0].start.facts.ahead[runs[0].start.requests.index(number)]
-        until = runs[0].began if runs else past.ended
-        passed = bisect_right(self._runs, until, key=_ENDED) - bisect_left(
-            self._runs, past.member.arrived, key=_ENDED
-        )
-        passed -= bool(runs) and runs[0].ended <= until and runs[0].code is None  # itself
-        return past._replace(ahead=ahead, runs=runs, passed=max(0, passed), troubles=troubles)
+        return past._replace(ahead=ahead, runs=runs, troubles=troubles)
+
+    def _told(self, past: Past, now: float) -> Past:
+        """The same, with what became of a call that the request did not wait for, and with what it waited behind."""
+        if past.code is not None and past.runs and past.runs[-1].ended == inf:
+            *earlier, last = past.runs
+            past = past._replace(runs=(*earlier, last._replace(ended=self._end_of(last, past.ended))))
+        return past._replace(behind=self._behind(past, now))
+
+    def _end_of(self, run: Run, after: float) -> float:
+        """When a run ended that had not `after`; `inf` if it still runs, `nan` if that is forgotten."""
+        batch = run.start.batch
+        if batch in self._batches():
+            return inf
+        later = islice(self._runs, bisect_left(self._runs, after, key=_ENDED), None)
+        ends = (ended[4] for ended in chain(reversed(self._failed_runs), later) if ended[0].batch == batch)
+        return next(ends, nan)
+
+    def _behind(self, past: Past, now: float) -> Behind:
+        waits = [(at, until) for kind, at, until, _ in phases_of(past, now) if kind in _WAITS and until > at]
+        slots = {*self._slots_of(past.model), *[run.slot for run in past.runs]}
+        own = {run.start.batch for run in past.runs if run.began < inf}
+        runs, complete = self._runs, True
+        taken: dict[str, tuple[int, float, float]] = {}
+        counted: set[int] = set()
+        for since, until in waits:
+            high = bisect_right(runs, until, key=_ENDED)
+            low = max(bisect_right(runs, since, key=_ENDED), high - MOST_BEHIND)
+            complete = complete and since >= (runs[low - 1][4] if low else self._forgotten)
+            if len(self._failed_runs) == MOST_FAILED_RUNS:
+                complete = complete and since >= self._failed_runs[0].ended
+            others = [run for run in self._failed_runs if run.ended > since]
+            others += [_run_of(running) for running in self._batches().values() if running.action.requests]
+            seen = chain(islice(runs, low, high), _first_on_each(slots, islice(runs, high, None)), others)
+            free = dict.fromkeys(slots, since)
+            for run in sorted(seen, key=_ENDED):
+                start, slot = run[0], run[1]
+                if slot not in free or start.batch in own:
+                    continue
+                # An end is known when it is heard of; the next batch on the slot has begun a little before.
+                began = run[3] if run[3] > free[slot] else free[slot]
+                ended = run[4] if run[4] < until else until
+                if began >= ended:
+                    continue
+                free[slot] = ended
+                share = _share(past.member.client, run)
+                batches, own_s, others_s = taken.get(start.model, (0, 0.0, 0.0))
+                taken[start.model] = (
+                    batches + (start.batch not in counted),
+                    own_s + (ended - began) * share,
+                    others_s + (ended - began) * (1.0 - share),
+                )
+                counted.add(start.batch)
+        return Behind(tuple(sorted(slots)), taken, complete)
 
 
 _AGAIN = (CutReason.RERUN, CutReason.SUSPECT)
 _ENDED = itemgetter(Run._fields.index("ended"))
+_WAITS = (Kind.QUEUED, Kind.BEHIND)
+_Slow: TypeAlias = tuple[float, int, Past]
+"""Seconds, the request's number, and its story."""
+
+
+def phases_of(past: Past, now: float) -> list[Phase]:
+    """The parts of a request's time, in their order: they leave nothing out and do not overlap."""
+    arrived, ended = past.member.arrived, now if past.ended == inf else past.ended
+    phases: list[Phase] = []
+
+    def until(time: float, kind: Kind, run: Run | None = None) -> None:
+        begins = phases[-1].ends if phases else arrived
+        ends = min(max(begins, time), ended)
+        if _us(ends - arrived) > _us(begins - arrived) or kind in _ATTEMPTS:
+            phases.append(Phase(kind, begins, ends, run))
+
+    for run in past.runs:
+        until(run.sent, Kind.QUEUED)
+        until(run.began, Kind.BEHIND, run)
+        if run.began == inf:
+            continue
+        if run.ended > ended or (past.code is not None and run is past.runs[-1] and run.code in _IN_VAIN):
+            until(ended, Kind.RUNNING, run)
+        elif run.code is not None:
+            until(run.ended, Kind.FAILED, run)
+        else:
+            busy_s = min(run.busy_s, max(0.0, run.ended - run.began))
+            calls_s = min(run.run_us * 1e-6, busy_s)
+            until(run.began + calls_s, Kind.CALLS, run)
+            until(run.began + busy_s, Kind.COPIES, run)
+            until(run.ended, Kind.WAY, run)
+    until(ended, Kind.QUEUED)
+    return phases
+
+
+_ATTEMPTS = (Kind.CALLS, Kind.FAILED, Kind.RUNNING)
+"""Kinds that an attempt has one of, of whatever length."""
+_IN_VAIN = (None, ErrorCode.CANCELLED)
+"""Codes of a run that went on, or was interrupted, after its request had ended."""
+
+
+def _first_on_each(slots: Collection[str], runs: Iterable[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
+    """The first of these runs on each of the slots: of those that ended after a wait, only it may have begun before."""
+    awaited = set(slots)
+    for run in runs:
+        if not awaited:
+            return
+        if run[1] in awaited:
+            awaited.discard(run[1])
+            yield run
+
+
+def _share(client: ClientId, run: tuple[Any, ...]) -> float:
+    """The part of a run's members that belong to this client, or to its key where clients prove keys."""
+    clients = [row[2] for row in run[-1]] or run[-2]
+    own = [one for one in clients if one == client or (one[1] is not None and one[1] == client[1])]
+    return len(own) / len(clients)
 
 
 def member_of(record: RequestRecord) -> Member:
@@ -283,10 +515,14 @@ def _row_of(record: RequestRecord) -> tuple[Any, ...]:
     return record.arrived, record.id, record.session.client, record.sequence, record.shape.sizes, own_id
 
 
-def _run_of(running: RunningBatch, ended: float = inf) -> Run:
-    action = running.action
+def _run_of(running: RunningBatch) -> Run:
+    """A batch that has not been reported, or was reported without results."""
+    began = running.started
+    if running.report is None and running.action.behind is not None:
+        began = inf if running.slot_free is None else running.slot_free
+    clients = tuple([record.session.client for record in running.records])
     return Run(
-        action, running.slot.label, running.sent_at, running.started, ended, 0, 0.0, 0, (), None, "", ()
+        running.action, running.slot.label, running.sent_at, began, inf, 0, 0.0, 0, (), None, "", clients, ()
     )
 
 
@@ -314,29 +550,27 @@ def story_of(past: Past, now: float, asker: ClientId | None) -> dict[str, Any]:
     """A request's story as plain data: numbers, `events` in ms since its arrival, and `why` it took so long."""
     member, runs = past.member, past.runs
     arrived, last = member.arrived, runs[-1] if runs else None
+    phases = phases_of(past, now)
     open_end = past.ended == inf
-    ended = now if open_end else past.ended
-    began = ended if last is None else last.began
+    runs_now = open_end and bool(phases) and phases[-1].kind is Kind.RUNNING
     story: dict[str, Any] = {
         "request_id": member.id,
         "model": past.model,
         "sizes": list(member.sizes),
-        "state": past.code or ("answered" if not open_end else "queued" if last is None else "running"),
+        "state": past.code or ("running" if runs_now else "queued" if open_end else "answered"),
         "arrived_s_ago": round(now - arrived, 3),
         "queued_before": past.ahead,
-        "batches_before": past.passed,
-        "queue_ms": _ms(began - arrived),
-        "run_ms": None if last is None or last.ended == inf else _ms(last.run_us * 1e-6),
-        "total_ms": _ms(ended - arrived),
-        "slot": None,
-        "attempts": len(runs),
+        "total_ms": _ms((now if open_end else past.ended) - arrived),
+        "phases": _plain_phases(phases, arrived),
+        "waited_behind": None if past.behind is None else _plain_behind(past.behind),
+        "slot": None if last is None else last.slot,
+        "attempts": len([run for run in runs if run.began < inf]),
         "code": past.code,
     }
     if last is not None:
         facts = last.start.facts
         mates = [Member(*row) for row in last.members[: COMPANY + 1] if row[1] != member.number]
         story |= {
-            "slot": last.slot,
             "batch": last.start.batch,
             "batch_sizes": list(last.start.sizes),
             "batch_requests": len(last.start.requests),
@@ -345,11 +579,39 @@ def story_of(past: Past, now: float, asker: ClientId | None) -> dict[str, Any]:
             "padding_ratio": last.padding_ratio,
             "new_shape": facts.new_shape or last.preparations > 0,
             "predicted_ms": None if facts.predicted_s is None else _ms(facts.predicted_s),
-            "busy_ms": _ms(last.busy_s),
         }
     story["events"] = [[_ms(time - arrived), text] for time, text in sorted(_events(past), key=itemgetter(0))]
-    story["why"] = " ".join(_reasons(story, past))
+    story["why"] = " ".join(_sentences(story, past, phases))
     return story
+
+
+def _plain_phases(phases: Sequence[Phase], arrived: float) -> list[dict[str, Any]]:
+    """Rounded at their borders, so that the parts add up to the whole."""
+    borders = [_us(phase.ends - arrived) for phase in phases]
+    return [
+        {
+            "phase": phase.kind.value,
+            "ms": (ends - begins) / 1000,
+            "batch": None if phase.run is None else phase.run.start.batch,
+            "slot": None if phase.run is None else phase.run.slot,
+        }
+        for phase, begins, ends in zip(phases, [0, *borders], borders, strict=False)
+    ]
+
+
+def _plain_behind(behind: Behind) -> dict[str, Any]:
+    longest = sorted(behind.models.items(), key=lambda one: -(one[1][1] + one[1][2]))
+    return {
+        "slots": list(behind.slots[:COMPANY]),
+        "batches": sum([batches for batches, _, _ in behind.models.values()]),
+        "own_ms": _ms(sum([own_s for _, own_s, _ in behind.models.values()])),
+        "others_ms": _ms(sum([others_s for _, _, others_s in behind.models.values()])),
+        "models": {
+            model: {"batches": batches, "own_ms": _ms(own_s), "others_ms": _ms(others_s)}
+            for model, (batches, own_s, others_s) in longest[:COMPANY]
+        },
+        "complete": behind.complete,
+    }
 
 
 def cut_reason(start: StartBatch) -> str:
@@ -377,48 +639,91 @@ def _events(past: Past) -> Iterator[tuple[float, str]]:
         behind = "" if start.behind is None else f", queued behind batch {start.behind}"
         company = f"batch {start.batch}: {_count(len(start.requests), 'request')} at {list(start.sizes)} for {run.slot}"
         yield run.sent, f"{company}{behind}; {cut_reason(start)}"
-        if run.began > run.sent:
+        if run.sent < run.began < inf:
             yield run.began, f"batch {start.batch} began"
-        if run.code is not None:
+        if past.ended < run.ended < inf:
+            yield run.ended, f"batch {start.batch} ended without it"
+        elif run.ended < inf and run.code is not None:
             yield run.ended, f"batch {start.batch} failed: {run.code}"
-        elif run.ended < inf:
+        elif run.ended < inf and past.code is None:
             yield run.ended, f"answered; its calls took {_ms(run.run_us * 1e-6)} ms"
     if past.code is not None:
         yield past.ended, f"failed: {past.code}: {past.message}"
 
 
-def _reasons(story: dict[str, Any], past: Past) -> Iterator[str]:
-    """Sentences that say where the time went, the largest part first."""
-    total_ms, runs = story["total_ms"], past.runs
-    parts: list[tuple[float, str]] = []
-    first_ms = _ms(runs[0].began - past.member.arrived) if runs else total_ms
-    before = (
-        f"behind {_count(past.ahead or 0, 'queued request')} and {_count(past.passed, 'batch', 'batches')}"
-    )
-    parts.append((first_ms, f"waited {first_ms:g} ms {before}"))
-    if len(runs) > 1:
-        again_ms = _ms(runs[-1].began - runs[0].began)
-        codes = ", ".join([f"batch {run.start.batch} with {run.code}" for run in runs[:-1]])
-        parts.append(
-            (again_ms, f"lost {again_ms:g} ms to {_count(len(runs) - 1, 'failed attempt')} ({codes})")
-        )
-    if story["run_ms"] is not None:
-        predicted = "" if story["predicted_ms"] is None else f", predicted {story['predicted_ms']:g} ms"
-        held = f"ran in a batch of {story['batch_requests']} that held its slot for {story['busy_ms']:g} ms"
-        parts.append((story["busy_ms"], held + predicted))
-        rest_ms = round(total_ms - sum([ms for ms, _ in parts]), 3)
-        if rest_ms > WORTH_TELLING * total_ms:
-            parts.append((rest_ms, f"spent {rest_ms:g} ms on the way to the slot and back"))
+def _sentences(story: dict[str, Any], past: Past, phases: Sequence[Phase]) -> Iterator[str]:
+    """Sentences that say where the time went, the longest part first, and what else is worth knowing."""
+    parts = [(ms, text) for ms, text in _parts(story, past, phases) if ms or not story["total_ms"]]
     parts.sort(key=itemgetter(0), reverse=True)
-    yield f"Of {total_ms:g} ms it " + "; it ".join([text for _, text in parts]) + "."
+    yield f"Of {story['total_ms']:g} ms it " + "; it ".join([text for _, text in parts]) + "."
+    if past.behind is not None and any(kind in _WAITS for kind, *_ in phases):
+        yield _meanwhile(story["waited_behind"], len(past.behind.slots), past.model)
+    if past.code is not None and phases and phases[-1].kind is Kind.RUNNING:
+        ended = past.runs[-1].ended
+        if ended == inf:
+            yield "Its call runs on without it."
+        elif ended > past.ended:
+            yield f"Its call ran on without it for {_ms(ended - past.ended):g} ms."
     if story.get("padding_ratio"):
         yield f"{story['padding_ratio']:.0%} of what its batch computed was padding."
     if story.get("new_shape"):
         yield f"The shape {story['batch_sizes']} was new."
     if past.code is not None:
-        yield f"It failed as {past.code}."
+        yield f"It ended without a result: {past.code}."
     elif story["state"] in ("queued", "running"):
         yield f"It is still {story['state']}."
+
+
+def _parts(story: dict[str, Any], past: Past, phases: Sequence[Phase]) -> Iterator[tuple[float, str]]:
+    """The phases in words, with their milliseconds; like ones are one part."""
+    plain = list(zip(phases, story["phases"], strict=True))
+
+    def ms_of(*kinds: Kind, among: Sequence[tuple[Phase, dict[str, Any]]] = plain) -> float:
+        ms: float = sum([part["ms"] for phase, part in among if phase.kind in kinds])
+        return round(ms, 3)
+
+    begun = next((at for at, (phase, _) in enumerate(plain) if phase.kind in _ATTEMPTS), len(plain))
+    at_slot = [phase.run.start.behind for phase in phases if phase.run and phase.kind is Kind.BEHIND]
+    behind = f", {ms_of(Kind.BEHIND):g} ms of it at the slot behind batch {at_slot[-1]}" if at_slot else ""
+    queue = "" if not past.ahead else f", behind {_count(past.ahead, 'queued request')}"
+    first_ms = ms_of(*_WAITS, among=plain[:begun])
+    yield first_ms, f"waited {first_ms:g} ms for a slot{queue}{behind}"
+    again_ms = ms_of(*_WAITS, among=plain[begun:])
+    yield again_ms, f"waited {again_ms:g} ms to run again"
+    failed = [phase.run for phase in phases if phase.run and phase.kind is Kind.FAILED]
+    if failed:
+        codes = ", ".join([f"batch {run.start.batch} on {run.slot}: {run.code}" for run in failed])
+        attempts = "a failed attempt" if len(failed) == 1 else f"{len(failed)} failed attempts"
+        yield ms_of(Kind.FAILED), f"spent {ms_of(Kind.FAILED):g} ms in {attempts} ({codes})"
+    if phases and phases[-1].kind is Kind.RUNNING:
+        ran = "has run" if past.code is None else "ran"
+        yield (
+            ms_of(Kind.RUNNING),
+            f"{ran} {ms_of(Kind.RUNNING):g} ms in batch {story['batch']} on {story['slot']}",
+        )
+    if any(phase.kind is Kind.CALLS for phase in phases):
+        held_ms = ms_of(Kind.CALLS, Kind.COPIES)
+        predicted = "" if story["predicted_ms"] is None else f", predicted {story['predicted_ms']:g} ms"
+        company = f"in a batch of {story['batch_requests']} on {story['slot']}"
+        yield held_ms, f"ran {held_ms:g} ms {company} (calls {ms_of(Kind.CALLS):g} ms{predicted})"
+        yield ms_of(Kind.WAY), f"spent {ms_of(Kind.WAY):g} ms on the way to the slot and back"
+
+
+def _meanwhile(behind: dict[str, Any], slots: int, model: str) -> str:
+    """A sentence about what ran on the slots of a request's model while it waited."""
+    if not slots:
+        return f"No slot served {model}."
+    where = behind["slots"][0] if slots == 1 else f"its {slots} slots"
+    if not behind["batches"]:
+        return f"Meanwhile no batch that is remembered ran on {where}."
+    whose = [(behind["others_ms"], "other clients"), (behind["own_ms"], "its own client")]
+    shares = ", ".join([f"{ms:g} ms for {client}" for ms, client in whose if ms])
+    models = [
+        f"{part['own_ms'] + part['others_ms']:g} ms for {name}" for name, part in behind["models"].items()
+    ]
+    which = f"all for {next(iter(behind['models']))}" if len(models) == 1 else ", ".join(models)
+    least = "" if behind["complete"] else "at least "
+    return f"Meanwhile {where} ran {least}{_count(behind['batches'], 'batch', 'batches')}: {shares}; {which}."
 
 
 def _count(number: int, noun: str, plural: str = "") -> str:
@@ -426,4 +731,8 @@ def _count(number: int, noun: str, plural: str = "") -> str:
 
 
 def _ms(seconds: float) -> float:
-    return round(seconds * 1e3, 3)
+    return _us(seconds) / 1000
+
+
+def _us(seconds: float) -> int:
+    return round(seconds * 1e6)

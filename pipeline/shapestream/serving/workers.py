@@ -292,6 +292,7 @@ class RunningBatch:
     __slots__ = (
         "action",
         "batch",
+        "cancelled",
         "outputs",
         "recalled",
         "records",
@@ -312,6 +313,8 @@ class RunningBatch:
         """When it was sent to its slot. `started` of one that was queued there is, once it has run, about when it began."""
         self.slot_free: float | None = None
         """When the batch that it was queued behind was reported."""
+        self.cancelled = False
+        """Whether the slot was told that nobody needs its results."""
         self.recalled = False
         """Whether it was asked back."""
         self.records = records
@@ -336,6 +339,7 @@ class RunningBatch:
 
     def cancel(self) -> None:
         """Say that its results are not needed."""
+        self.cancelled = True
         self.slot.worker.cancel(self.slot, self.batch.batch)
 
     def recall(self) -> None:

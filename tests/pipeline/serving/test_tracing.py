@@ -176,7 +176,7 @@ def test_attempts_are_events_and_a_failed_request_has_a_failed_span() -> None:
         assert "model_error" == (span.events[1].attributes or {})["shapestream.code"]
 
 
-def test_an_attempt_that_goes_on_when_its_request_ends_is_no_event_of_it() -> None:
+def test_an_attempt_that_goes_on_when_its_request_ends_has_a_beginning_only() -> None:
     """The request was withdrawn, and has its span; the others of its batch run again."""
 
     async def scenario(client: RawPeer, slots: ScriptedSlots) -> None:
@@ -189,7 +189,7 @@ def test_an_attempt_that_goes_on_when_its_request_ends_is_no_event_of_it() -> No
         await client.hear(Result)
 
     withdrawn, ran = [span for span in spans_of(scenario) if span.name == "infer echo"]
-    assert [] == list(withdrawn.events)
+    assert ["attempt"] == [event.name for event in withdrawn.events]
     assert ["attempt", "attempt failed", "attempt"] == [event.name for event in ran.events]
 
 
@@ -201,7 +201,13 @@ def test_an_engines_words_that_are_no_utf_8_keep_no_span_back() -> None:
     record = dataclasses.replace(record, tags=parent(1))
     memory = InMemorySpanExporter()
     tracer = RequestTracer(memory)
-    tracer.ended([record], Stories(lambda request: []), 1.0, code="model_error", message="bad \ud800 data")
+    tracer.ended(
+        [record],
+        Stories(lambda request: [], dict, lambda model: []),
+        1.0,
+        code="model_error",
+        message="bad \ud800 data",
+    )
     tracer.stop()
     tracer.join()
     (span,) = memory.get_finished_spans()
