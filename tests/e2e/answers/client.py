@@ -12,7 +12,7 @@ from typing import Any
 
 import trio
 from tests.e2e.answers.arguments import CONNECT_S, arguments
-from tests.e2e.answers.models import Question, Questions
+from tests.e2e.answers.models import MODELS, Model, Question, Questions
 from tests.e2e.answers.tally import Count, Tally
 
 import shapestream
@@ -21,10 +21,13 @@ TASKS = (1, 3, 24)
 """Requests at a time of a client that asks. With few, a request runs for a large part of its time, and is hit there."""
 IN_FLIGHT = (4, 64)
 LONGEST_STREAM = 200
-HURRIED, WITHDRAWN = 0.2, 0.4
-"""Shares of the requests that get a deadline, and that are withdrawn if they are still there."""
+HURRIED = 0.2
+WITHDRAWN = (0.1, 0.4, 0.9)
+"""Shares of a client's requests that get a deadline, and that are withdrawn if they are still there."""
 STRAYING = 1.5
 """Deadlines and withdrawals come after 0 to so many times what an answer took of late."""
+RAISED = 1.02
+"""A withdrawn request raises what an answer took, since those that are withdrawn would have taken longer."""
 
 
 class Load:
@@ -36,12 +39,13 @@ class Load:
         self._questions = Questions(seed)
         self._left = requests
         self._patience_s = patience_s
+        self._withdrawn = self._chance.choice(WITHDRAWN)
         self._took_s = 0.02
 
-    def _draw(self) -> Question:
+    def _draw(self, model: Model | None = None) -> Question:
         self._left -= 1
         self._tally.add(Count.ASKED)
-        return self._questions.draw(self._chance)
+        return self._questions.draw(self._chance, model)
 
     def _soon_s(self) -> float:
         return self._chance.uniform(0.0, STRAYING * self._took_s)
@@ -58,8 +62,8 @@ class Load:
 
     async def _ask(self, client: shapestream.Client) -> None:
         question, kind = self._draw(), self._chance.random()
-        deadline_s = self._soon_s() if kind < HURRIED else None
-        withdraw_s = self._soon_s() if kind > 1 - WITHDRAWN else float("inf")
+        withdraw_s = self._soon_s() if kind < self._withdrawn else float("inf")
+        deadline_s = self._soon_s() if self._chance.random() < HURRIED else None
         began = trio.current_time()
         with trio.move_on_after(min(withdraw_s, self._patience_s)) as scope:
             try:
@@ -71,6 +75,7 @@ class Load:
                 self._tally.answered(question, dict(result))
         if scope.cancelled_caught:
             if withdraw_s < self._patience_s:
+                self._took_s *= RAISED
                 self._tally.add(Count.WITHDRAWN)
             else:
                 self._tally.note(Count.LOST, question, f"no end within {self._patience_s:g} s")
@@ -81,10 +86,9 @@ class Load:
     async def stream_on(self, client: shapestream.Client) -> None:
         """One stream after the other; most are left before their end."""
         while self._left > 0:
-            model = self._questions.draw(self._chance).model.name
-            await self._stream(client, model)
+            await self._stream(client, self._chance.choice(MODELS))
 
-    async def _stream(self, client: shapestream.Client, model: str) -> None:
+    async def _stream(self, client: shapestream.Client, model: Model) -> None:
         length = min(self._left, self._chance.randrange(1, LONGEST_STREAM))
         leave_after = self._chance.choice((length, self._chance.randrange(length + 1)))
         hurried = self._chance.random() < HURRIED
@@ -93,7 +97,7 @@ class Load:
 
         async def source() -> AsyncIterator[tuple[int, dict[str, Any]]]:
             for key in range(length):
-                asked[key] = question = self._draw_of(model)
+                asked[key] = question = self._draw(model)
                 yield key, {"x": question.x}
 
         options: dict[str, Any] = {
@@ -103,7 +107,7 @@ class Load:
             "deadline": 2 * self._soon_s() if hurried else None,
         }
         with trio.move_on_after(self._patience_s) as scope:
-            async with client.stream(model, source(), **options) as results:
+            async with client.stream(model.name, source(), **options) as results:
                 async for item in results:
                     scope.deadline = trio.current_time() + self._patience_s
                     self._take(item, asked, ended, options)
@@ -114,14 +118,6 @@ class Load:
             self._tally.note(Count.LOST, next(iter(asked.values())), "an item of a stream did not end", left)
         else:
             self._tally.add(Count.WITHDRAWN, left)
-
-    def _draw_of(self, model: str) -> Question:
-        """The next item of a stream, all of which go to one model."""
-        self._left -= 1
-        self._tally.add(Count.ASKED)
-        while (question := self._questions.draw(self._chance)).model.name != model:
-            pass
-        return question
 
     def _take(self, item: Any, asked: dict[int, Question], ended: set[int], options: dict[str, Any]) -> None:
         question = asked[item.key]

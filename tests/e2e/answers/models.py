@@ -125,9 +125,12 @@ class Question:
             found = outputs[name]
             if (found.dtype, found.shape) != (expected.dtype, expected.shape):
                 return f"{name}: {found.dtype} {found.shape}, expected {expected.dtype} {expected.shape}"
-            unequal = ~(np.abs(found.astype(np.float64) - expected) <= self.model.tolerance)
+            apart = np.abs(found.astype(np.float64) - expected)
+            unequal = ~(apart <= self.model.tolerance)
             if unequal.any():
-                return f"{name}: {unequal.sum()} of {expected.size} elements differ"
+                return (
+                    f"{name}: {unequal.sum()} of {expected.size} elements differ, by {apart.max():g} at most"
+                )
         return None
 
 
@@ -141,9 +144,9 @@ class Questions:
         self._seed = seed
         self._known: dict[tuple[int, int], Question] = {}
 
-    def draw(self, chance: Any) -> Question:
-        """One of any model."""
-        place = chance.randrange(len(MODELS)), chance.randrange(self.COUNT)
+    def draw(self, chance: Any, model: Model | None = None) -> Question:
+        """One of this model, or of any."""
+        place = MODELS.index(model or chance.choice(MODELS)), chance.randrange(self.COUNT)
         if place not in self._known:
             self._known[place] = self._make(*place)
         return self._known[place]

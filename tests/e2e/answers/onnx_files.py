@@ -49,12 +49,13 @@ class Graph:
 
 def write(folder: Path, *, defect: str | None = None) -> None:
     """The files `NAME.onnx`. Defects: `weight` changes one number, `size` makes some sizes fail."""
-    _layers(folder / "layers.onnx", defect)
+    write_layers(folder / "layers.onnx", defect=defect)
     _mixing(folder / "mixing.onnx")
     _places(folder / "places.onnx")
 
 
-def _layers(path: Path, defect: str | None) -> None:
+def write_layers(path: Path, *, defect: str | None = None) -> None:
+    """The file of `layers` alone."""
     graph, last = Graph(), "x"
     weights = LAYERS.copy()
     if defect == "weight":

@@ -24,7 +24,9 @@ HEARTBEAT, CLOCK, HELLO, OPEN_MODEL, REQUEST, CANCEL, GOODBYE = 0, 2, 10, 11, 12
 WELCOME, UNKNOWN, MODEL_OPENED, MODEL_REFUSED, RESULT, FAILURE, CREDIT = 20, 21, 22, 23, 24, 25, 26
 INLINE_BYTES = 1024
 IN_FLIGHT = (2, 64)
-HURRIED, WITHDRAWN = 0.2, 0.4
+HURRIED = 0.2
+WITHDRAWN = (0.1, 0.4, 0.9)
+RAISED = 1.02
 STRAYING = 1.5
 POLL_MS = 2
 TYPES = {"f32": np.dtype("<f4"), "i64": np.dtype("<i8")}
@@ -52,6 +54,7 @@ class RawClient:
         self._questions = Questions(seed)
         self._left = requests
         self._patience_s = patience_s
+        self._withdrawn = self._chance.choice(WITHDRAWN)
         self._took_s = 0.02
         self._sequence = 0
         self._numbers: dict[str, int] = {}
@@ -148,9 +151,10 @@ class RawClient:
             self._left -= 1
             self._sequence += 1
             self._tally.add(Count.ASKED)
-            question, kind = self._questions.draw(self._chance), self._chance.random()
+            question = self._questions.draw(self._chance)
             soon_s = self._chance.uniform(0.0, STRAYING * self._took_s)
-            hurried, withdrawn = kind < HURRIED, kind > 1 - WITHDRAWN
+            hurried = self._chance.random() < HURRIED
+            withdrawn = self._chance.random() < self._withdrawn
             now = time.monotonic()
             self._asked[self._sequence] = Asked(
                 question=question, at=now, hurried=hurried, withdraw_at=now + soon_s if withdrawn else None
@@ -166,7 +170,7 @@ class RawClient:
                 0 if inline else 1,
                 self._sequence,
                 self._numbers[question.model.name],
-                int(soon_s * 1000) if hurried else None,
+                int(self._chance.uniform(0.0, STRAYING * self._took_s) * 1000) if hurried else None,
                 0,
                 layout,
                 [data if inline else None],
@@ -178,6 +182,7 @@ class RawClient:
         for sequence, asked in self._asked.items():
             if asked.withdraw_at is not None and asked.withdraw_at <= now and not asked.withdrawn:
                 asked.withdrawn = True
+                self._took_s *= RAISED
                 self._say([CANCEL, 0, sequence])
 
     def _give_up(self) -> None:
