@@ -50,13 +50,15 @@ def until(what: str, condition: Callable[[], Any]) -> Any:
 class Command:
     """One running `shapestream` command, its log, and its end."""
 
+    MODULE = "shapestream_workers"
+
     def __init__(self, folder: Path, arguments: list[str], label: str) -> None:
         self.folder = folder
         self.log = folder / f"{label}.log"
         environment = {**os.environ, "PYTHONPATH": PYTHONPATH, "E2E_FOLDER": str(folder)}
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                [*COMMAND, *arguments],
+                [sys.executable, "-P", "-m", self.MODULE, *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=log,

@@ -157,7 +157,11 @@ class Book:
         }
 
     def _is_wrong(self, token: int, request: Request) -> bool:
-        wrong = any(code == "ok" and answer != request.expected for _, code, answer in request.ends)
+        # No request of a run is one that its model refuses: such an error is another call's.
+        wrong = any(
+            code == "model_error" or (code == "ok" and answer != request.expected)
+            for _, code, answer in request.ends
+        )
         return wrong or token in self._corrupt
 
     def lateness_s(self, request: Request, *, excused: bool = True) -> float:
@@ -214,6 +218,12 @@ class Book:
     def runs_of(self, pid: int | None = None, client: int | None = None, since: float = 0.0) -> int:
         """Runs in this process, or of this client, that began since then."""
         return sum(run.at >= since for run in self._runs(pid, client))
+
+    def withdrawn(self, client: int) -> int:
+        """Requests that this client withdrew before they had an end."""
+        return sum(
+            any(code == "withdrawn" for _, code, _ in r.ends) for r in self._requests_of(client).values()
+        )
 
     def lies(self) -> int:
         """Lies told so far."""

@@ -1,4 +1,4 @@
-"""A client of a chaos run: `python -m tests.e2e.chaos.client ADDRESS NUMBER SEED [--misdeed KIND]`.
+"""A client of a chaos run: `python -m tests.e2e.chaos.client ADDRESS NUMBER SEED [--misdeed KIND | --withdraw N]`.
 
 It asks through the product's own client: some tasks call `infer`, and one ordered stream runs beside them. What it asks
 for, what it was told, and every terminal reply as it came off the wire go to the ledger. SIGTERM: it asks for nothing
@@ -13,10 +13,12 @@ import signal
 import time
 import zlib
 from collections.abc import AsyncIterator, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import trio
+from tests.e2e.answers.models import MODELS, Questions
 from tests.e2e.chaos import model
 from tests.e2e.chaos.witness import Witness
 
@@ -28,11 +30,18 @@ from shapestream.wire.messages import Entry, Failure, Result
 MODEL = "checked"
 ONCE = "once"
 """The name of the model that must not run a request twice, and the kind of requests for it."""
+FILE = "file"
+"""The kind of requests for `layers`, a model file that OpenVINO runs. It tells the ledger nothing of its runs."""
 ONCE_SHARE = 0.1
+LAYERS = next(each for each in MODELS if each.name == "layers")
 DEEDS = {"poison": model.DIE, "hang": model.HANG}
 """What kinds of requests do that others do not."""
 TASKS = 6
 STREAMED = 6
+WITHDRAWING = 4
+"""Tasks of a client that withdraws; another one withdraws nothing."""
+STRAYING = 1.5
+"""A request is withdrawn after 0 to so many times what an answer took of late: queued, running, or not at all."""
 PATIENCE_S = 60.0
 
 
@@ -62,7 +71,9 @@ class Load:
         self._witness = witness
         self._lengths, self._deadlines_s, self._work_us = lengths, deadlines_s, work_us
         self._pause_s, self._once_share = pause_s, once_share
-        self._asked = self._ended = 0
+        self._questions = Questions(seed)
+        self._took_s = 0.02
+        self._asked = self._ended = self._withdrawn = 0
         self.stopping = trio.Event()
 
     @property
@@ -76,10 +87,13 @@ class Load:
         while self._ended < enough:  # noqa: ASYNC110 - nothing announces it
             await trio.sleep(0.005)
 
+    def _token(self) -> int:
+        self._asked += 1
+        return self.number << 32 | self._asked
+
     def submit(self, kind: str = "usual", *, deadline_s: float | None = None) -> tuple[int, dict[str, Any]]:
         """A new request's token and inputs; the ledger knows of it when this returns."""
-        self._asked += 1
-        token = self.number << 32 | self._asked
+        token = self._token()
         length = self._random.choice(self._lengths)
         payload = self._numbers.integers(0, 1 << 40, (self._random.choice((1, 1, 1, 2, 3)), length), np.int64)
         now = time.monotonic()
@@ -123,6 +137,52 @@ class Load:
             await self.ask(client, ONCE if self._random.random() < self._once_share else "usual")
             await trio.sleep(self._random.uniform(0.0, self._pause_s))
 
+    async def ask_file(self, client: shapestream.Client, *, withdraw: bool = False) -> None:
+        """One request for the model file and its end, which may be that it is withdrawn."""
+        token, question = self._token(), self._questions.draw(self._random, LAYERS)
+        self._witness.tell(
+            "submitted",
+            token=token,
+            client=self.number,
+            kind=FILE,
+            at=time.monotonic(),
+            deadline_at=None,
+            expected=zlib.crc32(unsigned_zeros(question.answer["y"]).tobytes()),
+        )
+        began = trio.current_time()
+        patience_s = self._random.uniform(0.0, STRAYING * self._took_s) if withdraw else float("inf")
+        with trio.move_on_after(patience_s) as scope:
+            try:
+                result = await client.infer(LAYERS.name, {"x": question.x})
+            except shapestream.RequestError as error:
+                self.ended(token, error.code)
+                await trio.sleep(self._pause_s)
+            else:
+                self._took_s += 0.1 * (trio.current_time() - began - self._took_s)
+                self.ended(token, "ok", unsigned_zeros(result["y"]))
+        if scope.cancelled_caught:
+            self._withdrawn += 1
+            self.ended(token, "withdrawn")
+
+    async def ask_file_on(self, client: shapestream.Client) -> None:
+        """One after the other, every second of which may be withdrawn, until it is told to stop."""
+        withdraw = False
+        while not self.stopping.is_set():
+            await self.ask_file(client, withdraw=withdraw)
+            withdraw = not withdraw
+            await trio.sleep(self._random.uniform(0.0, self._pause_s))
+
+    async def withdraw(self, client: shapestream.Client, count: int) -> None:
+        """Withdraws at least so many in several tasks; beside them one asks and waits."""
+
+        async def go_on(*, withdraw: bool) -> None:
+            while self._withdrawn < count:
+                await self.ask_file(client, withdraw=withdraw)
+
+        async with trio.open_nursery() as nursery:
+            for number in range(WITHDRAWING + 1):
+                nursery.start_soon(partial(go_on, withdraw=number > 0))
+
     async def stream(self, client: shapestream.Client) -> None:
         """The same as one ordered stream."""
 
@@ -150,6 +210,11 @@ class Load:
                 self.stopping.set()
 
 
+def unsigned_zeros(y: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The same numbers with one zero: engines differ in the sign of a clipped one."""
+    return y + np.float32(0)
+
+
 def listen_in(number: int, witness: Witness) -> None:
     """From now on every terminal reply that a session of this process receives is told to the ledger, too."""
 
@@ -165,8 +230,8 @@ def listen_in(number: int, witness: Witness) -> None:
     core.Session = Overheard  # type: ignore[attr-defined] # where the core gets it from
 
 
-async def main(address: str, number: int, seed: int, misdeed: str | None) -> None:
-    """Asks until SIGTERM; for a misdeed, only once."""
+async def main(address: str, number: int, seed: int, misdeed: str | None, withdraw: int | None) -> None:
+    """Asks until SIGTERM; for a misdeed, only once; to withdraw, until so many are."""
     witness = Witness()
     listen_in(number, witness)
     load = Load(number, seed, witness)
@@ -175,10 +240,13 @@ async def main(address: str, number: int, seed: int, misdeed: str | None) -> Non
         async with shapestream.connect(address, connect_timeout=PATIENCE_S, silence=2.5) as client:
             if misdeed is not None:
                 await load.ask(client, misdeed)
+            elif withdraw is not None:
+                await load.withdraw(client, withdraw)
             else:
                 async with trio.open_nursery() as asking:
                     for _ in range(TASKS):
                         asking.start_soon(load.ask_on, client)
+                    asking.start_soon(load.ask_file_on, client)
                     asking.start_soon(load.stream, client)
         nursery.cancel_scope.cancel()
 
@@ -189,5 +257,6 @@ if __name__ == "__main__":
     parser.add_argument("number", type=int)
     parser.add_argument("seed", type=int)
     parser.add_argument("--misdeed", choices=list(DEEDS))
+    parser.add_argument("--withdraw", type=int, metavar="N")
     given = parser.parse_args()
-    trio.run(lambda: main(given.address, given.number, given.seed, given.misdeed))
+    trio.run(lambda: main(given.address, given.number, given.seed, given.misdeed, given.withdraw))

@@ -1,4 +1,4 @@
-"""A server that can be given a defect: `python -m tests.e2e.chaos.defective_server CONFIG`. For the mutation check.
+"""A server that can be given a defect: `python -m tests.e2e.chaos.defective_server [serve] CONFIG`. For the mutation check.
 
 A check that never failed may be one that cannot fail. While a file `defect-NAME` lies in the run's folder this server has
 the defect of that name, and what the ledger counts must say so.
@@ -95,5 +95,5 @@ def _is_urgent(batch: Execute) -> bool:
 
 if __name__ == "__main__":
     Defective(Path(os.environ[FOLDER_VARIABLE])).spread()
-    sys.argv = ["shapestream", "serve", sys.argv[1]]
+    sys.argv = ["shapestream", "serve", sys.argv[-1]]
     cli.main()

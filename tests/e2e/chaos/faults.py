@@ -23,6 +23,7 @@ from tests.e2e.chaos.stage import Stage
 
 AMBUSH_S = 5.0
 LIES_WANTED = 3
+WITHDRAWALS = 100
 UNSEEN = 0.3
 """How often a worker dies while the server stands still."""
 FEW_DESCRIPTORS = 4
@@ -56,6 +57,7 @@ class Faults:
             "worker lies": self._lie,
             "request kills its worker": lambda: self._misdeed("poison"),
             "request hangs": lambda: self._misdeed("hang"),
+            "withdrawals on OpenVINO": self._withdraw,
             "server killed mid-batch": lambda: self._kill_server("run"),
             "server killed mid-reply": lambda: self._kill_server("ran"),
             "server stopped mid-batch": lambda: self._stop_server("run"),
@@ -149,6 +151,13 @@ class Faults:
         number = self._stage.start_client("--misdeed", kind)
         self._ended(self._stage.clients.pop(number))
         return at, self._ask("cut_short", client=number)
+
+    def _withdraw(self) -> tuple[float, int]:
+        """A client withdraws requests on a model file while they are queued or run, and other requests of it go on."""
+        at = time.monotonic()
+        number = self._stage.start_client("--withdraw", str(WITHDRAWALS))
+        self._ended(self._stage.clients.pop(number))
+        return at, self._ask("withdrawn", client=number)
 
     # ---------------------------------------------------------------- the server
 

@@ -23,7 +23,8 @@ else:
 
 MAX_PACKET_BYTES = 1 << 16
 QUESTIONS = (
-    "cut_short", "in_flight", "in_reply", "in_run", "late_starts_s", "lies", "recovery", "runs_of", "summary", "zeros",
+    "cut_short", "in_flight", "in_reply", "in_run", "late_starts_s", "lies", "recovery", "runs_of", "summary",
+    "withdrawn", "zeros",
 )  # fmt: skip
 """Methods of the book that can be asked for."""
 

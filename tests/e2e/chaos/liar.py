@@ -22,6 +22,7 @@ from shapestream_engine.layout import Tensors
 from shapestream_workers import cli
 
 _Array: TypeAlias = "np.ndarray[Any, Any]"
+TYPES = {"i64": np.int64, "f32": np.float32, "f64": np.float64}
 EVERY = 4
 """So many reports, and one of them is false."""
 
@@ -38,12 +39,12 @@ def one_too_many(done: BatchDone) -> BatchDone:
 
 def longer(done: BatchDone) -> BatchDone:
     """An output has one column more than its request."""
-    return _with_first(done, lambda x: np.pad(x, ((0, 0), (0, 1))))
+    return _with_first(done, lambda x: np.pad(x, [*[(0, 0)] * (x.ndim - 1), (0, 1)]))
 
 
 def more_rows(done: BatchDone) -> BatchDone:
     """An output has one row more than its request."""
-    return _with_first(done, lambda x: np.pad(x, ((0, 1), (0, 0))))
+    return _with_first(done, lambda x: np.pad(x, [(0, 1), *[(0, 0)] * (x.ndim - 1)]))
 
 
 def other_type(done: BatchDone) -> BatchDone:
@@ -72,9 +73,9 @@ def _with_first(done: BatchDone, change: Callable[[_Array], _Array]) -> BatchDon
     """The first output changed, as an array of its own shape."""
     first = done.report.outputs[0]
     assert first is not None
-    ((port, _, shape),) = first.layout
-    x = change(np.frombuffer(first.buffers[0], np.int64).reshape(shape))
-    kind = "f64" if x.dtype == np.float64 else "i64"
+    ((port, kind, shape),) = first.layout
+    x = change(np.frombuffer(first.buffers[0], TYPES[kind]).reshape(shape))
+    kind = next(name for name, dtype in TYPES.items() if dtype == x.dtype)
     changed = Tensors(layout=((port, kind, x.shape),), buffers=(x.tobytes(),))
     return _with_outputs(done, changed, *done.report.outputs[1:])
 

@@ -49,9 +49,10 @@ class Outcome:
         self.problems += [f"no work in flight was hit: {', '.join(missed)}"] if missed else []
         if again := self.summary["once_run_again"]:
             self.problems.append(f"{again} requests ran again that may run only once")
-        results, requests = self.summary["ends"].get("ok", 0), self.summary["requests"]
+        ends = self.summary["ends"]
+        results, requests = ends.get("ok", 0), self.summary["requests"] - ends.get("withdrawn", 0)
         if 2 * results <= requests:
-            self.problems.append(f"only {results} of {requests} requests got results")
+            self.problems.append(f"only {results} of {requests} requests that were not withdrawn got results")
 
     def lines(self) -> list[str]:
         """For people."""

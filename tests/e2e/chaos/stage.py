@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from tests.e2e.answers.onnx_files import write_layers
 from tests.e2e.chaos.model import FOLDER_VARIABLE
 from tests.e2e.chaos.witness import SOCKET_VARIABLE, Witness
 from tests.e2e.conftest import PATIENCE_S, PYTHONPATH, Broken, until
@@ -43,6 +44,14 @@ models:
     outputs: {y: {shape: "batch, n", element_type: i64, rule: rows}}
     batching: {hang_after_s: 2}
     idempotent: false
+    trust: true
+    calibration_s: 0
+  - name: layers
+    path: layers.onnx
+    engine: openvino
+    inputs: {x: {shape: "batch:1..16, n:1..256, 64", pad: {n: 0}}}
+    outputs: {y: {rule: rows}}
+    batching: {max_batch: 16}
     trust: true
     calibration_s: 0
 workers: [{count: 2, slots: 1, threads: 1}]
@@ -89,6 +98,7 @@ class Stage:
         self.ledger = ledger
         self.config = folder / "server.yaml"
         self.config.write_text(CONFIG)
+        write_layers(folder / "layers.onnx")
         self.log = folder / "log"
         self._environment = {
             **os.environ,

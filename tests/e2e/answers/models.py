@@ -1,0 +1,161 @@
+"""The models of an answer run as formulas of NumPy, and the requests with their answers. No product code, no engine.
+
+`layers` and `places` compute whole numbers below 2^24 in f32, so every correct engine gives the same bits. They clip in
+each layer, so one wrong number early becomes many at the end. `mixing` is softmax attention and is compared within a
+tolerance. What shares a call with a request, and padding where the YAML allows it, changes none of these answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+
+Array: TypeAlias = "np.ndarray[Any, Any]"
+
+WIDTH = 64
+DEPTH = 48
+"""Layers, so that a call of many rows takes some milliseconds and can be withdrawn while it runs."""
+LARGEST = 7
+"""Layers clip to 0..7; so a sum of products stays below 2^24 in any order."""
+THRESHOLD = LARGEST * WIDTH / 2
+"""`places` finds positions whose features sum to more."""
+ROUNDS = 6
+SHARPNESS = 0.004
+TOLERANCE = 1e-3
+"""Of `mixing`, whose answers are between 0 and 7: f32 against f64 differed by 6e-6."""
+SIZES = (6, 40, 230)
+"""Sizes that come again and again: what a call leaves behind harms a later call of a shape that came before it."""
+ANY_SIZE = 0.25
+"""Share of the requests that have any other size instead."""
+LARGEST_SIZE = 256
+ROWS = (1, 1, 1, 2, 3)
+
+_numbers = np.random.default_rng(21)
+LAYERS = _numbers.integers(-1, 2, (DEPTH, WIDTH, WIDTH)).astype(np.float32)
+BIASES = _numbers.integers(-2, 4, (DEPTH, WIDTH)).astype(np.float32)
+FINDERS = _numbers.integers(-1, 2, (8, WIDTH, WIDTH)).astype(np.float32)
+
+
+def layers(x: Array) -> dict[str, Array]:
+    """Each position for itself through all layers, to each of which the input is added again."""
+    y = x
+    for weights, bias in zip(LAYERS, BIASES, strict=True):
+        y = np.clip(y @ weights + bias + x, 0, LARGEST)
+    return {"y": y}
+
+
+def mixing(x: Array) -> dict[str, Array]:
+    """Every position attends to all others, so that padding would be seen; and the largest of each feature."""
+    y = x.astype(np.float64)
+    for _ in range(ROUNDS):
+        scores = (y @ y.transpose(0, 2, 1)) * SHARPNESS
+        scores = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        y = (scores / scores.sum(axis=-1, keepdims=True)) @ y + x * 0.125
+        y = np.minimum(y, LARGEST)
+    y = y.astype(np.float32)
+    return {"y": y, "top": y.max(axis=1)}
+
+
+def places(x: Array) -> dict[str, Array]:
+    """Where the features sum to much after eight layers without bias, so that padding by 0 finds nothing."""
+    y = x
+    for weights in FINDERS:
+        y = np.clip(y @ weights + x, 0, LARGEST)
+    sums = y.sum(axis=-1)
+    found = sums > THRESHOLD
+    return {"places": np.argwhere(found), "sums": sums[found]}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """One model: its formula, and what the YAML says of it."""
+
+    name: str
+    answer: Callable[[Array], dict[str, Array]]
+    inputs: str
+    outputs: str
+    types: Mapping[str, str]
+    """Element type of each output, in the protocol's words."""
+    tolerance: float = 0.0
+
+
+MODELS = (
+    Model(
+        name="layers",
+        answer=layers,
+        inputs=f'x: {{shape: "batch:1..16, n:1..256, {WIDTH}", pad: {{n: 0}}}}',
+        outputs="y: {rule: rows}",
+        types={"y": "f32"},
+    ),
+    Model(
+        name="mixing",
+        answer=mixing,
+        inputs=f'x: {{shape: "batch:1..16, n:1..256, {WIDTH}"}}',
+        outputs="y: {rule: rows}, top: {rule: rows}",
+        types={"y": "f32", "top": "f32"},
+        tolerance=TOLERANCE,
+    ),
+    Model(
+        name="places",
+        answer=places,
+        inputs=f'x: {{shape: "batch:1..16, n:1..256, {WIDTH}", pad: {{n: 0}}}}',
+        outputs="places: {rule: index_column, column: 0}, sums: {rule: with, output: places}",
+        types={"places": "i64", "sums": "f32"},
+    ),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """A request and its answer."""
+
+    model: Model
+    number: int
+    x: Array
+    answer: Mapping[str, Array]
+
+    def difference(self, outputs: Mapping[str, Array]) -> str | None:
+        """Where an answer is wrong, in words; None: nowhere."""
+        if outputs.keys() != self.answer.keys():
+            return f"outputs {sorted(outputs)}, expected {sorted(self.answer)}"
+        for name, expected in self.answer.items():
+            found = outputs[name]
+            if (found.dtype, found.shape) != (expected.dtype, expected.shape):
+                return f"{name}: {found.dtype} {found.shape}, expected {expected.dtype} {expected.shape}"
+            apart = np.abs(found.astype(np.float64) - expected)
+            unequal = ~(apart <= self.model.tolerance)
+            if unequal.any():
+                return (
+                    f"{name}: {unequal.sum()} of {expected.size} elements differ, by {apart.max():g} at most"
+                )
+        return None
+
+
+class Questions:
+    """The requests that a client chooses from; the same seed gives the same ones."""
+
+    COUNT = 40
+    """Different ones of each model: their answers cost as much as the engine's, and are computed once."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._known: dict[tuple[int, int], Question] = {}
+
+    def draw(self, chance: Any, model: Model | None = None) -> Question:
+        """One of this model, or of any."""
+        place = MODELS.index(model or chance.choice(MODELS)), chance.randrange(self.COUNT)
+        if place not in self._known:
+            self._known[place] = self._make(*place)
+        return self._known[place]
+
+    def _make(self, model_number: int, number: int) -> Question:
+        numbers = np.random.default_rng([self._seed, model_number, number])
+        any_size = numbers.random() < ANY_SIZE
+        size = int(LARGEST_SIZE ** numbers.random()) if any_size else int(numbers.choice(SIZES))
+        shape = int(numbers.choice(ROWS)), size, WIDTH
+        x = numbers.integers(0, LARGEST + 1, shape).astype(np.float32)
+        model = MODELS[model_number]
+        return Question(model=model, number=number, x=x, answer=model.answer(x))

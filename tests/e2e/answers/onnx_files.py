@@ -1,0 +1,93 @@
+"""The models of an answer run as ONNX files, for the engines `openvino` and `onnxruntime`; also with a defect."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from onnx import TensorProto, helper
+from tests.e2e.answers.models import (
+    BIASES,
+    DEPTH,
+    FINDERS,
+    LARGEST,
+    LAYERS,
+    ROUNDS,
+    SHARPNESS,
+    THRESHOLD,
+    WIDTH,
+)
+from tests.onnx_files import write_onnx
+
+X = ["batch", "n", WIDTH]
+
+
+class Graph:
+    """Nodes in their order, and constants."""
+
+    def __init__(self) -> None:
+        self.nodes: list[Any] = []
+        self.constants: dict[str, Any] = {}
+
+    def add(self, operation: str, *inputs: Any, out: str = "", **attributes: Any) -> str:
+        """A node; an input that is no name is a constant. Returns the output's name."""
+        names = [each if isinstance(each, str) else self._constant(each) for each in inputs]
+        out = out or f"v{len(self.nodes)}"
+        self.nodes.append(helper.make_node(operation, names, [out], **attributes))
+        return out
+
+    def _constant(self, value: Any) -> str:
+        name = f"c{len(self.constants)}"
+        self.constants[name] = value
+        return name
+
+    def clip(self, value: str, out: str = "") -> str:
+        """To 0..LARGEST."""
+        return self.add("Clip", value, np.float32(0), np.float32(LARGEST), out=out)
+
+
+def write(folder: Path, *, defect: str | None = None) -> None:
+    """The files `NAME.onnx`. Defects: `weight` changes one number, `size` makes some sizes fail."""
+    write_layers(folder / "layers.onnx", defect=defect)
+    _mixing(folder / "mixing.onnx")
+    _places(folder / "places.onnx")
+
+
+def write_layers(path: Path, *, defect: str | None = None) -> None:
+    """The file of `layers` alone."""
+    graph, last = Graph(), "x"
+    weights = LAYERS.copy()
+    if defect == "weight":
+        weights[-1, 0, 0] += 1
+    if defect == "size":
+        last = graph.add("Add", last, np.zeros((1, 8, WIDTH), np.float32))
+    for number, (matrix, bias) in enumerate(zip(weights, BIASES, strict=True), 1):
+        product = graph.add("MatMul", last, matrix)
+        sum_ = graph.add("Add", graph.add("Add", product, bias), "x")
+        last = graph.clip(sum_, out="y" if number == DEPTH else "")
+    write_onnx(path, graph.nodes, {"x": X}, {"y": X}, graph.constants)
+
+
+def _mixing(path: Path) -> None:
+    graph, last = Graph(), "x"
+    for number in range(1, ROUNDS + 1):
+        turned = graph.add("Transpose", last, perm=[0, 2, 1])
+        scores = graph.add("Mul", graph.add("MatMul", last, turned), np.float32(SHARPNESS))
+        mixed = graph.add("MatMul", graph.add("Softmax", scores, axis=-1), last)
+        sum_ = graph.add("Add", mixed, graph.add("Mul", "x", np.float32(0.125)))
+        last = graph.add("Min", sum_, np.float32(LARGEST), out="y" if number == ROUNDS else "")
+    graph.add("ReduceMax", last, out="top", axes=[1], keepdims=0)
+    write_onnx(path, graph.nodes, {"x": X}, {"y": X, "top": ["batch", WIDTH]}, graph.constants)
+
+
+def _places(path: Path) -> None:
+    graph, last = Graph(), "x"
+    for matrix in FINDERS:
+        last = graph.clip(graph.add("Add", graph.add("MatMul", last, matrix), "x"))
+    sums = graph.add("ReduceSum", last, np.array([2], np.int64), keepdims=0)
+    found = graph.add("NonZero", graph.add("Greater", sums, np.float32(THRESHOLD)))
+    graph.add("Transpose", found, out="places", perm=[1, 0])
+    graph.add("GatherND", sums, "places", out="sums")
+    outputs = {"places": ["found", 2], "sums": ["found"]}
+    write_onnx(path, graph.nodes, {"x": X}, outputs, graph.constants, types={"places": TensorProto.INT64})

@@ -1,0 +1,63 @@
+"""A short answer run on each engine, and whether its checks can fail at all. `make answers` has the long one."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import pytest
+from tests.e2e.answers.__main__ import main
+from tests.e2e.answers.run import FILES, Outcome, Settings, run, table
+from tests.e2e.answers.tally import DEFECTS, Count
+
+pytestmark = pytest.mark.e2e
+
+SEED = 10
+"""With it three of the first four clients are killed."""
+
+
+def outcome_of(
+    engine: str, requests: int, *, defect: str | None = None, patience_s: float = 120.0
+) -> Outcome:
+    """A run on a server that starts quickly."""
+    return run(
+        Settings(
+            engine=engine, requests=requests, seed=SEED, trust=True, defect=defect, patience_s=patience_s
+        )
+    )
+
+
+@pytest.mark.parametrize("engine", FILES)
+def test_every_answer_is_right_beside_what_is_withdrawn_late_or_killed(engine: str) -> None:
+    """Nothing is wrong, lost, doubled or refused, though requests of each kind ended early."""
+    if find_spec(engine) is None:
+        pytest.skip(f"{engine} is not installed")
+    outcome = outcome_of(engine, 400)
+    words = "\n".join([table([outcome]), *outcome.problems, *outcome.notes])
+    assert [] == outcome.problems, words
+    assert dict.fromkeys(DEFECTS, 0) == {defect: outcome.counts[defect] for defect in DEFECTS}, words
+    assert min(outcome.counts[count] for count in (Count.ANSWERED, Count.WITHDRAWN, Count.EXPIRED)) > 0, words
+    assert outcome.killed > 0
+
+
+def test_one_wrong_weight_ends_the_command_with_status_1(capsys: pytest.CaptureFixture[str]) -> None:
+    """One number of one model's 48 layers differs by 1: some answers are wrong, and the table says so."""
+    arguments = ["--engine", "onnxruntime", "--requests", "300", "--trust", "--seed", str(SEED)]
+    assert 1 == main([*arguments, "--defect", "weight"])
+    heads, figures = (line.split() for line in capsys.readouterr().out.splitlines()[1:3])
+    shown = dict(zip(heads, figures, strict=True))
+    assert 0 < int(shown["wrong"]) < int(shown["answered"])
+
+
+@pytest.mark.parametrize(
+    ("defect", "count"),
+    [
+        ("size", Count.MODEL_ERROR),
+        ("send-one-twice", Count.DUPLICATED),
+        ("drop-a-reply", Count.LOST),
+    ],
+)
+def test_each_defect_is_counted(defect: str, count: Count) -> None:
+    """A model that fails at some sizes, or a server that repeats or drops replies."""
+    outcome = outcome_of("onnxruntime", 100, defect=defect, patience_s=5.0)
+    assert outcome.failed
+    assert outcome.counts[count] > 0, outcome.notes
