@@ -16,11 +16,14 @@ from typing import TypeAlias
 import numpy as np
 
 from shapestream.scheduling.cost_grid import (
+    LATELY,
+    STEP,
     Floats,
     Grid,
     Integers,
     Line,
     Sizes,
+    doubled,
     elements_of,
     elements_of_many,
 )
@@ -33,6 +36,9 @@ Calls: TypeAlias = Sequence[tuple[int, Sizes]]
 CLIP = log(1.5)
 """Logarithm by which one observation differs from what was expected, at most: a machine that stalls says nothing about
 the model."""
+LASTING = 3
+"""Batches in a row that are off by more than that, all of them longer or all shorter: no machine stalls so evenly, so the
+costs have changed."""
 SLOWDOWN_STEP = 0.06
 """Part of that difference that a worker's slowdown takes over; the grid takes over `cost_grid.STEP`."""
 BATCH_S = 1e-3
@@ -83,7 +89,7 @@ class Kind:
         }
         """The shapes with a model of their own. One that was not measured costs what others like it do, until it ran."""
         dynamic = {sizes: point.seconds for sizes, point in points.items() if sizes not in self._static}
-        self._grid = Grid(dynamic) if dynamic else None
+        self._grid = doubled(dynamic, profile.max_batch if profile.has_batch else 1) if dynamic else None
         self._line = Line()
         """Where there is no grid."""
         self.measured = self._grid is not None
@@ -220,7 +226,24 @@ class Kind:
         any_static = any(sizes in self._static for _, sizes in calls)
         each_s = [self._expected_s(sizes) for _, sizes in calls]
         expected_s = sum([count * call_s for (count, _), call_s in zip(calls, each_s, strict=True)])
-        difference = max(-CLIP, min(CLIP, log(max(busy_s, 1e-9) / max(expected_s, 1e-12)) - own))
+        off = log(max(busy_s, 1e-9) / max(expected_s, 1e-12)) - own
+        change = surface.lasting_change(off)
+        if len(calls) == 1 and self._grid is not None and not any_static:
+            ((_, sizes),) = calls
+            if change:
+                self._grid.doubt(0)
+                level = SLOWDOWN_STEP / (SLOWDOWN_STEP + STEP) * change if surface.slots else 0.0
+                surface.slowdown_log += level
+                self._slowdowns_sum += level
+                off -= level
+            elif off < -CLIP and not self._grid.met_lately(sizes):
+                # What else has not run lately may be out of date as well.
+                self._grid.doubt(LATELY)
+            if not self._grid.knows(sizes):
+                self._grid.believe(sizes, off)
+                self._publish()
+                return
+        difference = max(-CLIP, min(CLIP, off))
         moved = False
         if self.measured:
             if surface.slots and (self._grid is not None or self._workers > 1):
@@ -228,6 +251,8 @@ class Kind:
                 self._slowdowns_sum += SLOWDOWN_STEP * difference
             moved = self._correct(calls, each_s, difference)
         if self._grid is None and not any_static:  # else the two parts cannot be told apart
+            if change:
+                self._line.rescale(exp(change))
             steady_s = busy_s / exp(own) if self._line.measured else busy_s
             self._line.observe(number, elements, steady_s, request_elements=elements / max(1, requests))
             self.measured = True
@@ -335,6 +360,8 @@ class Surface:
         self.slots = 0
         self.slowdown_log = 0.0
         """Logarithm of the worker's seconds / what `kind` expects by all that was observed."""
+        self._off: list[float] = []
+        """Of the last batches, as far as they are all off by more than `CLIP` in one direction, by how much."""
         self._row_calls = None if profile.row_calls is None else _RowCalls(profile.row_calls)
         bounds = [inf if most is None else most for most in profile.bounds] or [inf] * len(profile.dimensions)
         if not profile.has_batch:
@@ -365,6 +392,21 @@ class Surface:
     def slowdown(self) -> float:
         """Seconds on this worker / those of the workers of its kind in the mean; 1.0 of a worker that left."""
         return exp(self.slowdown_log - self.kind.mean_slowdown_log) if self.slots else 1.0
+
+    def lasting_change(self, off: float) -> float:
+        """Return by how much `LASTING` batches in a row are off, `off` the last of them; 0.0 where one was not.
+
+        All are logarithms of observed / expected seconds; the least of them counts.
+        """
+        if abs(off) <= CLIP or (self._off and off * self._off[0] < 0.0):
+            self._off.clear()
+        if abs(off) > CLIP:
+            self._off.append(off)
+        if len(self._off) < LASTING:
+            return 0.0
+        change = min(self._off, key=abs)
+        self._off.clear()
+        return change
 
     # ------------------------------------------------------------ predictions
 
