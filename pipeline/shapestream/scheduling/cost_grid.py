@@ -43,6 +43,8 @@ FIRST_CLIP = log(4.0)
 may be shorter by any factor, since nothing makes it shorter by chance."""
 LATELY = 16
 """Calls since a node was visited, up to which it was visited lately."""
+NEAREST = 0.8
+"""A call visits the node with the largest weight, and those whose weight is at least this part of it."""
 _NEVER = -1
 NOTABLE = 0.01
 """Logarithm by which traffic must have moved a node for its correction to be kept."""
@@ -294,6 +296,7 @@ class Grid:
         self._calls += 1
         for node, weight in near:
             learned[node] += weight * step
+        for node in _nearest(near):
             if seen[node] >= self._known_since:
                 seen[node] = self._calls
         return [learned[node] for node, _ in near]
@@ -326,6 +329,7 @@ class Grid:
         for node, _ in near:
             if self._seen[node] < self._known_since:
                 self._learned[node] += min(FIRST_CLIP, difference)
+        for node in _nearest(near):
             self._seen[node] = self._calls
         self._unvisited = True
 
@@ -339,26 +343,25 @@ class Grid:
         estimated = Grid(points).seconds(np.array(self._nodes, np.float64).T)
         self._live = np.where(seen, self._live, estimated)
 
-    def _bound_unknown(self) -> None:
-        """Keep what is not known between what is known of smaller and of larger calls."""
-        known = np.array(self._seen) >= self._known_since
+    def _bounded(self, live: Floats) -> Floats:
+        """Keep nodes that were not visited lately between what lately visited ones say of smaller and larger calls."""
+        known = np.array(self._seen) >= max(self._known_since, self._calls - LATELY)
         if known.all():
-            return
+            return live
         shape = [len(axis) for axis in self.axes]
-        least = np.where(known, self._live, 0.0).reshape(shape)
-        most = np.where(known, self._live, np.inf).reshape(shape)
+        least = np.where(known, live, 0.0).reshape(shape)
+        most = np.where(known, live, np.inf).reshape(shape)
         for axis in range(len(shape)):
             least = np.maximum.accumulate(least, axis)
             most = np.flip(np.minimum.accumulate(np.flip(most, axis), axis), axis)
-        bounded = np.minimum(np.maximum(self._live, least.ravel()), most.ravel())
-        self._live = np.where(known, self._live, bounded)
+        return np.where(known, live, np.minimum(np.maximum(live, least.ravel()), most.ravel()))
 
     def publish(self, shift: float) -> None:
         """Base predictions on all that was observed. `shift` is a logarithm that every node moves by besides."""
         self._live = np.maximum(LEAST_S, self._live * np.exp(np.array(self._learned) + shift))
         if self._unvisited:
             self._estimate_unvisited()
-        self._bound_unknown()
+        self._live = self._bounded(self._live)
         self._live_flat = self._live.tolist()
         self._values = _monotone(self._live.reshape([len(axis) for axis in self.axes])).ravel()
         self._learned = [0.0] * len(self._live_flat)
@@ -367,7 +370,7 @@ class Grid:
 
     def corrections(self, shift: float) -> dict[Sizes, float]:
         """Return the seconds of the nodes that are off the measured ones by more than 1 %, moved by `shift` besides."""
-        live = self._live * np.exp(np.array(self._learned) + shift)
+        live = self._bounded(self._live * np.exp(np.array(self._learned) + shift))
         off = np.abs(np.log(live / self._measured)) > NOTABLE
         # A folded axis stands for several sizes: all of it is the first of them, so that it folds to the same again.
         ones = (1,) * (self._dimensions - len(self.axes))
@@ -381,6 +384,12 @@ class Grid:
         self._seen = [max(seen, 0) if value else seen for seen, value in zip(self._seen, values, strict=True)]
         self._live = np.where(np.array(values) > 0.0, values, self._live)
         self.publish(0.0)
+
+
+def _nearest(near: Sequence[tuple[int, float]]) -> list[int]:
+    """Return the nodes with the largest weights, or nearly so."""
+    most = max([weight for _, weight in near])
+    return [node for node, weight in near if weight >= NEAREST * most]
 
 
 def doubled(points: Mapping[Sizes, float], most_rows: int) -> Grid:
@@ -527,7 +536,7 @@ class Line:
     Errors count in proportion (an observation weighs 1 / seconds²), so that long calls do not drown short ones.
     """
 
-    __slots__ = ("_clip", "_count", "_last", "_reach", "_sums", "element_s", "fixed_s", "longest_s")
+    __slots__ = ("_clip", "_count", "_last", "_sums", "element_s", "fixed_s", "longest_s", "reach")
 
     LEVEL_STEP = 0.1
     """Part of the difference (of logarithms) that both parts take over at once: a machine that becomes slower is followed
@@ -558,7 +567,7 @@ class Line:
         """See `_fitted`."""
         self._last = (0.0, 0.0)
         """The two parts when `moved` was last true."""
-        self._reach = (0.0, 0.0)
+        self.reach = (0.0, 0.0)
         """The fewest and the most elements of an observation."""
 
     @property
@@ -581,9 +590,9 @@ class Line:
             unit = max(1.0, request_elements)
             self.element_s = seconds / (calls * unit + elements)
             self.fixed_s = self.element_s * unit
-            self._reach = (elements, elements)
+            self.reach = (elements, elements)
         self._count += 1
-        self._reach = (min(self._reach[0], elements), max(self._reach[1], elements))
+        self.reach = (min(self.reach[0], elements), max(self.reach[1], elements))
         expected = max(self.LEAST_S, calls * self.fixed_s + elements * self.element_s)
         taken, share = seconds, 1.0
         if self._count > self.FEW:
@@ -622,7 +631,7 @@ class Line:
 
     def ends(self) -> dict[float, float]:
         """Return the seconds at the fewest and the most elements observed; nothing before the first observation."""
-        return {elements: self.second(elements) for elements in self._reach} if self.measured else {}
+        return {elements: self.second(elements) for elements in self.reach} if self.measured else {}
 
     def recall(self, ends: Mapping[float, float]) -> None:
         """Begin with the `ends` of another line."""
@@ -635,7 +644,7 @@ class Line:
         self.element_s = max(0.0, slope)
         self.fixed_s = max(0.0, ends[few] - self.element_s * few)
         self.longest_s = max(self.LEAST_S, ends[few], ends[most])
-        self._reach = (few, most)
+        self.reach = (few, most)
         self._count = self.FEW
         for elements, seconds in ends.items():
             # Together they weigh as much as all observations that still count.
@@ -645,7 +654,7 @@ class Line:
     def moved(self) -> bool:
         """Tell whether predictions at the ends of what was observed changed by more than 5 % since this was last true."""
         fixed, element = self._last
-        for elements in self._reach:
+        for elements in self.reach:
             was, now = fixed + element * elements, self.second(elements)
             if not was / self.MOVED <= now <= was * self.MOVED:
                 self._last = (self.fixed_s, self.element_s)

@@ -113,6 +113,10 @@ class Kind:
         self._table = "" if table is None or not points else table.digest
         self.batches = 0
         """Batches that it learned from, those of earlier servers included."""
+        self.batches_since_try = 1
+        """Batches that ended since the last try began, see tries.py; the first batch may be one."""
+        self.busy_s_since_try = 0.0
+        """Seconds that they took."""
         if learned is None or not self._table:
             for sizes in sorted(points, key=elements_of):
                 if (first_s := points[sizes].first_seconds) is not None:
@@ -192,6 +196,22 @@ class Kind:
         """Return the seconds of calls of 0 to `most` rows at one shape; None where `seconds` must be asked."""
         return None if self._grid is None or self._static else self._grid.line(most, shape)
 
+    # ------------------------------------------------------------ what is known
+
+    def knows(self, sizes: Sizes) -> bool:
+        """Tell whether calls of about these sizes were measured, or ran since costs have changed."""
+        if sizes in self._static:
+            return True
+        return elements_of(sizes) <= self._line.reach[1] if self._grid is None else self._grid.knows(sizes)
+
+    def met_lately(self, sizes: Sizes) -> bool:
+        """Tell whether calls of about these sizes ran lately. A line does not remember that."""
+        return self._grid is not None and self._grid.met_lately(sizes)
+
+    def try_began(self) -> None:
+        """Note that a batch is a try."""
+        self.batches_since_try, self.busy_s_since_try = 0, 0.0
+
     # ------------------------------------------------------------ learning
 
     def observe(
@@ -199,6 +219,8 @@ class Kind:
     ) -> None:
         """Learn from a finished batch; `steady_s` is what it should have taken without preparing anything."""
         self.batches += 1
+        self.batches_since_try += 1
+        self.busy_s_since_try += busy_s
         number = sum([count for count, _ in calls])
         elements = sum([count * elements_of(sizes) for count, sizes in calls])
         self._ran_s = max(self._ran_s, busy_s / number)
