@@ -12,7 +12,7 @@ that is not known is believed in full. What is known bounds what is not: a large
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 from math import exp, log, prod
 from typing import TypeAlias
@@ -83,8 +83,8 @@ class Grid:
     valid in between.
     """
 
-    def __init__(self, points: Mapping[Sizes, float], known: Container[Sizes] | None = None) -> None:
-        """`points`: at least one, all of one length. `known`: those that were measured; None: all."""
+    def __init__(self, points: Mapping[Sizes, float], known: Iterable[Sizes] | None = None) -> None:
+        """`points`: at least one, all of one length. `known`: those that are; None: all."""
         self._dimensions = len(next(iter(points)))
         points = _folded_points(points)
         self.axes = _axes(points)
@@ -110,7 +110,7 @@ class Grid:
         self._live_flat = self._live.tolist()
         self._learned = [0.0] * len(self._live_flat)
         """Logarithm by which each node is off `_live` by what was observed since."""
-        is_known = points if known is None else known
+        is_known = points if known is None else frozenset(known)
         self._nodes = list(product(*[[int(size) for size in axis.tolist()] for axis in self.axes]))
         self._calls = 0
         """Calls that were observed."""
@@ -395,7 +395,8 @@ def _nearest(near: Sequence[tuple[int, float]]) -> list[int]:
 def doubled(points: Mapping[Sizes, float], most_rows: int) -> Grid:
     """Return the grid of these points with nodes at every power of two of the rows, and at `most_rows`.
 
-    So a batch twice as large as what is known has a price of its own, which the first such call corrects.
+    So a batch twice as large as what is known has a price of its own, which the first such call corrects. Nodes of more rows
+    than any point has are not known.
     """
     measured = Grid(points)
     axes = [[int(size) for size in axis.tolist()] for axis in measured.axes]
@@ -405,7 +406,8 @@ def doubled(points: Mapping[Sizes, float], most_rows: int) -> Grid:
         return measured
     nodes = list(product(*axes))
     seconds = measured.seconds(np.array(nodes, np.float64).T).tolist()
-    return Grid(dict(zip(nodes, seconds, strict=True)), known=points)
+    most_known = int(measured.axes[0][-1])
+    return Grid(dict(zip(nodes, seconds, strict=True)), known=[node for node in nodes if node[0] <= most_known])
 
 
 def _folded(columns: Floats) -> Floats:

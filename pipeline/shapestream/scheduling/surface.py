@@ -17,7 +17,6 @@ import numpy as np
 
 from shapestream.scheduling.cost_grid import (
     LATELY,
-    STEP,
     Floats,
     Grid,
     Integers,
@@ -249,22 +248,24 @@ class Kind:
         each_s = [self._expected_s(sizes) for _, sizes in calls]
         expected_s = sum([count * call_s for (count, _), call_s in zip(calls, each_s, strict=True)])
         off = log(max(busy_s, 1e-9) / max(expected_s, 1e-12)) - own
-        change = surface.lasting_change(off)
-        if len(calls) == 1 and self._grid is not None and not any_static:
+        grid = self._grid
+        if grid is not None and len(calls) == 1 and not any_static:
             ((_, sizes),) = calls
-            if change:
-                self._grid.doubt(0)
-                level = SLOWDOWN_STEP / (SLOWDOWN_STEP + STEP) * change if surface.slots else 0.0
-                surface.slowdown_log += level
-                self._slowdowns_sum += level
-                off -= level
-            elif off < -CLIP and not self._grid.met_lately(sizes):
-                # What else has not run lately may be out of date as well.
-                self._grid.doubt(LATELY)
-            if not self._grid.knows(sizes):
-                self._grid.believe(sizes, off)
+            if grid.knows(sizes) and off < -CLIP and not grid.met_lately(sizes):
+                grid.doubt(LATELY)  # what else has not run lately may be out of date as well
+            if not grid.knows(sizes):
+                grid.believe(sizes, off)
                 self._publish()
                 return
+        if change := surface.lasting_change(off):
+            if grid is not None:
+                grid.doubt(0)
+            else:
+                self._line.rescale(exp(change))
+            if grid is not None and surface.slots:
+                surface.slowdown_log += change
+                self._slowdowns_sum += change
+                own, off = own + change, off - change
         difference = max(-CLIP, min(CLIP, off))
         moved = False
         if self.measured:
@@ -273,8 +274,6 @@ class Kind:
                 self._slowdowns_sum += SLOWDOWN_STEP * difference
             moved = self._correct(calls, each_s, difference)
         if self._grid is None and not any_static:  # else the two parts cannot be told apart
-            if change:
-                self._line.rescale(exp(change))
             steady_s = busy_s / exp(own) if self._line.measured else busy_s
             self._line.observe(number, elements, steady_s, request_elements=elements / max(1, requests))
             self.measured = True

@@ -25,7 +25,7 @@ rows share a call from then on needs four tries in a row."""
 SHARE = 0.01
 """Part of the slots' seconds that tries may cost."""
 
-MOST_PADDED = 2.0
+MOST_PADDED = 1.25
 """Elements of a first try / elements of its requests apart, at most. What is predicted of a call that never ran is no
 reason against it, but its padding is."""
 

@@ -340,15 +340,15 @@ def test_before_anything_ran_calls_can_be_compared():
 
 def test_a_static_shape_learns_by_itself():
     """What its own model shows is not what the dynamic one does."""
-    points = {sizes: linear(sizes) for sizes in product((1, 8), (8, 64))}
+    points = {sizes: 100 * linear(sizes) for sizes in product((1, 8), (8, 64))}
     own = profile(static_shapes=((4, 16),))
     costs = costs_over(points, own)
     over = costs["m"].surface()
     before = over.second(4, (17,))
     for _ in range(100):
-        learned(costs, 4, 16, 1e-4)
+        learned(costs, 4, 16, 1e-2)
         learned(costs, 4, 17, before)
-    assert 1e-4 == pytest.approx(over.second(4, (16,)), rel=0.06)
+    assert 1e-2 == pytest.approx(over.second(4, (16,)), rel=0.06)
     assert before == pytest.approx(over.second(4, (17,)), rel=0.18)
 
 
