@@ -41,6 +41,9 @@ the last ones is one axis. The 64 points of a calibration could tell no more axe
 FIRST_CLIP = log(4.0)
 """Logarithm by which the first call at a node may be longer than expected, at most: the machine may have stalled. A call
 may be shorter by any factor, since nothing makes it shorter by chance."""
+BEYOND = 1.5
+"""Factor by which a call must be larger than the last node along an axis to have one of its own; a calibration leaves out
+points that are nearer, too."""
 LATELY = 16
 """Calls since a node was visited, up to which it was visited lately."""
 NEAREST = 0.8
@@ -302,6 +305,32 @@ class Grid:
         return [learned[node] for node, _ in near]
 
     # ------------------------------------------------------------ what is known
+
+    def reaches(self, sizes: Sizes) -> bool:
+        """Tell whether a call lies within the grid, or not far beyond; its rows are not looked at."""
+        return self._dimensions > MOST_AXES or all(
+            size <= BEYOND * last for size, last in zip(sizes[1:], self._last[1:], strict=True)
+        )
+
+    def extended(self, sizes: Sizes) -> Grid:
+        """Return this grid with nodes at the sizes of a call that lies beyond it, which are not known."""
+        axes = [[int(size) for size in axis.tolist()] for axis in self.axes]
+        for number, size in enumerate(sizes):
+            if number and size > BEYOND * axes[number][-1]:
+                axes[number].append(size)
+        if prod(map(len, axes)) > MOST_NODES:
+            return self
+        self.publish(0.0)
+        seconds = dict(zip(self._nodes, self._live.tolist(), strict=True))
+        nodes = list(product(*axes))
+        priced = Grid(seconds).seconds(np.array(nodes, np.float64).T).tolist()
+        larger = Grid({node: seconds.get(node, price) for node, price in zip(nodes, priced, strict=True)}, known=())
+        measured = dict(zip(self._nodes, self._measured.tolist(), strict=True))
+        larger._measured = np.array([measured.get(node, price) for node, price in zip(nodes, priced, strict=True)])
+        seen = dict(zip(self._nodes, self._seen, strict=True))
+        larger._seen = [seen.get(node, _NEVER) for node in nodes]
+        larger._calls, larger._known_since = self._calls, self._known_since
+        return larger
 
     def knows(self, sizes: Sizes) -> bool:
         """Tell whether most of what such a call is expected to take was measured, or ran since costs changed."""

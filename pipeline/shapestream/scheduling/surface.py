@@ -126,6 +126,7 @@ class Kind:
             for sizes in self._static.keys() & corrections.keys():
                 self._static[sizes] = Grid({sizes: corrections[sizes]})
             if self._grid is not None:
+                self._extend(sorted(corrections.keys() - self._static.keys(), key=elements_of))
                 self._grid.recall(corrections)
             self.new.recall(learned.preparation)
         self._find_longest()
@@ -245,6 +246,7 @@ class Kind:
                 self.mean_slowdown_log
             )  # a line has learned what all workers are off; a grid takes it over later
         any_static = any(sizes in self._static for _, sizes in calls)
+        self._extend([sizes for _, sizes in calls if sizes not in self._static])
         each_s = [self._expected_s(sizes) for _, sizes in calls]
         expected_s = sum([count * call_s for (count, _), call_s in zip(calls, each_s, strict=True)])
         off = log(max(busy_s, 1e-9) / max(expected_s, 1e-12)) - own
@@ -281,6 +283,12 @@ class Kind:
                 self.version = next(self._versions)
         if moved:
             self._publish()
+
+    def _extend(self, calls: Iterable[Sizes]) -> None:
+        """Give calls far beyond the grid nodes of their own."""
+        for sizes in calls:
+            if self._grid is not None and 0 not in sizes and not self._grid.reaches(sizes):
+                self._grid = self._grid.extended(sizes)
 
     def _expected_s(self, sizes: Sizes) -> float:
         """Seconds of one call by all that was observed."""
