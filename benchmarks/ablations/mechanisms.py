@@ -486,7 +486,9 @@ def _no_grid(patches: Patches) -> None:
             self._grid = None
             for point in table.points:
                 elements = module("cost_grid").elements_of(point.sizes)
-                self._line.observe(1.0, elements, point.seconds, request_elements=elements / max(1, point.sizes[0]))
+                self._line.observe(
+                    1.0, elements, point.seconds, request_elements=elements / max(1, point.sizes[0])
+                )
 
     patches.set(kind, "__init__", begun)
 
@@ -612,7 +614,15 @@ NON_LINEAR = (
     "one point of 0.3 s, 32", "linear, sharing pays now", "sharing paid, linear now", "ten times slower",
     "ten times faster", "cliff at 32 rows",
 )  # fmt: skip
-EVERYWHERE = (*NON_LINEAR, *LIMIT, *UNEQUAL, *CHEAP, "overload, lognormal", "overload, mixed clients", "endless, padded")
+EVERYWHERE = (
+    *NON_LINEAR,
+    *LIMIT,
+    *UNEQUAL,
+    *CHEAP,
+    "overload, lognormal",
+    "overload, mixed clients",
+    "endless, padded",
+)
 MECHANISMS |= {
     "grid": Mechanism(off=_no_grid, watched="believed", scenarios=EVERYWHERE, is_here=True),
     "tries": Mechanism(off=_no_tries, watched="tries", scenarios=EVERYWHERE, is_here=True),

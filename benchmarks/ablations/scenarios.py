@@ -222,7 +222,9 @@ class _Believed:
         """The table that a worker brings."""
         table = self._cost.calibration(*arguments)
         if self._rows < inf:
-            table = replace(table, points=tuple(point for point in table.points if point.sizes[0] <= self._rows))
+            table = replace(
+                table, points=tuple(point for point in table.points if point.sizes[0] <= self._rows)
+            )
         return table if self._factor == 1.0 else _scaled(table, self._factor)
 
 

@@ -324,9 +324,13 @@ class Grid:
         seconds = dict(zip(self._nodes, self._live.tolist(), strict=True))
         nodes = list(product(*axes))
         priced = Grid(seconds).seconds(np.array(nodes, np.float64).T).tolist()
-        larger = Grid({node: seconds.get(node, price) for node, price in zip(nodes, priced, strict=True)}, known=())
+        larger = Grid(
+            {node: seconds.get(node, price) for node, price in zip(nodes, priced, strict=True)}, known=()
+        )
         measured = dict(zip(self._nodes, self._measured.tolist(), strict=True))
-        larger._measured = np.array([measured.get(node, price) for node, price in zip(nodes, priced, strict=True)])
+        larger._measured = np.array(
+            [measured.get(node, price) for node, price in zip(nodes, priced, strict=True)]
+        )
         seen = dict(zip(self._nodes, self._seen, strict=True))
         larger._seen = [seen.get(node, _NEVER) for node in nodes]
         larger._calls, larger._known_since = self._calls, self._known_since
@@ -368,7 +372,8 @@ class Grid:
         seen = np.array(self._seen) > _NEVER
         if seen.all():
             return
-        points = {node: seconds for node, seconds, is_seen in zip(self._nodes, self._live.tolist(), seen.tolist(), strict=True) if is_seen}
+        priced = zip(self._nodes, self._live.tolist(), strict=True)
+        points = dict([node for node, is_seen in zip(priced, seen.tolist(), strict=True) if is_seen])
         estimated = Grid(points).seconds(np.array(self._nodes, np.float64).T)
         self._live = np.where(seen, self._live, estimated)
 
@@ -383,7 +388,8 @@ class Grid:
         for axis in range(len(shape)):
             least = np.maximum.accumulate(least, axis)
             most = np.flip(np.minimum.accumulate(np.flip(most, axis), axis), axis)
-        return np.where(known, live, np.minimum(np.maximum(live, least.ravel()), most.ravel()))
+        bounded: Floats = np.where(known, live, np.minimum(np.maximum(live, least.ravel()), most.ravel()))
+        return bounded
 
     def publish(self, shift: float) -> None:
         """Base predictions on all that was observed. `shift` is a logarithm that every node moves by besides."""
@@ -421,7 +427,7 @@ def _nearest(near: Sequence[tuple[int, float]]) -> list[int]:
     return [node for node, weight in near if weight >= NEAREST * most]
 
 
-def doubled(points: Mapping[Sizes, float], most_rows: int) -> Grid:
+def grid_over(points: Mapping[Sizes, float], most_rows: int) -> Grid:
     """Return the grid of these points with nodes at every power of two of the rows, and at `most_rows`.
 
     So a batch twice as large as what is known has a price of its own, which the first such call corrects. Nodes of more rows
@@ -436,7 +442,9 @@ def doubled(points: Mapping[Sizes, float], most_rows: int) -> Grid:
     nodes = list(product(*axes))
     seconds = measured.seconds(np.array(nodes, np.float64).T).tolist()
     most_known = int(measured.axes[0][-1])
-    return Grid(dict(zip(nodes, seconds, strict=True)), known=[node for node in nodes if node[0] <= most_known])
+    return Grid(
+        dict(zip(nodes, seconds, strict=True)), known=[node for node in nodes if node[0] <= most_known]
+    )
 
 
 def _folded(columns: Floats) -> Floats:
@@ -489,7 +497,7 @@ def _filled(axes: list[Floats], points: Mapping[Sizes, float]) -> Floats:
     weights, computed = measured**-2.0, np.array([elements_of(sizes) for sizes in points])
     if len(set(computed.tolist())) == 1:
         usual_s = float(np.exp(np.log(measured).mean()))
-        fixed_s, element_s = FIXED_SHARE * usual_s, (1.0 - FIXED_SHARE) * usual_s / max(1.0, computed[0])
+        fixed_s, element_s = FIXED_SHARE * usual_s, (1.0 - FIXED_SHARE) * usual_s / max(1.0, float(computed[0]))
     else:
         fixed_s, element_s = _fitted(
             weights.sum(),

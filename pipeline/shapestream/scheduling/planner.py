@@ -399,7 +399,10 @@ def _larger(
     # A call whose rows are filled up may as well hold requests there.
     call = costs.call(tried_rows(rows, limits.max_rows), shape)
     most = min(limits.max_rows, call.rows)
-    if most <= rows or members[0].queue.rows < most or not may_be_due(kind, (call.rows, *call.shape)):
+    if most <= rows or members[0].queue.rows < most:
+        return None
+    calls = costs.surface.calls
+    if not may_be_due(kind, calls(call.rows, call.shape)):
         return None
     chosen = {request.id for request in members}
     room = most - rows
@@ -420,8 +423,8 @@ def _larger(
     apart_s = costs.call(rows, shape).seconds + BATCH_S
     apart_s += added_rows / rows * (costs.call(rows, added_shape).seconds + BATCH_S)
     apart = rows * elements_of(shape) + added_rows * elements_of(added_shape)
-    sizes = together.rows, *together.shape
-    if not is_due(kind, sizes, together.seconds + BATCH_S - apart_s, elements_of(sizes) / max(1.0, apart)):
+    padded = together.rows * elements_of(together.shape) / max(1.0, apart)
+    if not is_due(kind, calls(together.rows, together.shape), together.seconds + BATCH_S - apart_s, padded):
         return None
     kind.try_began()
     return sorted([*members, *added], key=lambda request: request.bucket is not bucket)

@@ -22,9 +22,9 @@ from shapestream.scheduling.cost_grid import (
     Integers,
     Line,
     Sizes,
-    doubled,
     elements_of,
     elements_of_many,
+    grid_over,
 )
 from shapestream.scheduling.events import ModelProfile
 from shapestream_engine.cost_table import MAX_ELEMENTS, MAX_POINTS, CostTable, LearnedCosts
@@ -88,7 +88,7 @@ class Kind:
         }
         """The shapes with a model of their own. One that was not measured costs what others like it do, until it ran."""
         dynamic = {sizes: point.seconds for sizes, point in points.items() if sizes not in self._static}
-        self._grid = doubled(dynamic, profile.max_batch if profile.has_batch else 1) if dynamic else None
+        self._grid = grid_over(dynamic, profile.max_batch if profile.has_batch else 1) if dynamic else None
         self._line = Line()
         """Where there is no grid."""
         self.measured = self._grid is not None
@@ -112,10 +112,12 @@ class Kind:
         self._table = "" if table is None or not points else table.digest
         self.batches = 0
         """Batches that it learned from, those of earlier servers included."""
-        self.batches_since_try = 1
-        """Batches that ended since the last try began, see tries.py; the first batch may be one."""
+        self.batches_since_try = 0
+        """Batches that ended since the last try began, see tries.py."""
         self.busy_s_since_try = 0.0
         """Seconds that they took."""
+        self.awaits_try = False
+        """Whether nothing was learned from the last try yet."""
         if learned is None or not self._table:
             for sizes in sorted(points, key=elements_of):
                 if (first_s := points[sizes].first_seconds) is not None:
@@ -198,19 +200,20 @@ class Kind:
 
     # ------------------------------------------------------------ what is known
 
-    def knows(self, sizes: Sizes) -> bool:
-        """Tell whether calls of about these sizes were measured, or ran since costs have changed."""
-        if sizes in self._static:
+    def knows(self, calls: Calls) -> bool:
+        """Tell whether these calls were measured, or ran since costs have changed. Of several sizes none is told apart."""
+        ((_, sizes), *others) = calls
+        if others or sizes in self._static:
             return True
         return elements_of(sizes) <= self._line.reach[1] if self._grid is None else self._grid.knows(sizes)
 
-    def met_lately(self, sizes: Sizes) -> bool:
+    def met_lately(self, calls: Calls) -> bool:
         """Tell whether calls of about these sizes ran lately. A line does not remember that."""
-        return self._grid is not None and self._grid.met_lately(sizes)
+        return self._grid is not None and all(self._grid.met_lately(sizes) for _, sizes in calls)
 
     def try_began(self) -> None:
         """Note that a batch is a try."""
-        self.batches_since_try, self.busy_s_since_try = 0, 0.0
+        self.batches_since_try, self.busy_s_since_try, self.awaits_try = 0, 0.0, True
 
     # ------------------------------------------------------------ learning
 
@@ -257,6 +260,7 @@ class Kind:
                 grid.doubt(LATELY)  # what else has not run lately may be out of date as well
             if not grid.knows(sizes):
                 grid.believe(sizes, off)
+                self.awaits_try = False
                 self._publish()
                 return
         if change := surface.lasting_change(off):

@@ -3,7 +3,7 @@
 A prediction that says that sharing does not pay is corrected by shared calls alone, and forbids them. So while enough
 requests wait, the batch former cuts a batch of twice the rows, at a power of two, where costs have a node of their own:
 
-- at once, if such a call never ran, or costs have changed since;
+- at once, if such a call never ran, or costs have changed since, and the last try has taught something;
 - else every `EVERY` batches, if no such call ran lately.
 
 What a try is predicted to cost more than its requests would cost apart is at most `SHARE` of the seconds that other
@@ -16,8 +16,7 @@ Deadlines and the limits of a batch hold for a try as for any other batch.
 
 from __future__ import annotations
 
-from shapestream.scheduling.cost_grid import Sizes
-from shapestream.scheduling.surface import Kind
+from shapestream.scheduling.surface import Calls, Kind
 
 EVERY = 24
 """Batches between two tries of calls that ran before. A change is to be found within 50 batches, and a model that lets 16
@@ -35,18 +34,20 @@ def tried_rows(rows: int, max_rows: int) -> int:
     return min(max_rows, 1 << (2 * rows).bit_length() - 1)
 
 
-def may_be_due(kind: Kind, sizes: Sizes) -> bool:
-    """Tell whether a call of these sizes should be tried if it costs nothing more."""
-    if not kind.measured or not kind.batches_since_try:
+def may_be_due(kind: Kind, calls: Calls) -> bool:
+    """Tell whether a batch of these calls should be tried if it costs nothing more."""
+    if not kind.measured:
         return False
-    return not kind.knows(sizes) or (kind.batches_since_try >= EVERY and not kind.met_lately(sizes))
+    if kind.batches_since_try >= EVERY:
+        return not kind.met_lately(calls)
+    return not kind.awaits_try and not kind.knows(calls)
 
 
-def is_due(kind: Kind, sizes: Sizes, excess_s: float, padded: float) -> bool:
-    """Tell whether a call of these sizes should be tried.
+def is_due(kind: Kind, calls: Calls, excess_s: float, padded: float) -> bool:
+    """Tell whether a batch of these calls should be tried.
 
     `excess_s`: what it is predicted to take more than its requests apart. `padded`: its elements / those of the calls apart.
     """
-    if not may_be_due(kind, sizes):
+    if not may_be_due(kind, calls):
         return False
-    return excess_s <= SHARE * kind.busy_s_since_try or (padded <= MOST_PADDED and not kind.knows(sizes))
+    return excess_s <= SHARE * kind.busy_s_since_try or (padded <= MOST_PADDED and not kind.knows(calls))

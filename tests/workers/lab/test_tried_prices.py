@@ -165,9 +165,7 @@ def test_a_change_is_known_within_50_batches(change: str, points: int, noise: fl
     """Costs that change tenfold, or whose fixed part comes or goes: batches are as good again, and so are prices."""
     first, second = CHANGES[change]
     watched = Watched()
-    World(
-        cost=measured(first, points, then=second, calls=BEFORE), requests=3000, noise=noise
-    ).play(watched)
+    World(cost=measured(first, points, then=second, calls=BEFORE), requests=3000, noise=noise).play(watched)
     after = watched.batches[BEFORE + WITHIN :][:40]
     best = max(rows / second.seconds((rows, LENGTH)) for rows in range(1, 17))
     took_s = sum([second.seconds((rows, LENGTH)) for rows in after])

@@ -175,7 +175,9 @@ def parse_formula(text: str, *, has_batch: bool = True, largest: Sequence[int] =
         field_of, unit = _FORMULA_WORDS.get(word, ("", 1.0))
         least = 1.0 if field_of.endswith("rows") else 0.0
         if not field_of or not equals or not isfinite(value) or value < least or field_of in values:
-            expected = ", ".join(f"{known}={'N' if known.endswith('rows') else 'MS'}" for known in _FORMULA_WORDS)
+            expected = ", ".join(
+                f"{known}={'N' if known.endswith('rows') else 'MS'}" for known in _FORMULA_WORDS
+            )
             raise typer.BadParameter(f"cost {text!r}: {part!r} is none of {expected}")
         values[field_of] = value * unit
     if not any(values.get(name) for name in ("fixed_s", "per_row_s", "per_element_s", "per_pair_s")):
