@@ -497,7 +497,10 @@ def _filled(axes: list[Floats], points: Mapping[Sizes, float]) -> Floats:
     weights, computed = measured**-2.0, np.array([elements_of(sizes) for sizes in points])
     if len(set(computed.tolist())) == 1:
         usual_s = float(np.exp(np.log(measured).mean()))
-        fixed_s, element_s = FIXED_SHARE * usual_s, (1.0 - FIXED_SHARE) * usual_s / max(1.0, float(computed[0]))
+        fixed_s, element_s = (
+            FIXED_SHARE * usual_s,
+            (1.0 - FIXED_SHARE) * usual_s / max(1.0, float(computed[0])),
+        )
     else:
         fixed_s, element_s = _fitted(
             weights.sum(),
