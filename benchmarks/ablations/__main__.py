@@ -85,15 +85,15 @@ def _simulate(
             (scenario, tuple(names), seed)
             for seed in range(seeds)
             for scenario, off in pairs
-            for names in ((), off)
+            for names in (_with(off), off)
         )
     )
     # This checkout's benchmarks, beside the packages of either.
     environment = {"PYTHONPATH": str(ROOT), "PYTHONSAFEPATH": "1", "OMP_NUM_THREADS": "1"}
     by_task: dict[tuple[str, tuple[str, ...], int], Any] = {}
     for root, own in (
-        (baseline.root, [task for task in tasks if task[1] != (THIS,)]),
-        (ROOT, [task for task in tasks if task[1] == (THIS,)]),
+        (baseline.root, [task for task in tasks if not _is_here(task[1])]),
+        (ROOT, [task for task in tasks if _is_here(task[1])]),
     ):
         checkout = Checkout(name=str(root), root=root, environment=environment)
         played = checkout.run(["-m", "benchmarks.ablations.play", str(processes)], json.dumps(own))
@@ -105,7 +105,7 @@ def _simulate(
         counts = np.zeros(2, int)
         for seed in range(seeds):
             (before, at_work), (after, still) = (
-                by_task[scenario, (), seed],
+                by_task[scenario, _with(off), seed],
                 by_task[scenario, tuple(off), seed],
             )
             for figure, value in before.items():
@@ -116,6 +116,15 @@ def _simulate(
         fired[title, scenario] = int(counts[0]), int(counts[1])
         _check(title, MECHANISMS[off[0]], fired[title, scenario])
     return differences, fired
+
+
+def _is_here(off: Sequence[str]) -> bool:
+    return bool(off) and MECHANISMS[off[0]].is_here
+
+
+def _with(off: Sequence[str]) -> tuple[str, ...]:
+    """Return what stands for the scheduler that has the mechanisms: the baseline, or this checkout."""
+    return (THIS,) if _is_here(off) and tuple(off) != (THIS,) else ()
 
 
 def _check(title: str, mechanism: Mechanism, counts: tuple[int, int]) -> None:

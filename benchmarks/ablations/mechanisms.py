@@ -72,10 +72,14 @@ def without(names: Sequence[str]) -> Iterator[Patches]:
 
 
 @contextmanager
-def here() -> Iterator[Patches]:
-    """This checkout as it is, with its programmes priced as the baseline's."""
+def here(names: Sequence[str]) -> Iterator[Patches]:
+    """This checkout without these of its mechanisms, with its programmes priced as the baseline's."""
     patches = Patches()
     try:
+        for name in names:
+            MECHANISMS[name].off(patches)
+        patches.watch("tries", module("surface").Kind, "try_began")
+        patches.watch("believed", module("cost_grid").Grid, "believe")
         _price_programmes(patches, "planner")
         yield patches
     finally:
@@ -459,6 +463,36 @@ def _no_fair_room(patches: Patches) -> None:
     patches.set(room, "exceeds_s", lambda self, client, share_s, queued_s: False)
 
 
+# ------------------------------------------------------------ this checkout's
+
+
+def _no_tries(patches: Patches) -> None:
+    patches.set(module("planner"), "may_be_due", lambda kind, sizes: False)
+
+
+def _no_belief(patches: Patches) -> None:
+    """The first call at a node counts as any other, and nothing is doubted."""
+    patches.set(module("cost_grid").Grid, "knows", lambda self, sizes: True)
+
+
+def _no_grid(patches: Patches) -> None:
+    """A fixed part and one per element, fitted to the same points and to the traffic, in the place of the grid."""
+    kind = module("surface").Kind
+    begin = kind.__init__
+
+    def begun(self: Any, profile: Any, table: Any, versions: Any, learned: Any = None) -> None:
+        begin(self, profile, table, versions, learned)
+        if self._grid is not None and table is not None:
+            self._grid = None
+            for point in table.points:
+                elements = module("cost_grid").elements_of(point.sizes)
+                self._line.observe(
+                    1.0, elements, point.seconds, request_elements=elements / max(1, point.sizes[0])
+                )
+
+    patches.set(kind, "__init__", begun)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mechanism:
     """Something that can be turned off."""
@@ -470,6 +504,8 @@ class Mechanism:
     """Where it may matter."""
     replaced: bool = False
     """Something else takes its place, which the same counter may count."""
+    is_here: bool = False
+    """It is one of this checkout, and is compared with this checkout instead of the baseline."""
 
 
 def _several(*names: str) -> Patch:
@@ -571,5 +607,28 @@ MECHANISMS[THIS] = Mechanism(
     watched="programmes",
     scenarios=MECHANISMS["all that went"].scenarios,
     replaced=True,
+    is_here=True,
 )
+NON_LINEAR = (
+    "device not full, 64", "steps of 8 rows, 64", "attention, 64", "calls of 1 s, 32", "one point of 1 s, 32",
+    "one point of 0.3 s, 32", "linear, sharing pays now", "sharing paid, linear now", "ten times slower",
+    "ten times faster", "cliff at 32 rows",
+)  # fmt: skip
+EVERYWHERE = (
+    *NON_LINEAR,
+    *LIMIT,
+    *UNEQUAL,
+    *CHEAP,
+    "overload, lognormal",
+    "overload, mixed clients",
+    "endless, padded",
+)
+MECHANISMS |= {
+    "grid": Mechanism(off=_no_grid, watched="believed", scenarios=EVERYWHERE, is_here=True),
+    "tries": Mechanism(off=_no_tries, watched="tries", scenarios=EVERYWHERE, is_here=True),
+    "belief": Mechanism(off=_no_belief, watched="believed", scenarios=EVERYWHERE, is_here=True),
+    "tries and belief": Mechanism(
+        off=_several("tries", "belief"), watched="tries", scenarios=EVERYWHERE, is_here=True
+    ),
+}
 """Ablations by name. A name with a colon puts something else in the place of the mechanism."""

@@ -6,7 +6,7 @@ import json
 import sys
 from multiprocessing import Pool
 
-from benchmarks.ablations.mechanisms import THIS, here, without
+from benchmarks.ablations.mechanisms import MECHANISMS, here, without
 from benchmarks.ablations.scenarios import SCENARIOS, run
 
 Task = tuple[str, list[str], int]
@@ -18,7 +18,7 @@ Played = tuple[dict[str, float], dict[str, int]]
 def play(task: Task) -> Played:
     """One simulation."""
     scenario, off, seed = task
-    with here() if off == [THIS] else without(off) as patches:
+    with here(off) if off and MECHANISMS[off[0]].is_here else without(off) as patches:
         figures = run(SCENARIOS[scenario], seed, lambda: patches.spent_s)
         return figures, dict(patches.fired)
 

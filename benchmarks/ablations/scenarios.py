@@ -82,6 +82,10 @@ class Scenario:
     """Mean seconds between stalls of the event loop, and of each slot, and their mean length; exponential, both."""
     belief: float = 1.0
     """Calibrated seconds / true seconds."""
+    measured_rows: int | None = None
+    """The most rows of a call that was calibrated; None: as many as a batch may have."""
+    then: tuple[int, Callable[[], Any]] | None = None
+    """After so many calls the truth is another one."""
     queue: int = 8192
     figures: tuple[str, ...] = ("goodput", "p99")
 
@@ -111,9 +115,9 @@ def run(scenario: Scenario, seed: int, spent: Callable[[], float]) -> dict[str, 
             scheduler,
             import_module(LAB + "simulator").Scenario(
                 profiles=[profile],
-                costs={"m": scenario.cost()},
+                costs={"m": _truth(scenario)},
                 traffic=requests,
-                believed={"m": _Believed(scenario.cost(), scenario.belief)},
+                believed={"m": _Believed(scenario.cost(), scenario.belief, scenario.measured_rows)},
                 slots=len(scenario.speeds),
                 slots_per_worker=len(scenario.speeds) if alike else 1,
                 speeds=tuple(scenario.speeds),
@@ -207,16 +211,42 @@ def _stalls(scenario: Scenario, seed: int, which: int) -> list[tuple[float, floa
 
 
 class _Believed:
-    """A calibration of true costs, all of them wrong by one factor."""
+    """A calibration of true costs, all of them wrong by one factor, up to some number of rows."""
 
-    def __init__(self, cost: Any, factor: float) -> None:
+    def __init__(self, cost: Any, factor: float, measured_rows: int | None = None) -> None:
         self._cost = cost
         self._factor = factor
+        self._rows = inf if measured_rows is None else measured_rows
 
     def calibration(self, *arguments: Any) -> Any:
         """The table that a worker brings."""
         table = self._cost.calibration(*arguments)
+        if self._rows < inf:
+            table = replace(
+                table, points=tuple(point for point in table.points if point.sizes[0] <= self._rows)
+            )
         return table if self._factor == 1.0 else _scaled(table, self._factor)
+
+
+class _Changing:
+    """A truth that is replaced by another after so many calls."""
+
+    def __init__(self, first: Any, calls: int, second: Any) -> None:
+        self._left = calls
+        self._truths = first, second
+        self.prepare_s = first.prepare_s
+
+    def seconds(self, sizes: Sizes) -> float:
+        """Seconds of the next call."""
+        self._left -= 1
+        return float(self._truths[self._left < 0].seconds(sizes))
+
+
+def _truth(scenario: Scenario) -> Any:
+    if scenario.then is None:
+        return scenario.cost()
+    calls, second = scenario.then
+    return _Changing(scenario.cost(), calls, second())
 
 
 def _scaled(table: Any, factor: float) -> Any:
@@ -349,6 +379,33 @@ def overload(name: str, streams: Sequence[Stream], **more: Any) -> Scenario:
     return Scenario(name=name, **{**given, **more})
 
 
+def shaped(name: str, cost: Callable[[], Any], **more: Any) -> Scenario:
+    """A model on one slot whose costs are no straight line, or change; 3,000 requests of one length by default."""
+    given: dict[str, Any] = {
+        "draw": equal, "bounds": (None, 256), "max_batch": 64, "in_flight": 64, "speeds": (1.0,),
+        "streams": (Stream(requests=3000),), **more,
+    }  # fmt: skip
+    return Scenario(name=name, cost=cost, **given)
+
+
+def rows(fixed_ms: float, ms_per_row: float, **more: Any) -> Callable[[], Any]:
+    """A fixed part and one per row, whatever its length."""
+    return formula(fixed_ms, 0.0, per_row_s=ms_per_row / 1e3, **more)
+
+
+@cache
+def cliff() -> Any:
+    """From 33 rows on a call takes ten times as long: what it needs does not fit into fast memory any more."""
+    plain = formula(20.0, 0.05, largest=(64, 256))()
+    seconds = plain.seconds
+
+    class Cliff(type(plain)):  # type: ignore[misc]  # a class of another commit
+        def _seconds(self, sizes: Sizes) -> float:
+            return float(seconds(sizes)) * (10.0 if sizes[0] > 32 else 1.0)
+
+    return Cliff(fixed_s=plain.fixed_s, per_element_s=plain.per_element_s, largest=plain.largest)
+
+
 CAPACITY = 8 / 0.04
 """Requests per second of the sleeping model."""
 DETECTOR: dict[str, Any] = {
@@ -456,6 +513,29 @@ SCENARIOS = {
             name="few lengths, 32 shapes", draw=few, cost=formula(3.0, 0.13, prepare_s=20e-3),
             max_shapes=32, in_flight=16, paddable=(True, True),
         ),
+        shaped(
+            "device not full, 64", formula(1.0, 0.01, full_rows=32, largest=(64, 256)), draw=lognormal, speeds=(1.0, 1.0)
+        ),
+        shaped(
+            "steps of 8 rows, 64", formula(1.0, 0.02, step_rows=8, largest=(64, 256)), draw=lognormal, speeds=(1.0, 1.0)
+        ),
+        shaped(
+            "attention, 64", formula(1.0, 0.01, per_pair_s=1e-7, largest=(64, 256)), draw=lognormal, speeds=(1.0, 1.0)
+        ),
+        shaped("cliff at 32 rows", cliff, measured_rows=32, in_flight=256),
+        shaped("calls of 1 s, 32", rows(1e3, 0.0), in_flight=32, streams=(Stream(requests=1000),)),
+        shaped(
+            "one point of 1 s, 32", rows(1e3, 0.0, largest=(64, 1)), in_flight=32, measured_rows=1,
+            streams=(Stream(requests=1000),),
+        ),
+        shaped(
+            "one point of 0.3 s, 32", rows(300.0, 0.0, largest=(64, 1)), in_flight=32, measured_rows=1,
+            streams=(Stream(requests=1000),),
+        ),
+        shaped("linear, sharing pays now", rows(0.0, 10.0), then=(100, rows(10.0, 0.0))),
+        shaped("sharing paid, linear now", rows(10.0, 0.0), then=(20, rows(0.0, 10.0))),
+        shaped("ten times slower", rows(5.0, 0.5), then=(50, rows(50.0, 5.0))),
+        shaped("ten times faster", rows(50.0, 5.0), then=(50, rows(5.0, 0.5))),
         Scenario(name="cheap, 0.25 ms", draw=lognormal, cost=formula(0.2, 0.0015), **CHEAP),
         Scenario(name="cheap, 0.5 ms", draw=lognormal, cost=formula(0.3, 0.006), **CHEAP),
         Scenario(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -104,3 +105,33 @@ def test_a_server_begins_with_what_the_last_one_learned(
     second = paced.served(60, pace_s=CALIBRATED_S)
     assert 110 == second.batches  # it began where the first one had ended
     assert second.seconds.get(one_row, measured_s) < 0.7 * first.seconds[one_row]
+
+
+HEAVY = """\
+    models:
+      - name: paced
+        function: paced:same
+        trust: true
+        calibration_s: 1
+        inputs: {x: {shape: "batch:1..16, 4", element_type: f32}}
+        outputs: {y: {shape: "batch, 4", element_type: f32}}
+    workers: [{count: 1, slots: 1, threads: 1}]
+"""
+
+
+def test_a_model_of_which_one_call_was_measured_shares_its_calls(
+    workplace: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Calls of 0.2 s are too long to measure more of them in 1 s; of 16 requests at a time half share one soon."""
+    monkeypatch.setenv(ENVIRONMENT, str(tmp_path / "costs"))
+    (workplace.folder / "pace").write_text("0.2")
+    served = workplace.serve(HEAVY)
+    (measured,) = served.wait_for("costs measured", 1)
+    assert 1 == measured["points"]
+    served.wait_for("worker joined")
+    row = {"x": np.zeros((1, 4), np.float32)}
+    with served.client() as client, ThreadPoolExecutor(16) as threads:
+        results = list(threads.map(lambda _: client.infer("paced", row), range(160)))
+    rows = [result.timings.batch_rows for result in results]
+    assert max(rows[:64]) >= 8
+    assert sum([1 / each for each in rows]) <= 40  # calls; 160 of one request each, without tries

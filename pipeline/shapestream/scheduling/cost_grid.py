@@ -4,6 +4,9 @@ Where a call does an equal amount of work per element, a multilinear function is
 equal sizes, and in each size at equal rows. The grid follows it piecewise between measured points, and goes on in a
 straight line over elements beyond them. Traffic corrects both. Many calls are priced at once, as an array with one row
 per dimension and one column per call; one call is an array of one column.
+
+A node is *known* if it was measured or a call ran there, and the costs have not changed since. The first call at a node
+that is not known is believed in full. What is known bounds what is not: a larger call takes no less time.
 """
 
 from __future__ import annotations
@@ -28,11 +31,24 @@ STEP = 0.1
 """Part of the difference (of logarithms) between observed and expected seconds that the nodes around a call take over."""
 LONE_STEP = 0.2
 """The same of the only node of a grid, whose calls are all alike."""
+FIXED_SHARE = 0.5
+"""Part of a call's seconds that is taken to be its fixed part, as long as calls of one size alone were measured."""
 MOST_NODES = 4096
 """Nodes of a grid. The axes of a table with more different sizes are thinned."""
 MOST_AXES = 6
 """Axes of a grid, since a prediction looks at 2 corners per axis: 64 at most. Of a call with more sizes, the product of
 the last ones is one axis. The 64 points of a calibration could tell no more axes apart."""
+FIRST_CLIP = log(4.0)
+"""Logarithm by which the first call at a node may be longer than expected, at most: the machine may have stalled. A call
+may be shorter by any factor, since nothing makes it shorter by chance."""
+BEYOND = 1.5
+"""Factor by which a call must be larger than the last node along an axis to have one of its own; a calibration leaves out
+points that are nearer, too."""
+LATELY = 16
+"""Calls since a node was visited, up to which it was visited lately."""
+NEAREST = 0.8
+"""A call visits the node with the largest weight, and those whose weight is at least this part of it."""
+_NEVER = -1
 NOTABLE = 0.01
 """Logarithm by which traffic must have moved a node for its correction to be kept."""
 _REMEMBERED = 4096
@@ -70,12 +86,13 @@ class Grid:
     valid in between.
     """
 
-    def __init__(self, points: Mapping[Sizes, float]) -> None:
-        """`points`: at least one, all of one length."""
+    def __init__(self, points: Mapping[Sizes, float], known: Iterable[Sizes] | None = None) -> None:
+        """`points`: at least one, all of one length. `known`: those that are; None: all."""
         self._dimensions = len(next(iter(points)))
         points = _folded_points(points)
-        self._axes = _axes(points)
-        lengths = np.array([len(axis) for axis in self._axes])
+        self.axes = _axes(points)
+        """The sizes of its nodes along each dimension."""
+        lengths = np.array([len(axis) for axis in self.axes])
         self._strides = np.array([prod(lengths[number + 1 :].tolist()) for number in range(len(lengths))])
         self._varied = np.flatnonzero(lengths > 1)
         """Axes of several nodes; along the others nothing changes within the grid."""
@@ -83,12 +100,12 @@ class Grid:
         """The sizes along these axes, then infinity."""
         corners = np.zeros(1, np.intp)
         for row, number in zip(self._steps[::-1], self._varied[::-1], strict=True):
-            row[: lengths[number]] = self._axes[number]
+            row[: lengths[number]] = self.axes[number]
             corners = np.concatenate((corners, corners + self._strides[number]))
         self._corners = corners[:, None]
         self._after = corners.tolist()
         """Places of the corners of a cell after its first node, the first axis outermost."""
-        self._measured = _monotone(_filled(self._axes, points)).ravel()
+        self._measured = _monotone(_filled(self.axes, points)).ravel()
         self._live = self._measured
         """Seconds of each node by all that was observed before `publish` was called last."""
         self._values = self._measured
@@ -96,23 +113,33 @@ class Grid:
         self._live_flat = self._live.tolist()
         self._learned = [0.0] * len(self._live_flat)
         """Logarithm by which each node is off `_live` by what was observed since."""
+        is_known = points if known is None else frozenset(known)
+        self._nodes = list(product(*[[int(size) for size in axis.tolist()] for axis in self.axes]))
+        self._calls = 0
+        """Calls that were observed."""
+        self._seen = [0 if node in is_known else _NEVER for node in self._nodes]
+        """`_calls` when each node was visited last; 0 where it was measured."""
+        self._known_since = 0
+        """Nodes visited last before this call are not known."""
+        self._unvisited = False
+        """Whether the nodes where no call ran are to be estimated anew."""
         # Beyond the grid the slope between its last node and the one before along every axis goes on.
         before = np.maximum(0, lengths - 2)
         self._slope_from = int(before @ self._strides)
-        last = elements_of([int(axis[-1]) for axis in self._axes])
-        first = elements_of([int(axis[at]) for axis, at in zip(self._axes, before, strict=True)])
+        last = elements_of([int(axis[-1]) for axis in self.axes])
+        first = elements_of([int(axis[at]) for axis, at in zip(self.axes, before, strict=True)])
         self._elements = last - first if self._slope_from < len(self._values) - 1 else last
         """Elements between these two; of one node alone, all that it has."""
         self._around: dict[Sizes, tuple[list[tuple[int, float]], float]] = {}
         """`_corner_weights` of calls that ran."""
-        self._starts = np.array([axis[:1] for axis in self._axes])
-        self._ends = np.array([axis[-1:] for axis in self._axes])
+        self._starts = np.array([axis[:1] for axis in self.axes])
+        self._ends = np.array([axis[-1:] for axis in self.axes])
         self._walks = [
-            (number, self._axes[number].tolist(), int(self._strides[number]))
+            (number, self.axes[number].tolist(), int(self._strides[number]))
             for number in self._varied.tolist()
         ]
         """The varied axes: place, sizes, and how many nodes further the next size is."""
-        self._last = tuple([int(axis[-1]) for axis in self._axes])
+        self._last = tuple([int(axis[-1]) for axis in self.axes])
         self._pitch = self._slope(self._values)
         """Published seconds per element beyond the grid."""
         self._lines: tuple[int, Floats, float] | None = None
@@ -148,9 +175,9 @@ class Grid:
         if not 0 < elements * most < _MOST_EXACT or self._dimensions > MOST_AXES:
             return None
         if self._lines is None or self._lines[0] != most:
-            if (most + 1) * len(self._values) > _MOST_LINES * len(self._axes[0]):
+            if (most + 1) * len(self._values) > _MOST_LINES * len(self.axes[0]):
                 return None
-            self._lines = most, self._all_lines(most), float(self.seconds(np.ones((len(self._axes), 1)))[0])
+            self._lines = most, self._all_lines(most), float(self.seconds(np.ones((len(self.axes), 1)))[0])
         _, lines, least_s = self._lines
         place, shares = self._place((0, *shape))
         if self._walks and not self._walks[0][0]:
@@ -178,8 +205,8 @@ class Grid:
 
     def _all_lines(self, most: int) -> Floats:
         """Interpolate along the rows at every node of the other axes: (nodes, most + 1)."""
-        values = self._values.reshape(len(self._axes[0]), -1).T
-        axis = self._axes[0]
+        values = self._values.reshape(len(self.axes[0]), -1).T
+        axis = self.axes[0]
         rows = np.minimum(np.maximum(np.arange(most + 1.0), axis[0]), axis[-1])
         below = np.searchsorted(axis, rows, side="right") - 1
         above = np.minimum(below + 1, len(axis) - 1)
@@ -219,8 +246,8 @@ class Grid:
         return seconds
 
     def _slope(self, values: Floats) -> float:
-        """Seconds per element beyond the grid: one slope for all, so that nothing falls. One node shows it from nothing."""
-        start_s = values[self._slope_from] if self._slope_from < len(values) - 1 else 0.0
+        """Seconds per element beyond the grid: one slope for all, so that nothing falls."""
+        start_s = values[self._slope_from] if self._slope_from < len(values) - 1 else FIXED_SHARE * values[-1]
         return float(max(0.0, values[-1] - start_s)) / max(1.0, self._elements)
 
     def _corner_weights(self, sizes: Sizes) -> tuple[list[tuple[int, float]], float]:
@@ -252,7 +279,11 @@ class Grid:
         if beyond:
             last = len(live) - 1
             start = self._slope_from
-            start_s = live[start] * exp(learned[start]) if start < last else 0.0
+            start_s = (
+                live[start] * exp(learned[start])
+                if start < last
+                else FIXED_SHARE * live[last] * exp(learned[last])
+            )
             seconds += beyond * max(0.0, live[last] * exp(learned[last]) - start_s) / max(1.0, self._elements)
         return seconds
 
@@ -264,36 +295,156 @@ class Grid:
         near, _ = self._corner_weights(sizes)
         step = (STEP if len(self._varied) else LONE_STEP) * difference
         step /= sum([weight * weight for _, weight in near])
-        learned = self._learned
+        learned, seen = self._learned, self._seen
+        self._calls += 1
         for node, weight in near:
             learned[node] += weight * step
+        for node in _nearest(near):
+            if seen[node] >= self._known_since:
+                seen[node] = self._calls
         return [learned[node] for node, _ in near]
+
+    # ------------------------------------------------------------ what is known
+
+    def reaches(self, sizes: Sizes) -> bool:
+        """Tell whether a call lies within the grid, or not far beyond; its rows are not looked at."""
+        return self._dimensions > MOST_AXES or all(
+            size <= BEYOND * last for size, last in zip(sizes[1:], self._last[1:], strict=True)
+        )
+
+    def extended(self, sizes: Sizes) -> Grid:
+        """Return this grid with nodes at the sizes of a call that lies beyond it, which are not known."""
+        axes = [[int(size) for size in axis.tolist()] for axis in self.axes]
+        for number, size in enumerate(sizes):
+            if number and size > BEYOND * axes[number][-1]:
+                axes[number].append(size)
+        if prod(map(len, axes)) > MOST_NODES:
+            return self
+        self.publish(0.0)
+        seconds = dict(zip(self._nodes, self._live.tolist(), strict=True))
+        nodes = list(product(*axes))
+        priced = Grid(seconds).seconds(np.array(nodes, np.float64).T).tolist()
+        larger = Grid(
+            {node: seconds.get(node, price) for node, price in zip(nodes, priced, strict=True)}, known=()
+        )
+        measured = dict(zip(self._nodes, self._measured.tolist(), strict=True))
+        larger._measured = np.array(
+            [measured.get(node, price) for node, price in zip(nodes, priced, strict=True)]
+        )
+        seen = dict(zip(self._nodes, self._seen, strict=True))
+        larger._seen = [seen.get(node, _NEVER) for node in nodes]
+        larger._calls, larger._known_since = self._calls, self._known_since
+        return larger
+
+    def knows(self, sizes: Sizes) -> bool:
+        """Tell whether most of what such a call is expected to take was measured, or ran since costs changed."""
+        return self._visited(sizes, self._known_since)
+
+    def met_lately(self, sizes: Sizes) -> bool:
+        """Tell whether such a call ran lately."""
+        return self._visited(sizes, self._calls - LATELY)
+
+    def _visited(self, sizes: Sizes, since: int) -> bool:
+        near, _ = self._corner_weights(sizes)
+        return sum([weight for node, weight in near if self._seen[node] >= since]) >= 0.5
+
+    def doubt(self, but: int) -> None:
+        """Doubt all nodes but those that the last so many calls visited."""
+        self._known_since = max(self._known_since, self._calls - but + 1)
+
+    def believe(self, sizes: Sizes, difference: float) -> None:
+        """Take the first call at nodes that were not known in full; to be published at once.
+
+        `difference`: the logarithm of observed / expected seconds.
+        """
+        near, _ = self._corner_weights(sizes)
+        self._calls += 1
+        for node, _ in near:
+            if self._seen[node] < self._known_since:
+                self._learned[node] += min(FIRST_CLIP, difference)
+        for node in _nearest(near):
+            self._seen[node] = self._calls
+        self._unvisited = True
+
+    def _estimate_unvisited(self) -> None:
+        """Estimate the nodes where no call ran from those that were measured, or where one did."""
+        self._unvisited = False
+        seen = np.array(self._seen) > _NEVER
+        if seen.all():
+            return
+        priced = zip(self._nodes, self._live.tolist(), strict=True)
+        points = dict([node for node, is_seen in zip(priced, seen.tolist(), strict=True) if is_seen])
+        estimated = Grid(points).seconds(np.array(self._nodes, np.float64).T)
+        self._live = np.where(seen, self._live, estimated)
+
+    def _bounded(self, live: Floats) -> Floats:
+        """Keep nodes that were not visited lately between what lately visited ones say of smaller and larger calls."""
+        known = np.array(self._seen) >= max(self._known_since, self._calls - LATELY)
+        if known.all():
+            return live
+        shape = [len(axis) for axis in self.axes]
+        least = np.where(known, live, 0.0).reshape(shape)
+        most = np.where(known, live, np.inf).reshape(shape)
+        for axis in range(len(shape)):
+            least = np.maximum.accumulate(least, axis)
+            most = np.flip(np.minimum.accumulate(np.flip(most, axis), axis), axis)
+        bounded: Floats = np.where(known, live, np.minimum(np.maximum(live, least.ravel()), most.ravel()))
+        return bounded
 
     def publish(self, shift: float) -> None:
         """Base predictions on all that was observed. `shift` is a logarithm that every node moves by besides."""
         self._live = np.maximum(LEAST_S, self._live * np.exp(np.array(self._learned) + shift))
+        if self._unvisited:
+            self._estimate_unvisited()
+        self._live = self._bounded(self._live)
         self._live_flat = self._live.tolist()
-        self._values = _monotone(self._live.reshape([len(axis) for axis in self._axes])).ravel()
+        self._values = _monotone(self._live.reshape([len(axis) for axis in self.axes])).ravel()
         self._learned = [0.0] * len(self._live_flat)
         self._pitch = self._slope(self._values)
         self._lines = None
 
     def corrections(self, shift: float) -> dict[Sizes, float]:
         """Return the seconds of the nodes that are off the measured ones by more than 1 %, moved by `shift` besides."""
-        live = self._live * np.exp(np.array(self._learned) + shift)
+        live = self._bounded(self._live * np.exp(np.array(self._learned) + shift))
         off = np.abs(np.log(live / self._measured)) > NOTABLE
         # A folded axis stands for several sizes: all of it is the first of them, so that it folds to the same again.
-        ones = (1,) * (self._dimensions - len(self._axes))
-        nodes = zip(product(*[axis.tolist() for axis in self._axes]), off, live.tolist(), strict=True)
+        ones = (1,) * (self._dimensions - len(self.axes))
+        nodes = zip(self._nodes, off, live.tolist(), strict=True)
         return {(*map(int, sizes), *ones): seconds for sizes, is_off, seconds in nodes if is_off}
 
     def recall(self, corrections: Mapping[Sizes, float]) -> None:
         """Begin with the `corrections` of a grid of the same points."""
         known = _folded_points(corrections) if corrections else {}
-        nodes = product(*[axis.tolist() for axis in self._axes])
-        values = [known.get(tuple(map(int, sizes)), 0.0) for sizes in nodes]
+        values = [known.get(tuple(map(int, sizes)), 0.0) for sizes in self._nodes]
+        self._seen = [max(seen, 0) if value else seen for seen, value in zip(self._seen, values, strict=True)]
         self._live = np.where(np.array(values) > 0.0, values, self._live)
         self.publish(0.0)
+
+
+def _nearest(near: Sequence[tuple[int, float]]) -> list[int]:
+    """Return the nodes with the largest weights, or nearly so."""
+    most = max([weight for _, weight in near])
+    return [node for node, weight in near if weight >= NEAREST * most]
+
+
+def grid_over(points: Mapping[Sizes, float], most_rows: int) -> Grid:
+    """Return the grid of these points with nodes at every power of two of the rows, and at `most_rows`.
+
+    So a batch twice as large as what is known has a price of its own, which the first such call corrects. Nodes of more rows
+    than any point has are not known.
+    """
+    measured = Grid(points)
+    axes = [[int(size) for size in axis.tolist()] for axis in measured.axes]
+    powers = [1 << power for power in range(most_rows.bit_length())]
+    axes[0] = sorted({*axes[0], *[rows for rows in (*powers, most_rows) if rows > axes[0][0]]})
+    if len(next(iter(points))) > MOST_AXES or prod(map(len, axes)) > MOST_NODES:
+        return measured
+    nodes = list(product(*axes))
+    seconds = measured.seconds(np.array(nodes, np.float64).T).tolist()
+    most_known = int(measured.axes[0][-1])
+    return Grid(
+        dict(zip(nodes, seconds, strict=True)), known=[node for node in nodes if node[0] <= most_known]
+    )
 
 
 def _folded(columns: Floats) -> Floats:
@@ -344,13 +495,20 @@ def _filled(axes: list[Floats], points: Mapping[Sizes, float]) -> Floats:
     elements = elements_of_many(np.meshgrid(*axes, indexing="ij"))
     measured = np.array(list(points.values()))
     weights, computed = measured**-2.0, np.array([elements_of(sizes) for sizes in points])
-    fixed_s, element_s = _fitted(
-        weights.sum(),
-        weights @ computed,
-        weights @ (computed * computed),
-        weights @ measured,
-        weights @ (computed * measured),
-    )
+    if len(set(computed.tolist())) == 1:
+        usual_s = float(np.exp(np.log(measured).mean()))
+        fixed_s, element_s = (
+            FIXED_SHARE * usual_s,
+            (1.0 - FIXED_SHARE) * usual_s / max(1.0, float(computed[0])),
+        )
+    else:
+        fixed_s, element_s = _fitted(
+            weights.sum(),
+            weights @ computed,
+            weights @ (computed * computed),
+            weights @ measured,
+            weights @ (computed * measured),
+        )
     trend = np.maximum(LEAST_S, fixed_s + element_s * elements)
     factors = np.full(trend.shape, np.nan)
     values = np.full(trend.shape, np.nan)
@@ -420,7 +578,7 @@ class Line:
     Errors count in proportion (an observation weighs 1 / seconds²), so that long calls do not drown short ones.
     """
 
-    __slots__ = ("_clip", "_count", "_last", "_reach", "_sums", "element_s", "fixed_s", "longest_s")
+    __slots__ = ("_clip", "_count", "_last", "_sums", "element_s", "fixed_s", "longest_s", "reach")
 
     LEVEL_STEP = 0.1
     """Part of the difference (of logarithms) that both parts take over at once: a machine that becomes slower is followed
@@ -451,7 +609,7 @@ class Line:
         """See `_fitted`."""
         self._last = (0.0, 0.0)
         """The two parts when `moved` was last true."""
-        self._reach = (0.0, 0.0)
+        self.reach = (0.0, 0.0)
         """The fewest and the most elements of an observation."""
 
     @property
@@ -474,15 +632,15 @@ class Line:
             unit = max(1.0, request_elements)
             self.element_s = seconds / (calls * unit + elements)
             self.fixed_s = self.element_s * unit
-            self._reach = (elements, elements)
+            self.reach = (elements, elements)
         self._count += 1
-        self._reach = (min(self._reach[0], elements), max(self._reach[1], elements))
+        self.reach = (min(self.reach[0], elements), max(self.reach[1], elements))
         expected = max(self.LEAST_S, calls * self.fixed_s + elements * self.element_s)
         taken, share = seconds, 1.0
         if self._count > self.FEW:
             taken = max(expected / self._clip, min(expected * self._clip, seconds))
             level = (taken / expected) ** self.LEVEL_STEP
-            self._rescale(level)
+            self.rescale(level)
             expected *= level
             share = min(1.0, self._clip / max(seconds / expected, expected / seconds))
         weight = share / max(expected, taken) ** 2
@@ -495,7 +653,7 @@ class Line:
             n + kept, s, ee + units, ns + kept * self.fixed_s, es + units * self.element_s
         )
 
-    def _rescale(self, level: float) -> None:
+    def rescale(self, level: float) -> None:
         """As if everything so far had taken `level` times as long."""
         self.fixed_s *= level
         self.element_s *= level
@@ -515,7 +673,7 @@ class Line:
 
     def ends(self) -> dict[float, float]:
         """Return the seconds at the fewest and the most elements observed; nothing before the first observation."""
-        return {elements: self.second(elements) for elements in self._reach} if self.measured else {}
+        return {elements: self.second(elements) for elements in self.reach} if self.measured else {}
 
     def recall(self, ends: Mapping[float, float]) -> None:
         """Begin with the `ends` of another line."""
@@ -528,7 +686,7 @@ class Line:
         self.element_s = max(0.0, slope)
         self.fixed_s = max(0.0, ends[few] - self.element_s * few)
         self.longest_s = max(self.LEAST_S, ends[few], ends[most])
-        self._reach = (few, most)
+        self.reach = (few, most)
         self._count = self.FEW
         for elements, seconds in ends.items():
             # Together they weigh as much as all observations that still count.
@@ -538,7 +696,7 @@ class Line:
     def moved(self) -> bool:
         """Tell whether predictions at the ends of what was observed changed by more than 5 % since this was last true."""
         fixed, element = self._last
-        for elements in self._reach:
+        for elements in self.reach:
             was, now = fixed + element * elements, self.second(elements)
             if not was / self.MOVED <= now <= was * self.MOVED:
                 self._last = (self.fixed_s, self.element_s)

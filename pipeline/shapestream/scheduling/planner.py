@@ -19,7 +19,8 @@ from shapestream.scheduling.events import CutReason
 from shapestream.scheduling.queueing import Bucket, Lane, Request
 from shapestream.scheduling.segments import Limits, Window, cut_window
 from shapestream.scheduling.slots import Slot, SlotPool
-from shapestream.scheduling.surface import BATCH_S
+from shapestream.scheduling.surface import BATCH_S, Kind
+from shapestream.scheduling.tries import is_due, may_be_due, tried_rows
 
 
 class Portion(NamedTuple):
@@ -95,6 +96,10 @@ class Plan:
 
     def __repr__(self) -> str:
         return f"<plan: {sum(map(len, self._left.values()))} segments left>"
+
+    def forget(self, lane: Lane) -> None:
+        """Forget the segments of a lane: some of their requests run in a batch that is none of them."""
+        self._left.pop(lane, None)
 
     def begin_turn(self) -> None:
         """Forget the segments of the last turn."""
@@ -346,6 +351,7 @@ def plan_batch(
     most_s: float | None = None,
     max_rows: int | None = None,
     starts_at: float,
+    tries: Kind | None = None,
 ) -> Cut:
     """The batch that the anchor goes in, at least cost: its segment of the optimal cuts of the window around it.
 
@@ -354,7 +360,7 @@ def plan_batch(
     most on its slot, which takes `slowdown` times the surface's seconds; `max_rows`: rows that it should have at most;
     `starts_at`: when it is predicted to start, which is later than now for a batch that is queued behind another. No
     member whose deadline could be met alone is made late: `starts_at + seconds * slowdown` is not after it, where costs are
-    measured.
+    measured. `tries`: the kind of the slot's costs, where the batch may be a try (tries.py).
     """
     queue = anchor.queue
     profile = queue.profile
@@ -373,10 +379,55 @@ def plan_batch(
         members = bucket.prefix(_equal_rows(bucket, costs, limits, delayed), rows)
     else:
         members = plan.take(bucket, costs, limits, delayed)
+    if tries is not None and most_s is None and max_rows is None and members:
+        larger = _larger(members, bucket, costs, limits, tries)
+        if larger is not None:
+            members = larger
+            plan.forget(bucket.lane)
     otherwise = CutReason.COST if most_s is None and max_rows is None else CutReason.DIVIDED
     members, reason = within_limits(members or [anchor], costs, limits, slowdown, starts_at, otherwise)
     # Its own bucket comes first, so if the last is of it, all are.
     return batch_of(members, costs, bucket if members[-1].bucket is bucket else None, reason)
+
+
+def _larger(
+    members: list[Request], bucket: Bucket, costs: CallCosts, limits: Limits, kind: Kind
+) -> list[Request] | None:
+    """Return the members of a try in the place of these; None where none is due, or too few requests wait."""
+    rows = sum([request.rows for request in members])
+    shape = tuple(map(max, bucket.shape, *[request.shape for request in members]))
+    # A call whose rows are filled up may as well hold requests there.
+    call = costs.call(tried_rows(rows, limits.max_rows), shape)
+    most = min(limits.max_rows, call.rows)
+    if most <= rows or members[0].queue.rows < most:
+        return None
+    calls = costs.surface.calls
+    if not may_be_due(kind, calls(call.rows, call.shape)):
+        return None
+    chosen = {request.id for request in members}
+    room = most - rows
+    added: list[Request] = []
+    for other, count in bucket.lane.window(bucket, most):
+        for request in other.first_requests(count):
+            if request.id in chosen:
+                continue
+            if request.rows > room:
+                break
+            added.append(request)
+            room -= request.rows
+    if 2 * room > most - rows:
+        return None
+    added_rows = most - rows - room
+    added_shape = tuple(map(max, bucket.shape, *[request.shape for request in added]))
+    together = costs.call(rows + added_rows, tuple(map(max, shape, added_shape)))
+    apart_s = costs.call(rows, shape).seconds + BATCH_S
+    apart_s += added_rows / rows * (costs.call(rows, added_shape).seconds + BATCH_S)
+    apart = rows * elements_of(shape) + added_rows * elements_of(added_shape)
+    padded = together.rows * elements_of(together.shape) / max(1.0, apart)
+    if not is_due(kind, calls(together.rows, together.shape), together.seconds + BATCH_S - apart_s, padded):
+        return None
+    kind.try_began()
+    return sorted([*members, *added], key=lambda request: request.bucket is not bucket)
 
 
 def alone(members: Sequence[Request], rows: int, shape: tuple[int, ...], costs: CallCosts) -> Cut:

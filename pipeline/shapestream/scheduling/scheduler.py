@@ -525,6 +525,7 @@ class Scheduler:
             most_s=most_s,
             max_rows=max_rows,
             starts_at=slot.free_at(now),
+            tries=costs.surface.kind,
         )
         if len(cut.members) > 1 and queue.probation:
             return self._on_probation(anchor, cut, costs)

@@ -16,6 +16,7 @@ from typing import TypeAlias
 import numpy as np
 
 from shapestream.scheduling.cost_grid import (
+    LATELY,
     Floats,
     Grid,
     Integers,
@@ -23,6 +24,7 @@ from shapestream.scheduling.cost_grid import (
     Sizes,
     elements_of,
     elements_of_many,
+    grid_over,
 )
 from shapestream.scheduling.events import ModelProfile
 from shapestream_engine.cost_table import MAX_ELEMENTS, MAX_POINTS, CostTable, LearnedCosts
@@ -33,6 +35,9 @@ Calls: TypeAlias = Sequence[tuple[int, Sizes]]
 CLIP = log(1.5)
 """Logarithm by which one observation differs from what was expected, at most: a machine that stalls says nothing about
 the model."""
+LASTING = 3
+"""Batches in a row that are off by more than that, all of them longer or all shorter: no machine stalls so evenly, so the
+costs have changed."""
 SLOWDOWN_STEP = 0.06
 """Part of that difference that a worker's slowdown takes over; the grid takes over `cost_grid.STEP`."""
 BATCH_S = 1e-3
@@ -83,7 +88,7 @@ class Kind:
         }
         """The shapes with a model of their own. One that was not measured costs what others like it do, until it ran."""
         dynamic = {sizes: point.seconds for sizes, point in points.items() if sizes not in self._static}
-        self._grid = Grid(dynamic) if dynamic else None
+        self._grid = grid_over(dynamic, profile.max_batch if profile.has_batch else 1) if dynamic else None
         self._line = Line()
         """Where there is no grid."""
         self.measured = self._grid is not None
@@ -107,6 +112,12 @@ class Kind:
         self._table = "" if table is None or not points else table.digest
         self.batches = 0
         """Batches that it learned from, those of earlier servers included."""
+        self.batches_since_try = 0
+        """Batches that ended since the last try began, see tries.py."""
+        self.busy_s_since_try = 0.0
+        """Seconds that they took."""
+        self.awaits_try = False
+        """Whether nothing was learned from the last try yet."""
         if learned is None or not self._table:
             for sizes in sorted(points, key=elements_of):
                 if (first_s := points[sizes].first_seconds) is not None:
@@ -117,6 +128,7 @@ class Kind:
             for sizes in self._static.keys() & corrections.keys():
                 self._static[sizes] = Grid({sizes: corrections[sizes]})
             if self._grid is not None:
+                self._extend(sorted(corrections.keys() - self._static.keys(), key=elements_of))
                 self._grid.recall(corrections)
             self.new.recall(learned.preparation)
         self._find_longest()
@@ -186,6 +198,23 @@ class Kind:
         """Return the seconds of calls of 0 to `most` rows at one shape; None where `seconds` must be asked."""
         return None if self._grid is None or self._static else self._grid.line(most, shape)
 
+    # ------------------------------------------------------------ what is known
+
+    def knows(self, calls: Calls) -> bool:
+        """Tell whether these calls were measured, or ran since costs have changed. Of several sizes none is told apart."""
+        ((_, sizes), *others) = calls
+        if others or sizes in self._static:
+            return True
+        return elements_of(sizes) <= self._line.reach[1] if self._grid is None else self._grid.knows(sizes)
+
+    def met_lately(self, calls: Calls) -> bool:
+        """Tell whether calls of about these sizes ran lately. A line does not remember that."""
+        return self._grid is not None and all(self._grid.met_lately(sizes) for _, sizes in calls)
+
+    def try_began(self) -> None:
+        """Note that a batch is a try."""
+        self.batches_since_try, self.busy_s_since_try, self.awaits_try = 0, 0.0, True
+
     # ------------------------------------------------------------ learning
 
     def observe(
@@ -193,6 +222,8 @@ class Kind:
     ) -> None:
         """Learn from a finished batch; `steady_s` is what it should have taken without preparing anything."""
         self.batches += 1
+        self.batches_since_try += 1
+        self.busy_s_since_try += busy_s
         number = sum([count for count, _ in calls])
         elements = sum([count * elements_of(sizes) for count, sizes in calls])
         self._ran_s = max(self._ran_s, busy_s / number)
@@ -218,9 +249,30 @@ class Kind:
                 self.mean_slowdown_log
             )  # a line has learned what all workers are off; a grid takes it over later
         any_static = any(sizes in self._static for _, sizes in calls)
+        self._extend([sizes for _, sizes in calls if sizes not in self._static])
         each_s = [self._expected_s(sizes) for _, sizes in calls]
         expected_s = sum([count * call_s for (count, _), call_s in zip(calls, each_s, strict=True)])
-        difference = max(-CLIP, min(CLIP, log(max(busy_s, 1e-9) / max(expected_s, 1e-12)) - own))
+        off = log(max(busy_s, 1e-9) / max(expected_s, 1e-12)) - own
+        grid = self._grid
+        if grid is not None and len(calls) == 1 and not any_static:
+            ((_, sizes),) = calls
+            if grid.knows(sizes) and off < -CLIP and not grid.met_lately(sizes):
+                grid.doubt(LATELY)  # what else has not run lately may be out of date as well
+            if not grid.knows(sizes):
+                grid.believe(sizes, off)
+                self.awaits_try = False
+                self._publish()
+                return
+        if change := surface.lasting_change(off):
+            if grid is not None:
+                grid.doubt(0)
+            else:
+                self._line.rescale(exp(change))
+            if grid is not None and surface.slots:
+                surface.slowdown_log += change
+                self._slowdowns_sum += change
+                own, off = own + change, off - change
+        difference = max(-CLIP, min(CLIP, off))
         moved = False
         if self.measured:
             if surface.slots and (self._grid is not None or self._workers > 1):
@@ -235,6 +287,12 @@ class Kind:
                 self.version = next(self._versions)
         if moved:
             self._publish()
+
+    def _extend(self, calls: Iterable[Sizes]) -> None:
+        """Give calls far beyond the grid nodes of their own."""
+        for sizes in calls:
+            if self._grid is not None and 0 not in sizes and not self._grid.reaches(sizes):
+                self._grid = self._grid.extended(sizes)
 
     def _expected_s(self, sizes: Sizes) -> float:
         """Seconds of one call by all that was observed."""
@@ -335,6 +393,8 @@ class Surface:
         self.slots = 0
         self.slowdown_log = 0.0
         """Logarithm of the worker's seconds / what `kind` expects by all that was observed."""
+        self._off: list[float] = []
+        """Of the last batches, as far as they are all off by more than `CLIP` in one direction, by how much."""
         self._row_calls = None if profile.row_calls is None else _RowCalls(profile.row_calls)
         bounds = [inf if most is None else most for most in profile.bounds] or [inf] * len(profile.dimensions)
         if not profile.has_batch:
@@ -365,6 +425,21 @@ class Surface:
     def slowdown(self) -> float:
         """Seconds on this worker / those of the workers of its kind in the mean; 1.0 of a worker that left."""
         return exp(self.slowdown_log - self.kind.mean_slowdown_log) if self.slots else 1.0
+
+    def lasting_change(self, off: float) -> float:
+        """Return by how much `LASTING` batches in a row are off, `off` the last of them; 0.0 where one was not.
+
+        All are logarithms of observed / expected seconds; the least of them counts.
+        """
+        if abs(off) <= CLIP or (self._off and off * self._off[0] < 0.0):
+            self._off.clear()
+        if abs(off) > CLIP:
+            self._off.append(off)
+        if len(self._off) < LASTING:
+            return 0.0
+        change = min(self._off, key=abs)
+        self._off.clear()
+        return change
 
     # ------------------------------------------------------------ predictions
 

@@ -157,11 +157,11 @@ def test_one_point_that_is_off_leads_nowhere_far(point, factor, rows, seq):
 
 
 def test_one_point_is_enough_to_compare():
-    """More elements take longer, in proportion; fewer are not free."""
+    """Half of it is taken to be the call's fixed part: more elements take longer, fewer are not free."""
     over = surface({(2, 32): 1.0})
     half, whole, double = predicted(over, [(1, (32,)), (2, (32,)), (4, (32,))])
     assert 0.0 < half <= whole == 1.0
-    assert 2.0 == double
+    assert 1.5 == double
 
 
 def test_models_without_dynamic_sizes_have_surfaces_too():
@@ -340,15 +340,15 @@ def test_before_anything_ran_calls_can_be_compared():
 
 def test_a_static_shape_learns_by_itself():
     """What its own model shows is not what the dynamic one does."""
-    points = {sizes: linear(sizes) for sizes in product((1, 8), (8, 64))}
+    points = {sizes: 100 * linear(sizes) for sizes in product((1, 8), (8, 64))}
     own = profile(static_shapes=((4, 16),))
     costs = costs_over(points, own)
     over = costs["m"].surface()
     before = over.second(4, (17,))
     for _ in range(100):
-        learned(costs, 4, 16, 1e-4)
+        learned(costs, 4, 16, 1e-2)
         learned(costs, 4, 17, before)
-    assert 1e-4 == pytest.approx(over.second(4, (16,)), rel=0.06)
+    assert 1e-2 == pytest.approx(over.second(4, (16,)), rel=0.06)
     assert before == pytest.approx(over.second(4, (17,)), rel=0.18)
 
 

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
-from math import exp, isfinite, prod
+from math import ceil, exp, isfinite, prod
 from pathlib import Path
 
 import numpy as np
@@ -25,12 +25,15 @@ from shapestream_engine.cost_table import CostPoint, CostTable
 from shapestream_engine.errors import EngineError
 
 _FORMULA_WORDS = {
-    "fixed_ms": "fixed_s",
-    "ms_per_row": "per_row_s",
-    "ms_per_element": "per_element_s",
-    "prepare_ms": "prepare_s",
+    "fixed_ms": ("fixed_s", 1e-3),
+    "ms_per_row": ("per_row_s", 1e-3),
+    "ms_per_element": ("per_element_s", 1e-3),
+    "ms_per_pair": ("per_pair_s", 1e-3),
+    "prepare_ms": ("prepare_s", 1e-3),
+    "full_rows": ("full_rows", 1.0),
+    "step_rows": ("step_rows", 1.0),
 }
-"""Words of a formula, with the fields of `FormulaCost`."""
+"""Words of a formula, with the fields of `FormulaCost` and their units."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -59,17 +62,26 @@ class TrueCost(ABC):
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class FormulaCost(TrueCost):
-    """Cost by formula: fixed + per row x rows + per element x elements (the product of all sizes)."""
+    """Cost by formula: fixed + rows x (per row + per element x elements of a row + per pair x their square)."""
 
     fixed_s: float = 0.0
     per_row_s: float = 0.0
     per_element_s: float = 0.0
+    per_pair_s: float = 0.0
+    """Of two elements of one row, as in attention."""
+    full_rows: float = 0
+    """Rows that fill the device: fewer take as long."""
+    step_rows: float = 1
+    """Rows that are computed together: their number is rounded up to a multiple of it."""
     largest: tuple[int, ...] = ()
     """Largest sizes of a calibration."""
 
     def _seconds(self, sizes: tuple[int, ...]) -> float:
-        rows = sizes[0] if self.has_batch else 1
-        return self.fixed_s + self.per_row_s * rows + self.per_element_s * prod(sizes)
+        rows, shape = (sizes[0], sizes[1:]) if self.has_batch else (1, sizes)
+        row = float(prod(shape))
+        each_s = self.per_row_s + self.per_element_s * row + self.per_pair_s * row * row
+        computed = max(self.full_rows, ceil(rows / self.step_rows) * self.step_rows)
+        return self.fixed_s + computed * each_s
 
     def calibration(self, profile_key: str, dimensions: tuple[str, ...], max_batch: int) -> CostTable:
         """A small grid of powers of two; every other one with three or more dimensions."""
@@ -160,12 +172,15 @@ def parse_formula(text: str, *, has_batch: bool = True, largest: Sequence[int] =
             value = float(number)
         except ValueError:
             value = -1.0
-        field_of = _FORMULA_WORDS.get(word, "")
-        if not field_of or not equals or not isfinite(value) or value < 0 or field_of in values:
-            expected = ", ".join(f"{known}=MS" for known in _FORMULA_WORDS)
+        field_of, unit = _FORMULA_WORDS.get(word, ("", 1.0))
+        least = 1.0 if field_of.endswith("rows") else 0.0
+        if not field_of or not equals or not isfinite(value) or value < least or field_of in values:
+            expected = ", ".join(
+                f"{known}={'N' if known.endswith('rows') else 'MS'}" for known in _FORMULA_WORDS
+            )
             raise typer.BadParameter(f"cost {text!r}: {part!r} is none of {expected}")
-        values[field_of] = value / 1000
-    if not any(value for name, value in values.items() if name != "prepare_s"):
+        values[field_of] = value * unit
+    if not any(values.get(name) for name in ("fixed_s", "per_row_s", "per_element_s", "per_pair_s")):
         raise typer.BadParameter(f"cost {text!r}: calls that take no time cannot be simulated")
     return FormulaCost(**values, has_batch=has_batch, largest=tuple(largest))
 
