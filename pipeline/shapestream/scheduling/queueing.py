@@ -28,7 +28,6 @@ from typing import Final, NamedTuple
 from shapestream.scheduling.costs import ModelCosts
 from shapestream.scheduling.events import ModelProfile
 from shapestream.scheduling.fairness import FairShares
-from shapestream.scheduling.probation import Probation
 
 
 class RequestState(IntEnum):
@@ -37,7 +36,7 @@ class RequestState(IntEnum):
     QUEUED = 0
     """In a bucket, free to be cut into any batch of its lane."""
     RERUN = 1
-    """At the front, in a fixed group, because its batch failed or was lost."""
+    """In a fixed group, because its batch failed or was lost."""
     SUSPECT = 2
     """At the front, to be run where nothing else runs: a process died, or hung, that ran it, or it was lost too often."""
     RUNNING = 3
@@ -138,7 +137,7 @@ class Request:
         self.accused = False
         """Whether a process died, or a call hung, that may have run it."""
         self.failed_s = 0.0
-        """Shares of the batches that failed with it in company, or died with it: what ran in vain, if it was to blame."""
+        """Seconds of all slots of the batches that failed or died with it: what ran in vain, if it was to blame."""
         self.state: RequestState = QUEUED
         self.batch: int | None = None
         """The number of its batch, while it is in one."""
@@ -153,7 +152,7 @@ class Request:
         self.state = _START[self.state]
 
     def run_again(self) -> None:
-        """Wait in a fixed group at the front."""
+        """Wait in a fixed group."""
         self.state = _RUN_AGAIN[self.state]
 
     def suspect(self) -> None:
@@ -166,6 +165,14 @@ class Request:
 
     def __repr__(self) -> str:
         return f"<request {self.id}: {self.rows} x {self.shape}, {self.state.name.lower()}>"
+
+
+def by_turn(request: Request) -> tuple[float, int]:
+    """The key of the order in which requests go: by rank, and those that ran in vain later by what that took.
+
+    So the parts of a batch that failed wait for what came meanwhile, and those that fail again for those that do not.
+    """
+    return request.rank + request.failed_s, request.order
 
 
 # Below this many entries nothing is gained by throwing the dead ones out.
@@ -485,7 +492,6 @@ class ModelQueue:
         "measured_s",
         "padded",
         "predicted_s",
-        "probation",
         "profile",
         "rerun_count",
         "reruns",
@@ -519,7 +525,6 @@ class ModelQueue:
         self.sharing = [self]
         """The queues of all models that share slots with this one, directly or through others; one list for all of them."""
         self.shares = FairShares(self._first_tag)
-        self.probation = Probation(profile.max_batch)
         self.count = 0
         self.rows = 0
         self.cost_s = 0.0
@@ -681,13 +686,13 @@ class ModelQueue:
         return QueuedSizes(self.waiting, tuple([names[axis] for axis in axes]), cells)
 
     def put_rerun(self, group: Sequence[Request], seconds: float) -> None:
-        """Let a group wait at the front, to run again exactly as it is, in a call of so many predicted seconds."""
+        """Let a group wait for its first `by_turn`, to run again as it is, in a call of so many predicted seconds."""
         for request in group:
             request.run_again()
             request.cost_s = seconds / len(group)
         self.again_s += seconds
         self.rerun_count += len(group)
-        heappush(self.reruns, (group[0].rank, group[0].order, group))
+        heappush(self.reruns, (*min(map(by_turn, group)), group))
 
     def next_rerun(self) -> list[Request]:
         """The requests left of the first group, which stays where it is. There must be one (`rerun_count`)."""
@@ -704,7 +709,7 @@ class ModelQueue:
         living = self.next_rerun()
         heappop(self.reruns)
         if self.alone and len(living) > 1:
-            heappush(self.reruns, (living[1].rank, living[1].order, living[1:]))
+            heappush(self.reruns, (*min(map(by_turn, living[1:])), living[1:]))
             living = living[:1]
         for request in living:
             request.start()
