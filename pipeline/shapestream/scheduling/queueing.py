@@ -167,6 +167,11 @@ class Request:
         return f"<request {self.id}: {self.rows} x {self.shape}, {self.state.name.lower()}>"
 
 
+def nanoseconds(seconds: float) -> int:
+    """The whole number that sums of seconds are kept in, so that what was added can be taken away again exactly."""
+    return round(seconds * 1e9)
+
+
 def by_turn(request: Request) -> tuple[float, int]:
     """The key of the order in which requests go: by rank, and those that ran in vain later by what that took.
 
@@ -477,11 +482,11 @@ class ModelQueue:
     """Everything that waits for one model."""
 
     __slots__ = (
-        "again_s",
+        "_again_ns",
+        "_cost_ns",
         "alone",
         "buckets",
         "by_rank",
-        "cost_s",
         "costs",
         "count",
         "delay_s",
@@ -527,12 +532,11 @@ class ModelQueue:
         self.shares = FairShares(self._first_tag)
         self.count = 0
         self.rows = 0
-        self.cost_s = 0.0
-        """Predicted slot seconds of what waits in lanes."""
+        # Whole numbers: seconds that differ by many orders would leave their rounding errors behind.
+        self._cost_ns = 0
+        self._again_ns = 0
         self.rerun_count = 0
         self.suspect_count = 0
-        self.again_s = 0.0
-        """Predicted slot seconds of what waits to be run again, or to be run alone."""
         self.alone = False
         """True where each request runs alone, at its own sizes, because results differed in company."""
         self.unavailable: str | None = None
@@ -556,6 +560,16 @@ class ModelQueue:
     def startable(self) -> int:
         """Those of them that any slot may be given."""
         return self.count + self.rerun_count
+
+    @property
+    def cost_s(self) -> float:
+        """Predicted slot seconds of what waits in lanes."""
+        return self._cost_ns / 1e9
+
+    @property
+    def again_s(self) -> float:
+        """Predicted slot seconds of what waits to be run again, or to be run alone."""
+        return self._again_ns / 1e9
 
     @property
     def waiting_s(self) -> float:
@@ -587,7 +601,7 @@ class ModelQueue:
         self.by_rank.push(request.rank, request)
         self.count += 1
         self.rows += request.rows
-        self.cost_s += request.cost_s
+        self._cost_ns += nanoseconds(request.cost_s)
         if self.delay_s and bucket.rows >= self.profile.max_batch:
             self.full[bucket.name] = bucket
 
@@ -617,18 +631,17 @@ class ModelQueue:
             self._remove((request,))
         elif state is RERUN:
             self.rerun_count -= 1
-            self._again_less(request.cost_s)
+            self._again_less((request,))
         else:
             self.suspect_count -= 1
-            self._again_less(request.cost_s)
+            self._again_less((request,))
 
     def _remove(self, requests: Sequence[Request]) -> None:
         touched: dict[tuple[int, ...], Bucket] = {}
         rows = 0
-        cost_s = 0.0
         for request in requests:
             rows += request.rows
-            cost_s += request.cost_s
+            self._cost_ns -= nanoseconds(request.cost_s)
             self.shares.unqueued(request.client)
             bucket = request.bucket
             bucket.count -= 1
@@ -636,8 +649,6 @@ class ModelQueue:
             touched[bucket.name] = bucket
         self.count -= len(requests)
         self.rows -= rows
-        # Sums of floats drift; an empty queue costs exactly nothing.
-        self.cost_s = max(0.0, self.cost_s - cost_s) if self.count else 0.0
         for bucket in touched.values():
             if bucket.count:
                 bucket.drop_dead()
@@ -690,7 +701,7 @@ class ModelQueue:
         for request in group:
             request.run_again()
             request.cost_s = seconds / len(group)
-        self.again_s += seconds
+            self._again_ns += nanoseconds(request.cost_s)
         self.rerun_count += len(group)
         heappush(self.reruns, (*min(map(by_turn, group)), group))
 
@@ -714,12 +725,12 @@ class ModelQueue:
         for request in living:
             request.start()
         self.rerun_count -= len(living)
-        self._again_less(sum([request.cost_s for request in living]))
+        self._again_less(living)
         return living
 
-    def _again_less(self, seconds: float) -> None:
-        """Count these seconds no longer. Sums of floats drift; none that wait cost exactly nothing."""
-        self.again_s = max(0.0, self.again_s - seconds) if self.rerun_count or self.suspect_count else 0.0
+    def _again_less(self, requests: Sequence[Request]) -> None:
+        """Count the seconds of these no longer."""
+        self._again_ns -= sum([nanoseconds(request.cost_s) for request in requests])
         if not self.rerun_count:
             self.reruns.clear()
         if not self.suspect_count:
@@ -729,7 +740,7 @@ class ModelQueue:
         """Let a request wait at the front, to run for so many predicted seconds where nothing else runs."""
         request.suspect()
         request.cost_s = seconds
-        self.again_s += seconds
+        self._again_ns += nanoseconds(seconds)
         self.suspect_count += 1
         heappush(self.suspects, (request.rank, request.order, request))
 
@@ -747,7 +758,7 @@ class ModelQueue:
         heappop(self.suspects)
         request.start()
         self.suspect_count -= 1
-        self._again_less(request.cost_s)
+        self._again_less((request,))
         return request
 
 

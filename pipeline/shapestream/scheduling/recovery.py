@@ -15,6 +15,7 @@ still there after both, as a thread of the server is, is lost; the members are a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import inf, isfinite
 from typing import TypeAlias
 
 from shapestream.scheduling.costs import CostModel
@@ -73,6 +74,8 @@ class Isolation:
         """Starts the suspects that can be started, and keeps as many workers for them as is right."""
         for worker in list(self.isolated.values()):
             self._use(worker, now, actions)
+        for worker in list(self.isolated.values()):
+            self._use(worker, now, actions)  # another worker may have taken its last suspect
         for queue in self._in_order():
             while queue.suspect_count:
                 emptied = self._being_emptied(queue)
@@ -467,9 +470,10 @@ class Recovery:
         queue = group[0].queue
         try:
             sizes = unplanned(group).sizes(queue.has_batch)
-            return queue.costs.batch_s(sizes) or 0.0
+            seconds = queue.costs.batch_s(sizes) or 0.0
         except Exception:  # noqa: BLE001 - what is wrong is reported when its batch is cut
-            return sum([request.cost_s for request in group])
+            seconds = inf
+        return seconds if isfinite(1e9 * seconds) else sum([request.cost_s for request in group])
 
 
 def _parts(members: list[Request]) -> tuple[list[Request], list[Request]]:
