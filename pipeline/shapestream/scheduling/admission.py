@@ -148,7 +148,7 @@ class Admission:
                 terms = Terms(0.0, (NOMINAL_S if rough_s is None else rough_s) / slots)
             else:
                 cost_s, call_s = company
-                if not (isfinite(cost_s) and isfinite(call_s)):
+                if not (isfinite(1e9 * cost_s) and isfinite(call_s)):  # sums of costs are kept in nanoseconds
                     raise ArithmeticError(f"a request of sizes {sizes} cannot be priced")
                 terms = Terms(cost_s, cost_s / slots, call_s=call_s)
             self._terms[key] = terms

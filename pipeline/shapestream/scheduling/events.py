@@ -269,7 +269,6 @@ class CutReason(Enum):
     DIVIDED = "the queue is divided between slots that are free, or soon will be"
     LIMIT = "a limit of bytes or padding allows no more"
     DEADLINE = "a member's deadline allows no more"
-    PROBATION = "a request of this client or shape failed lately, and shares calls only with its like"
     RERUN = "its requests ran before, in a batch that failed or was lost"
     SUSPECT = "it runs alone in its worker, because it may have killed one, or was lost too often"
     AUDITED = "an audit found that results differ in company, so requests run alone"

@@ -20,6 +20,7 @@ from shapestream.scheduling.queueing import (
     ModelQueue,
     Queues,
     Request,
+    nanoseconds,
 )
 from shapestream.scheduling.recovery import Isolation
 from shapestream.scheduling.slots import Batch, BatchState, Slot, SlotPool, SlotState, SlotTable, Trial
@@ -195,10 +196,10 @@ def _check_queue(queue: ModelQueue, own: list[Request]) -> None:
     again = [request for request in own if request.state is RERUN]
     assert queue.count == len(queued)
     assert queue.rows == sum(request.rows for request in queued.values())
-    assert abs(queue.cost_s - sum(request.cost_s for request in queued.values())) <= 1e-6 * (1 + queue.cost_s)
+    assert queue.cost_s == sum(nanoseconds(request.cost_s) for request in queued.values()) / 1e9
     assert queue.rerun_count == len(again)
-    again_s = sum(request.cost_s for request in own if request.state in (RERUN, SUSPECT))
-    assert abs(queue.again_s - again_s) <= 1e-6 * (1 + queue.again_s)
+    again_ns = sum(nanoseconds(request.cost_s) for request in own if request.state in (RERUN, SUSPECT))
+    assert queue.again_s == again_ns / 1e9
     grouped = [request for _, _, group in queue.reruns for request in group if request.state is RERUN]
     assert sorted(map(id, grouped)) == sorted(map(id, again)), (
         "a request to be run again is in no group, or two"

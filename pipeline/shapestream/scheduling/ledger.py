@@ -152,11 +152,11 @@ class Ledger:
             self.admission.room.enter(request.client, request.nbytes, request.share_s)
         self.running -= len(requests)
 
-    def deliver(self, batch: Batch, now: float, actions: list[Action]) -> Sequence[Request]:
-        """End those members of a finished batch that still run; they are returned."""
+    def deliver(self, batch: Batch, now: float, actions: list[Action]) -> None:
+        """End those members of a finished batch that still run."""
         members = [request for request in batch.members if request.state is RUNNING]
         if not members:
-            return ()
+            return
         ids = batch.ids if len(members) == len(batch.ids) else tuple([request.id for request in members])
         for request in members:
             request.end()
@@ -165,7 +165,6 @@ class Ledger:
         self.deadlines.shrink(len(self.requests))
         self.story.note(now, ids, "delivered")
         actions.append(DeliverResults(batch=batch.id, requests=ids))
-        return members
 
     def fail(self, request: Request, code: str, message: str, now: float) -> FailRequest:
         """End a request with an error."""

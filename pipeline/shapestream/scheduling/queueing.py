@@ -28,7 +28,6 @@ from typing import Final, NamedTuple
 from shapestream.scheduling.costs import ModelCosts
 from shapestream.scheduling.events import ModelProfile
 from shapestream.scheduling.fairness import FairShares
-from shapestream.scheduling.probation import Probation
 
 
 class RequestState(IntEnum):
@@ -37,7 +36,7 @@ class RequestState(IntEnum):
     QUEUED = 0
     """In a bucket, free to be cut into any batch of its lane."""
     RERUN = 1
-    """At the front, in a fixed group, because its batch failed or was lost."""
+    """In a fixed group, because its batch failed or was lost."""
     SUSPECT = 2
     """At the front, to be run where nothing else runs: a process died, or hung, that ran it, or it was lost too often."""
     RUNNING = 3
@@ -138,7 +137,7 @@ class Request:
         self.accused = False
         """Whether a process died, or a call hung, that may have run it."""
         self.failed_s = 0.0
-        """Shares of the batches that failed with it in company, or died with it: what ran in vain, if it was to blame."""
+        """Seconds of all slots of the batches that failed or died with it: what ran in vain, if it was to blame."""
         self.state: RequestState = QUEUED
         self.batch: int | None = None
         """The number of its batch, while it is in one."""
@@ -153,7 +152,7 @@ class Request:
         self.state = _START[self.state]
 
     def run_again(self) -> None:
-        """Wait in a fixed group at the front."""
+        """Wait in a fixed group."""
         self.state = _RUN_AGAIN[self.state]
 
     def suspect(self) -> None:
@@ -166,6 +165,19 @@ class Request:
 
     def __repr__(self) -> str:
         return f"<request {self.id}: {self.rows} x {self.shape}, {self.state.name.lower()}>"
+
+
+def nanoseconds(seconds: float) -> int:
+    """The whole number that sums of seconds are kept in, so that what was added can be taken away again exactly."""
+    return round(seconds * 1e9)
+
+
+def by_turn(request: Request) -> tuple[float, int]:
+    """The key of the order in which requests go: by rank, and those that ran in vain later by what that took.
+
+    So the parts of a batch that failed wait for what came meanwhile, and those that fail again for those that do not.
+    """
+    return request.rank + request.failed_s, request.order
 
 
 # Below this many entries nothing is gained by throwing the dead ones out.
@@ -470,11 +482,11 @@ class ModelQueue:
     """Everything that waits for one model."""
 
     __slots__ = (
-        "again_s",
+        "_again_ns",
+        "_cost_ns",
         "alone",
         "buckets",
         "by_rank",
-        "cost_s",
         "costs",
         "count",
         "delay_s",
@@ -485,7 +497,6 @@ class ModelQueue:
         "measured_s",
         "padded",
         "predicted_s",
-        "probation",
         "profile",
         "rerun_count",
         "reruns",
@@ -519,15 +530,13 @@ class ModelQueue:
         self.sharing = [self]
         """The queues of all models that share slots with this one, directly or through others; one list for all of them."""
         self.shares = FairShares(self._first_tag)
-        self.probation = Probation(profile.max_batch)
         self.count = 0
         self.rows = 0
-        self.cost_s = 0.0
-        """Predicted slot seconds of what waits in lanes."""
+        # Whole numbers: seconds that differ by many orders would leave their rounding errors behind.
+        self._cost_ns = 0
+        self._again_ns = 0
         self.rerun_count = 0
         self.suspect_count = 0
-        self.again_s = 0.0
-        """Predicted slot seconds of what waits to be run again, or to be run alone."""
         self.alone = False
         """True where each request runs alone, at its own sizes, because results differed in company."""
         self.unavailable: str | None = None
@@ -551,6 +560,16 @@ class ModelQueue:
     def startable(self) -> int:
         """Those of them that any slot may be given."""
         return self.count + self.rerun_count
+
+    @property
+    def cost_s(self) -> float:
+        """Predicted slot seconds of what waits in lanes."""
+        return self._cost_ns / 1e9
+
+    @property
+    def again_s(self) -> float:
+        """Predicted slot seconds of what waits to be run again, or to be run alone."""
+        return self._again_ns / 1e9
 
     @property
     def waiting_s(self) -> float:
@@ -582,7 +601,7 @@ class ModelQueue:
         self.by_rank.push(request.rank, request)
         self.count += 1
         self.rows += request.rows
-        self.cost_s += request.cost_s
+        self._cost_ns += nanoseconds(request.cost_s)
         if self.delay_s and bucket.rows >= self.profile.max_batch:
             self.full[bucket.name] = bucket
 
@@ -612,18 +631,17 @@ class ModelQueue:
             self._remove((request,))
         elif state is RERUN:
             self.rerun_count -= 1
-            self._again_less(request.cost_s)
+            self._again_less((request,))
         else:
             self.suspect_count -= 1
-            self._again_less(request.cost_s)
+            self._again_less((request,))
 
     def _remove(self, requests: Sequence[Request]) -> None:
         touched: dict[tuple[int, ...], Bucket] = {}
         rows = 0
-        cost_s = 0.0
         for request in requests:
             rows += request.rows
-            cost_s += request.cost_s
+            self._cost_ns -= nanoseconds(request.cost_s)
             self.shares.unqueued(request.client)
             bucket = request.bucket
             bucket.count -= 1
@@ -631,8 +649,6 @@ class ModelQueue:
             touched[bucket.name] = bucket
         self.count -= len(requests)
         self.rows -= rows
-        # Sums of floats drift; an empty queue costs exactly nothing.
-        self.cost_s = max(0.0, self.cost_s - cost_s) if self.count else 0.0
         for bucket in touched.values():
             if bucket.count:
                 bucket.drop_dead()
@@ -681,13 +697,13 @@ class ModelQueue:
         return QueuedSizes(self.waiting, tuple([names[axis] for axis in axes]), cells)
 
     def put_rerun(self, group: Sequence[Request], seconds: float) -> None:
-        """Let a group wait at the front, to run again exactly as it is, in a call of so many predicted seconds."""
+        """Let a group wait for its first `by_turn`, to run again as it is, in a call of so many predicted seconds."""
         for request in group:
             request.run_again()
             request.cost_s = seconds / len(group)
-        self.again_s += seconds
+            self._again_ns += nanoseconds(request.cost_s)
         self.rerun_count += len(group)
-        heappush(self.reruns, (group[0].rank, group[0].order, group))
+        heappush(self.reruns, (*min(map(by_turn, group)), group))
 
     def next_rerun(self) -> list[Request]:
         """The requests left of the first group, which stays where it is. There must be one (`rerun_count`)."""
@@ -704,17 +720,17 @@ class ModelQueue:
         living = self.next_rerun()
         heappop(self.reruns)
         if self.alone and len(living) > 1:
-            heappush(self.reruns, (living[1].rank, living[1].order, living[1:]))
+            heappush(self.reruns, (*min(map(by_turn, living[1:])), living[1:]))
             living = living[:1]
         for request in living:
             request.start()
         self.rerun_count -= len(living)
-        self._again_less(sum([request.cost_s for request in living]))
+        self._again_less(living)
         return living
 
-    def _again_less(self, seconds: float) -> None:
-        """Count these seconds no longer. Sums of floats drift; none that wait cost exactly nothing."""
-        self.again_s = max(0.0, self.again_s - seconds) if self.rerun_count or self.suspect_count else 0.0
+    def _again_less(self, requests: Sequence[Request]) -> None:
+        """Count the seconds of these no longer."""
+        self._again_ns -= sum([nanoseconds(request.cost_s) for request in requests])
         if not self.rerun_count:
             self.reruns.clear()
         if not self.suspect_count:
@@ -724,7 +740,7 @@ class ModelQueue:
         """Let a request wait at the front, to run for so many predicted seconds where nothing else runs."""
         request.suspect()
         request.cost_s = seconds
-        self.again_s += seconds
+        self._again_ns += nanoseconds(seconds)
         self.suspect_count += 1
         heappush(self.suspects, (request.rank, request.order, request))
 
@@ -742,7 +758,7 @@ class ModelQueue:
         heappop(self.suspects)
         request.start()
         self.suspect_count -= 1
-        self._again_less(request.cost_s)
+        self._again_less((request,))
         return request
 
 

@@ -15,6 +15,7 @@ still there after both, as a thread of the server is, is lost; the members are a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import inf, isfinite
 from typing import TypeAlias
 
 from shapestream.scheduling.costs import CostModel
@@ -73,6 +74,8 @@ class Isolation:
         """Starts the suspects that can be started, and keeps as many workers for them as is right."""
         for worker in list(self.isolated.values()):
             self._use(worker, now, actions)
+        for worker in list(self.isolated.values()):
+            self._use(worker, now, actions)  # another worker may have taken its last suspect
         for queue in self._in_order():
             while queue.suspect_count:
                 emptied = self._being_emptied(queue)
@@ -233,10 +236,7 @@ class Recovery:
                 self._learn(batch, event)
             except Exception as error:  # noqa: BLE001 - results are delivered, whatever they teach
                 actions.append(ReportFault(error=error, about="costs of a batch", requests=batch.ids))
-        delivered = self.ledger.deliver(batch, now, actions)
-        if batch.queue.probation:
-            for request in delivered:
-                batch.queue.probation.ran_well(request.client, request.shape)
+        self.ledger.deliver(batch, now, actions)
 
     def _learn(self, batch: Batch, event: BatchFinished) -> None:
         slot, queue = batch.slot, batch.queue
@@ -345,7 +345,7 @@ class Recovery:
                             message = "the call hangs, and nothing could end it"
                             actions.append(ledger.fail(request, code, message, now))
                             if batch.trial is Trial.ACCUSED:
-                                self._blame(request, killed=True)
+                                self._charge(request)
                 case _:
                     raise AssertionError(f"{batch} cannot hang: it is {batch.state.value}")
 
@@ -363,19 +363,17 @@ class Recovery:
     def broke(self, batch: Batch, event: BatchFailed, now: float, actions: list[Action]) -> None:
         """The data of a batch may be to blame: it runs again in halves, and a request that was alone fails."""
         self.ledger.story.note(now, batch.ids, "batch {} failed: {}: {}", batch.id, event.code, event.message)
-        if len(batch.ids) > 1:
-            _ran_in_vain(batch)
+        self._ran_in_vain(batch)
         living = _living(batch)
         if len(batch.ids) == 1:
             for request in living:
                 actions.append(self.ledger.fail(request, event.code, event.message, now))
-                self._blame(request, killed=False)
+                self._charge(request)
             return
         # Members that have ended meanwhile may be the culprits, so even one that is left gets its try.
-        middle = (len(living) + 1) // 2
-        for half in (living[:middle], living[middle:]):
-            if half:
-                self._run_again(half, now, actions)
+        for part in _parts(living):
+            if part:
+                self._run_again(part, now, actions)
 
     def lost(self, batch: Batch, reason: str, now: float, actions: list[Action]) -> None:
         """The slot of a batch, or its device, is gone."""
@@ -395,9 +393,9 @@ class Recovery:
             )
             for request in _living(batch):
                 actions.append(self.ledger.fail(request, "poisoned", message, now))
-                self._blame(request, killed=True)
+                self._charge(request)
             return
-        _ran_in_vain(batch)
+        self._ran_in_vain(batch)
         self._accuse(self._may_run_again(batch, reason, now, actions), now, actions)
 
     def returned(self, batch: Batch, reason: str, now: float, actions: list[Action]) -> None:
@@ -422,13 +420,20 @@ class Recovery:
             actions.append(self.ledger.fail(request, "worker_lost", message, now))
         return again
 
-    def _blame(self, request: Request, *, killed: bool) -> None:
-        """Charge what ran because of a request that was to blame to its client, and put its like on probation.
+    def _ran_in_vain(self, batch: Batch) -> None:
+        """Note with each member what a batch took that failed, perhaps because of it."""
+        queue = batch.queue
+        if batch.predicted_s is None:
+            share_s = sum([request.share_s for request in batch.members])
+        else:
+            share_s = batch.predicted_s / self._slots.serving(queue)
+        for request in batch.members:
+            request.failed_s += share_s
 
-        `killed`: it ended processes. Others of its client still share calls: one death then accuses all of them at once.
-        """
+    @staticmethod
+    def _charge(request: Request) -> None:
+        """Charge what ran in vain because of a request that was to blame to its client."""
         request.queue.shares.charge(request.client, request.failed_s)
-        request.queue.probation.blame(request.client, request.shape, singly=not killed)
 
     def _accuse(self, requests: Sequence[Request], now: float, actions: list[Action]) -> None:
         """Suspect requests of which one may have ended a process."""
@@ -465,16 +470,23 @@ class Recovery:
         queue = group[0].queue
         try:
             sizes = unplanned(group).sizes(queue.has_batch)
-            return queue.costs.batch_s(sizes) or 0.0
+            seconds = queue.costs.batch_s(sizes) or 0.0
         except Exception:  # noqa: BLE001 - what is wrong is reported when its batch is cut
-            return sum([request.cost_s for request in group])
+            seconds = inf
+        return seconds if isfinite(1e9 * seconds) else sum([request.cost_s for request in group])
 
 
-def _ran_in_vain(batch: Batch) -> None:
-    """Note with each member the cost of a batch that failed, perhaps because of it."""
-    share_s = sum([request.share_s for request in batch.members])
-    for request in batch.members:
-        request.failed_s += share_s
+def _parts(members: list[Request]) -> tuple[list[Request], list[Request]]:
+    """Divide members in two: between clients, as near to the middle as possible; those of one client in the middle.
+
+    Who fails is mostly one client: the others leave its company with the first call that runs again.
+    """
+    members = sorted(members, key=lambda request: request.client)
+    places = range(1, len(members))
+    between = [place for place in places if members[place].client != members[place - 1].client]
+    middle = (len(members) + 1) // 2
+    at = min(between, key=lambda place: abs(2 * place - len(members)), default=middle)
+    return members[:at], members[at:]
 
 
 def _living(batch: Batch) -> list[Request]:

@@ -52,7 +52,7 @@ from shapestream.scheduling.hang_watch import HangLimits, HangWatch
 from shapestream.scheduling.invariants import check
 from shapestream.scheduling.ledger import Ledger
 from shapestream.scheduling.planner import Cut, Plan, alone, batch_of, plan_batch, portion, unplanned
-from shapestream.scheduling.queueing import RERUN, RUNNING, ModelQueue, QueuedSizes, Queues, Request
+from shapestream.scheduling.queueing import RERUN, RUNNING, ModelQueue, QueuedSizes, Queues, Request, by_turn
 from shapestream.scheduling.recovery import Isolation, Recovery
 from shapestream.scheduling.slots import Batch, BatchState, Slot, SlotPool, SlotState, SlotTable, Trial
 from shapestream.scheduling.statistics import ModelStatistics, Statistics, Story, Told
@@ -76,20 +76,19 @@ def next_up(
 ) -> Request | None:
     """The request that goes next, of all models that are `ready`; None if all wait, or nothing does.
 
-    What must be run again goes before everything else; then the first by rank. `full` tells whether the
-    company of a request would fill a batch.
+    It is the first by rank, also where it is to run again: it was charged for its turn, and has a rank of then. `full` tells
+    whether the company of a request would fill a batch.
     """
     best: Request | None = None
-    best_key: tuple[bool, float, int] = (True, 0.0, 0)
     for queue in queues:
         if not ready(queue, now):
             continue
-        again = queue.rerun_count > 0
-        request = queue.next_rerun()[0] if again else next_anchor(queue, now, full)
-        if request is not None:
-            key = (not again, request.rank, request.order)
-            if best is None or key < best_key:
-                best, best_key = request, key
+        request = next_anchor(queue, now, full)
+        if queue.rerun_count:
+            again = min(queue.next_rerun(), key=by_turn)
+            request = again if request is None else min(again, request, key=by_turn)
+        if request is not None and (best is None or by_turn(request) < by_turn(best)):
+            best = request
     return best
 
 
@@ -512,12 +511,12 @@ class Scheduler:
         actions.append(self._start(queue, slot, cut, request, predicted_s, now))
 
     def _planned(self, anchor: Request, slot: Slot, costs: CallCosts, slowdown: float, now: float) -> Cut:
-        """The batch that a request goes in, without requests that may not share its call because of a probation."""
+        """The batch that a request goes in."""
         queue = anchor.queue
         if queue.count == 1:
             return batch_of([anchor], costs, anchor.bucket)
         most_s, max_rows = portion(self._slots.pools[queue.profile.name], slot, anchor, costs, slowdown, now)
-        cut = plan_batch(
+        return plan_batch(
             anchor,
             costs,
             self._plan,
@@ -527,21 +526,6 @@ class Scheduler:
             starts_at=slot.free_at(now),
             tries=costs.surface.kind,
         )
-        if len(cut.members) > 1 and queue.probation:
-            return self._on_probation(anchor, cut, costs)
-        return cut
-
-    def _on_probation(self, anchor: Request, cut: Cut, costs: CallCosts) -> Cut:
-        """The same batch without members that may not run with the anchor; where any may not, of its own shape only."""
-        probation, shape = anchor.queue.probation, anchor.shape
-        if probation.runs_alone(anchor.client):
-            return batch_of([anchor], costs, reason=CutReason.PROBATION)
-        mark = probation.mark(anchor.client, shape)
-        alike = [member for member in cut.members if probation.mark(member.client, member.shape) == mark]
-        if len(alike) == len(cut.members):
-            return cut
-        kept = [member for member in alike if member.shape == shape]
-        return batch_of(kept, costs, reason=CutReason.PROBATION)
 
     def _cut(
         self,

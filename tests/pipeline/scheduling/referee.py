@@ -397,23 +397,24 @@ class Referee(RuleBasedStateMachine):
             assert wanted >= (1.0 - ratio) * rows * prod(shape) * (1.0 - 1e-9), "too much padding"
 
     def _check_order(self, start: StartBatch, members: list[Known]) -> None:
-        """What must run again goes first, in its group; nobody overtakes an equal of the same client."""
+        """What must run again goes in its group; nobody overtakes an equal of the same client that did not run yet."""
         if members[0].suspect:
             return
-        waiting = [
-            k
-            for k in self._queued()
-            if k.arrival.model == start.model and self._admitted(k) and not k.suspect
-        ]
-        again = [k for k in waiting if k.group is not None]
-        if again:
-            group = members[0].group
-            assert group is not None, "a newcomer went before what must run again"
+        if (group := members[0].group) is not None:
             left = {i for i in group if i not in self.ended}
             apart = start.model in self.alone and set(start.requests) <= left
             assert apart or set(start.requests) == left, "a group was changed"
             return
-        others = [k for k in waiting if k.arrival.id not in start.requests]
+        assert all(member.group is None for member in members), "a newcomer joined what runs again"
+        others = [
+            k
+            for k in self._queued()
+            if k.arrival.model == start.model
+            and self._admitted(k)
+            and not k.suspect
+            and k.group is None
+            and k.arrival.id not in start.requests
+        ]
         for member in members:
             for other in others:
                 if other.equals(member):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from shapestream.scheduling import Scheduler
-from shapestream.scheduling.events import FailRequest, SlotLeft
+from shapestream.scheduling.events import FailRequest, RequestsAbandoned, SlotLeft
+from shapestream_engine.cost_table import CostPoint, CostTable
 
 
 def _failures(stage) -> list[tuple[int, str, float | None]]:
@@ -112,3 +113,18 @@ def test_bounds_must_leave_room(bounds):
     *counts, seconds = bounds
     with pytest.raises(ValueError, match="at least"):
         Scheduler(*counts, max_queued_s=seconds)
+
+
+def test_sums_of_seconds_leave_no_rounding_errors(make_stage):
+    """What is left in the queue costs exactly what it cost, after hours of other work came and were withdrawn."""
+    stage = make_stage()
+    stage.model(max_batch=1)
+    points = [CostPoint(sizes=(1, seq), seconds=seconds) for seq, seconds in ((4, 1e-3), (1000, 1e6 / 3))]
+    table = CostTable(key="k", dimensions=("batch", "seq"), points=tuple(points))
+    stage.slots(0, costs={"text": table})
+    stage.arrive((1, 4))
+    stage.arrive((1, 4))
+    queued_s = stage.scheduler.statistics().models[0].queued_s
+    withdrawn = stage.arrive(*[(1, 100 + number) for number in range(900)])
+    stage.play(RequestsAbandoned(ids=tuple(withdrawn)))
+    assert queued_s == stage.scheduler.statistics().models[0].queued_s

@@ -267,3 +267,20 @@ def test_one_death_is_not_enough_for_a_verdict(stage):
     stage.slots(2, worker="w2")
     _die(stage, 2)
     assert {1: "worker_lost"} == stage.ends
+
+
+def test_a_worker_is_let_go_when_another_takes_the_last_suspect(stage):
+    """Two are emptied for suspects of two models, and the one that serves both is empty first."""
+    stage.model("text")
+    stage.model("image")
+    models = {0: ("text",), 1: ("text",), 2: ("text", "image"), 3: ("image",), 4: ("image",), 5: ("text",)}
+    for slot, names in models.items():
+        stage.slots(slot, models=names)
+        stage.arrive((1, 4), model=names[-1])
+    running = {start.slot: start for start in stage.started}
+    _die(stage, 0)
+    _die(stage, 4)
+    stage.play(RequestCancelled(id=running[4].requests[0]))
+    stage.finish(running[2])
+    assert [running[0].requests] == stage.starts()
+    assert 0 == stage.scheduler.statistics().suspects

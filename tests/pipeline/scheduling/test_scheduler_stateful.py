@@ -362,9 +362,14 @@ class SchedulerMachine(Referee):
         self._play(BatchFailed(batch=running.start.batch, code=code, message="gone"))
 
     def _halve(self, running: Running) -> None:
-        """Which groups must run again. A batch of one has no second try."""
+        """Which groups must run again: parted between clients, or in the middle. A batch of one has no second try."""
         left = [i for i in running.start.requests if i in running.wanted and not self._is_late(i)]
+        left.sort(key=lambda id_: self.known[id_].arrival.client)
         middle = (len(left) + 1) // 2
+        clients = [self.known[id_].arrival.client for id_ in left]
+        if len(set(clients)) > 1:
+            between = [place for place in range(1, len(left)) if clients[place] != clients[place - 1]]
+            middle = min(between, key=lambda place: abs(place - len(left) / 2))
         for id_ in running.wanted:
             self.known[id_].batch = None
         if len(running.start.requests) > 1:

@@ -6,7 +6,7 @@ Future events lie in one heap, as tuples. No clock is read except to time the de
 from __future__ import annotations
 
 from array import array
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
@@ -34,20 +34,24 @@ from shapestream.scheduling.events import (
     RecallBatch,
     ReportFault,
     RequestsArrived,
+    SlotClosing,
     SlotJoined,
+    SlotLeft,
     StartBatch,
     TimePassed,
 )
 from shapestream.scheduling.scheduler import Scheduler
 from shapestream.telemetry.trace import TraceRequest
 from shapestream_engine.batch import ErrorCode
+from shapestream_engine.cost_table import CostTable
 from shapestream_workers.lab.plain_server import PlainServer
 from shapestream_workers.lab.true_cost import TrueCost
 
 LEFT, DONE, LATE, EXPIRED, REFUSED, FAILED = range(6)
 """Outcomes: unfinished; answered in time; answered late; ended by its deadline; not admitted; other failures."""
-ARRIVED, ENDED, REPORTED = range(3)
-"""Kinds of entries in the heap of events: a batch reached its slot, a batch ended there, its report came back."""
+ARRIVED, ENDED, REPORTED, RESTARTED = range(4)
+"""Kinds of entries in the heap of events: a batch reached its slot, a batch ended there, its report came back, the worker
+that it ended serves again."""
 BYTES_PER_ELEMENT = 8
 """Assumed bytes of an element, for limits in bytes: a trace has none."""
 _NOISES = 4096
@@ -77,16 +81,29 @@ class Scenario:
     """Factors on the true seconds, repeated over the slots: 2.0 is half as fast."""
     in_flight: int | None = None
     """Requests in flight in a closed loop, whatever their times; None: requests arrive at their times."""
+    in_flight_of: Mapping[int, int] = field(default_factory=dict)
+    """The same by client, where each client has a closed loop of its own instead."""
     round_trip_s: float = 0.001
     """In a closed loop: seconds from an answer to the next request."""
     noise: float = 0.0
     """Sigma of a lognormal factor of mean 1 on every call."""
     way_s: float = 0.0
     """Seconds from a decision to the slot, and from the end of a batch to the scheduler."""
+    failing: Mapping[int, float] = field(default_factory=dict)
+    """By client, the share of its requests that fail each call with them at its end, as where a model raises."""
+    killing: Mapping[int, float] = field(default_factory=dict)
+    """By client, the share of its requests that end the worker's process so."""
+    restart_s: float = 1.0
+    """Seconds until a worker that ended serves again."""
     max_queued_requests: int = 8192
     round_up: Mapping[str, Callable[[tuple[int, ...]], tuple[int, ...]]] = field(default_factory=dict)
     """Rounding of a request's sizes by the model's strategy, by model; plain servers use it too."""
     seed: int = 0
+
+    @property
+    def in_loops(self) -> bool:
+        """Whether requests follow answers, not times."""
+        return self.in_flight is not None or bool(self.in_flight_of)
 
     def worker_of(self, slot: int) -> str:
         """Name of the slot's worker."""
@@ -98,19 +115,21 @@ class Scenario:
 
 
 class Requests:
-    """Requests and their outcomes in columns, by id from 0; a million take some 40 MB."""
+    """Requests and their outcomes in columns, by id from 0; a million take some 50 MB."""
 
     def __init__(self) -> None:
         self.arrived = array("d")
         """Intended arrivals, in seconds."""
         self.ended = array("d")
         self.deadline = array("d")
+        self.client = array("q")
         self.elements = array("q")
         """Products of the requests' own sizes: their elements without padding."""
         self.outcome = bytearray()
 
-    def add(self, arrived: float, deadline: float, elements: int) -> int:
+    def add(self, arrived: float, deadline: float, elements: int, client: int = 0) -> int:
         """Add a request; return its id."""
+        self.client.append(client)
         self.arrived.append(arrived)
         self.ended.append(0.0)
         self.deadline.append(deadline)
@@ -152,6 +171,10 @@ class Simulated:
     prefetched: int = 0
     """Batches that were sent while their slot was busy."""
     recalled: int = 0
+    failed_s: float = 0.0
+    """Slot seconds of the calls that a request failed, or that a worker ended in."""
+    deaths: int = 0
+    """Workers that ended."""
 
 
 Policy: TypeAlias = Scheduler | PlainServer
@@ -180,6 +203,8 @@ class _Job:
     expired: frozenset[int] = frozenset()
     preparations: int = 0
     code: ErrorCode | None = None
+    kills: bool = False
+    """Whether it ends its worker."""
 
 
 class _Simulation:
@@ -195,6 +220,10 @@ class _Simulation:
         self._next: TraceRequest | None = None
         self._returning: deque[tuple[float, int]] = deque()
         """In a closed loop: times and numbers of the next requests, in order."""
+        self._callers: deque[int] = deque()
+        """Where each client has a loop of its own: whose requests these are, in order."""
+        self._passed_over: defaultdict[int, deque[TraceRequest]] = defaultdict(deque)
+        """By client, requests that came before one of another client that was looked for."""
         self._heap: list[tuple[float, int, int, _Job]] = []
         """Future events of slots: time, number, kind and batch."""
         self._pushed = 0
@@ -203,8 +232,12 @@ class _Simulation:
         self._behind: list[deque[_Job]] = [deque() for _ in range(scenario.slots)]
         self._prepared: dict[tuple[str, str], set[tuple[int, ...]]] = {}
         self._rng = np.random.default_rng(scenario.seed)
+        self._fates = np.random.default_rng((scenario.seed, 1))
+        self._failing: set[int] = set()
+        self._killing: set[int] = set()
         self._noises: list[float] = []
         self._finished = 0
+        self._calibration: dict[str, CostTable] = {}
         self._now = 0.0
 
     # ------------------------------------------------------------ the loop
@@ -238,26 +271,31 @@ class _Simulation:
 
     def _join(self) -> None:
         scenario = self._scenario
-        calibration = {}
         for profile in scenario.profiles:
             self._handle(ModelAdded(model=profile), 0.0)
             if (known := scenario.believed.get(profile.name)) is not None:
                 key = f"simulated {profile.name}"
-                calibration[profile.name] = known.calibration(key, profile.dimensions, profile.max_batch)
+                self._calibration[profile.name] = known.calibration(
+                    key, profile.dimensions, profile.max_batch
+                )
         for slot in range(scenario.slots):
-            joined = SlotJoined(
-                slot=slot,
-                models=frozenset(self._profiles),
-                worker=scenario.worker_of(slot),
-                costs=calibration,
-                prefetch_s=2 * scenario.way_s or None,
-            )
-            self._handle(joined, 0.0)
+            self._handle(self._joined(slot), 0.0)
         self._results.decide_s = 0.0
-        if scenario.in_flight is None:
-            self._next = next(self._source, None)
+        for client, count in scenario.in_flight_of.items():
+            self._callers.extend([client] * count)
+        if scenario.in_loops:
+            self._returning.append((0.0, len(self._callers) or scenario.in_flight or 0))
         else:
-            self._returning.append((0.0, scenario.in_flight))
+            self._next = next(self._source, None)
+
+    def _joined(self, slot: int) -> SlotJoined:
+        return SlotJoined(
+            slot=slot,
+            models=frozenset(self._profiles),
+            worker=self._scenario.worker_of(slot),
+            costs=self._calibration,
+            prefetch_s=2 * self._scenario.way_s or None,
+        )
 
     def _next_arrival_s(self) -> float:
         if self._next is not None:
@@ -266,9 +304,14 @@ class _Simulation:
 
     def _arrive(self, at: float) -> None:
         """Hand on requests of the same time as one event, as the server does in one turn."""
-        if self._scenario.in_flight is not None:
+        if self._scenario.in_loops:
             _, count = self._returning.popleft()
-            arrived = [self._arrival(request, at) for request in islice(self._source, count)]
+            following = (
+                [request for _ in range(count) if (request := self._next_of(self._callers.popleft()))]
+                if self._scenario.in_flight_of
+                else islice(self._source, count)
+            )
+            arrived = [self._arrival(request, at) for request in following]
         else:
             arrived = []
             while (request := self._next) is not None and request.at_s <= at:
@@ -277,12 +320,22 @@ class _Simulation:
         if arrived:
             self._handle(RequestsArrived(requests=tuple(arrived)), at)
 
+    def _next_of(self, client: int) -> TraceRequest | None:
+        """Take the next request of a client; those of others that come before it are kept for them."""
+        kept = self._passed_over[client]
+        while not kept and (request := next(self._source, None)) is not None:
+            self._passed_over[request.client].append(request)
+        return kept.popleft() if kept else None
+
     def _arrival(self, request: TraceRequest, at: float) -> Arrival:
         sizes = request.sizes
         deadline = None if request.deadline_s is None else at + request.deadline_s
         elements = prod(sizes)
         profile = self._scenario.profiles[request.model]
-        request_id = self._requests.add(at, inf if deadline is None else deadline, elements)
+        request_id = self._requests.add(at, inf if deadline is None else deadline, elements, request.client)
+        for bad, shares in ((self._failing, self._scenario.failing), (self._killing, self._scenario.killing)):
+            if shares and self._fates.random() < shares.get(request.client, 0.0):
+                bad.add(request_id)
         if (round_up := self._scenario.round_up.get(profile.name)) is not None:
             sizes = round_up(sizes)
         return Arrival(
@@ -300,7 +353,12 @@ class _Simulation:
         if kind == ARRIVED:
             self._now = at
             self._reach_slot(job, at)
-        elif kind != ENDED or self._end_batch(job, at):
+        elif kind == RESTARTED:
+            for slot in self._beside(job.action.slot):
+                self._handle(self._joined(slot), at)
+        elif kind == ENDED and job.kills and not job.ended:
+            self._end_worker(job, at)
+        elif (kind != ENDED or self._end_batch(job, at)) and job.action.batch in self._jobs:
             self._handle(self._report(job), at)
 
     # ------------------------------------------------------------ decisions and what comes of them
@@ -313,7 +371,7 @@ class _Simulation:
         finished = self._finished
         for action in actions:
             self._act(action, at)
-        if self._scenario.in_flight is not None and self._finished > finished:
+        if self._scenario.in_loops and self._finished > finished:
             self._returning.append((at + self._scenario.round_trip_s, self._finished - finished))
 
     def _act(self, action: Action, at: float) -> None:
@@ -347,6 +405,8 @@ class _Simulation:
         requests.outcome[request] = outcome
         requests.ended[request] = at
         self._finished += 1
+        if self._scenario.in_flight_of:
+            self._callers.append(requests.client[request])
 
     # ------------------------------------------------------------ slots
 
@@ -408,6 +468,31 @@ class _Simulation:
         self._push(now + self._scenario.way_s, REPORTED, job)
         return False
 
+    def _end_worker(self, job: _Job, now: float) -> None:
+        """End the worker of a batch, with all that runs or waits there, and start another."""
+        self._account(job)
+        self._results.deaths += 1
+        slots = self._beside(job.action.slot)
+        for other in [other for other in self._jobs.values() if other.action.slot in slots]:
+            other.ended = True
+            del self._jobs[other.action.batch]
+        worker = self._scenario.worker_of(job.action.slot)
+        for _, known in [item for item in self._prepared.items() if item[0][0] == worker]:
+            known.clear()
+        for slot in slots:
+            self._running[slot] = None
+            self._behind[slot].clear()
+        for slot in slots:
+            self._handle(SlotClosing(slot=slot), now)
+        for slot in slots:
+            self._handle(SlotLeft(slot=slot, died=True), now)
+        self._push(now + self._scenario.restart_s, RESTARTED, job)
+
+    def _beside(self, slot: int) -> list[int]:
+        """List the slots of a slot's worker."""
+        worker_of = self._scenario.worker_of
+        return [other for other in range(self._scenario.slots) if worker_of(other) == worker_of(slot)]
+
     def _report(self, job: _Job) -> BatchFinished | BatchFailed:
         """The report of a batch, as an event for the scheduler."""
         batch = job.action.batch
@@ -429,6 +514,10 @@ class _Simulation:
             job.expired = frozenset(late)
         if len(late) < len(action.requests):
             job.busy_s = self._call_s(job) * self._scenario.speed_of(slot)
+            ran = job.expired.symmetric_difference(action.requests)
+            job.kills = not self._killing.isdisjoint(ran)
+            if not self._failing.isdisjoint(ran):
+                job.code = ErrorCode.MODEL_ERROR
         self._push(now + job.busy_s, ENDED, job)
 
     def _call_s(self, job: _Job) -> float:
@@ -458,6 +547,9 @@ class _Simulation:
         results.busy_s += job.busy_s
         results.batches += 1
         results.preparations += job.preparations
+        if job.kills or job.code is ErrorCode.MODEL_ERROR:
+            results.failed_s += job.busy_s
+            return
         elements = self._requests.elements
         members = job.action.requests
         if job.expired:

@@ -1,0 +1,145 @@
+"""Requests that fail cost their own client: it pays for what ran in vain, and others leave its company at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import log2
+
+import numpy as np
+import pytest
+
+from shapestream.scheduling import Scheduler
+from shapestream.scheduling.events import ModelProfile
+from shapestream.telemetry.trace import TraceRequest
+from shapestream_workers.lab.simulator import DONE, FAILED, Scenario, Simulated, simulate
+from shapestream_workers.lab.true_cost import FormulaCost
+
+CALL_S, ROW_S = 0.02, 0.001
+
+
+def _beside(stage, bad_client: Callable[[int], int | None], *, seconds: float = 20.0) -> int:
+    """Results of a client that always has 32 requests without a result, beside one request in flight that fails.
+
+    `bad_client`: the client of each of these, by number; None: there are none.
+    """
+    stage.model(max_batch=8)
+    stage.measured_slots(0, call_s=CALL_S, token_s=ROW_S / 4)
+    bad: set[int] = set()
+
+    def fail_another() -> None:
+        client = bad_client(len(bad))
+        if client is not None:
+            bad.update(stage.arrive((1, 4), client=client))
+
+    stage.arrive(*[(1, 4)] * 32, client=1)
+    fail_another()
+    done = 0
+    while stage.now < seconds:
+        start = stage.started[-1]
+        stage.now += CALL_S + ROW_S * start.sizes[0]
+        if bad.intersection(start.requests):
+            stage.fail(start)
+            if bad <= stage.ends.keys():
+                fail_another()
+        else:
+            done += len(start.requests)
+            stage.arrive(*[(1, 4)] * len(start.requests), client=1)
+            stage.finish(start, run_s=CALL_S + ROW_S * start.sizes[0])
+    assert {"model_error"} >= {stage.ends[id_] for id_ in bad & stage.ends.keys()}
+    return done
+
+
+def test_a_failing_request_in_flight_costs_others_no_more_than_its_turns(make_stage):
+    """Two clients, so the good one keeps at least half of the slot's time, in full batches."""
+    alone = _beside(make_stage(), lambda _: None)
+    assert 0.5 * alone <= _beside(make_stage(), lambda _: 2)
+
+
+def test_others_leave_the_company_of_a_client_that_fails_with_the_first_call(stage):
+    """The batch is divided between the clients, not in the middle."""
+    stage.model(max_batch=16)
+    stage.slots(0)
+    stage.arrive((1, 4), client=3)
+    failing = stage.arrive(*[(1, 4)] * 13, client=2)
+    others = stage.arrive(*[(1, 4)] * 3, client=1)
+    stage.finish(stage.started[-1])
+    assert {*failing, *others} == set(stage.started[-1].requests)
+    stage.fail(stage.started[-1])
+    while not set(others) <= stage.ends.keys():
+        start = stage.started[-1]
+        assert set(start.requests) in (set(failing), set(others))
+        (stage.finish if start.requests[0] in others else stage.fail)(start)
+
+
+def _turns_before_the_next(stage, *, fails: bool) -> int:
+    """Requests of others that go before the next one of client 2, after one of its own has failed, or not."""
+    stage.model(max_batch=8)
+    stage.measured_slots(0)
+    stage.arrive((1, 4), client=1)
+    stage.arrive(*[(1, 4)] * 100, client=1)
+    (bad,) = stage.arrive((1, 4), client=2)
+    stage.finish(stage.started[-1])
+    while bad not in stage.ends:
+        start = stage.started[-1]
+        (stage.fail if fails and bad in start.requests else stage.finish)(start)
+    first = len(stage.started)
+    (following,) = stage.arrive((1, 4), client=2)
+    while following not in stage.started[-1].requests:
+        stage.finish(stage.started[-1])
+    return [id_ for start in stage.started[first:] for id_ in start.requests].index(following)
+
+
+def test_what_runs_again_is_charged_to_the_client_whose_request_failed(make_stage):
+    """Eight requests ran again because of its one, so others go before its next."""
+    assert _turns_before_the_next(make_stage(), fails=False) < _turns_before_the_next(
+        make_stage(), fails=True
+    )
+
+
+# ---------------------------------------------------------------- on virtual time
+
+MAX_BATCH = 64
+PROFILE = ModelProfile(
+    name="m", dimensions=("batch", "seq"), has_batch=True, paddable=(False, False), max_batch=MAX_BATCH
+)
+COST = FormulaCost(fixed_s=2e-3, per_row_s=2e-5, largest=(MAX_BATCH, 256))
+
+
+def _simulated(failing: float, in_flight_of: dict[int, int]) -> Simulated:
+    """Client 0, of whose requests a share fails, beside others; each has a closed loop."""
+    traffic = [TraceRequest(0.0, 0, client, (1, 16)) for _ in range(1500) for client in in_flight_of]
+    scenario = Scenario(
+        profiles=[PROFILE],
+        costs={"m": COST},
+        traffic=traffic,
+        believed={"m": COST},
+        in_flight_of=in_flight_of,
+        failing={0: failing},
+        way_s=0.25e-3,
+    )
+    return simulate(Scheduler(8192, 1 << 40), scenario)
+
+
+def test_a_failing_request_costs_no_more_calls_than_halving_its_batch_takes():
+    """One request in a hundred fails; without failures the same loop makes a call for every batch."""
+    whole, halved = _simulated(0.0, {0: MAX_BATCH}), _simulated(0.01, {0: MAX_BATCH})
+    failed = halved.requests.outcome.count(FAILED)
+    assert 10 < failed < 25
+    assert halved.batches <= whole.batches + failed * 2 * log2(MAX_BATCH)
+
+
+@pytest.mark.parametrize("failing", [0.01, 0.1])
+def test_a_client_with_one_request_in_flight_keeps_its_rate_beside_failing_requests(failing):
+    """Halves wait for their turn, so it is not behind a whole failed batch of another client's requests."""
+
+    def rate(simulated: Simulated) -> float:
+        requests = simulated.requests
+        others = np.array(requests.client) == 1
+        until = requests.column(requests.arrived)[~others].max()
+        return float(
+            (others & (requests.outcomes() == DONE) & (requests.column(requests.ended) <= until)).sum()
+            / until
+        )
+
+    loops = {0: MAX_BATCH, 1: 1}
+    assert 0.8 * rate(_simulated(0.0, loops)) < rate(_simulated(failing, loops))
