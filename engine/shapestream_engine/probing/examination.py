@@ -133,6 +133,7 @@ def examine(
         outcome.inputs = _words_of_inputs(signature, baseline)
         outcome.sizes = spelled(signature, baseline.sizes)
         if not why:
+            baseline.pool.ends_at = monotonic() + options.budget_s / 10
             baseline.look_again(signature)
     if baseline is None or why:
         emit([Finding(treatment=treatment, output=None, verdict="unproved", why=why) for treatment in wanted])
@@ -180,6 +181,7 @@ class _Trial:
             evidence = Evidence(treatment, self._bench.signature, baseline)
             # Each static shape has a model of its own, and none is served untried.
             until = math.inf if treatment.kind == "static" else monotonic() + share_s
+            baseline.pool.ends_at = monotonic() + share_s
             self._try(evidence, islice(cases := self._cases(treatment, baseline), _FIRST), treatment, until)
             self._try_largest(evidence, treatment, baseline)
             self._try(evidence, cases, treatment, until)

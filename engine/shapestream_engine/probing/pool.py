@@ -8,7 +8,9 @@ search, and a float that jumps is found the same way.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from time import monotonic
 from typing import Any
 
 import numpy as np
@@ -67,6 +69,8 @@ class Pool:
         self._known: dict[tuple[Any, ...], Sample | None] = {}
         """Contents by layout and bytes."""
         self._kept_nbytes = 0
+        self.ends_at = math.inf
+        """Time from which on no further contents are made, nor requests near thresholds."""
         self._near: dict[tuple[Any, ...], tuple[Sample, ...]] = {}
         self.complaint = ""
         """The error of the last sample that failed."""
@@ -99,7 +103,7 @@ class Pool:
         """A request of the kind of that number; beyond `contents`, of random kinds. Equal requests are one."""
         key = (sizes, "content", number)
         if key not in self._made:
-            if self._kept_nbytes > _MOST_NBYTES:
+            if self._kept_nbytes > _MOST_NBYTES or monotonic() > self.ends_at:
                 return None
             tensors, words = content_request(
                 self._bench.signature,
@@ -126,6 +130,8 @@ class Pool:
         """
         key = (sizes, output, number)
         if key not in self._near:
+            if monotonic() > self.ends_at:
+                return ()
             ends = self._differing(sizes, output, tolerance, number)
             self._near[key] = () if ends is None else self._halved(*ends, output, tolerance)
         return self._near[key]

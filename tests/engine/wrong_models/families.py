@@ -194,14 +194,18 @@ REDUCTIONS: dict[str, Reduction] = {
 }
 
 
-def _kth(k: int) -> Reduction:
+def kth(k: int) -> Reduction:
+    """The value of that place from the top."""
+
     def reduce(v: Array, p: Array) -> Array:
         return _descending(v, p)[:, k - 1]
 
     return reduce
 
 
-def _top_sum(k: int) -> Reduction:
+def top_sum(k: int) -> Reduction:
+    """The sum of the largest values; an error where there are fewer."""
+
     def reduce(v: Array, p: Array) -> Array:
         if v.shape[1] < k:
             raise ValueError(f"fewer than {k} positions")
@@ -211,19 +215,24 @@ def _top_sum(k: int) -> Reduction:
     return reduce
 
 
-def _any_above(threshold: float) -> Reduction:
+def any_above(threshold: float) -> Reduction:
+    """True where some value lies above."""
     return lambda v, p: ((v > threshold) & p[..., None]).any(1)
 
 
-def _all_above(threshold: float) -> Reduction:
+def all_above(threshold: float) -> Reduction:
+    """True where every value lies above."""
     return lambda v, p: ((v > threshold) | ~p[..., None]).all(1)
 
 
-def _count_above(threshold: float) -> Reduction:
+def count_above(threshold: float) -> Reduction:
+    """Values that lie above."""
     return lambda v, p: ((v > threshold) & p[..., None]).sum(1)
 
 
-def _recurrent(keep: float) -> Reduction:
+def recurrent(keep: float) -> Reduction:
+    """The last state of a recurrent network."""
+
     def reduce(v: Array, p: Array) -> Array:
         state = np.zeros_like(v[:, 0])
         for place in range(v.shape[1]):
@@ -233,7 +242,8 @@ def _recurrent(keep: float) -> Reduction:
     return reduce
 
 
-def _convolution(taps: int, dilation: int, bias: float, *, causal: bool) -> Reduction:
+def convolution(taps: int, dilation: int, bias: float, *, causal: bool) -> Reduction:
+    """Two layers with zeros around them."""
     weights = np.cos(np.arange(taps) * 1.3) + 0.5
 
     def layer(v: Array) -> Array:
@@ -253,7 +263,9 @@ def _convolution(taps: int, dilation: int, bias: float, *, causal: bool) -> Redu
     return reduce
 
 
-def _attention(penalty: float, pooled: str) -> Reduction:
+def attention(penalty: float, pooled: str) -> Reduction:
+    """Attention of all positions to those that are present, and what is taken of it."""
+
     def reduce(v: Array, p: Array) -> Array:
         scores = v @ v.transpose(0, 2, 1) / np.sqrt(v.shape[2])
         # A finite penalty heeds the mask only as far as it outweighs the scores.
@@ -269,7 +281,7 @@ def _attention(penalty: float, pooled: str) -> Reduction:
     return reduce
 
 
-def _far_ahead(distance: int) -> Reduction:
+def far_ahead(distance: int) -> Reduction:
     """Each position and the one that lies so far ahead, if there is one: shows only where calls are long."""
 
     def reduce(v: Array, p: Array) -> Array:
@@ -302,28 +314,6 @@ def draw(random: np.random.Generator) -> Drawn:
     mixing, mixing_words = _mixing(random)
     head, head_words, element_type = _head(name, scale, random)
     keeps_seq = name in _LONG or name.startswith(_LONG_PREFIXES)
-    # The head's arg max takes the features away.
-    axes = ["batch", *(["seq"] if keeps_seq else [])]
-    if head_words != "argmax over features":
-        axes.append("?")
-    output = OutputSpec(shape=", ".join(axes), element_type=element_type)
-
-    def call(**inputs: Array) -> Array:
-        given = inputs[source.name]
-        present = inputs["mask"] != 0 if source.has_mask else np.ones(given.shape[:2], bool)
-        with np.errstate(all="ignore"):
-            v = mixing(values(given))
-            match mask:
-                case "heeded":
-                    result = reduction(v, present)
-                case "late":
-                    result = reduction(v * present[..., None], np.ones_like(present))
-                case "shifted":
-                    result = reduction(v, np.roll(present, 1, axis=1))
-                case _:
-                    result = reduction(v, np.ones(v.shape[:2], bool))
-            return np.ascontiguousarray(head(result))
-
     declared = "nothing declared" if source.domain is None else f"declared {source.domain}"
     words = ", ".join(
         part
@@ -337,6 +327,52 @@ def draw(random: np.random.Generator) -> Drawn:
         )
         if part
     )
+    return assembled(
+        words,
+        source,
+        lambda given: mixing(values(given)),
+        reduction,
+        mask,
+        head,
+        element_type,
+        keeps_seq=keeps_seq,
+        # The head's arg max takes the features away.
+        keeps_features=head_words != "argmax over features",
+    )
+
+
+def assembled(
+    words: str,
+    source: Source,
+    values: Callable[[Array], Array],
+    reduction: Reduction,
+    mask: str,
+    head: Callable[[Array], Array],
+    element_type: str,
+    *,
+    keeps_seq: bool,
+    keeps_features: bool = True,
+) -> Drawn:
+    """A model of these parts. `mask` is `heeded`, `late`, `shifted` or anything else for a mask that is ignored."""
+
+    def call(**inputs: Array) -> Array:
+        given = inputs[source.name]
+        present = inputs["mask"] != 0 if source.has_mask else np.ones(given.shape[:2], bool)
+        with np.errstate(all="ignore"):
+            v = values(given)
+            match mask:
+                case "heeded":
+                    result = reduction(v, present)
+                case "late":
+                    result = reduction(v * present[..., None], np.ones_like(present))
+                case "shifted":
+                    result = reduction(v, np.roll(present, 1, axis=1))
+                case _:
+                    result = reduction(v, np.ones(v.shape[:2], bool))
+            return np.ascontiguousarray(head(result))
+
+    axes = ["batch", *(["seq"] if keeps_seq else []), *(["?"] if keeps_features else [])]
+    output = OutputSpec(shape=", ".join(axes), element_type=element_type)
     return Drawn(words=words, source=source, call=call, output=output)
 
 
@@ -440,17 +476,17 @@ def _reduction(source: Source, random: np.random.Generator) -> tuple[str, Reduct
     distance = int(random.choice([16, 40]))
     found: dict[str, Reduction] = {
         **REDUCTIONS,
-        f"value {k} from the top": _kth(k),
-        f"sum of the top {k}": _top_sum(k),
-        f"any above {threshold:g}": _any_above(threshold),
-        f"all above {threshold:g}": _all_above(threshold),
-        f"count above {threshold:g}": _count_above(threshold),
-        f"recurrent state ({keep:g})": _recurrent(keep),
-        f"convolution ({'causal' if causal else 'centred'}, {taps} taps by {dilation}, bias {bias:g})": _convolution(
+        f"value {k} from the top": kth(k),
+        f"sum of the top {k}": top_sum(k),
+        f"any above {threshold:g}": any_above(threshold),
+        f"all above {threshold:g}": all_above(threshold),
+        f"count above {threshold:g}": count_above(threshold),
+        f"recurrent state ({keep:g})": recurrent(keep),
+        f"convolution ({'causal' if causal else 'centred'}, {taps} taps by {dilation}, bias {bias:g})": convolution(
             taps, dilation, bias, causal=causal
         ),
-        f"attention to {pooled}, penalty {penalty:g}": _attention(penalty, pooled),
-        f"ahead by {distance}": _far_ahead(distance),
+        f"attention to {pooled}, penalty {penalty:g}": attention(penalty, pooled),
+        f"ahead by {distance}": far_ahead(distance),
         "sum by relative position": _relative_position,
     }
     name = str(random.choice(list(found)))
