@@ -46,6 +46,11 @@ def ids(vocabulary: int, *, mask: bool = False, values: Values | None = None) ->
     )
 
 
+def as_it_is(result: Array) -> Array:
+    """Truth values."""
+    return result
+
+
 def above(threshold: float) -> Head:
     """A truth value."""
     return lambda result: result > threshold
@@ -137,7 +142,7 @@ ROWS: dict[str, tuple[str, Source, Callable[[Array], Array], Reduction, str, Hea
     "mean above what is declared": (
         "unproved", floats(values=UNIT), unchanged, R["mean"], "", above(2.0), "boolean", False,
     ),
-    "class of a mean": ("refuted", floats(), lambda x: x + [1.0, 0.0], R["mean"], "", argmax, "i64", False),
+    "class of a mean": ("refuted", floats(), lambda x: x + np.float32([1, 0]), R["mean"], "", argmax, "i64", False),
     "median": ("refuted", floats(), unchanged, R["median"], "", plain, "f32", False),
     "std": ("refuted", floats(), unchanged, R["std"], "", plain, "f32", False),
     "third from the top": ("refuted", floats(), unchanged, families.kth(3), "", plain, "f32", False),
@@ -157,10 +162,18 @@ ROWS: dict[str, tuple[str, Source, Callable[[Array], Array], Reduction, str, Hea
     "cummax from the end": ("refuted", floats(), unchanged, R["cummax from the end"], "", plain, "f32", True),
     "softmax": ("refuted", floats(), unchanged, R["softmax"], "", plain, "f32", True),
     "softmax under a mask": ("proved", floats(mask=True), unchanged, R["softmax"], "heeded", plain, "f32", True),
-    "any above": ("proved", floats(), unchanged, families.any_above(0.5), "", plain_bool := (lambda r: r), "boolean", False),
-    "any above what padding is": ("refuted", floats(), unchanged, families.any_above(-100.0), "", plain_bool, "boolean", False),
-    "all above": ("refuted", floats(), unchanged, families.all_above(50.0), "", plain_bool, "boolean", False),
-    "all above less than padding": ("proved", floats(), unchanged, families.all_above(-0.5), "", plain_bool, "boolean", False),
+    "any above": (
+        "proved", floats(), unchanged, families.any_above(0.5), "", as_it_is, "boolean", False,
+    ),
+    "any above what padding is": (
+        "refuted", floats(), unchanged, families.any_above(-100.0), "", as_it_is, "boolean", False,
+    ),
+    "all above": (
+        "refuted", floats(), unchanged, families.all_above(50.0), "", as_it_is, "boolean", False,
+    ),
+    "all above less than padding": (
+        "proved", floats(), unchanged, families.all_above(-0.5), "", as_it_is, "boolean", False,
+    ),
     "length": ("refuted", floats(), unchanged, R["length"], "", whole, "i64", False),
     "last": ("refuted", floats(), unchanged, R["last"], "", plain, "f32", False),
     "last under a mask": ("proved", floats(mask=True), unchanged, R["last"], "heeded", plain, "f32", False),
