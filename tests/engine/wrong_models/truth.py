@@ -58,14 +58,14 @@ def judge(drawn: Drawn, random: np.random.Generator, *, requests: int = 320) -> 
             for given, answer in found
         )
         spread = _spread([answer for _, answer in found])
-        for given, alone in found:
+        for given, alone in found if padding <= _CLEAR else ():
             for longer in _longer(given.shape[1], drawn.source.most, random):
                 padded = _padded(drawn, given, longer)
                 own = _excess(drawn, given, alone, lambda padded=padded: _run(drawn, *padded), spread, random)
                 if own > max(1.0, padding):
                     why = f"padding: {words}, {given.shape[1]} to {longer}"
                 padding = max(padding, own)
-        for number, (given, alone) in enumerate(found):
+        for number, (given, alone) in enumerate(found if batching <= _CLEAR else ()):
             others = [other for other, _ in found[number + 1 :] if other.shape == given.shape][:3]
             others += [_of_length(drawn, content, given.shape[1], random) for _ in range(3 - len(others))]
             for place in (0, len(others)):
@@ -172,11 +172,12 @@ def _mask(drawn: Drawn, given: Array) -> Array | None:
 
 
 def _padded(drawn: Drawn, given: Array, longer: int) -> tuple[Array, Array | None]:
-    width = [(0, 0)] * given.ndim
-    width[1] = (0, longer - given.shape[1])
-    wide = np.pad(given, width, constant_values=given.dtype.type(drawn.source.pad))
-    mask = _mask(drawn, given)
-    return wide, None if mask is None else np.pad(mask, width[:2])
+    wide = np.full((given.shape[0], longer, *given.shape[2:]), drawn.source.pad, given.dtype)
+    wide[:, : given.shape[1]] = given
+    mask = _mask(drawn, wide)
+    if mask is not None:
+        mask[:, given.shape[1] :] = 0
+    return wide, mask
 
 
 def _longer(length: int, most: int, random: np.random.Generator) -> list[int]:
@@ -233,6 +234,8 @@ def _excess(
 def _distance(alone: Array, other: Array, spread: float) -> float:
     if alone.shape != other.shape:
         return np.inf
+    if alone.tobytes() == other.tobytes():
+        return 0.0
     if alone.dtype.kind in "bi":
         return 0.0 if np.array_equal(alone, other) else np.inf
     first, second = alone.astype(np.float64), other.astype(np.float64)
