@@ -35,7 +35,13 @@ CASES: dict[str, tuple[Callable[[Mapping[str, str]], ov.Model], str]] = {
       {anchors}: {rule: shared}
     trust: true""",
     ),
-    "multiclass": (multiclass, "\n      {found}: {rule: counts, output: {count}}"),
+    "multiclass": (
+        multiclass,
+        # MulticlassNms of OpenVINO 2026.4.1 writes beyond its memory where many scores saturate.
+        """
+      {found}: {rule: counts, output: {count}}
+    probe: {{image}: {uniform: [-1, 1]}}""",
+    ),
     "padded": (
         padded,
         """

@@ -15,6 +15,8 @@ from shapestream_engine.probe import ProbeOptions, ProofCache, complete_rules, p
 from shapestream_engine.probing.inputs import Normal, Uniform
 
 IMAGE = InputSpec(shape="batch:1..8, 1, height:16..64, width:16..64")
+GENTLE = ProbeOptions(values={"image": Uniform(-1.0, 1.0)})
+"""Scores that do not saturate: MulticlassNms of OpenVINO 2026.4.1 writes beyond its memory where many do."""
 
 
 def detector(folder: Path, build: object, **outputs: OutputSpec) -> ModelSpec:
@@ -46,9 +48,9 @@ def test_the_rules_of_a_detector_are_seen(
     spec = detector(tmp_path, build)
     with pytest.raises(RuleMissing):
         compile_model(spec)
-    complete, rules = complete_rules(spec, ProbeOptions())
+    complete, rules = complete_rules(spec, GENTLE)
     assert expected == {name: dict(rule) for name, rule in rules.items()}
-    report = prove(complete, compile_model(complete), ProbeOptions())
+    report = prove(complete, compile_model(complete), GENTLE)
     assert {"proved"} == {finding.verdict for finding in report.findings}, "\n".join(report.lines())
 
 
@@ -86,6 +88,6 @@ def test_a_guess_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     """Restarts read it."""
     spec = detector(tmp_path, multiclass)
     cache = ProofCache(tmp_path / "proofs")
-    first = complete_rules(spec, ProbeOptions(), cache=cache)
+    first = complete_rules(spec, GENTLE, cache=cache)
     monkeypatch.setattr("shapestream_engine.probe.run_child", None)
-    assert first == complete_rules(spec, ProbeOptions(), cache=cache)
+    assert first == complete_rules(spec, GENTLE, cache=cache)

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from shapestream_engine.ports import Shared
-from shapestream_engine.probing.bench import Bench, Pool
+from shapestream_engine.probing.bench import Bench
 from shapestream_engine.probing.inputs import Samples, Values, default_values, spell_sizes
+from shapestream_engine.probing.pool import Pool
 from shapestream_engine.probing.tolerances import ENOUGH_ROWS, OutputTolerance, coarser
 from shapestream_engine.shapes import Dimension
 from shapestream_engine.signature import ModelSignature
@@ -57,6 +58,25 @@ class Baseline:
     """Outputs that tell nothing here, and why."""
     tolerances: list[OutputTolerance]
 
+    def look_again(self, signature: ModelSignature) -> None:
+        """Try all contents on outputs that tell nothing: a threshold may lie where no typical request comes near."""
+        for sizes in self.sizes:
+            if not self.blank:
+                return
+            for number in range(self.pool.contents):
+                self.pool.content(sizes, number)
+            found = {each: blank_reason(self.pool, signature, each, contents=True) for each in self.blank}
+            self.blank = {output: why for output, why in found.items() if why}
+
+    def is_discrete(self, signature: ModelSignature, output: int) -> bool:
+        """Tell whether an output has whole values only, so that few requests of many show that its threshold has moved."""
+        if isinstance(signature.outputs[output].rule, Shared):
+            return False
+        if self.tolerances[output].tolerance is None:
+            return True
+        results = [result for _, result in self.pool.all_results(output) if result.size]
+        return all(bool((result == np.rint(result)).all()) for result in results)
+
 
 def find_baseline(
     bench: Bench, given: Mapping[str, Values], *, seed: int, computed_in: str | None, skip: frozenset[str]
@@ -68,7 +88,14 @@ def find_baseline(
         bench.phase = f"alone/{turn}"
         if bench.phase in skip:
             continue
-        pool = Pool(bench, start.values, seed=seed)
+        pool = Pool(
+            bench,
+            start.values,
+            declared=frozenset(given),
+            seed=seed,
+            computed_in=computed_in,
+            skip=skip,
+        )
         taken = [
             sizes
             for sizes in start.sizes
@@ -164,11 +191,9 @@ def _baseline(
     blank: dict[int, str] = {}
     tolerances = []
     for number, port in enumerate(bench.signature.outputs):
-        results = pool.all_results(number)
-        tolerances.append(
-            OutputTolerance.of(coarser(port.element_type, computed_in), [result for _, result in results])
-        )
-        if why := _blank(results, may_be_constant=isinstance(port.rule, Shared)):
+        results = [result for _, result in pool.all_results(number)]
+        tolerances.append(OutputTolerance.of(coarser(port.element_type, computed_in), results))
+        if why := blank_reason(pool, bench.signature, number):
             blank[number] = why
     return Baseline(pool, taken, ladder, blank, tolerances)
 
@@ -180,20 +205,21 @@ def tells(result: Array) -> bool:
     )
 
 
-def _blank(results: Sequence[tuple[tuple[int, ...], Array]], *, may_be_constant: bool) -> str:
-    """The reason why these results of different inputs tell nothing; empty if they tell something."""
+def blank_reason(pool: Pool, signature: ModelSignature, output: int, *, contents: bool = False) -> str:
+    """The reason why the results of different inputs tell nothing; empty if they tell something."""
+    results = pool.all_results(output, contents=contents)
     if not any(result.size for _, result in results):
         return f"it was empty in all of {len(results)} results"
     telling = [(sizes, result) for sizes, result in results if tells(result)]
     if not telling:
         return f"it was not finite in any of {len(results)} results"
-    if may_be_constant:
+    if isinstance(signature.outputs[output].rule, Shared):
         return ""
     first: dict[tuple[int, ...], Array] = {}
     for sizes, result in telling:
         if not _equal(first.setdefault(sizes, result), result):
             return ""
-    return f"it stayed constant over {len(telling)} results of different inputs"
+    return f"it never changed over {len(telling)} different requests"
 
 
 def spelled(signature: ModelSignature, sizes: Sequence[tuple[int, ...]]) -> tuple[str, ...]:

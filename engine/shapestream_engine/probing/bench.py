@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
@@ -13,9 +13,8 @@ from shapestream_engine.batching.assembly import Assembly
 from shapestream_engine.batching.calls import merge_sizes
 from shapestream_engine.compiled_model import CompiledModel
 from shapestream_engine.element_types import dtype_of
-from shapestream_engine.errors import EngineError, InferenceError, RuleError
+from shapestream_engine.errors import InferenceError
 from shapestream_engine.layout import RequestShape, Tensors
-from shapestream_engine.probing.inputs import Extreme, Values, extreme_request, make_request, spell_sizes
 from shapestream_engine.request_pool import RequestPool
 from shapestream_engine.signature import ModelSignature
 from shapestream_engine.slot import Runner
@@ -33,6 +32,8 @@ class Sample:
     shape: RequestShape
     words: str
     results: list[Array] | None = None
+    near: frozenset[int] = frozenset()
+    """Outputs that a request beside it, which is nearly equal, gets otherwise: it lies near a threshold of each."""
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -121,61 +122,3 @@ class Service:
         if report.outputs is None:
             raise InferenceError(report.message)
         return [arrays_of(result) for result in report.outputs if result is not None]
-
-
-class Pool:
-    """Samples by sizes. One that the model refuses alone is None: it would be no fair neighbour."""
-
-    def __init__(self, bench: Bench | Service, values: Mapping[str, Values], *, seed: int) -> None:
-        self._bench = bench
-        self.values = dict(values)
-        self._seed = seed
-        self._made: dict[tuple[Any, ...], Sample | None] = {}
-        self.complaint = ""
-        """The error of the last sample that failed."""
-        self.misfit = ""
-        """The error of an ordinary request whose outputs broke a rule although it was alone."""
-
-    def typical(self, sizes: tuple[int, ...], number: int) -> Sample | None:
-        """An ordinary request; each `number` is another one."""
-        key = (sizes, number)
-        if key not in self._made:
-            signature = self._bench.signature
-            tensors = make_request(signature, self.values, sizes, number=number, seed=self._seed)
-            words = f"{spell_sizes(signature.dimensions, sizes)}, inputs no. {number}"
-            self._made[key] = self._alone(tensors, words, ordinary=True)
-        return self._made[key]
-
-    def extreme(self, sizes: tuple[int, ...], kind: Extreme) -> Sample | None:
-        """A request whose inputs are all at one end; None too where no input knows that kind."""
-        key = (sizes, kind)
-        if key not in self._made:
-            signature = self._bench.signature
-            tensors = extreme_request(signature, self.values, sizes, kind)
-            words = f"{spell_sizes(signature.dimensions, sizes)}, {kind} values"
-            before = self._bench.phase
-            # A model that crashes on such values by itself is another matter than one whose batches do.
-            self._bench.phase = f"neighbours/{kind}"
-            self._made[key] = None if tensors is None else self._alone(tensors, words)
-            self._bench.phase = before
-        return self._made[key]
-
-    def all_results(self, output: int) -> list[tuple[tuple[int, ...], Array]]:
-        """The results of ordinary requests alone, with the sizes of each."""
-        return [
-            (sample.sizes, sample.results[output])
-            for (_, number), sample in self._made.items()
-            if isinstance(number, int) and sample is not None and sample.results is not None
-        ]
-
-    def _alone(self, tensors: Tensors, words: str, *, ordinary: bool = False) -> Sample | None:
-        try:
-            # Larger than any size that the strategy runs it at, it is refused here.
-            sample = Sample(tensors, self._bench.signature.resolve(tensors.layout), words)
-            (sample.results,) = self._bench.run(sample.sizes, [sample], f"alone: {words}")
-        except (EngineError, RuntimeError) as error:
-            self.complaint = str(error)
-            if ordinary and isinstance(error, RuleError):
-                self.misfit = self.misfit or f"{words}: {error}"
-            return None
-        return sample

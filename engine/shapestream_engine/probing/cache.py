@@ -30,7 +30,7 @@ from shapestream_engine.probing.report import ProbeReport
 from shapestream_engine.signature import ModelSignature
 
 ENVIRONMENT = "SHAPESTREAM_PROBE_CACHE"
-_FORMAT = 3
+_FORMAT = 4
 """Format of the entries and of the trials: raised when either changes, so that no old verdict is taken for a new one."""
 _READ_BYTES = 1 << 20
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, pairwise
 from math import prod
 from typing import get_args
 
@@ -26,8 +26,14 @@ SMALL_BATCH = 8
 """Rows in the largest call of the many cases; `crowds` has the few larger ones."""
 _DIFFERENT = 5
 """Ordinary requests that a crowd is made of."""
+_FAR = 512
+"""The longest padding along a dimension without an upper bound."""
 _TYPICAL = 3
 """Ordinary requests that differ, of a static shape and in a call of a fixed number of rows."""
+_CONTENTS = 12
+"""Contents of one size at a time, so that all sizes had some before one has all."""
+_WAYS = 2
+"""Ways between two requests at a time, for each output."""
 _EXTREMES: tuple[Extreme, ...] = get_args(Extreme)
 
 
@@ -83,6 +89,10 @@ def batching_cases(signature: ModelSignature, baseline: Baseline, rows: int) -> 
         )
         crowd = [baseline.pool.typical(sizes, number % 3) for number in range(min(room, SMALL_BATCH))]
         yield from case_of(signature, f"{len(crowd)} requests", crowd, rows)
+    for turn in range(_rounds(baseline)):
+        for sizes in baseline.sizes:
+            for group in _grouped(_varied(baseline, sizes, turn), min(rows // sizes[0], SMALL_BATCH)):
+                yield from case_of(signature, "requests of many contents", group, rows)
 
 
 def crowds(signature: ModelSignature, baseline: Baseline, padded: Sequence[int], rows: int) -> Iterator[Case]:
@@ -154,20 +164,84 @@ def padding_cases(
     rows: int,
 ) -> Iterator[Case]:
     """Small requests padded, along the dimensions numbered `padded`, to the size of others, and to set sizes."""
+    steps: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
     for base in baseline.sizes:
-        yield from _at_ratios(signature, baseline, padded, base)
-    for number, base in enumerate(baseline.sizes):
-        ladder = sorted(set(_ladder(signature, baseline, padded, base)), key=sum)
-        small = [sizes for sizes in ladder if baseline.pool.typical(sizes, 0) is not None]
+        small = _taken(signature, baseline, padded, base)
         if len(small) >= 2:
             least, middle, largest = small[0], small[len(small) // 2], small[-1]
             yield from _beside_longer(signature, baseline, (least, middle, largest), rows)
-            for target in small[1:]:
-                yield from _alone(signature, baseline, least, target)
-            yield from _alone(signature, baseline, small[-2], small[-1])
-        if number == 0 and small:
-            for target in _set_sizes(signature, baseline, padded, small[0]):
-                yield from _alone(signature, baseline, small[0], target)
+        if small:
+            steps += _steps(small, list(_set_sizes(signature, baseline, padded, small[0])))
+    for turn in range(_rounds(baseline)):
+        for own, target in dict.fromkeys(steps):
+            yield from _padded(signature, baseline, own, target, turn, rows)
+        if turn == 0:
+            for base in baseline.sizes:
+                yield from _at_ratios(signature, baseline, padded, base)
+
+
+def _taken(
+    signature: ModelSignature, baseline: Baseline, padded: Sequence[int], base: tuple[int, ...]
+) -> list[tuple[int, ...]]:
+    """The sizes of the ladder that the model takes, small ones first."""
+    ladder = sorted(set(_ladder(signature, baseline, padded, base)), key=sum)
+    return [sizes for sizes in ladder if baseline.pool.typical(sizes, 0) is not None]
+
+
+def _steps(
+    small: Sequence[tuple[int, ...]], targets: Sequence[tuple[int, ...]]
+) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Sizes of a request and of its call: the least to each, each to the next and to the largest."""
+    further = [*small[1:], *targets]
+    yield from ((small[0], target) for target in further)
+    yield from pairwise(small)
+    yield from ((own, further[-1]) for own in small[1:] if further)
+
+
+def _rounds(baseline: Baseline) -> int:
+    """Times that `_varied` gives other requests of one size."""
+    return -(-baseline.pool.contents // _CONTENTS)
+
+
+def _varied(baseline: Baseline, sizes: tuple[int, ...], turn: int) -> list[Sample]:
+    """Some of the contents, and requests near thresholds between those that were made so far."""
+    pool = baseline.pool
+    found = [pool.content(sizes, number) for number in range(turn * _CONTENTS, (turn + 1) * _CONTENTS)]
+    ways = range(turn * _WAYS, (turn + 1) * _WAYS)
+    near = [
+        sample
+        for number in ways
+        for output, tolerance in enumerate(baseline.tolerances)
+        for sample in pool.near(sizes, output, tolerance, number)
+    ]
+    return list(dict.fromkeys(sample for sample in (*found, *near) if sample is not None))
+
+
+def _grouped(samples: Sequence[Sample], count: int) -> Iterator[list[Sample]]:
+    """So many of them each time, each beside others than those that were made next to it."""
+    order = np.random.default_rng(len(samples)).permutation(len(samples))
+    for first in range(0, len(samples), max(1, count)):
+        yield [samples[place] for place in order[first : first + max(1, count)]]
+
+
+def _padded(
+    signature: ModelSignature,
+    baseline: Baseline,
+    own: tuple[int, ...],
+    target: tuple[int, ...],
+    turn: int,
+    rows: int,
+) -> Iterator[Case]:
+    """Requests of one size in calls of another, every second call with a request that is so long."""
+    if own == target:
+        return
+    room = min(rows // own[0], SMALL_BATCH) if signature.has_batch else 1
+    long = baseline.pool.typical(target, turn % _TYPICAL) if room > 1 else None
+    words = f"{spell_sizes(signature.dimensions, own)}, padded to {spell_sizes(signature.dimensions, target)}"
+    for number, group in enumerate(_grouped(_varied(baseline, own, turn), max(1, room - 1))):
+        members = [*group, long] if long is not None and number % 2 else group
+        sizes = (len(members) * own[0], *target[1:]) if signature.has_batch else target
+        yield Case(sizes, tuple(members), words)
 
 
 def strategy_cases(signature: ModelSignature, baseline: Baseline, rows: int) -> Iterator[Case]:
@@ -184,6 +258,8 @@ def strategy_cases(signature: ModelSignature, baseline: Baseline, rows: int) -> 
             hostile = baseline.pool.extreme(sizes, kind)
             members = [baseline.pool.typical(sizes, 0), hostile, baseline.pool.typical(sizes, 1)]
             yield from case_of(signature, f"around {kind} values", members, rows)
+        for group in _grouped(_varied(baseline, sizes, 0), min(rows // sizes[0], SMALL_BATCH)):
+            yield from case_of(signature, "requests of many contents", group, rows)
 
 
 def _as_it_is(baseline: Baseline, sizes: tuple[int, ...], number: int) -> Iterator[Case]:
@@ -270,7 +346,7 @@ def _set_sizes(
     most = list(own)
     for number in padded:
         maximum = signature.bounds[number].maximum
-        most[number] = own[number] if maximum is None else maximum
+        most[number] = max(own[number], _FAR) if maximum is None else maximum
     # Only where a request of that size would run as well: a bound may promise more than the model can do.
     if is_affordable(signature, tuple(most)) and baseline.pool.typical(tuple(most), 0) is not None:
         yield tuple(most)

@@ -18,7 +18,7 @@ from shapestream_engine.calibration_shapes import call_nbytes
 from shapestream_engine.compiled_model import CompiledModel
 from shapestream_engine.errors import EngineError, SignatureError
 from shapestream_engine.probing.baseline import Baseline, find_baseline, spelled, tells
-from shapestream_engine.probing.bench import Announce, Bench, Pool, Service
+from shapestream_engine.probing.bench import Announce, Bench, Sample, Service
 from shapestream_engine.probing.cases import (
     Case,
     batching_cases,
@@ -31,6 +31,7 @@ from shapestream_engine.probing.cases import (
     strategy_cases,
 )
 from shapestream_engine.probing.inputs import Values, read_samples, spell_sizes
+from shapestream_engine.probing.pool import Pool, same_bits
 from shapestream_engine.probing.report import Finding, Treatment, Verdict
 from shapestream_engine.probing.tolerances import Difference, OutputTolerance, compare
 from shapestream_engine.signature import ModelSignature
@@ -44,6 +45,8 @@ _FIRST = 2
 """Cases of a treatment before its largest calls: small ones show more plainly what goes wrong."""
 _SERVED = frozenset({"strategy", "static", "invariance"})
 """Kinds of treatment that are tried on the model as it is served."""
+_VARIED = frozenset({"batching", "padding", "strategy"})
+"""Kinds that are tried on requests of many contents."""
 EVERY_INPUT = "*"
 """Stands for all inputs in `ProbeOptions`."""
 ENOUGH = 3
@@ -129,6 +132,9 @@ def examine(
         why = _unrepeatable(bench, baseline)
         outcome.inputs = _words_of_inputs(signature, baseline)
         outcome.sizes = spelled(signature, baseline.sizes)
+        if not why:
+            baseline.pool.ends_at = monotonic() + options.budget_s / 10
+            baseline.look_again(signature)
     if baseline is None or why:
         emit([Finding(treatment=treatment, output=None, verdict="unproved", why=why) for treatment in wanted])
     else:
@@ -175,6 +181,7 @@ class _Trial:
             evidence = Evidence(treatment, self._bench.signature, baseline)
             # Each static shape has a model of its own, and none is served untried.
             until = math.inf if treatment.kind == "static" else monotonic() + share_s
+            baseline.pool.ends_at = monotonic() + share_s
             self._try(evidence, islice(cases := self._cases(treatment, baseline), _FIRST), treatment, until)
             self._try_largest(evidence, treatment, baseline)
             self._try(evidence, cases, treatment, until)
@@ -263,7 +270,15 @@ class _Trial:
         """The results of each request alone in a call of the served model; only equal bits are allowed beside them."""
         exact = [OutputTolerance.of(None, ())] * len(service.signature.outputs)
         service.phase = "invariance"
-        pool = Pool(service, self._baseline.pool.values, seed=self._options.seed)
+        known = self._baseline.pool
+        pool = Pool(
+            service,
+            known.values,
+            declared=known.declared,
+            seed=self._options.seed,
+            computed_in=None,
+            skip=self._skip,
+        )
         return replace(self._baseline, pool=pool, tolerances=exact)
 
     def _cases(self, treatment: Treatment, baseline: Baseline) -> Iterator[Case]:
@@ -281,6 +296,9 @@ class _Trial:
         return padding_cases(signature, baseline, padded, rows)
 
 
+_NO_DIFFERENCE = Difference(amount=0.0, allowed=0.0)
+
+
 @dataclass(slots=True)
 class _Worst:
     difference: Difference
@@ -295,7 +313,9 @@ class Evidence:
         self._signature = signature
         self._baseline = baseline
         self._cases = [0] * len(signature.outputs)
+        self._requests: list[set[Sample]] = [set() for _ in signature.outputs]
         self._hidden = [0] * len(signature.outputs)
+        self._hides: dict[tuple[Sample, int], bool] = {}
         self._worst: list[_Worst | None] = [None] * len(signature.outputs)
         self._failure: tuple[str, str] | None = None
         self._rows = 0
@@ -312,16 +332,33 @@ class Evidence:
             for number, tolerance in enumerate(self._baseline.tolerances):
                 assert member.results is not None  # only requests that ran alone are put into cases
                 alone = member.results[number]
-                difference = compare(alone, got[number], tolerance)
-                if difference.within and tolerance.hides(alone):
+                is_same = same_bits(alone, got[number])
+                difference = _NO_DIFFERENCE if is_same else compare(alone, got[number], tolerance)
+                if self._shows_nothing(member, number, difference):
                     self._hidden[number] += 1
-                    continue  # they would count as equal if they were another request's
-                self._cases[number] += tells(alone) and number not in self._baseline.blank
+                    continue
+                if tells(alone) and number not in self._baseline.blank:
+                    self._cases[number] += 1
+                    self._requests[number].add(member)
                 worst = self._worst[number]
                 if worst is None or difference.excess > worst.difference.excess:
                     own = spell_sizes(self._signature.dimensions, member.sizes)
                     words = f"request {place + 1} of {len(case.members)}, of {own}: {case.words}"
                     self._worst[number] = _Worst(difference, words if len(case.members) > 1 else case.words)
+
+    def _shows_nothing(self, member: Sample, number: int, difference: Difference) -> bool:
+        """Tell whether a result would count as equal if it were another request's, or whether rounding decides it."""
+        assert member.results is not None
+        tolerance = self._baseline.tolerances[number]
+        if difference.within:
+            key = (member, number)
+            if key not in self._hides:
+                self._hides[key] = tolerance.hides(member.results[number])
+            return self._hides[key]
+        # Equal to the bit is what invariance promises, of ties as well.
+        return self._treatment.kind != "invariance" and self._baseline.pool.hangs_on_rounding(
+            member, number, tolerance, difference.excess
+        )
 
     def fail(self, case: Case, message: str) -> None:
         """Note a call that failed though each of its members runs alone."""
@@ -378,6 +415,7 @@ class Evidence:
             output=name,
             verdict=verdict,
             cases=self._cases[number],
+            requests=len(self._requests[number]),
             rows=self._rows if self._stopped is None else self._stopped[0],
             is_short=self._stopped is not None and why == self._stopped[1],
             largest=worst.difference.amount if worst is not None and numbers else None,
@@ -396,6 +434,10 @@ class Evidence:
             return "unproved", "results differ by less than rounding is allowed to change them"
         if self._cases[number] < ENOUGH:
             return "unproved", f"only {self._cases[number]} results would have shown anything"
+        if self._treatment.kind in _VARIED and self._baseline.is_discrete(self._signature, number):
+            near = sum(number in sample.near for sample in self._requests[number])
+            if near < ENOUGH:
+                return "unproved", f"only {near} requests were near a change of its values"
         if self._stopped is not None:
             return "unproved", self._stopped[1]
         return "proved", ""

@@ -151,10 +151,10 @@ def drawn(
         return values.cut(shape, number).astype(dtype)
     is_picture = len(shape) >= 3 and (dtype.kind not in "iub" or element_type == "u8")
     if number % 2 == 0 or not is_picture:
-        return _held(values.draw(shape, random), dtype)
+        return held(values.draw(shape, random), dtype)
     coarse = (*shape[:-2], -(-shape[-2] // _BLOCK), -(-shape[-1] // _BLOCK))
     blocks = values.draw(coarse, random).repeat(_BLOCK, -2).repeat(_BLOCK, -1)
-    return _held(blocks[..., : shape[-2], : shape[-1]], dtype)
+    return held(blocks[..., : shape[-2], : shape[-1]], dtype)
 
 
 def extremes(values: Values, element_type: str) -> Iterator[tuple[Extreme, float]]:
@@ -169,7 +169,7 @@ def extremes(values: Values, element_type: str) -> Iterator[tuple[Extreme, float
 
 def filled(value: float, element_type: str, shape: tuple[int, ...]) -> Array:
     """An input that is that value everywhere."""
-    return _held(np.full(shape, value), dtype_of(element_type))
+    return held(np.full(shape, value), dtype_of(element_type))
 
 
 def _fitted(row: Array, shape: tuple[int, ...], batch_axis: int | None) -> Array:
@@ -181,7 +181,7 @@ def _fitted(row: Array, shape: tuple[int, ...], batch_axis: int | None) -> Array
     return row
 
 
-def _held(array: Array, dtype: np.dtype[Any]) -> Array:
+def held(array: Array, dtype: np.dtype[Any]) -> Array:
     """The array as the element type can hold it: no value wraps around."""
     if dtype.kind == "b":
         return np.not_equal(array, 0)
@@ -270,7 +270,7 @@ def make_request(
             if port.mask_of is not None
             else drawn(values[port.name], port.element_type, shape, random, number=number)
         )
-    return _tensors(signature, arrays)
+    return tensors_of(signature, arrays)
 
 
 def extreme_request(
@@ -286,10 +286,11 @@ def extreme_request(
         matches |= kind in known
         value = known[kind] if kind in known else known["largest"]
         arrays[index] = filled(value, port.element_type, shape)
-    return _tensors(signature, arrays) if matches else None
+    return tensors_of(signature, arrays) if matches else None
 
 
-def _tensors(signature: ModelSignature, arrays: Mapping[int, Array]) -> Tensors:
+def tensors_of(signature: ModelSignature, arrays: Mapping[int, Array]) -> Tensors:
+    """A request with these arrays, by number of the input."""
     layout = tuple(
         (index, signature.inputs[index].element_type, tuple(array.shape)) for index, array in arrays.items()
     )

@@ -45,6 +45,8 @@ class Finding:
     verdict: Verdict
     cases: int = 0
     """Results that were compared, and that would have shown a difference."""
+    requests: int = 0
+    """Different requests among them."""
     rows: int = 0
     """Rows of the largest call that ran; 0 where none did."""
     is_short: bool = False
@@ -72,7 +74,8 @@ class Finding:
                     else ""
                 )
                 up_to = f" of up to {self.rows} rows" if self.rows > 1 else ""
-                return f"{self.treatment}, {self.subject}: proved, checked on {self.cases} cases{up_to}{off}"
+                checked = f"checked on {self.requests} different requests in {self.cases} cases"
+                return f"{self.treatment}, {self.subject}: proved, {checked}{up_to}{off}"
             case "unproved":
                 return f"{self.treatment}, {self.subject}: unproved, {self.why}"
             case "refuted":

@@ -1,0 +1,160 @@
+"""Contents: ordinary requests whose values lie above, below or around what padding is filled with.
+
+Padding ruins a minimum only where all values lie above it, a maximum only where all lie below. So a proof tries a
+request of each *recipe*: on which side of an anchor its values lie (of the pad value, or of the middle of ordinary
+values), how far they reach from it, and whether they are random, all at the end, mostly at the anchor, or constant along
+what is padded.
+
+Declared values bound all contents. Where nothing is declared, floats reach `_WIDE` and ids `_MOST_ID`; those that the
+model refuses alone are left out. No request here holds NaN or infinity: only neighbours do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Literal, TypeAlias, get_args
+
+import numpy as np
+
+from shapestream_engine.element_types import dtype_of
+from shapestream_engine.layout import Tensors
+from shapestream_engine.ports import InputPort
+from shapestream_engine.probing.inputs import Samples, Values, held, tensors_of
+from shapestream_engine.signature import ModelSignature
+from shapestream_engine.tensor import Array
+
+Side: TypeAlias = Literal["above", "below", "around"]
+Pattern: TypeAlias = Literal["random", "end", "sparse", "constant"]
+
+_WIDE = 1000.0
+"""Largest float where nothing is declared: decibels, degrees and pixels lie within."""
+_MOST_ID = 999
+"""Largest whole number where nothing is declared."""
+_STEP = 10.0
+"""Factor between one reach and the next."""
+_NARROWER = 2
+"""Reaches that are smaller than the ordinary one."""
+_SPARSE = 0.9
+"""Part of the values that are the anchor's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """One kind of content. Inputs with fewer reaches or anchors take their last."""
+
+    reach: int
+    pattern: Pattern
+    side: Side
+    anchor: int
+
+    def __str__(self) -> str:
+        return f"{self.pattern} values {self.side} {('the padding', 'the middle')[self.anchor]}, reach {self.reach}"
+
+
+@dataclass(frozen=True, slots=True)
+class Domain:
+    """The values of one input that a proof speaks of."""
+
+    low: float
+    high: float
+    anchors: tuple[float, ...]
+    reaches: tuple[float, ...]
+    """The ordinary reach first, then larger and smaller ones."""
+    padded_axes: tuple[int, ...]
+
+    @classmethod
+    def of(cls, port: InputPort, values: Values, *, is_declared: bool) -> Domain:
+        """The domain of an input with these ordinary values."""
+        ordinary = values.range()
+        low, high = ordinary
+        kind = dtype_of(port.element_type).kind
+        if not is_declared and kind not in "biu":
+            low, high = -_WIDE, _WIDE
+        elif not is_declared and port.element_type not in ("boolean", "u8", "i8"):
+            high = max(high, _MOST_ID)
+        pad = float(min(max(next(iter(port.pad.values()), 0), low), high))
+        middle = sum(ordinary) / 2
+        own = max(ordinary[1] - ordinary[0], 0.0)
+        least = 1.0 if kind in "biu" else 0.0
+        reaches = [own]
+        while reaches[-1] < high - low:
+            reaches.append(min(reaches[-1] * _STEP or _STEP, high - low))
+        reaches += [own / _STEP**turn for turn in range(1, _NARROWER + 1) if own / _STEP**turn > least]
+        axes = tuple(axis for axis, name in enumerate(port.axis_names) if name in port.pad)
+        return cls(low, high, tuple(dict.fromkeys((pad, middle))), tuple(reaches), axes)
+
+    def draw(self, recipe: Recipe, shape: tuple[int, ...], random: np.random.Generator) -> Array:
+        """Values of that kind, as 64-bit floats."""
+        anchor = self.anchors[min(recipe.anchor, len(self.anchors) - 1)]
+        reach = self.reaches[min(recipe.reach, len(self.reaches) - 1)]
+        low = anchor if recipe.side == "above" else max(self.low, anchor - reach)
+        high = anchor if recipe.side == "below" else min(self.high, anchor + reach)
+        match recipe.pattern:
+            case "random":
+                return random.uniform(low, high, shape)
+            case "end":
+                ends = {"above": (high, high), "below": (low, low), "around": (low, high)}[recipe.side]
+                return random.choice(ends, shape)
+            case "sparse":
+                return np.where(random.random(shape) < _SPARSE, anchor, random.uniform(low, high, shape))
+            case "constant":
+                one = [1 if axis in self.padded_axes else size for axis, size in enumerate(shape)]
+                return np.broadcast_to(random.uniform(low, high, one), shape)
+
+
+def domains(
+    signature: ModelSignature, values: Mapping[str, Values], declared: frozenset[str]
+) -> dict[str, Domain]:
+    """The domain of each input; `declared` are those whose values a user has described."""
+    return {
+        port.name: Domain.of(port, values[port.name], is_declared=port.name in declared)
+        for port in signature.inputs
+        if port.mask_of is None
+    }
+
+
+def recipes(known: Mapping[str, Domain]) -> list[Recipe]:
+    """Every kind of content, those of ordinary reach first."""
+    reaches = max((len(domain.reaches) for domain in known.values()), default=0)
+    anchors = max((len(domain.anchors) for domain in known.values()), default=0)
+    return [
+        Recipe(reach, pattern, side, anchor)
+        for reach, pattern, side, anchor in product(
+            range(reaches), get_args(Pattern), get_args(Side), range(anchors)
+        )
+    ]
+
+
+def content_request(
+    signature: ModelSignature,
+    values: Mapping[str, Values],
+    known: Mapping[str, Domain],
+    all_recipes: Sequence[Recipe],
+    sizes: tuple[int, ...],
+    *,
+    number: int,
+    seed: int,
+) -> tuple[Tensors, str]:
+    """The request of that number, each another one, and its content in words; masks are left to the server.
+
+    After one request of each recipe, every input has a random one.
+    """
+    random = np.random.default_rng([seed, number, *sizes, 1])
+    arrays: dict[int, Array] = {}
+    words = "random contents"
+    for index, (port, shape) in enumerate(zip(signature.inputs, signature.input_shapes(sizes), strict=True)):
+        if port.mask_of is not None:
+            continue
+        recipe = all_recipes[int(random.integers(len(all_recipes)))]
+        if number < len(all_recipes):
+            recipe = all_recipes[number]
+            words = str(recipe)
+        own = values[port.name]
+        if isinstance(own, Samples) and recipe.pattern != "end":
+            arrays[index] = own.cut(shape, number).astype(dtype_of(port.element_type))
+        else:
+            drawn = known[port.name].draw(recipe, shape, random)
+            arrays[index] = held(drawn, dtype_of(port.element_type))
+    return tensors_of(signature, arrays), words

@@ -1,0 +1,301 @@
+"""The requests of a proof, each run alone once: typical ones, many contents, hostile neighbours, and near thresholds.
+
+An output of few values (a truth value, a class, a position) hardly ever shows that padding moved its threshold. So the
+way between two requests whose results differ is halved, towards the greater change, until two requests that are nearly
+equal still differ: whatever shifts the threshold by more than that changes one of them. No kind of output needs another
+search, and a float that jumps is found the same way.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from time import monotonic
+from typing import Any
+
+import numpy as np
+
+from shapestream_engine.errors import EngineError, RuleError
+from shapestream_engine.layout import Tensors
+from shapestream_engine.probing.bench import Bench, Sample, Service, arrays_of
+from shapestream_engine.probing.contents import content_request, domains, recipes
+from shapestream_engine.probing.inputs import (
+    Extreme,
+    Values,
+    extreme_request,
+    held,
+    make_request,
+    spell_sizes,
+)
+from shapestream_engine.probing.tolerances import OutputTolerance, Tolerance, coarser, compare
+from shapestream_engine.tensor import Array
+
+_HALVINGS = 24
+"""Halvings of a way, at most: from a thousand to a thousandth of a tenth."""
+_NUDGES = 3
+"""Ways in which rounding is imitated."""
+_AMPLE = 100.0
+"""Times that a difference is larger than what rounding alone makes of that request, as `of_spread` is of `of_magnitude`
+for f32."""
+_MOST_NBYTES = 256 << 20
+"""Bytes of the contents that are kept; beyond them there are no more."""
+
+
+class Pool:
+    """Samples by sizes. One that the model refuses alone is None: it would be no fair neighbour.
+
+    `declared` are the inputs whose values a user has described. `skip`: phases that have ended a process before.
+    """
+
+    def __init__(
+        self,
+        bench: Bench | Service,
+        values: Mapping[str, Values],
+        *,
+        declared: frozenset[str],
+        seed: int,
+        computed_in: str | None,
+        skip: frozenset[str],
+    ) -> None:
+        self._bench = bench
+        self.values = dict(values)
+        self.declared = declared
+        self._seed = seed
+        self._computed_in = computed_in
+        self._skip = skip
+        self._domains = domains(bench.signature, values, declared)
+        self._recipes = recipes(self._domains)
+        self._made: dict[tuple[Any, ...], Sample | None] = {}
+        self._known: dict[tuple[Any, ...], Sample | None] = {}
+        """Contents by layout and bytes."""
+        self._kept_nbytes = 0
+        self.ends_at = math.inf
+        """Time from which on no further contents are made, nor requests near thresholds."""
+        self._near: dict[tuple[Any, ...], tuple[Sample, ...]] = {}
+        self.complaint = ""
+        """The error of the last sample that failed."""
+        self.misfit = ""
+        """The error of an ordinary request whose outputs broke a rule although it was alone."""
+
+    @property
+    def contents(self) -> int:
+        """Kinds of content."""
+        return len(self._recipes)
+
+    def typical(self, sizes: tuple[int, ...], number: int) -> Sample | None:
+        """An ordinary request; each `number` is another one."""
+        key = (sizes, number)
+        if key not in self._made:
+            signature = self._bench.signature
+            tensors = make_request(signature, self.values, sizes, number=number, seed=self._seed)
+            self._made[key] = self._alone(tensors, f"inputs no. {number}", ordinary=True)
+        return self._made[key]
+
+    def extreme(self, sizes: tuple[int, ...], kind: Extreme) -> Sample | None:
+        """A request whose inputs are all at one end; None too where no input knows that kind."""
+        key = (sizes, kind)
+        if key not in self._made:
+            tensors = extreme_request(self._bench.signature, self.values, sizes, kind)
+            self._made[key] = None if tensors is None else self._made_up(tensors, f"{kind} values", kind)
+        return self._made[key]
+
+    def content(self, sizes: tuple[int, ...], number: int) -> Sample | None:
+        """A request of the kind of that number; beyond `contents`, of random kinds. Equal requests are one."""
+        key = (sizes, "content", number)
+        if key not in self._made:
+            if self._kept_nbytes > _MOST_NBYTES or monotonic() > self.ends_at:
+                return None
+            tensors, words = content_request(
+                self._bench.signature,
+                self.values,
+                self._domains,
+                self._recipes,
+                sizes,
+                number=number,
+                seed=self._seed,
+            )
+            known = (tensors.layout, *tensors.buffers)
+            if known not in self._known:
+                self._known[known] = self._made_up(tensors, words, "contents")
+                self._kept_nbytes += sum(len(buffer) for buffer in tensors.buffers)
+            self._made[key] = self._known[known]
+        return self._made[key]
+
+    def near(
+        self, sizes: tuple[int, ...], output: int, tolerance: OutputTolerance, number: int
+    ) -> tuple[Sample, ...]:
+        """Two nearly equal requests between which that output changes most; each `number` is another way to find them.
+
+        None where no two of the requests of these sizes that were made so far differ in it.
+        """
+        key = (sizes, output, number)
+        if key not in self._near:
+            if monotonic() > self.ends_at:
+                return ()
+            ends = self._differing(sizes, output, tolerance, number)
+            self._near[key] = () if ends is None else self._halved(*ends, output, tolerance)
+        return self._near[key]
+
+    def hangs_on_rounding(
+        self, sample: Sample, output: int, tolerance: OutputTolerance, excess: float
+    ) -> bool:
+        """Tell whether a change of the inputs as small as rounding moves that output about as far: a tie, or a cancellation.
+
+        `excess` is how far it was moved.
+        """
+        assert sample.results is not None
+        for number in range(_NUDGES):
+            tensors = self._nudged(sample.tensors, number)
+            if tensors is None:
+                return False
+            other = self._made_up(tensors, "inputs rounded otherwise", "contents")
+            if other is None or other.results is None:
+                return True
+            if compare(sample.results[output], other.results[output], tolerance).excess * _AMPLE >= excess:
+                return True
+        return False
+
+    def all_results(self, output: int, *, contents: bool = False) -> list[tuple[tuple[int, ...], Array]]:
+        """The results of ordinary requests alone, with the sizes of each; `contents`: of those as well."""
+        return [
+            (sample.sizes, sample.results[output])
+            for key, sample in self._made.items()
+            if sample is not None
+            and sample.results is not None
+            and (isinstance(key[1], int) or (contents and key[1] == "content"))
+        ]
+
+    def _differing(
+        self, sizes: tuple[int, ...], output: int, tolerance: OutputTolerance, number: int
+    ) -> tuple[Sample, Sample] | None:
+        found = [
+            sample
+            for key, sample in self._made.items()
+            if key[0] == sizes
+            and isinstance(key[-1], int)
+            and sample is not None
+            and sample.results is not None
+        ]
+        random = np.random.default_rng([self._seed, number, output, *sizes])
+        order = random.permutation(len(found))
+        for place, first in enumerate(order):
+            for second in order[:place]:
+                one, other = found[int(second)], found[int(first)]
+                if one.tensors.layout == other.tensors.layout and (_apart(one, other, output, tolerance) > 1):
+                    return one, other
+        return None
+
+    def _halved(
+        self, one: Sample, other: Sample, output: int, tolerance: OutputTolerance
+    ) -> tuple[Sample, ...]:
+        low, high = 0.0, 1.0
+        start, end = one.tensors, other.tensors
+        for _ in range(_HALVINGS):
+            if self._is_near(one.tensors, other.tensors):
+                break
+            middle = (low + high) / 2
+            tensors = _between(start, end, middle)
+            if _same(tensors, one.tensors) or _same(tensors, other.tensors):
+                break
+            between = self._made_up(tensors, "near a threshold", "contents")
+            if between is None:
+                return ()
+            if _apart(one, between, output, tolerance) >= _apart(between, other, output, tolerance):
+                other, high = between, middle
+            else:
+                one, low = between, middle
+        if _apart(one, other, output, tolerance) > 1:
+            for sample in (one, other):
+                sample.near |= {output}
+        return one, other
+
+    def _part(self, element_type: str) -> Tolerance | None:
+        """Parts of a float that count as near and as rounding; None for whole numbers. Engines may compute f64 in f32."""
+        return coarser("f32" if element_type == "f64" else element_type, self._computed_in)
+
+    def _is_near(self, one: Tensors, other: Tensors) -> bool:
+        for (_, element_type, _), first, second in zip(
+            one.layout, arrays_of(one), arrays_of(other), strict=True
+        ):
+            part = self._part(element_type)
+            if part is None and not np.array_equal(first, second):
+                return False
+            if part is not None and first.size:
+                floats = first.astype(np.float64)
+                if np.abs(floats - second.astype(np.float64)).max() > part.of_spread * np.abs(floats).max():
+                    return False
+        return True
+
+    def _nudged(self, tensors: Tensors, number: int) -> Tensors | None:
+        """The request with its floats changed as rounding would; None if it has no floats."""
+        random = np.random.default_rng([number, 2])
+        changed = []
+        has_floats = False
+        for (port, element_type, _), array in zip(tensors.layout, arrays_of(tensors), strict=True):
+            part = self._part(element_type)
+            if part is not None and array.size:
+                has_floats = True
+                floats = array.astype(np.float64)
+                # The model's own numbers are made for ordinary values, and round like those.
+                ordinary = self.values[self._bench.signature.inputs[port].name].range()
+                largest = max(float(np.abs(floats).max()), *map(abs, ordinary))
+                changes = part.of_magnitude * largest * random.uniform(-1, 1, array.shape)
+                array = held(floats + changes, array.dtype)
+            changed.append(array)
+        if not has_floats:
+            return None
+        return Tensors(layout=tensors.layout, buffers=[array.tobytes() for array in changed])
+
+    def _made_up(self, tensors: Tensors, words: str, kind: str) -> Sample | None:
+        """A request as no user may send it: a model that crashes on it alone is another matter than one whose batches do."""
+        phase = f"neighbours/{kind}"
+        if phase in self._skip:
+            return None
+        before, self._bench.phase = self._bench.phase, phase
+        sample = self._alone(tensors, words)
+        self._bench.phase = before
+        return sample
+
+    def _alone(self, tensors: Tensors, words: str, *, ordinary: bool = False) -> Sample | None:
+        try:
+            # Larger than any size that the strategy runs it at, it is refused here.
+            sample = Sample(tensors, self._bench.signature.resolve(tensors.layout), words)
+            sample.words = f"{spell_sizes(self._bench.signature.dimensions, sample.sizes)}, {words}"
+            (sample.results,) = self._bench.run(sample.sizes, [sample], f"alone: {sample.words}")
+        except (EngineError, RuntimeError) as error:
+            self.complaint = str(error)
+            if ordinary and isinstance(error, RuleError):
+                self.misfit = self.misfit or f"{words}: {error}"
+            return None
+        return sample
+
+
+def _apart(one: Sample, other: Sample, output: int, tolerance: OutputTolerance) -> float:
+    assert one.results is not None
+    assert other.results is not None
+    first, second = one.results[output], other.results[output]
+    return 0.0 if same_bits(first, second) else compare(first, second, tolerance).excess
+
+
+def same_bits(one: Array, other: Array) -> bool:
+    """Tell whether two results are equal to the bit, which most are: comparing them takes twenty times as long."""
+    return one.shape == other.shape and one.tobytes() == other.tobytes()
+
+
+def _between(one: Tensors, other: Tensors, share: float) -> Tensors:
+    """A request on the way from one to another of the same layout: floats all together, whole numbers one by one."""
+    mixed = []
+    for number, (first, second) in enumerate(zip(arrays_of(one), arrays_of(other), strict=True)):
+        start = first.astype(np.float64)
+        way = start + (second.astype(np.float64) - start) * share
+        if first.dtype.kind in "biu":
+            # Each at its own point of the way, so that neighbours on it differ in one number.
+            way = np.floor(way + np.random.default_rng(number).random(first.shape))
+        mixed.append(held(way, first.dtype))
+    return Tensors(layout=one.layout, buffers=[array.tobytes() for array in mixed])
+
+
+def _same(one: Tensors, other: Tensors) -> bool:
+    return all(
+        bytes(first) == bytes(second) for first, second in zip(one.buffers, other.buffers, strict=True)
+    )
