@@ -73,6 +73,36 @@ def test_a_model_that_the_proof_let_pass_is_stopped_until_that_is_acknowledged(
     assert 1 == unknown.exit_code
 
 
+@pytest.mark.parametrize("cap", [8, 64])
+def test_a_stopped_model_runs_at_its_requests_own_sizes_whatever_the_cap_on_shapes(
+    workplace: Any, cap: int
+) -> None:
+    """Lone requests are rounded up to known shapes, so they are audited as well, at their own sizes."""
+    config = SERVED.replace("FUNCTION", "long_sum").replace("batch, n", "batch")
+    config = config.replace(
+        "element_type: f32}}\n        outputs", "element_type: f32, pad: {n: 0}}}\n        outputs"
+    )
+    config = config.replace("audit: 1.0", f"audit: 1.0\n        shapes: {{max_prepared: {cap}}}")
+    served = workplace.serve(workplace.write(config))
+    rows = [
+        np.full((1, length), 0.5, np.float32) for length in np.random.default_rng(1).permutation(64)[:30] + 1
+    ]
+    for row in rows:
+        row[0, 0] = RARE
+    expected = [float(row.sum()) + row.shape[1] for row in rows]
+    with served.client() as client:
+        for _ in range(10):
+            for row in rows:
+                client.infer("mixing", {"x": row})
+            until("the audits", lambda: _state(client)["waiting"] == 0)
+            if _state(client)["stopped"]:
+                break
+        assert _state(client)["stopped"], _state(client)
+        assert expected == [float(client.infer("mixing", {"x": row})["y"][0]) for row in rows]
+        with client.stream("mixing", [{"x": row} for row in rows]) as results:
+            assert expected == [float(result["y"][0]) for result in results]
+
+
 def test_a_worker_that_dies_of_an_audit_blames_nobody(workplace: Any) -> None:
     """Its requests were answered before; those that come meanwhile are answered by the next one."""
     served = workplace.serve(SERVED.replace("FUNCTION", "staying"))

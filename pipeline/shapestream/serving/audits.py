@@ -140,7 +140,7 @@ class AuditBook:
         """Take some of a batch's requests, which were answered; `outputs` are parallel to `records`."""
         action = running.action
         state = self.states[action.model]
-        if not state.share or (len(action.requests) == 1 and not _is_padded(records[0], action.sizes)):
+        if not state.share or (len(action.requests) == 1 and action.sizes == records[0].shape.rounded):
             return
         count = len(records)
         state.seen += count
@@ -197,14 +197,6 @@ class AuditBook:
             sample.record.model for sample in (*self._samples, self._running) if sample is not None
         )
         return {name: state.to_dict() | {"waiting": kept[name]} for name, state in self.states.items()}
-
-
-def _is_padded(record: RequestRecord, call: tuple[int, ...]) -> bool:
-    """Whether a request that had its batch to itself ran at other sizes than it would if it were audited.
-
-    Under a cap on call shapes it would be rounded up again.
-    """
-    return call != record.shape.rounded and record.served.profile.max_shapes is None
 
 
 def key_of(model: ServedModel, digest: str | None) -> str:
