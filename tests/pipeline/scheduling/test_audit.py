@@ -239,7 +239,9 @@ def test_it_has_the_request_s_own_sizes_whatever_the_cap_on_shapes(stage):
         stage.play(BatchFinished(batch=stage.started[-1].batch, busy_s=0.0))
     assert [(1, size) for size in range(3, 40, 3)] == shapes
     stage.arrive((1, 5))
-    assert [((1,), (1, 5))] == [(start.requests, start.sizes) for start in stage.started[-1:]], "a first shape"
+    assert [((1,), (1, 5))] == [(start.requests, start.sizes) for start in stage.started[-1:]], (
+        "a first shape"
+    )
 
 
 # ---------------------------------------------------------------- models whose requests run alone
