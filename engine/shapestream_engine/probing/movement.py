@@ -111,16 +111,20 @@ def changed(tensors: Tensors, signature: ModelSignature, by: float, number: int)
     buffers = list(tensors.buffers)
     is_changed = False
     for place, (index, element_type, _) in enumerate(tensors.layout):
-        if element_type not in TOLERANCES or signature.inputs[index].mask_of is not None:
-            continue
-        values = np.frombuffer(buffers[place], dtype_of(element_type))
-        with np.errstate(invalid="ignore", over="ignore"):
-            wide = values.astype(np.float64)
-            is_whole = wide == np.round(wide)  # infinities too; a NaN stays one
-            if (is_whole & (wide != 0)).sum() > _MOSTLY * (wide != 0).sum():
-                continue
-            other = (wide * (1.0 + by * random.choice((-1.0, 1.0), size=len(wide)))).astype(values.dtype)
-        other = np.where(is_whole, values, other)
-        is_changed |= other.tobytes() != values.tobytes()
-        buffers[place] = other.tobytes()
+        if element_type in TOLERANCES and signature.inputs[index].mask_of is None:
+            values = np.frombuffer(buffers[place], dtype_of(element_type))
+            other = changed_values(values, by, random)
+            is_changed |= other.tobytes() != values.tobytes()
+            buffers[place] = other.tobytes()
     return Tensors(layout=tensors.layout, buffers=buffers) if is_changed else None
+
+
+def changed_values(values: Array, by: float, random: np.random.Generator) -> Array:
+    """Floats that are larger or smaller by a part of themselves, at random; the same where they may have a meaning."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        wide = values.astype(np.float64)
+        is_whole = wide == np.round(wide)  # so is an infinity; a NaN stays one
+        if (is_whole & (wide != 0)).sum() > _MOSTLY * (wide != 0).sum():
+            return values
+        factors = 1.0 + by * (2.0 * random.integers(0, 2, size=wide.shape) - 1.0)
+        return np.where(is_whole, values, (wide * factors).astype(values.dtype))
