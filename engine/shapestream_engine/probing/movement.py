@@ -43,9 +43,8 @@ class Movements:
         answer: Sequence[Array],
         tolerances: Sequence[OutputTolerance | None],
     ) -> None:
-        self._answer = answer
         self._known = {
-            number: Movement(alone[number], tolerance)
+            number: Movement(alone[number], answer[number], tolerance)
             for number, tolerance in enumerate(tolerances)
             if tolerance is not None
         }
@@ -60,40 +59,40 @@ class Movements:
 
     def explain(self) -> bool:
         """Tell whether rounding explains all that the answer differs by."""
-        return all(movement.explains(self._answer[number]) for number, movement in self._known.items())
+        return all(movement.explains for movement in self._known.values())
 
 
 class Movement:
-    """How far one output of a request moved."""
+    """How far one output of a request moved, at each element, beside what its answer in company is off."""
 
-    def __init__(self, alone: Array, tolerance: OutputTolerance) -> None:
+    def __init__(self, alone: Array, answer: Array, tolerance: OutputTolerance) -> None:
         self._alone = alone
-        self._tolerance = tolerance
+        self._answer_shape = answer.shape
         self._most = np.zeros(alone.shape)
-        self._shapes: set[tuple[int, ...]] = set()
-        """Other shapes that the result had."""
+        self._cap = tolerance.own(alone)
+        self.explains = False
+        """Whether rounding explains all that the answer is off."""
+        if answer.shape == alone.shape:
+            self._excess = distances(alone, answer) - tolerance.allowed(alone.astype(np.float64))
+            self.explains = not (self._excess > 0.0).any()
 
     def changed(self, result: Array) -> None:
-        """Take in the result of changed inputs."""
+        """Take in the result of changed inputs. One of another shape explains an answer of that shape."""
         if result.shape == self._alone.shape:
-            self._most = np.maximum(self._most, distances(self._alone, result))
+            self._moved(distances(self._alone, result))
         else:
-            self._shapes.add(result.shape)
+            self.explains |= result.shape == self._answer_shape
 
     def beside_copies(self, result: Array) -> None:
         """Take in the result in company of copies: nothing beyond the cap."""
         if result.shape == self._alone.shape:
             moved = distances(self._alone, result)
-            self._most = np.maximum(
-                self._most, np.where(moved <= self._tolerance.own(self._alone), moved, 0.0)
-            )
+            self._moved(np.where(moved <= self._cap, moved, 0.0))
 
-    def explains(self, together: Array) -> bool:
-        """Tell whether rounding explains all that a result in company differs by."""
-        if together.shape != self._alone.shape:
-            return together.shape in self._shapes
-        allowed = self._tolerance.allowed(self._alone.astype(np.float64))
-        return bool((distances(self._alone, together) <= allowed + self._most).all())
+    def _moved(self, distance: Array) -> None:
+        self._most = np.maximum(self._most, distance)
+        if self._answer_shape == self._alone.shape:
+            self.explains = not (self._excess > self._most).any()
 
 
 def change_of(tolerances: Mapping[str, OutputTolerance]) -> float:

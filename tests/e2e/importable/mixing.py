@@ -28,8 +28,10 @@ _WEIGHTS = np.random.default_rng(1).normal(size=(256, 64)).astype(np.float32)
 
 
 def product(x: Array) -> Array:
-    """One product. BLAS adds up a single row in another order than several."""
-    return np.asarray(x @ _WEIGHTS, np.float32)
+    """One product. A single row is added up in another order than several, as many a kernel does."""
+    if len(x) == 1:
+        return np.asarray(x @ _WEIGHTS, np.float32)
+    return np.asarray(x[:, :128] @ _WEIGHTS[:128] + x[:, 128:] @ _WEIGHTS[128:], np.float32)
 
 
 _in_company: set[bytes] = set()
