@@ -275,12 +275,10 @@ def judged(case: Case, tolerance: OutputTolerance, row: Array, alone: Array, ans
         other = _changed(case, row, number)
         if other.tobytes() == row.tobytes():
             break
-        movements.add([case.kernel(other[None])], beside_copies=False)
-        if movements.explain():
+        if movements.changed([case.kernel(other[None])]):
             return "rounding"
     for copies in (TOGETHER, 2, 3):
-        movements.add([case.kernel(np.repeat(row[None], copies, axis=0))[:1]], beside_copies=True)
-        if movements.explain():
+        if movements.beside_copies([case.kernel(np.repeat(row[None], copies, axis=0))[:1]]):
             return "rounding"
     return "mismatch"
 

@@ -49,16 +49,19 @@ class Movements:
             if tolerance is not None
         }
 
-    def add(self, results: Sequence[Array], *, beside_copies: bool) -> None:
-        """Take in the results of a run."""
+    def changed(self, results: Sequence[Array]) -> bool:
+        """Take in the results of changed inputs. Whether rounding now explains all that the answer differs by."""
         for number, movement in self._known.items():
-            if beside_copies:
-                movement.beside_copies(results[number])
-            else:
-                movement.changed(results[number])
+            movement.changed(results[number])
+        return self._explain()
 
-    def explain(self) -> bool:
-        """Tell whether rounding explains all that the answer differs by."""
+    def beside_copies(self, results: Sequence[Array]) -> bool:
+        """The same with the results in company of copies."""
+        for number, movement in self._known.items():
+            movement.beside_copies(results[number])
+        return self._explain()
+
+    def _explain(self) -> bool:
         return all(movement.explains for movement in self._known.values())
 
 

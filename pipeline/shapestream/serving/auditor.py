@@ -122,7 +122,7 @@ class Auditor:
         record, signature = sample.record, sample.record.served.signature
         tolerances = sample.slot.worker.tolerances[record.model]
         known = [tolerances.get(port.name) for port in signature.outputs]
-        movements = Movements(arrays_of(alone), arrays_of(sample.answer), known)
+        movements = await _computed(sample, Movements, arrays_of(alone), arrays_of(sample.answer), known)
         by = change_of(tolerances)
         for number, copies in [*enumerate([1] * RUNS), *enumerate(_copies(sample))]:
             tensors: Tensors | None = record.tensors
@@ -133,10 +133,9 @@ class Auditor:
             run = await self._again(sample, replace(record, tensors=tensors), copies)
             if run is None:
                 return None
-            if run.outputs is not None:
-                movements.add(arrays_of(run.outputs), beside_copies=copies > 1)
-                if await _computed(sample, movements.explain):
-                    return True
+            moved = movements.changed if copies == 1 else movements.beside_copies
+            if run.outputs is not None and await _computed(sample, moved, arrays_of(run.outputs)):
+                return True
         return False
 
     def _unjudged(self, state: ModelAudit, output: str) -> None:
