@@ -73,6 +73,52 @@ def test_a_model_that_the_proof_let_pass_is_stopped_until_that_is_acknowledged(
     assert 1 == unknown.exit_code
 
 
+def test_a_product_of_large_numbers_is_not_stopped_for_its_rounding(workplace: Any) -> None:
+    """The proof tried numbers around 1. Those of 1e6, of either sign, differ by more than that allows."""
+    config = SERVED.replace("FUNCTION", "product").replace("n:1..64", "256").replace("batch, n", "batch, 64")
+    served = workplace.serve(workplace.write(config.replace("        probe: {x: {uniform: [0, 1]}}\n", "")))
+    random = np.random.default_rng(3)
+    with served.client() as client:
+        for _ in range(5):
+            inputs = [{"x": random.normal(size=(1, 256), scale=1e6).astype(np.float32)} for _ in range(30)]
+            with client.stream("mixing", inputs) as results:
+                assert 30 == len(list(results))
+            until("the audits", lambda: _state(client)["waiting"] == 0)
+        state = _state(client)
+    assert (0, False, False) == (state["mismatches"], state["varies"], state["stopped"])
+    assert state["audited"] > 0 < state["unjudged"], state
+
+
+@pytest.mark.parametrize("cap", [8, 64])
+def test_a_stopped_model_runs_at_its_requests_own_sizes_whatever_the_cap_on_shapes(
+    workplace: Any, cap: int
+) -> None:
+    """Lone requests are rounded up to known shapes, so they are audited as well, at their own sizes."""
+    config = SERVED.replace("FUNCTION", "long_sum").replace("batch, n", "batch")
+    config = config.replace(
+        "element_type: f32}}\n        outputs", "element_type: f32, pad: {n: 0}}}\n        outputs"
+    )
+    config = config.replace("audit: 1.0", f"audit: 1.0\n        shapes: {{max_prepared: {cap}}}")
+    served = workplace.serve(workplace.write(config))
+    rows = [
+        np.full((1, length), 0.5, np.float32) for length in np.random.default_rng(1).permutation(64)[:30] + 1
+    ]
+    for row in rows:
+        row[0, 0] = RARE
+    expected = [float(row.sum()) + row.shape[1] for row in rows]
+    with served.client() as client:
+        for _ in range(10):
+            for row in rows:
+                client.infer("mixing", {"x": row})
+            until("the audits", lambda: _state(client)["waiting"] == 0)
+            if _state(client)["stopped"]:
+                break
+        assert _state(client)["stopped"], _state(client)
+        assert expected == [float(client.infer("mixing", {"x": row})["y"][0]) for row in rows]
+        with client.stream("mixing", [{"x": row} for row in rows]) as results:
+            assert expected == [float(result["y"][0]) for result in results]
+
+
 def test_a_worker_that_dies_of_an_audit_blames_nobody(workplace: Any) -> None:
     """Its requests were answered before; those that come meanwhile are answered by the next one."""
     served = workplace.serve(SERVED.replace("FUNCTION", "staying"))

@@ -24,6 +24,8 @@ STATE: dict[str, Any] = {
     "seen": 9000,
     "sampled": 9,
     "audited": 8,
+    "unjudged": 1,
+    "judges_little": False,
     "mismatches": 2,
     "varies": False,
     "stopped": True,
@@ -35,7 +37,8 @@ STATE: dict[str, Any] = {
 def test_a_stop_is_told_with_sizes_and_digests() -> None:
     """A difference that is no number is told in words."""
     assert [
-        "mixing: every request runs alone; share 0.001, 8 audited of 9 sampled, 2 differed",
+        "mixing: every request runs alone; share 0.001, 8 audited of 9 sampled, 2 differed, 1 not told from "
+        "rounding",
         "  output 'y' differed (by 0.25 where 0.001 is allowed): sizes [1, 3], in a call of [4, 3] with 4 requests on "
         "w0/1; request ab, model a function",
         "  output 'y' differed (its shape is [2]): sizes [1, 3], in a call of [4, 3] with 4 requests on "
@@ -44,7 +47,8 @@ def test_a_stop_is_told_with_sizes_and_digests() -> None:
 
 
 def test_others_are_told_in_a_line() -> None:
-    """Whether they vary, too."""
+    """Whether they vary, or cannot be judged, too."""
     state = {**STATE, "stopped": False, "findings": []}
-    lines = list(described({"ok": state, "odd": {**state, "varies": True}}))
-    assert ["ok: ok", "odd: varies"] == [line.partition(";")[0] for line in lines]
+    others = {"odd": {**state, "varies": True}, "large": {**state, "judges_little": True}}
+    lines = [line.partition(";")[0] for line in described({"ok": state, **others})]
+    assert ["ok: ok", "odd: varies", "large: most answers cannot be told from rounding"] == lines

@@ -36,9 +36,11 @@ def described(audits: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     """Lines about each model, for people."""
     for name, found in audits.items():
         state = "every request runs alone" if found["stopped"] else "varies" if found["varies"] else "ok"
+        if state == "ok" and found.get("judges_little"):
+            state = "most answers cannot be told from rounding"
         yield (
             f"{name}: {state}; share {found['share']:g}, {found['audited']} audited of {found['sampled']} sampled, "
-            f"{found['mismatches']} differed"
+            f"{found['mismatches']} differed, {found.get('unjudged', 0)} not told from rounding"
         )
         for finding in found["findings"]:
             by = finding["why"]

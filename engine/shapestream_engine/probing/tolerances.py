@@ -127,6 +127,14 @@ class OutputTolerance:
             reference
         ) + self.tolerance.of_magnitude * self._largest(reference)
 
+    def own(self, reference: Array) -> float:
+        """The part `of_spread` of what the values of one result differ by; 0.0 where they are few, or exact."""
+        if self.tolerance is None or reference.size < ENOUGH_ROWS:
+            return 0.0
+        return self.tolerance.of_spread * float(
+            _std(reference.astype(np.float64).reshape(-1, 1), self.mark)[0]
+        )
+
     def hides(self, reference: Array) -> bool:
         """Tell whether some element may be off by more than results differ at all: there equality shows nothing."""
         if self.tolerance is None or not reference.size:
@@ -243,10 +251,7 @@ def compare(alone: Array, together: Array, tolerance: OutputTolerance) -> Differ
     if tolerance.tolerance is None:
         return _exact(alone, together)
     first, second = alone.astype(np.float64), together.astype(np.float64)
-    with np.errstate(invalid="ignore"):
-        off = np.abs(first - second)
-    same = (first == second) | (np.isnan(first) & np.isnan(second))
-    off = np.where(same, 0.0, np.where(np.isnan(off), np.inf, off))
+    off = distances(alone, together)
     allowed = np.broadcast_to(tolerance.allowed(first), off.shape)
     with np.errstate(divide="ignore", invalid="ignore"):
         ranked = np.where(off == 0, 0.0, off / allowed)
@@ -254,6 +259,16 @@ def compare(alone: Array, together: Array, tolerance: OutputTolerance) -> Differ
     amount, limit = float(off[worst]), float(allowed[worst])
     words = f"{second[worst]:g} where it was {first[worst]:g} alone" if math.isinf(amount) else ""
     return Difference(amount=amount, allowed=limit, words=words)
+
+
+def distances(one: Array, other: Array) -> Array:
+    """The distance of each element from the same of another result; infinite where the two cannot be subtracted."""
+    first, second = one.astype(np.float64), other.astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        off = np.abs(first - second)
+    same = (one == other) | (np.isnan(first) & np.isnan(second))
+    # Whole numbers beyond 2^53 may differ by less than a 64-bit float can say.
+    return np.where(same, 0.0, np.where(np.isnan(off), np.inf, np.maximum(off, np.finfo(np.float64).tiny)))
 
 
 def _exact(alone: Array, together: Array) -> Difference:

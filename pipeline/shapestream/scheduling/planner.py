@@ -431,21 +431,15 @@ def _larger(
 
 
 def alone(members: Sequence[Request], rows: int, shape: tuple[int, ...], costs: CallCosts) -> Cut:
-    """The batch of one request, or of an audit, at these sizes: without padding, unless call shapes are under a cap."""
-    call_rows, call_shape = (
-        (rows, shape) if costs.rounding is None else costs.rounding.call_sizes(rows, shape)
-    )
+    """The batch of one request, or of an audit, at exactly these sizes, whatever cap there is on call shapes."""
     surface = costs.surface
-    seconds = 0.0
-    if surface.measured:
-        seconds = surface.second(call_rows, call_shape) + surface.preparation_s(call_rows, call_shape)
-    padding = call_rows * prod(call_shape) - rows * prod(shape)
-    return Cut(members, rows, call_shape, padding, seconds, call_rows, shape, CutReason.AUDITED)
+    seconds = surface.second(rows, shape) + surface.preparation_s(rows, shape) if surface.measured else 0.0
+    return Cut(members, rows, shape, 0, seconds, rows, shape, CutReason.AUDITED)
 
 
 def unplanned(members: Sequence[Request]) -> Cut:
     """The batch of exactly these requests, at their own sizes; nothing is worked out."""
-    shape = tuple(map(max, zip(*[request.shape for request in members], strict=True)))
+    shape = tuple(map(max, zip(*[request.own_shape for request in members], strict=True)))
     rows = sum([request.rows for request in members])
     return Cut(members, rows, shape, call_rows=rows, reason=CutReason.UNPLANNED)
 

@@ -147,10 +147,12 @@ def _predicted_s(cut: Cut, costs: CallCosts, slowdown: float) -> float | None:
 
 
 def _count_shape(cut: Cut, costs: CallCosts) -> None:
-    """Note that the device meets the shape of a batch."""
-    if costs.rounding is not None or cut.shape == cut.largest:  # a larger shape was prepared before
+    """Note that the device meets the shape of a batch. What runs alone because of audits is beside the cap."""
+    if costs.rounding is None:
+        if cut.shape == cut.largest:  # a larger shape was prepared before
+            costs.started(cut.rows, cut.largest)
+    elif cut.reason is not CutReason.AUDITED:
         costs.started(cut.rows, cut.largest)
-    if costs.rounding is not None:
         costs.rounding.start(cut.call_rows, cut.shape)
 
 

@@ -1,7 +1,8 @@
 """The auditor: it runs sampled requests again, alone, and stops a model from sharing calls whose answers differ.
 
 A proof ends when serving begins; this goes on. Alone, a request is its own reference: the comparison is the proof's, with
-the proof's tolerances. A model that differs from itself alone varies, and cannot be judged. Two mismatches, not too far
+the proof's tolerances. A model that differs from itself alone varies, and cannot be judged. Nor can an answer whose
+difference is no more than rounding, which the request itself shows (`probing/movement.py`). Two mismatches, not too far
 apart, stop batching and padding for their model, until someone acknowledges that (`shapestream audit`).
 
 Where a strategy names the sizes of calls, alone means in the smallest allowed call: then only company is judged.
@@ -11,23 +12,29 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, TypeVarTuple
 
 import structlog
 import trio
 
-from shapestream.serving.audits import AuditBook, ModelAudit, Sample
+from shapestream.serving.audits import AuditBook, AuditRun, ModelAudit, Sample
 from shapestream.serving.dispatcher import Dispatcher
 from shapestream.serving.quarantine import digest_of
+from shapestream.serving.sessions import RequestRecord
 from shapestream_engine.kept_files import read_plain, write_plain
 from shapestream_engine.layout import Tensors
 from shapestream_engine.probing.bench import arrays_of
+from shapestream_engine.probing.movement import RUNS, Movements, change_of, changed
 from shapestream_engine.probing.tolerances import Difference, OutputTolerance, compare
 
 log = structlog.get_logger()
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 WITHIN = 1000
 """Audited answers of a model within which two mismatches are one defect. A rounding error may flip a threshold, or the
@@ -35,7 +42,7 @@ first of two equal scores, once in ten thousand answers; what mixes rows does so
 LARGE_BYTES = 64 * 1024
 """Answers from which on they are compared in a thread: comparing 64 KiB takes a millisecond."""
 TRIES = 10
-"""Runs that are begun to confirm a mismatch, at most: each may be interrupted by work."""
+"""Times that a run is begun to confirm a mismatch, at most: work may interrupt it."""
 SUFFIX = ".audit.json"
 """Of the files of models that were stopped."""
 
@@ -64,34 +71,80 @@ class Auditor:
         if alone is None:
             return
         output, difference = await _compare(sample, alone, sample.answer)
+        is_rounding = None
         if not difference.within:
-            again = None
-            for _ in range(TRIES):
-                if again is None:
-                    again = await self._alone(sample)
-            if again is None:
+            again = await self._again(sample, sample.record)
+            if again is None or again.outputs is None:
                 return
-            varying, unlike = await _compare(sample, alone, again)
+            varying, unlike = await _compare(sample, alone, again.outputs)
             if not unlike.within:
                 state.varies = True
                 why = f"alone, the same request gave two answers that differ in output {varying!r}"
                 log.warning("audit ends", model=sample.record.model, why=why)
                 return
+            is_rounding = await self._is_rounding(sample, alone)
+            if is_rounding is None:
+                return
         if self._book.states[sample.record.model] is not state:
             return  # other files are served meanwhile
+        if is_rounding:
+            self._unjudged(state, output)
+            return
         state.audited += 1
         if not difference.within:
             await self._mismatch(state, sample, output, difference)
 
-    async def _alone(self, sample: Sample) -> Tensors | None:
-        """The results of the request alone; None where it was interrupted, failed, or its worker has left."""
+    async def _run(self, sample: Sample, record: RequestRecord, copies: int = 1) -> AuditRun | None:
+        """A run of the request, or of one like it, that has ended; None where the worker has left."""
         dispatcher = self._dispatcher
         slots = frozenset(slot.number for slot in sample.slot.worker.slots) & dispatcher.slots.keys()
         if not slots:
             return None
-        run = dispatcher.audit(sample.record, slots, trio.current_time())
+        run = dispatcher.audit(record, slots, trio.current_time(), copies=copies)
         await run.done.wait()
-        return run.outputs
+        return run
+
+    async def _alone(self, sample: Sample) -> Tensors | None:
+        """The results of the request alone; None where it was interrupted, failed, or its worker has left."""
+        run = await self._run(sample, sample.record)
+        return None if run is None else run.outputs
+
+    async def _again(self, sample: Sample, record: RequestRecord, copies: int = 1) -> AuditRun | None:
+        """A run that came to its end, or failed; None where it was interrupted again and again, or its worker has left."""
+        for _ in range(TRIES):
+            run = await self._run(sample, record, copies)
+            if run is None or run.outputs is not None or run.is_broken:
+                return run
+        return None
+
+    async def _is_rounding(self, sample: Sample, alone: Tensors) -> bool | None:
+        """Tell whether rounding explains what an answer differs by; None where too much work comes to find out."""
+        record, signature = sample.record, sample.record.served.signature
+        tolerances = sample.slot.worker.tolerances[record.model]
+        known = [tolerances.get(port.name) for port in signature.outputs]
+        movements = await _computed(sample, Movements, arrays_of(alone), arrays_of(sample.answer), known)
+        by = change_of(tolerances)
+        for number, copies in [*enumerate([1] * RUNS), *enumerate(_copies(sample))]:
+            tensors: Tensors | None = record.tensors
+            if copies == 1:
+                tensors = await _computed(sample, changed, record.tensors, signature, by, number)
+            if tensors is None:
+                continue
+            run = await self._again(sample, replace(record, tensors=tensors), copies)
+            if run is None:
+                return None
+            moved = movements.changed if copies == 1 else movements.beside_copies
+            if run.outputs is not None and await _computed(sample, moved, arrays_of(run.outputs)):
+                return True
+        return False
+
+    def _unjudged(self, state: ModelAudit, output: str) -> None:
+        """Count an answer that cannot be judged, and say so of a model of which most cannot."""
+        said = state.judges_little
+        state.unjudged += 1
+        if state.judges_little and not said:
+            why = f"alone, rounding moves most results by as much as they differ in company, the last in output {output!r}"
+            log.warning("audits judge little", model=state.model.name, why=why)
 
     async def _mismatch(self, state: ModelAudit, sample: Sample, output: str, difference: Difference) -> None:
         record = sample.record
@@ -151,9 +204,25 @@ async def _compare(sample: Sample, alone: Tensors, other: Tensors) -> tuple[str,
     model = sample.record.served
     tolerances = sample.slot.worker.tolerances[model.name]
     names = [port.name for port in model.signature.outputs]
+    return await _computed(sample, worst_difference, names, tolerances, alone, other)
+
+
+async def _computed(sample: Sample, function: Callable[[*Ts], T], *arguments: *Ts) -> T:
+    """What a function of a sample returns, in a thread where that takes long."""
     if sample.nbytes < LARGE_BYTES:
-        return worst_difference(names, tolerances, alone, other)
-    return await trio.to_thread.run_sync(worst_difference, names, tolerances, alone, other)
+        return function(*arguments)
+    return await trio.to_thread.run_sync(function, *arguments)
+
+
+def _copies(sample: Sample) -> list[int]:
+    """The numbers of copies of a request in the calls that are tried: first as many as its call had room for."""
+    record, profile = sample.record, sample.record.served.profile
+    if not profile.has_batch or not record.shape.rows:
+        return []
+    most = profile.max_batch // record.shape.rows
+    return [
+        copies for copies in dict.fromkeys((sample.call[0] // record.shape.rows, 2, 3)) if 1 < copies <= most
+    ]
 
 
 def worst_difference(

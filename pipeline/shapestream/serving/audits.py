@@ -27,6 +27,8 @@ MOST_SAMPLES = 64
 """Requests that wait to run again, at most; the oldest go."""
 MOST_BYTES = 32 << 20
 """Bytes of their tensors and answers, the one that runs included; a larger request is not taken."""
+SEVERAL = 10
+"""Answers that could not be judged before it is said of a model: fewer tell little of their share."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -60,6 +62,8 @@ class ModelAudit:
     sampled: int = 0
     audited: int = 0
     """Answers that were compared."""
+    unjudged: int = 0
+    """Answers besides whose difference rounding explains: whatever company did to them, it cannot be told."""
     mismatches: int = 0
     mismatched_at: int | None = None
     """`audited` when the last mismatch was found; None: there was none, or it was acknowledged."""
@@ -72,14 +76,20 @@ class ModelAudit:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, for people and scripts."""
-        names = ("share", "seen", "sampled", "audited", "mismatches", "varies", "stopped")
+        counts = ("share", "seen", "sampled", "audited", "unjudged", "mismatches")
+        names = (*counts, "judges_little", "varies", "stopped")
         return {**{name: getattr(self, name) for name in names}, "findings": list(self.findings)}
+
+    @property
+    def judges_little(self) -> bool:
+        """Whether most answers cannot be judged, as far as several show."""
+        return self.unjudged >= SEVERAL and self.unjudged > self.audited
 
 
 class AuditRun:
     """One run of a sample, alone: from when it is wanted to its end."""
 
-    __slots__ = ("batch", "done", "outputs", "record", "slots")
+    __slots__ = ("batch", "done", "is_broken", "outputs", "record", "slots")
 
     def __init__(self, record: RequestRecord, slots: frozenset[int]) -> None:
         self.record = record
@@ -90,6 +100,8 @@ class AuditRun:
         self.done = trio.Event()
         self.outputs: Tensors | None = None
         """Its results, when it is done; None where it was interrupted, failed or lost."""
+        self.is_broken = False
+        """Whether it failed, so that it would again."""
 
 
 class AuditBook:
@@ -140,7 +152,7 @@ class AuditBook:
         """Take some of a batch's requests, which were answered; `outputs` are parallel to `records`."""
         action = running.action
         state = self.states[action.model]
-        if not state.share or (len(action.requests) == 1 and not _is_padded(records[0], action.sizes)):
+        if not state.share or (len(action.requests) == 1 and action.sizes == records[0].shape.rounded):
             return
         count = len(records)
         state.seen += count
@@ -197,14 +209,6 @@ class AuditBook:
             sample.record.model for sample in (*self._samples, self._running) if sample is not None
         )
         return {name: state.to_dict() | {"waiting": kept[name]} for name, state in self.states.items()}
-
-
-def _is_padded(record: RequestRecord, call: tuple[int, ...]) -> bool:
-    """Whether a request that had its batch to itself ran at other sizes than it would if it were audited.
-
-    Under a cap on call shapes it would be rounded up again.
-    """
-    return call != record.shape.rounded and record.served.profile.max_shapes is None
 
 
 def key_of(model: ServedModel, digest: str | None) -> str:

@@ -188,10 +188,16 @@ class Dispatcher:
                 self._batch_failed(running, report, now)
             self._book.batches.pop(report.batch, None)
 
-    def audit(self, record: RequestRecord, slots: frozenset[int], now: float) -> AuditRun:
-        """Run an answered request again, alone, on one of these slots, when none is needed for anything else."""
+    def audit(self, record: RequestRecord, slots: frozenset[int], now: float, *, copies: int = 1) -> AuditRun:
+        """Run an answered request again, alone, on one of these slots, when none is needed for anything else.
+
+        With more `copies` than one, the call has rows for so many; copies of its rows fill them.
+        """
         run = self._audit = AuditRun(record, slots)
-        wanted = events.AuditWanted(model=record.model, sizes=record.shape.rounded, slots=slots)
+        sizes = record.shape.rounded
+        if copies > 1:
+            sizes = (copies * sizes[0], *sizes[1:])
+        wanted = events.AuditWanted(model=record.model, sizes=sizes, slots=slots)
         self._handle(wanted, now)
         self.end_turn()
         return run
@@ -237,6 +243,8 @@ class Dispatcher:
         if running.action.requests:
             self._journal.failed(running, report, now)
         else:
+            if self._audit is not None:
+                self._audit.is_broken = report.code in (ErrorCode.MODEL_ERROR, ErrorCode.INTERNAL)
             self._audit_ended(None)
         code = report.code or ErrorCode.INTERNAL
         self._handle(events.BatchFailed(batch=report.batch, code=code, message=report.message), now)

@@ -61,7 +61,7 @@ class Observation:
     peers_refused: Mapping[str, Mapping[str, int]]
     """By port and reason."""
     audit: Mapping[str, Mapping[str, float]]
-    """By model: `audited`, `mismatches` and `stopped`, among others."""
+    """By model: `audited`, `unjudged`, `mismatches` and `stopped`, among others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -283,6 +283,9 @@ METRICS: tuple[Metric, ...] = (
     # Audits
     _of_audit("audited_total", "Answers that were compared with their requests run alone.", "audited"),
     _of_audit("audit_mismatches_total", "Answers of these that differed.", "mismatches"),
+    _of_audit(
+        "audit_unjudged_total", "Answers whose difference was no more than rounding explains.", "unjudged"
+    ),
     _of_audit(
         "batching_stopped",
         "1 while each request runs alone, since answers in company differed.",

@@ -218,16 +218,30 @@ def test_a_later_one_takes_the_place_of_one_that_has_not_started(idle):
         _want(idle)
 
 
-def test_a_cap_on_shapes_holds_for_it(stage):
-    """It is rounded up like any batch."""
-    stage.model(padded=True, max_batch=4, max_shapes=4, fills_rows=True, free_sizes=True, bounds=(4, 64))
+CAPPED = {
+    "padded": True,
+    "max_batch": 4,
+    "max_shapes": 4,
+    "fills_rows": True,
+    "free_sizes": True,
+    "bounds": (4, 64),
+}
+
+
+def test_it_has_the_request_s_own_sizes_whatever_the_cap_on_shapes(stage):
+    """It counts under no cap: what shares calls afterwards has as many shapes as before."""
+    stage.model(**CAPPED)
     stage.slots(0)
-    shapes = set()
+    shapes = []
     for size in range(3, 40, 3):
         _want(stage, sizes=(1, size))
-        shapes.add(stage.started[-1].sizes)
+        shapes.append(stage.started[-1].sizes)
         stage.play(BatchFinished(batch=stage.started[-1].batch, busy_s=0.0))
-    assert len(shapes) <= 4
+    assert [(1, size) for size in range(3, 40, 3)] == shapes
+    stage.arrive((1, 5))
+    assert [((1,), (1, 5))] == [(start.requests, start.sizes) for start in stage.started[-1:]], (
+        "a first shape"
+    )
 
 
 # ---------------------------------------------------------------- models whose requests run alone
@@ -249,6 +263,22 @@ def test_each_request_of_a_model_runs_alone_until_it_may_share_calls_again(stage
     stage.play(ModelRunsAlone(model="text", alone=False))
     stage.finish(stage.started[-1])
     assert [(5, 6)] == stage.starts()
+
+
+def test_each_has_its_own_sizes_whatever_the_cap_on_shapes(stage):
+    """When requests share calls again, the cap holds as if nothing had run meanwhile."""
+    stage.model(**CAPPED)
+    stage.slots(0)
+    stage.play(ModelRunsAlone(model="text", alone=True))
+    for size in range(3, 40, 3):
+        stage.arrive((1, size))
+        stage.finish(stage.started[-1])
+    assert [(1, size) for size in range(3, 40, 3)] == [start.sizes for start in stage.started]
+    stage.play(ModelRunsAlone(model="text", alone=False))
+    for size in range(3, 40, 3):
+        stage.arrive((1, size))
+        stage.finish(stage.started[-1])
+    assert [(1, 3), *[(1, 64)] * 12] == [start.sizes for start in stage.started[13:]]
 
 
 def test_requests_that_run_again_do_so_alone_as_well(stage):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,28 @@ def rounds(x: Array) -> Array:
     return np.asarray(np.tanh(x @ WEIGHTS) @ WEIGHTS.T, np.float32)
 
 
+CANCELLING = WEIGHTS - WEIGHTS.mean(axis=0)
+
+
+def in_halves(x: Array, weights: Array = WEIGHTS) -> Array:
+    """Rows by themselves; those that have company are added up in another order."""
+    hidden = x @ weights if len(x) == 1 else x[:, :3] @ weights[:3] + x[:, 3:] @ weights[3:]
+    return np.asarray(hidden @ WEIGHTS.T, np.float32)
+
+
+LEARNED = OutputTolerance.of(
+    TOLERANCES["f32"],
+    [in_halves(x[None]) for x in np.random.default_rng(3).normal(size=(64, WIDTH)).astype(np.float32)],
+).to_dict()
+"""What a proof learns of it from numbers around 1."""
+ERRORS: dict[str, Function] = {
+    "a neighbour's answer": lambda x: np.roll(in_halves(x), 1, axis=0),
+    "the largest of all": lambda x: np.broadcast_to(in_halves(x).max(axis=0), x.shape),
+    "a tenth is padding": lambda x: in_halves(x) * np.float32(0.9 if len(x) > 1 else 1),
+    "one per cent off": lambda x: in_halves(x) * np.float32(1.01 if len(x) > 1 else 1),
+}
+
+
 class Audited:
     """A server with one model, and a client that asks it."""
 
@@ -107,12 +130,12 @@ class Audited:
         self.server = running.server
         self.client = client
         self.asked = 0
-        self._random = np.random.default_rng(5)
+        self.draw: Callable[..., Array] = np.random.default_rng(5).normal
 
     async def ask(self, requests: int = TOGETHER, rows: int = 1) -> list[tuple[Array, Array]]:
         """So many requests in one message: what was asked and answered, in their order."""
         first, self.asked = self.asked, self.asked + requests
-        asked = [self._random.normal(size=(rows, WIDTH)).astype(np.float32) for _ in range(requests)]
+        asked = [self.draw(size=(rows, WIDTH)).astype(np.float32) for _ in range(requests)]
         self.client.say(
             *[
                 Request(
@@ -228,6 +251,52 @@ async def test_what_differs_by_rounding_alone_is_no_mismatch() -> None:
         assert unlike > 50, "nothing was shown"
         assert (0, False) == (state["mismatches"], state["varies"])
         assert state["audited"] > 100
+
+
+@real_time
+async def test_a_right_model_is_not_stopped_for_the_rounding_of_large_numbers() -> None:
+    """Of 1e6, with a tolerance for numbers around 1. What rounding explains is not counted as audited."""
+    async with audited(in_halves, tolerance=LEARNED, audit=1.0) as served:
+        served.draw = partial(np.random.default_rng(5).normal, scale=1e6)
+        while (state := await served.rested())["unjudged"] < 2:
+            await served.ask()
+    assert (0, False, False) == (state["mismatches"], state["varies"], state["judges_little"])
+    assert state["sampled"] == state["audited"] + state["unjudged"]
+
+
+@real_time
+async def test_a_right_model_is_not_stopped_for_the_rounding_of_whole_numbers() -> None:
+    """They are not changed; copies show how far another order of sums moves them."""
+    async with audited(in_halves, tolerance=LEARNED, audit=1.0) as served:
+        random = np.random.default_rng(5)
+        served.draw = lambda size: random.integers(0, 1 << 22, size)
+        while (state := await served.rested())["unjudged"] < 2:
+            await served.ask()
+    assert (0, False) == (state["mismatches"], state["varies"])
+
+
+@real_time
+@pytest.mark.parametrize("error", ERRORS)
+async def test_errors_are_found_among_large_numbers(error: str) -> None:
+    """Every answer in company is wrong, so that two messages of twelve should do; ten must."""
+    async with audited(ERRORS[error], tolerance=LEARNED, audit=0.5) as served:
+        served.draw = partial(np.random.default_rng(5).normal, scale=1e6)
+        await served.until_stopped(most=10 * TOGETHER)
+
+
+@real_time
+async def test_a_model_most_of_whose_answers_are_rounding_is_told() -> None:
+    """Its inputs have a large number in common, which cancels. It goes on sharing calls, and one line says so."""
+    cancelling = partial(in_halves, weights=CANCELLING)
+    with capture_logs() as lines:
+        async with audited(cancelling, tolerance=LEARNED, audit=1.0) as served:
+            served.draw = partial(np.random.default_rng(5).normal, loc=1e6)
+            while not (state := await served.rested())["judges_little"]:
+                await served.ask()
+            await served.ask()
+            await served.rested()
+    assert (0, False) == (state["mismatches"], state["stopped"])
+    assert 1 == len([line for line in lines if line["event"] == "audits judge little"])
 
 
 @real_time
