@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +27,7 @@ MODEL = """\
 def write_powers(folder: Path) -> None:
     """Thirty squares of a matrix, one after the other: a permutation's are exact, and one of 128 takes milliseconds."""
     names = ["x", *(f"r{number}" for number in range(29)), "y"]
-    nodes = [
-        helper.make_node("MatMul", [before, before], [after])
-        for before, after in zip(names, names[1:], strict=False)
-    ]
+    nodes = [helper.make_node("MatMul", [before, before], [after]) for before, after in pairwise(names)]
     ports = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", "n"]) for name in ("x", "y")]
     graph = helper.make_graph(nodes, "powers", ports[:1], ports[1:])
     onnx.save(

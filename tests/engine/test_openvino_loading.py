@@ -69,11 +69,11 @@ def properties_of(**more: Any) -> dict[str, Any]:
 
 
 def test_effective_properties_are_plain_data() -> None:
-    """f32 unless said otherwise, a stream per slot, the threads as told, and nothing pinned."""
-    properties = properties_of(slots=2, threads=2)
+    """f32 unless said otherwise, one stream for each slot's own model, its share of the threads, and nothing pinned."""
+    properties = properties_of(slots=2, threads=4)
     expected = {
         "INFERENCE_PRECISION_HINT": "f32",
-        "NUM_STREAMS": 2,
+        "NUM_STREAMS": 1,
         "INFERENCE_NUM_THREADS": 2,
         "ENABLE_CPU_PINNING": False,
         "EXECUTION_DEVICES": ["CPU"],

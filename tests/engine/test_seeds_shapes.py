@@ -105,7 +105,7 @@ def test_bounds_in_every_spelling(shape: Any, expected: str) -> None:
     model = plus_one().reshape(shape)
     assert expected == str(model.input().partial_shape) == str(model.output().partial_shape)
     compiled: Any = model.compile()
-    assert expected == str(compiled._compiled.input(0).partial_shape)
+    assert expected == str(compiled._graphs[0].compiled.input(0).partial_shape)
 
 
 @pytest.mark.seeds("S003-25")

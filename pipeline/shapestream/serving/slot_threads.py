@@ -173,8 +173,8 @@ class SlotThreads:
             thread.serve(None)
 
     def withdraw(self, slot: int, batch: int, code: ErrorCode) -> None:
-        """`RECALLED`: skip a batch that has not begun, and tell so. `CANCELLED`: skip a batch, or those of its calls that have
-        not begun; its slot reports it in its turn.
+        """`RECALLED`: skip a batch that has not begun, and tell so. `CANCELLED`: skip a batch, or those of its calls that
+        have not begun; its slot reports it in its turn.
         """
         if 0 <= slot < len(self._threads):
             self._threads[slot].withdraw(batch, code)

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from tests.engine.conformance.models import AFFINE, affine
+from tests.engine.conformance.models import AFFINE, PAIR, affine
 
-from shapestream_engine import ArrayTensor, ElementTypeError, ShapeError, Tensor
+from shapestream_engine import ArrayTensor, ElementTypeError, InferenceError, ShapeError, Tensor
 from shapestream_engine.infer_request import InferRequest
 
 
@@ -77,3 +77,23 @@ def test_an_array_takes_an_output_only_if_its_bound_fits(request_of: Callable[..
         np.testing.assert_array_equal(affine(rows(count)), array[:count])
     with pytest.raises(ShapeError, match="cannot grow"):
         bounded.set_output_tensor(0, ArrayTensor(array[:3]))
+
+
+def test_tensors_stay_set_after_a_call_that_failed(request_of: Callable[..., InferRequest]) -> None:
+    """What the request's own inputs hold stays there, too."""
+    request = request_of(PAIR)
+    given, total = Tensor("f32", (2, 4)), Tensor("f32", (2, 4))
+    request.set_input_tensor("b", given)
+    request.set_output_tensor("total", total)
+    own = request.input_tensor("a")
+    own.shape = (2, 4)
+    own.data[...] = rows(2)
+    given.shape = (3, 4)
+    given.data[...] = rows(3)
+    with pytest.raises(InferenceError):
+        request.infer()
+    given.shape = (2, 4)
+    given.data[...] = 10 * rows(2)
+    request.infer()
+    np.testing.assert_array_equal(11 * rows(2), total.data)
+    np.testing.assert_array_equal(rows(2).sum(axis=1), request.outputs()[1])

@@ -8,16 +8,27 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pytest
 from tests.engine.conformance.engines import Engine
 from tests.engine.conformance.models import POWERS_MODEL, Array, powers
 
-from shapestream_engine import Batch, BatchReport, RequestPool, Runner, Tensors, compile_model
+from shapestream_engine import (
+    Batch,
+    BatchReport,
+    InferenceError,
+    RequestPool,
+    Runner,
+    Tensors,
+    compile_model,
+)
+from shapestream_engine.infer_request import InferRequest
 
 WITHDRAWN = 2000
-FAILED = 200
+FAILED = 30
 
 
 def permutation(size: int, seed: int) -> Array:
@@ -29,10 +40,10 @@ def permutation(size: int, seed: int) -> Array:
 class Slot:
     """One slot of one model; its batches are numbered in turn."""
 
-    def __init__(self, engine: Engine, folder: Path, *, slots: int = 1, shape: str = "n, n") -> None:
-        model = compile_model(engine.spec(POWERS_MODEL, folder, {"x": shape}), slots=slots, threads=slots)
+    def __init__(self, engine: Engine, folder: Path) -> None:
+        model = compile_model(engine.spec(POWERS_MODEL, folder), slots=1, threads=1)
         self.signature = model.signature
-        self.runner = Runner("s", {"powers": RequestPool(model, slots)})
+        self.runner = Runner("s", {"powers": RequestPool(model, 1)})
         self.last = 0
 
     def run(self, array: Array) -> BatchReport:
@@ -57,6 +68,7 @@ class Slot:
         return None if np.array_equal(powers(array).ravel(), found) else f"wrong values, {found.size} of them"
 
 
+@pytest.mark.seeds("S003-40")
 def test_a_batch_withdrawn_while_it_runs_harms_no_other(engine: Engine, tmp_path: Path) -> None:
     """Thousands of calls, each withdrawn at another point of its run: the batches around them get right answers."""
     slot = Slot(engine, tmp_path)
@@ -96,3 +108,42 @@ def test_a_batch_withdrawn_while_it_runs_harms_no_other(engine: Engine, tmp_path
         thread.join()
     assert [] == [words for words in found if words is not None]
     assert in_its_run > 0, "no batch was withdrawn while it ran"
+
+
+def answer(request: InferRequest, array: Array) -> list[int] | str:
+    """How a call ends: the order in which it leaves the rows of a unit matrix, or words that say why it is none."""
+    tensor = request.input_tensor(0)
+    tensor.shape = array.shape
+    tensor.data[...] = array
+    try:
+        request.infer()
+    except InferenceError:
+        return "failed"
+    (output,) = request.outputs()
+    order = output.argmax(axis=1)
+    if output.shape != array.shape or not np.array_equal(np.eye(len(array), dtype=np.float32)[order], output):
+        return f"no permutation of {len(array)} rows, but {list(output.shape)} numbers"
+    return [int(place) for place in order]
+
+
+@pytest.mark.seeds("S003-40")
+def test_a_call_that_fails_harms_no_other(request_of: Callable[..., InferRequest]) -> None:
+    """Inputs that the model does not take fail their own call; one of the shape before it gets the same answer again."""
+    request = request_of(POWERS_MODEL, slots=1, threads=1)
+    right = [int(place) for place in powers(permutation(8, 8)).argmax(axis=1)]
+    for rows in range(3, 3 + FAILED):
+        assert right == answer(request, permutation(8, 8))
+        assert "failed" == answer(request, np.ones((rows, rows + 1), np.float32))
+        assert right == answer(request, permutation(8, 8))
+
+
+def test_a_call_that_fails_harms_no_other_request_of_its_model(engine: Engine, tmp_path: Path) -> None:
+    """One request's calls fail, another's between them are right."""
+    model = compile_model(engine.spec(POWERS_MODEL, tmp_path), slots=2, threads=2)
+    failing, asking = model.create_infer_request(), model.create_infer_request()
+    right = [int(place) for place in powers(permutation(8, 8)).argmax(axis=1)]
+    for rows in range(3, 3 + FAILED):
+        assert right == answer(asking, permutation(8, 8))
+        assert "failed" == answer(failing, np.ones((rows, rows + 1), np.float32))
+        assert right == answer(asking, permutation(8, 8))
+        assert right == answer(failing, permutation(8, 8))

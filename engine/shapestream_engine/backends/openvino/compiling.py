@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
+import os
 import threading
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
@@ -13,7 +16,7 @@ import openvino as ov
 
 from shapestream_engine.backends.file_ports import no_tensors
 from shapestream_engine.backends.openvino.ports import reshape_inputs, signature_of_model
-from shapestream_engine.backends.openvino.request import OpenVinoRequest
+from shapestream_engine.backends.openvino.request import CompiledGraph, OpenVinoRequest
 from shapestream_engine.backends.openvino.runtime import core, engine_words
 from shapestream_engine.compiled_model import CompiledModel, PreparedSizes
 from shapestream_engine.errors import ModelLoadError, SignatureError
@@ -75,21 +78,23 @@ def compile_spec(spec: ModelSpec, *, slots: int, threads: int | None) -> Compile
     Where only some shapes are allowed it is compiled for these alone, each when it is prepared; where single shapes
     have models of their own, for all shapes as well.
     """
-    properties = _properties(core(), spec, slots, threads)
+    shared = _properties(core(), spec, slots, threads)
+    # A dynamic model is compiled for each request by itself; together they have the threads.
+    alone = _properties(core(), spec, 1, _share(slots, threads))
     model = _model(spec)
     signature = signature_of_model(model, spec)
 
     def compiled(shaped: ov.Model) -> ov.CompiledModel:
         try:
-            return core().compile_model(shaped, spec.device, properties)
+            return core().compile_model(shaped, spec.device, alone if shaped.is_dynamic() else shared)
         except RuntimeError as error:
             raise ModelLoadError(
                 f"model {spec.name!r}: {spec.device} cannot compile it: {engine_words(error)}"
             ) from error
 
     if signature.strategy.sizes or signature.static_sizes:
-        return PreparingModel(signature, model, compiled, properties)
-    return OpenVinoModel(signature, compiled(model), model)
+        return PreparingModel(signature, model, compiled, shared)
+    return OpenVinoModel(signature, model, compiled)
 
 
 def read_spec(spec: ModelSpec) -> ModelSignature:
@@ -107,23 +112,29 @@ def _model(spec: ModelSpec) -> ov.Model:
 
 
 class OpenVinoModel(CompiledModel):
-    """A model compiled by OpenVINO. A stateful one is reset before each call: requests never share a state."""
+    """A model compiled by OpenVINO. A stateful one is reset before each call: requests never share a state.
+
+    A static model is compiled once, and its requests share it. A dynamic one is compiled for each request, because a call
+    that fails spoils it for later calls (docs/backends.md): then it is compiled anew, before any request meets it.
+    """
 
     def __init__(
         self,
         signature: ModelSignature,
-        compiled: ov.CompiledModel,
         model: ov.Model,
+        compile_shaped: Callable[[ov.Model], ov.CompiledModel],
         *,
         ports: Sequence[InputPort] | None = None,
         nbytes: int = 0,
     ) -> None:
-        """`compiled` was made of `model`.
-
-        `ports`: the inputs as this model has them, if it is prepared for fewer shapes than the signature says.
-        """
-        super().__init__(signature, _effective_properties(compiled))
-        self._compiled: ov.CompiledModel | None = compiled
+        """`ports`: the inputs as this model has them, if it is prepared for fewer shapes than the signature says."""
+        self._compile = lambda: compile_shaped(model)
+        first = CompiledGraph(self._compile)
+        super().__init__(signature, _effective_properties(first.compiled))
+        self._graphs: list[CompiledGraph] | None = [first]
+        """Of a static model the only one; of a dynamic one those of its requests, also of requests that are gone."""
+        self._dynamic = model.is_dynamic()
+        self._lock = threading.Lock()
         self._stateful = bool(model.get_variables())
         sources = [output.node.input_value(0).get_node().get_type_name() for output in model.outputs]
         self._forwarded = frozenset(number for number, source in enumerate(sources) if source == "Parameter")
@@ -137,16 +148,35 @@ class OpenVinoModel(CompiledModel):
 
     def create_infer_request(self) -> OpenVinoRequest:
         """A request with tensors of its own; small upper bounds are reserved at once."""
-        if self._compiled is None:
-            raise self.is_closed()
-        request = self._compiled.create_infer_request()
-        return OpenVinoRequest(
-            self.signature, request, stateful=self._stateful, forwarded=self._forwarded, ports=self._ports
-        )
+        with self._lock:
+            if self._graphs is None:
+                raise self.is_closed()
+            graph = self._free_graph(self._graphs)
+            request = OpenVinoRequest(
+                self.signature,
+                graph,
+                stateful=self._stateful,
+                spoils=self._dynamic,
+                forwarded=self._forwarded,
+                ports=self._ports,
+            )
+            graph.user = weakref.ref(request)
+        return request
+
+    def _free_graph(self, graphs: list[CompiledGraph]) -> CompiledGraph:
+        if not self._dynamic:
+            return graphs[0]
+        if all(graph.user() is not None for graph in graphs):
+            gc.collect()  # a request and its tensors refer to each other, so that one that is gone may still be there
+        for graph in graphs:
+            if graph.user() is None:
+                return graph
+        graphs.append(CompiledGraph(self._compile))
+        return graphs[-1]
 
     def close(self) -> None:
-        """Let go of the compiled model; its memory is free once its requests are gone too."""
-        self._compiled = None
+        """Let go of the compiled models; their memory is free once the requests are gone too."""
+        self._graphs = None
 
 
 class PreparingModel(CompiledModel):
@@ -186,7 +216,7 @@ class PreparingModel(CompiledModel):
             raise SignatureError(f"model {self.signature.name!r}: {error}", key=error.key) from error
         inputs = sum(bound for bound in port_bounds(ports) if bound is not None)
         prepared = OpenVinoModel(
-            self.signature, self._compile(shaped), shaped, ports=ports, nbytes=self._weights + inputs
+            self.signature, shaped, self._compile, ports=ports, nbytes=self._weights + inputs
         )
         self.properties = prepared.properties
         return prepared
@@ -197,7 +227,7 @@ class PreparingModel(CompiledModel):
             if self._is_closed:
                 raise self.is_closed()
             if self._dynamic is None:
-                self._dynamic = OpenVinoModel(self.signature, self._compile(self._model), self._model)
+                self._dynamic = OpenVinoModel(self.signature, self._model, self._compile)
         return self._dynamic.create_infer_request()
 
     def close(self) -> None:
@@ -207,6 +237,13 @@ class PreparingModel(CompiledModel):
             self.prepared.close()
         if self._dynamic is not None:
             self._dynamic.close()
+
+
+def _share(slots: int, threads: int | None) -> int | None:
+    """The threads of one slot of several, at least one; None for the only slot: as OpenVINO likes."""
+    if threads is None:
+        return None if slots == 1 else max(1, len(os.sched_getaffinity(0)) // slots)
+    return max(1, threads // slots)
 
 
 def _properties(runtime: ov.Core, spec: ModelSpec, slots: int, threads: int | None) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,20 @@ from shapestream_engine.tensor import (
     reserved,
     upper_bounds,
 )
+
+
+class CompiledGraph:
+    """A model as OpenVINO compiled it, and as it compiles it anew."""
+
+    def __init__(self, compile_model: Callable[[], ov.CompiledModel]) -> None:
+        self._compile = compile_model
+        self.compiled = compile_model()
+        self.user: Callable[[], object | None] = lambda: None
+        """Returns the request that was made last, while it is there."""
+
+    def renew(self) -> None:
+        """Compile the model again."""
+        self.compiled = self._compile()
 
 
 def reserve_outputs(signature: ModelSignature, request: ov.InferRequest) -> None:
@@ -73,7 +87,12 @@ class SetOutput:
             self._memory = _bytes(self._engine_tensor)
             self._engine_tensor.shape = smallest
             tensor.rest_on(self._memory, tuple(smallest))
-        request.set_output_tensor(number, self._engine_tensor)
+        self._number = number
+        self.move(request)
+
+    def move(self, request: ov.InferRequest) -> None:
+        """Let this request leave the output there, from now on."""
+        request.set_output_tensor(self._number, self._engine_tensor)
 
     def take_up(self) -> None:
         """Make the caller's tensor show the output of the call that is over."""
@@ -96,6 +115,10 @@ class CopiedOutput:
         self._request, self._number, self._tensor = request, number, tensor
         self._dtype = dtype_of(signature.outputs[number].element_type)
 
+    def move(self, request: ov.InferRequest) -> None:
+        """Copy the output of this request, from now on."""
+        self._request = request
+
     def take_up(self) -> None:
         """Copy the output of the call that is over to the caller's tensor."""
         data = self._request.get_output_tensor(self._number).data
@@ -114,18 +137,25 @@ class OpenVinoRequest(InferRequest):
     def __init__(
         self,
         signature: ModelSignature,
-        request: ov.InferRequest,
+        graph: CompiledGraph,
         *,
         stateful: bool,
+        spoils: bool = False,
         forwarded: frozenset[int] = frozenset(),
         ports: Sequence[InputPort] | None = None,
     ) -> None:
-        """`forwarded`: outputs that are inputs, with nothing in between.
+        """`spoils`: a call that fails leaves the graph such that later ones may be wrong; then it is this request's own.
+
+        `forwarded`: outputs that are inputs, with nothing in between.
 
         `ports`: the inputs of a model that is prepared for fewer shapes than the signature says.
         """
         super().__init__(signature)
-        self.engine_request = request
+        self._graph = graph
+        self._spoils = spoils
+        self._spoilt = False
+        """A call failed, and the graph is still the one that it ran on."""
+        self.engine_request = request = graph.compiled.create_infer_request()
         """OpenVINO's own."""
         self._stateful = stateful
         self.running = False
@@ -141,6 +171,7 @@ class OpenVinoRequest(InferRequest):
         self._outside = False
         """True if some input tensor stands for one of the caller's."""
         self._forwarded = forwarded
+        self._ports = ports
         self._set_outputs: dict[int, SetOutput | CopiedOutput] = {}
         if ports is None:
             reserve_outputs(signature, request)
@@ -167,6 +198,8 @@ class OpenVinoRequest(InferRequest):
 
     def start_async(self) -> None:
         """Begin to run on a thread of OpenVINO's."""
+        if self._spoilt:
+            self._renew()
         if self._outside:
             self._show_outside()
         self.running = True
@@ -175,15 +208,14 @@ class OpenVinoRequest(InferRequest):
                 self.engine_request.reset_state()
             self.engine_request.start_async()
         except RuntimeError as error:
-            self.running = False
-            raise InferenceError(engine_words(error)) from error
+            raise self._failed(error) from error
 
     def wait(self) -> None:
         """Wait until the call is over; raises `InferenceError` with OpenVINO's words. Other threads run meanwhile."""
         try:
             self.engine_request.wait()
         except RuntimeError as error:
-            raise InferenceError(engine_words(error)) from error
+            raise self._failed(error) from error
         finally:
             self.running = False
         for output in self._set_outputs.values():
@@ -196,6 +228,30 @@ class OpenVinoRequest(InferRequest):
             data if (data := tensor(number).data).dtype == dtype else data.view(dtype)
             for number, dtype in enumerate(self._dtypes)
         ]
+
+    def _failed(self, error: RuntimeError) -> InferenceError:
+        """The error of a call; the model is compiled anew at once, so that no later call waits for that."""
+        self.running = False
+        self._spoilt = self._spoils
+        if self._spoilt:
+            self._renew()
+        return InferenceError(engine_words(error))
+
+    def _renew(self) -> None:
+        """Go on with the model compiled anew, on the same tensors. Raises `ModelLoadError`: then the next call tries again.
+
+        The nodes of a dynamic graph that did not run keep the shapes of an earlier call for their inputs, and of the call
+        that failed for their outputs. A call of those earlier shapes would compute on both (2026.4.1).
+        """
+        self._graph.renew()
+        self.engine_request = fresh = self._graph.compiled.create_infer_request()
+        for tensor in self._tensors:
+            tensor.move()
+        if self._ports is None:
+            reserve_outputs(self.signature, fresh)
+        for output in self._set_outputs.values():
+            output.move(fresh)
+        self._spoilt = False
 
     def _use_input(self, number: int, tensor: TensorLike | None) -> None:
         self._tensors[number].use(tensor)

@@ -124,11 +124,20 @@ class OpenVinoTensor:
         if self._request.running:
             raise InferenceError(f"input {self._port.name!r} cannot be exchanged while its request runs")
         if outside is None and self._outside is not None:
-            # OpenVINO takes no tensor that its model would not take, such as an empty one.
-            self._tensor.shape = [axis.minimum for axis in self._port.shape.dimensions]
-            self._request.engine_request.set_input_tensor(self._number, self._tensor)
-            self._tensor.shape = self._shape
+            self._set()
         self._outside, self._shown = outside, None
+
+    def move(self) -> None:
+        """Be an input of the request's other inference request of OpenVINO, with what it holds."""
+        self._shown = None
+        if self._outside is None:
+            self._set()
+
+    def _set(self) -> None:
+        # OpenVINO takes no tensor that its model would not take, such as an empty one.
+        self._tensor.shape = [axis.minimum for axis in self._port.shape.dimensions]
+        self._request.engine_request.set_input_tensor(self._number, self._tensor)
+        self._tensor.shape = self._shape
 
     def show(self) -> None:
         """Before a call: OpenVINO is shown the tensor from outside as it is now; raises `ShapeError` if it does not fit."""
