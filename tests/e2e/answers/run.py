@@ -135,7 +135,10 @@ def served(settings: Settings) -> Iterator[Served]:
 
 
 def yaml(settings: Settings) -> str:
-    """The configuration. Slots and prefetch follow from the seed."""
+    """The configuration. Slots, prefetch, and which models share calls follow from the seed.
+
+    A call with one request is the one that a withdrawal hits; in shared calls answers meet those of others.
+    """
     chance = random.Random(f"configuration {settings.seed}")
     suffix = "pt2" if settings.engine == "torch" else "onnx"
     lines = [
@@ -151,7 +154,7 @@ def yaml(settings: Settings) -> str:
             f"    engine: {settings.engine}",
             f"    inputs: {{{model.inputs}}}",
             f"    outputs: {{{model.outputs}}}",
-            "    batching: {max_batch: 16}",
+            f"    batching: {{max_batch: {chance.choice((1, 16))}}}",
             *(["    trust: true", "    calibration_s: 0"] if settings.trust else []),
         ]
     lines.append(f"workers: [{{count: 2, slots: {chance.choice((1, 2))}, threads: 1}}]")
