@@ -35,7 +35,7 @@ def check(
 ) -> None:
     """Raises AssertionError at the first book that disagrees."""
     requests = ledger.requests.values()
-    _check_ledger(ledger, requests, now)
+    _check_ledger(ledger, requests, queues, now)
     _check_batches(requests, slots, slots.batches)
     for name, queue in queues.items():
         own = [request for request in requests if request.queue is queue]
@@ -53,7 +53,7 @@ def check(
     _check_isolation(queues.values(), isolation, slots, now)
 
 
-def _check_ledger(ledger: Ledger, requests: Iterable[Request], now: float) -> None:
+def _check_ledger(ledger: Ledger, requests: Iterable[Request], queues: Queues, now: float) -> None:
     waiting = [request for request in requests if request.state in (QUEUED, RERUN, SUSPECT)]
     assert all(request.state is not DONE for request in requests), "a request that ended is still here"
     room = ledger.admission.room
@@ -63,7 +63,7 @@ def _check_ledger(ledger: Ledger, requests: Iterable[Request], now: float) -> No
     assert {client: requests for client, (requests, _) in room.held().items()} == held
     assert sum(nbytes for _, nbytes in room.held().values()) == room.nbytes
     assert ledger.running == sum(request.state is RUNNING for request in requests)
-    for shares in {request.queue.shares for request in requests}:
+    for shares in {queue.shares for queue in queues.values()}:
         own = [request for request in requests if request.queue.shares is shares]
         queued = Counter(request.client for request in own if request.state is QUEUED)
         owned = {

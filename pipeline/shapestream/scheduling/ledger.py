@@ -158,21 +158,22 @@ class Ledger:
         if not members:
             return
         ids = batch.ids if len(members) == len(batch.ids) else tuple([request.id for request in members])
+        self.story.note(now, ids, "delivered")
+        actions.append(DeliverResults(batch=batch.id, requests=ids))
         for request in members:
             request.end()
             self._remove(request)
         self.running -= len(ids)
         self.deadlines.shrink(len(self.requests))
-        self.story.note(now, ids, "delivered")
-        actions.append(DeliverResults(batch=batch.id, requests=ids))
 
     def fail(self, request: Request, code: str, message: str, now: float) -> FailRequest:
         """End a request with an error."""
-        self._withdraw(request)
         self.story.note(now, (request.id,), "failed: {}: {}", code, message)
-        return FailRequest(
+        failed = FailRequest(
             id=request.id, code=code, message=message, ahead=request.ahead, batch=request.batch
         )
+        self._withdraw(request)
+        return failed
 
     def fail_late(self, request: Request, now: float) -> FailRequest:
         """End a request whose deadline has passed, or cannot be met any more.
@@ -188,15 +189,13 @@ class Ledger:
             message = "the deadline passed while the request was waiting"
         return self.fail(request, "deadline_exceeded", message, now)
 
-    def forget(self, ids: Sequence[int], now: float) -> list[ForgetRequest]:
+    def forget(self, ids: Sequence[int], now: float, actions: list[Action]) -> None:
         """End requests whose client is gone, the last first: then no turn is charged for requests that never ran."""
-        forgotten = []
         for id_ in reversed(ids):
             if (request := self.requests.get(id_)) is not None:
                 self._withdraw(request)
                 self.story.note(now, (id_,), "forgotten: its client left")
-                forgotten.append(ForgetRequest(id=id_))
-        return forgotten
+                actions.append(ForgetRequest(id=id_))
 
     def _withdraw(self, request: Request) -> None:
         if request.state is RUNNING:
@@ -211,13 +210,14 @@ class Ledger:
                 request.queue.shares.withdraw(request.client, request.tag, request.share_s)
             request.queue.drop(request)
             self.admission.room.leave(request.client, request.nbytes, request.share_s)
+        self.deadlines.shrink(len(self.requests) - 1)
         self._remove(request)
-        self.deadlines.shrink(len(self.requests))
 
     def _batch_of(self, request: Request) -> Batch | None:
         """The batch of a running request; None if it is over."""
         return None if request.batch is None else self._slots.batches.get(request.batch)
 
     def _remove(self, request: Request) -> None:
-        del self.requests[request.id]
+        """Forget a request, at last: until then a fault still finds it here, and it is not lost."""
         request.queue.shares.ended(request.client)
+        del self.requests[request.id]

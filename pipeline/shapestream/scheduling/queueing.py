@@ -576,6 +576,13 @@ class ModelQueue:
         """Predicted slot seconds of all that waits."""
         return self.cost_s + self.again_s
 
+    def anew(self) -> ModelQueue:
+        """An empty queue of the same model, with what is known of it."""
+        queue = ModelQueue(self.profile, self.costs)
+        queue.alone, queue.unavailable, queue.seen = self.alone, self.unavailable, self.seen
+        queue.predicted_s, queue.measured_s = self.predicted_s, self.measured_s
+        return queue
+
     def _first_tag(self) -> float | None:
         """The start tag of the first request in any lane of the models that share slots; None if there is none."""
         firsts = [first for queue in self.sharing if (first := queue.by_rank.first())]

@@ -29,13 +29,17 @@ from shapestream.scheduling.events import (
     CancelBatch,
     ContractError,
     CutReason,
+    DeliverResults,
     DrainStarted,
     Event,
     FailRequest,
+    ForgetRequest,
+    KillSlot,
     ModelAdded,
     ModelProfile,
     ModelRunsAlone,
     ModelUnavailable,
+    RecallBatch,
     ReportFault,
     RequestCancelled,
     RequestsAbandoned,
@@ -146,6 +150,10 @@ def _predicted_s(cut: Cut, costs: CallCosts, slowdown: float) -> float | None:
     return slowdown * min(cut.seconds, surface.longest_s(rows, shape) + surface.preparation_s(rows, shape))
 
 
+def _started(actions: Sequence[Action]) -> set[int]:
+    return {action.batch for action in actions if isinstance(action, StartBatch)}
+
+
 def _count_shape(cut: Cut, costs: CallCosts) -> None:
     """Note that the device meets the shape of a batch. What runs alone because of audits is beside the cap."""
     if costs.rounding is None:
@@ -163,8 +171,8 @@ class Scheduler:
     every id that is refused, by `FailRequest`. Times given to `handle` must not go backwards; if one does,
     the latest so far is used. Raises ContractError only for events that break the contract of events.py.
 
-    No other error leaves `handle` as long as the books agree with each other: what could not be worked out is a
-    `ReportFault`, and a request that it is about fails alone, as `internal`.
+    No other error leaves `handle`: what could not be worked out is a `ReportFault`, and a request that it is about fails
+    alone, as `internal`. Where the books disagree after a fault, all requests fail so, and the books are opened anew.
     """
 
     def __init__(
@@ -179,14 +187,22 @@ class Scheduler:
         learned: Mapping[str, LearnedCosts] = NOTHING_LEARNED,
     ) -> None:
         """`hangs`: when a batch hangs; None: never. `learned`: what an earlier one's `learned_costs` said, by table."""
-        self._queues = Queues()
-        self._watch = HangWatch(hangs)
-        self._slots = SlotTable()
+        self._room = max_queued_requests, max_queued_bytes, max_queued_s
+        self._max_attempts = max_attempts
+        self._story = Story(story_length)
         self._costs = CostModel(learned)
-        room = QueueRoom(max_queued_requests, max_queued_bytes, max_queued_s)
+        self._watch = HangWatch(hangs)
+        self._next_batch = 1
+        self._now = float("-inf")
+        self._open_books()
+
+    def _open_books(self) -> None:
+        """Know no model, slot and request."""
+        self._queues = Queues()
+        self._slots = SlotTable()
         self._deadlines = Deadlines(self._slots)
-        self._admission = Admission(room, self._queues, self._slots, self._deadlines)
-        self._ledger = Ledger(self._admission, self._deadlines, self._slots, Story(story_length))
+        self._admission = Admission(QueueRoom(*self._room), self._queues, self._slots, self._deadlines)
+        self._ledger = Ledger(self._admission, self._deadlines, self._slots, self._story)
         self._isolation = Isolation(self._ledger, self._slots, self._start_alone)
         self._recovery = Recovery(
             self._ledger,
@@ -195,12 +211,10 @@ class Scheduler:
             self._costs,
             self._watch,
             self._isolation,
-            max_attempts,
+            self._max_attempts,
         )
         self._audit = Audit(self._queues, self._slots, self._isolation, self._start_audit)
         self._plan = Plan()
-        self._next_batch = 1
-        self._now = float("-inf")
 
     # ------------------------------------------------------------ what the caller uses
 
@@ -208,6 +222,7 @@ class Scheduler:
         """Takes one event and returns what to do about it, in order."""
         self._now = now = max(now, self._now)
         actions: list[Action] = []
+        first_batch = self._next_batch
         agree = True
         for step in (self._take, self._follow):
             try:
@@ -220,8 +235,137 @@ class Scheduler:
         if not agree:
             if isinstance(event, RequestsArrived):
                 self._refuse_unanswered(event.requests, now, actions)
-            self.check_invariants()  # what does not agree any more must not go on
+            try:
+                self.check_invariants()
+                assert self._has_taken(event), "the event was not taken in"
+                assert self._wakeup() > now, "it would be woken for ever"
+                assert _started(actions).issuperset(
+                    number for number in self._slots.batches if number >= first_batch
+                ), "a batch was started, and its slot is not told"
+            except Exception as error:  # noqa: BLE001 - whatever disagrees must not go on
+                actions.append(ReportFault(error=error, about="books that disagree: all requests end"))
+                self._rebuild(event, first_batch, now, actions)
         return actions
+
+    def _has_taken(self, event: Event) -> bool:
+        """Tell whether the books show what an event said, where they would be wrong for ever without it."""
+        slots, requests = self._slots, self._ledger.requests
+        match event:
+            case BatchFinished() | BatchFailed():
+                return event.batch not in slots.batches
+            case SlotJoined():
+                return event.slot in slots.slots
+            case SlotsJoined():
+                return all(joined.slot in slots.slots for joined in event.slots)
+            case SlotClosing():
+                return event.slot not in slots.slots or slots.slots[event.slot].closing
+            case SlotLeft():
+                return event.slot not in slots.slots
+            case RequestCancelled():
+                return event.id not in requests
+            case RequestsAbandoned():
+                return requests.keys().isdisjoint(event.ids)
+            case ModelAdded():
+                return event.model.name in self._queues
+            case ModelUnavailable():
+                return event.model not in self._queues or self._queues[event.model].unavailable is not None
+            case ModelRunsAlone():
+                return self._queues[event.model].alone == event.alone
+            case DrainStarted():
+                return self._admission.draining
+            case AuditWanted():
+                return self._audit.active
+            case RequestsArrived() | TimePassed():
+                return True
+            case _:
+                assert_never(event)
+
+    def _rebuild(self, event: Event, first_batch: int, now: float, actions: list[Action]) -> None:
+        """Open new books, and end all requests of the old ones as `internal`.
+
+        What is known outside of the books stays: models with their costs, slots, and the batches there, without members.
+        A slot counts as busy until it reports. `first_batch`: the number from which on batches are this event's; one that
+        the caller was not told to start is dropped.
+        """
+        slots, queues, draining = self._slots, self._queues, self._admission.draining
+        ended = {action.id for action in actions if isinstance(action, FailRequest | ForgetRequest)}
+        ended.update(*[action.requests for action in actions if isinstance(action, DeliverResults)])
+        started = _started(actions)
+        if isinstance(event, BatchFinished | BatchFailed):
+            slots.batches.pop(event.batch, None)
+        if isinstance(event, SlotLeft):
+            slots.slots.pop(event.slot, None)
+            self._costs.leave(event.slot)
+        message = "the server lost track of its requests, and ended all of them; see its log"
+        for id_ in sorted(self._ledger.requests.keys() - ended):
+            self._story.note(now, (id_,), "failed: internal: {}", message)
+            actions.append(FailRequest(id=id_, code="internal", message=message))
+        self._open_books()
+        self._watch.next_look = inf
+        self._admission.draining = draining or isinstance(event, DrainStarted)
+        for queue in queues.values():
+            self._queues[queue.profile.name] = queue.anew()
+            self._slots.add_model(self._queues[queue.profile.name])
+        for slot in slots.slots.values():
+            held = [
+                batch
+                for number, batch in sorted(slots.batches.items())
+                if batch.slot is slot and (number < first_batch or number in started)
+            ]
+            try:
+                self._keep(slot, held, now, actions)
+            except Exception as error:  # noqa: BLE001 - the others serve on
+                actions.append(ReportFault(error=error, about="slot in new books"))
+                self._slots.close(slot.id)
+                actions.append(KillSlot(slot=slot.id, reason="the server lost track of what it runs"))
+        try:
+            self._tell_again(event, actions)
+        except Exception as error:  # noqa: BLE001 - there is nothing left that it could disagree with
+            actions.append(ReportFault(error=error, about=f"{type(event).__name__} in new books"))
+
+    def _keep(self, slot: Slot, held: Sequence[Batch], now: float, actions: list[Action]) -> None:
+        """Enter a slot in new books, with the batch that it runs and the one behind; both are stopped."""
+        self._slots.join(slot.id, slot.models, slot.prefetch_s, slot.worker.name)
+        kept = self._slots.slots[slot.id]
+        for batch in held:
+            name = batch.queue.profile.name
+            memberless = Batch(batch.id, kept, self._queues[name], (), batch.sizes, batch.predicted_s)
+            if kept.batch is not None:
+                self._slots.queue_behind(kept, memberless)
+                memberless.recall()
+                if batch.state is not BatchState.RECALLED:
+                    actions.append(RecallBatch(batch=batch.id, slot=slot.id))
+                continue
+            self._slots.start(kept, memberless, now)
+            memberless.go_on_as(batch)
+            self._watch.began(memberless, now)
+            if memberless.cancel():
+                actions.append(CancelBatch(batch=batch.id, slot=slot.id))
+        if kept.batch is not None and kept.batch.state is BatchState.CONDEMNED:
+            self._slots.condemn(kept.worker)
+        if slot.closing:
+            self._slots.close(slot.id)
+
+    def _tell_again(self, event: Event, actions: list[Action]) -> None:
+        """Enter what an event said in new books, if the old ones had not taken it in."""
+        match event:
+            case SlotJoined() if event.slot not in self._slots.slots:
+                self._slots_joined((event,), actions)
+            case SlotsJoined():
+                missing = [joined for joined in event.slots if joined.slot not in self._slots.slots]
+                self._slots_joined(missing, actions)
+            case SlotClosing():
+                self._slots.close(event.slot)
+            case ModelAdded():
+                self._add_model(event.model)
+            case ModelUnavailable() if event.model in self._queues:
+                self._queues[event.model].unavailable = event.message
+            case ModelRunsAlone():
+                self._queues[event.model].alone = event.alone
+            case AuditWanted():
+                self._audit.want(event)
+            case _:
+                pass
 
     def _take(self, event: Event, now: float, actions: list[Action]) -> None:
         """Changes the books by an event."""
@@ -241,7 +385,7 @@ class Scheduler:
                 if (request := ledger.requests.get(event.id)) is not None:
                     actions.append(ledger.fail(request, "cancelled", "withdrawn by its caller", now))
             case RequestsAbandoned():
-                actions.extend(ledger.forget(event.ids, now))
+                ledger.forget(event.ids, now, actions)
             case BatchFailed():
                 self._recovery.failed(event, now, actions)
             case SlotJoined():
@@ -280,6 +424,10 @@ class Scheduler:
 
     def next_wakeup(self) -> float | None:
         """When `TimePassed` is wanted, if nothing happens before; always later than the last event."""
+        first = self._wakeup()
+        return first if first < inf else None
+
+    def _wakeup(self) -> float:
         first = self._watch.next_look
         if (expiry := self._deadlines.next()) is not None:
             first = min(first, expiry)
@@ -296,7 +444,7 @@ class Scheduler:
                 start_at = max(start_at, due[0])
             if start_at > -inf:
                 first = min(first, start_at)
-        return first if first < inf else None
+        return first
 
     def check_invariants(self) -> None:
         """Raises AssertionError if the books do not agree. Looks at everything: for tests, and after a fault."""

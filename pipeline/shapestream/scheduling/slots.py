@@ -231,6 +231,11 @@ class Batch:
         self.state = BATCH_TABLE["cancel"][self.state]
         return True
 
+    def go_on_as(self, other: Batch) -> None:
+        """Run where another batch stood, which new books know by this one; it may have begun just now."""
+        if not other.is_behind:
+            self.state = other.state
+
     def escalate(self) -> None:
         """Take the next step against it, because it hangs."""
         self.state = BATCH_TABLE["escalate"][self.state]
