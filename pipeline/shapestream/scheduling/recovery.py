@@ -363,8 +363,6 @@ class Recovery:
     def broke(self, batch: Batch, event: BatchFailed, now: float, actions: list[Action]) -> None:
         """The data of a batch may be to blame: it runs again in halves, and a request that was alone fails."""
         self.ledger.story.note(now, batch.ids, "batch {} failed: {}: {}", batch.id, event.code, event.message)
-        if len(batch.ids) > 1:
-            _ran_in_vain(batch)
         living = _living(batch)
         if len(batch.ids) == 1:
             for request in living:
@@ -376,6 +374,7 @@ class Recovery:
         for half in (living[:middle], living[middle:]):
             if half:
                 self._run_again(half, now, actions)
+        self._note_reruns(living)
 
     def lost(self, batch: Batch, reason: str, now: float, actions: list[Action]) -> None:
         """The slot of a batch, or its device, is gone."""
@@ -397,8 +396,9 @@ class Recovery:
                 actions.append(self.ledger.fail(request, "poisoned", message, now))
                 self._blame(request, killed=True)
             return
-        _ran_in_vain(batch)
-        self._accuse(self._may_run_again(batch, reason, now, actions), now, actions)
+        accused = self._may_run_again(batch, reason, now, actions)
+        self._accuse(accused, now, actions)
+        self._note_reruns(accused)
 
     def returned(self, batch: Batch, reason: str, now: float, actions: list[Action]) -> None:
         """A batch that was queued behind another did not begin: it runs again as it is, and no attempt is lost."""
@@ -427,7 +427,7 @@ class Recovery:
 
         `killed`: it ended processes. Others of its client still share calls: one death then accuses all of them at once.
         """
-        request.queue.shares.charge(request.client, request.failed_s)
+        request.queue.shares.blame(request.line, request.again_s)
         request.queue.probation.blame(request.client, request.shape, singly=not killed)
 
     def _accuse(self, requests: Sequence[Request], now: float, actions: list[Action]) -> None:
@@ -451,6 +451,14 @@ class Recovery:
         queue.put_rerun(group, self._call_s(group))
         self._queues.wait(queue)
 
+    def _note_reruns(self, requests: Sequence[Request]) -> None:
+        """Note with each of these requests what all of them will take to run again, perhaps because of it."""
+        if requests:
+            slots = self._slots.serving(requests[0].queue)
+            again_s = sum([request.cost_s / slots or request.share_s for request in requests])
+            for request in requests:
+                request.again_s += again_s
+
     def _has_nowhere_to_run(self, group: Sequence[Request], now: float, actions: list[Action]) -> bool:
         """Answer a group whose model is unavailable, and whose last slot closes or is gone."""
         queue = group[0].queue
@@ -468,13 +476,6 @@ class Recovery:
             return queue.costs.batch_s(sizes) or 0.0
         except Exception:  # noqa: BLE001 - what is wrong is reported when its batch is cut
             return sum([request.cost_s for request in group])
-
-
-def _ran_in_vain(batch: Batch) -> None:
-    """Note with each member the cost of a batch that failed, perhaps because of it."""
-    share_s = sum([request.share_s for request in batch.members])
-    for request in batch.members:
-        request.failed_s += share_s
 
 
 def _living(batch: Batch) -> list[Request]:
