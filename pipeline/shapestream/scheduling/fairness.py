@@ -23,8 +23,9 @@ need that, since its flows are known and its packets have no priorities. Here it
 
 **Room.** The queue is bounded in requests, in bytes and, if asked, in seconds of predicted work. A client's fair share
 is the whole, divided by the clients that asked lately. A client may have more than its share waiting, the whole queue if
-no other client asks, but it leaves one share free: it is refused while there is room for a client with less. No admitted
-request is dropped to make room. A client that comes when one other fills the queue is refused, and finds room when the
+no other client asks, but it leaves one share free: it is refused while there is room for a client with less. The share of
+a client that asks several models is divided between these in the same way. No admitted request is dropped to make room. A
+client that comes when one other fills the queue is refused, and finds room when the
 queue has drained by its share.
 
 The queue's content counts as replaced when as many requests were admitted, or as many clients asked, as it may hold
@@ -79,7 +80,7 @@ class Client(Generic[LineT]):
 class Line:
     """What one client has queued for one model, and the account of that within the client's."""
 
-    __slots__ = ("client", "last", "queued", "queued_s", "start_s")
+    __slots__ = ("client", "last", "queued", "queued_bytes", "queued_s", "start_s")
 
     def __init__(self, client: Client[Any]) -> None:
         self.client = client
@@ -87,6 +88,7 @@ class Line:
         """Where its next turn starts, on the scale of its client's virtual time."""
         self.queued = 0
         """Requests that wait for their first turn."""
+        self.queued_bytes = 0
         self.queued_s = 0.0
         """Predicted seconds of all slots that these take in good company."""
         self.last: dict[int, float] = {}
@@ -138,6 +140,11 @@ class FairShares(Generic[LineT]):
                 self._forget()
             known = self._clients[number] = Client()
         return known
+
+    def line(self, number: int, model: str) -> LineT | None:
+        """The line of a client for a model; None where there is none."""
+        client = self._clients.get(number)
+        return None if client is None else client.lines.get(model)
 
     # ------------------------------------------------------------ forecasts
 
@@ -329,6 +336,7 @@ class QueueRoom:
         "max_s",
         "nbytes",
         "requests",
+        "several",
         "sharing",
     )
 
@@ -344,27 +352,37 @@ class QueueRoom:
         self.nbytes = 0
         self.sharing = 0
         """The number of clients that divide the queue: those that asked lately."""
+        self.several: set[int] = set()
+        """Those of them that asked several models."""
         self._held: dict[int, tuple[int, int, float]] = {}
         """Requests, bytes and predicted seconds of each client that has any waiting."""
-        self._asked: set[int] = set()
-        """The clients that asked since the content was replaced."""
-        self._asked_before: set[int] = set()
+        self._asked: dict[int, set[str]] = {}
+        """The clients that asked since the content was replaced, and the models that they asked."""
+        self._asked_before: dict[int, set[str]] = {}
         """Those that did while it was being replaced."""
         self._until_replaced = max_requests
 
     def __repr__(self) -> str:
         return f"<queue room: {self.requests} of {self.max_requests} requests, {self.sharing} clients>"
 
-    def ask(self, client: int) -> None:
-        """A client wants room: it has a share from now on."""
-        asked = self._asked
-        if client in asked:
+    def ask(self, client: int, model: str) -> None:
+        """A client wants room for a model: both have a share from now on."""
+        asked = self._asked.get(client)
+        if asked is not None and model in asked:
             return
-        if len(asked) >= self.max_requests:
-            self._replaced()
-        self._asked.add(client)
-        if client not in self._asked_before:
-            self.sharing += 1
+        if asked is None:
+            if len(self._asked) >= self.max_requests:
+                self._replaced()
+            asked = self._asked[client] = set()
+            if client not in self._asked_before:
+                self.sharing += 1
+        asked.add(model)
+        if self.models(client) > 1:
+            self.several.add(client)
+
+    def models(self, client: int) -> int:
+        """Count the models that a client asked lately."""
+        return len(self._asked.get(client, set()) | self._asked_before.get(client, set()))
 
     def exceeds(self, client: int, nbytes: int) -> bool:
         """Whether one more request of a client would take it above its share, and leave no share free."""
@@ -382,6 +400,24 @@ class QueueRoom:
         share = most / max(1, self.sharing)
         return held > 0 and held + more > share and used + more + share > most
 
+    def exceeds_part(self, line: Line, models: int, nbytes: int, share_s: float, queued_s: float) -> bool:
+        """Whether one more request would take a line above its part of its client's share, and leave none free.
+
+        The client asks so many `models`. Apart from a part for one of the others, a share for another client stays free.
+        """
+        requests, held_bytes, held_s = line.queued, line.queued_bytes, line.queued_s
+        return (
+            self._crowds_models(models, requests, 1, self.requests, self.max_requests)
+            or self._crowds_models(models, held_bytes, nbytes, self.nbytes, self.max_bytes)
+            or (self.max_s is not None and self._crowds_models(models, held_s, share_s, queued_s, self.max_s))
+        )
+
+    def _crowds_models(self, models: int, held: float, more: float, used: float, most: float) -> bool:
+        share = most / max(1, self.sharing)
+        part = share / models
+        kept = part + (share if self.sharing > 1 else 0.0)
+        return held > 0 and held + more > part and used + more + kept > most
+
     def enter_new(self, client: int, nbytes: int, share_s: float) -> None:
         """A request waits that was admitted just now."""
         self.enter(client, nbytes, share_s)
@@ -390,8 +426,9 @@ class QueueRoom:
             self._replaced()
 
     def _replaced(self) -> None:
-        self._asked_before, self._asked = self._asked, set()
+        self._asked_before, self._asked = self._asked, {}
         self.sharing = len(self._asked_before)
+        self.several = {client for client, models in self._asked_before.items() if len(models) > 1}
         self._until_replaced = self.max_requests
 
     def enter(self, client: int, nbytes: int, share_s: float) -> None:

@@ -700,6 +700,7 @@ class ModelQueue:
         request.bucket = bucket
         bucket.add(request)
         line = request.line
+        line.queued_bytes += request.nbytes
         line.requests.push(request.rank, request)
         if line.queued == 1:
             self.turns.put(line, request)
@@ -764,6 +765,7 @@ class ModelQueue:
             cost_s += request.cost_s
             line = request.line
             line.queued -= 1
+            line.queued_bytes -= request.nbytes
             left[line] = left.get(line, 0.0) + request.share_s
             bucket = request.bucket
             bucket.count -= 1
