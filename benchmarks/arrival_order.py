@@ -16,7 +16,10 @@ from shapestream_workers.__main__ import main
 
 def _in_arrival_order(anchor: Request, costs: CallCosts, plan: Plan, **limits: Any) -> Cut:
     """The batch of an anchor and of those that have waited longest; stands for `planner.plan_batch`."""
-    waiting = sorted(anchor.queue.by_rank.living(), key=lambda request: request.order)
+    lines = anchor.queue.turns.lines()
+    waiting = sorted(
+        [request for line in lines for request in line.requests.living()], key=lambda request: request.order
+    )
     others = [request for request in waiting if request is not anchor]
     return batch_of([anchor, *others[: anchor.queue.profile.max_batch - 1]], costs)
 

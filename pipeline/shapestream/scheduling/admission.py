@@ -62,7 +62,7 @@ class Admission:
         if arrival.deadline is not None and arrival.deadline <= now:
             return Refusal("deadline_exceeded", "the deadline had passed on arrival")
         room = self.room
-        room.ask(arrival.client)
+        room.ask(arrival.client, arrival.model)
         if room.requests >= room.max_requests or room.nbytes + arrival.nbytes > room.max_bytes:
             return self._full(arrival)
         if room.exceeds(arrival.client, arrival.nbytes):
@@ -71,13 +71,19 @@ class Admission:
         if isinstance(terms, Refusal):
             return terms
         if room.max_s is not None and terms.cost_s:
-            queued_s = self.queued_s()
+            queued_s = self.queued_s(queue)
             # One request may always wait, however long it lasts.
             if queued_s and queued_s + terms.share_s > room.max_s:
                 message = f"the queue is full: {queued_s:.3f} of {room.max_s:g} s of predicted work"
                 return Refusal("overloaded", message, self.drain_s())
             if room.exceeds_s(arrival.client, terms.share_s, queued_s):
                 return self._above_share()
+        if arrival.client in room.several:
+            models = room.models(arrival.client)
+            line = queue.shares.line(arrival.client, arrival.model)
+            queued_s = 0.0 if room.max_s is None else self.queued_s(queue)
+            if line is not None and room.exceeds_part(line, models, arrival.nbytes, terms.share_s, queued_s):
+                return self._above_part(models)
         if arrival.deadline is None:
             return terms
         refusal = self._deadlines.consider(arrival, arrival.deadline, queue, terms.call_s, now)
@@ -98,6 +104,13 @@ class Admission:
     def _above_share(self) -> Refusal:
         message = (
             f"this client has its share of the queue, which {self.room.sharing} clients divide, "
+            f"and what is left is kept for the others"
+        )
+        return Refusal("overloaded", message, self.drain_s())
+
+    def _above_part(self, models: int) -> Refusal:
+        message = (
+            f"this client has its share of the queue for this model, of {models} that it asks, "
             f"and what is left is kept for the others"
         )
         return Refusal("overloaded", message, self.drain_s())
@@ -154,12 +167,12 @@ class Admission:
             self._terms[key] = terms
         return terms
 
-    def queued_s(self) -> float:
-        """Predicted seconds that the slots need for what waits.
+    def queued_s(self, queue: ModelQueue) -> float:
+        """Predicted seconds that slots need for what waits for a model, and for those that share slots with it.
 
-        Models are taken to share their slots, so their times add up: the estimate errs upwards.
+        These are taken to share all their slots, so their times add up: the estimate errs upwards.
         """
-        return sum([queue.waiting_s / self._slots.serving(queue) for queue in self.queues.waiting()])
+        return sum([other.waiting_s / self._slots.serving(other) for other in queue.sharing])
 
     def drain_s(self) -> float | None:
         """Seconds until what waits will have been started, as estimated; None while nothing is measured."""

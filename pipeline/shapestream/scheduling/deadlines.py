@@ -142,12 +142,12 @@ class Deadlines:
         is `crowded`, newcomers take the turns of what is refused, so that may be more than `queued_s`, which is all that is
         queued now.
         """
-        _, rank = queue.shares.place(arrival.client, arrival.priority)
+        rank = queue.shares.forecast(arrival.client, arrival.model, arrival.priority)
         turn_s = queue.shares.turn_s(rank)
         if turn_s >= queued_s:
             return turn_s if crowded else queued_s
         smaller_s = [
-            min(other.cost_s, other.by_rank.cost_until(rank)) / self._slots.serving(other)
+            min(other.cost_s / self._slots.serving(other), other.turns.share_until(rank))
             for other in queue.sharing
             if other.count
         ]

@@ -2,22 +2,30 @@
 
 A client, here and in all of the scheduler, is one share; the caller numbers them.
 
-**Turns.** This is start-time fair queueing (P. Goyal, H. M. Vin, H. Cheng, "Start-time fair queuing", SIGCOMM 1996). A
-request's *start tag* is where its client's last request ends, on the scale of virtual time. A client that has no
-unfinished request starts at the virtual time, if that is later. A client that has some, and is behind virtual time, is
-owed what it did not get, within `OWED_S`. `FairShares._start` is the whole rule. A request ends at its start tag plus its
-predicted seconds on all slots of the model. Requests go in the order of their *rank*: the start tag less what their
-priority is worth. So a client that sends much queues behind itself, and one that sends little goes at the virtual time.
-Without contention, order is arrival order.
+**Turns.** This is start-time fair queueing (P. Goyal, H. M. Vin, H. Cheng, "Start-time fair queuing", SIGCOMM 1996), in two
+levels (P. Goyal, X. Guo, H. M. Vin, "A hierarchical CPU scheduler for multimedia operating systems", OSDI 1996): slots are
+shared between clients, and a client's part between the models that it asks. Each `Client` has an account on the scale of
+virtual time, and in it one `Line` per model on a scale of the client's own. The client whose account is smallest has the
+turn, then the line, then the first request of the line.
 
-Virtual time is the largest start tag that was given a batch; a request whose rank is smaller counts with its rank. It also
-passes with all work that has its turn, divided between the clients that are here and one more. The original does not need
-that, since its flows are known and its packets have no priorities. Here it prevents starvation: see `dispatched`.
+An account is charged when a batch starts: each member pays its part of what the call is predicted to take, in proportion to
+what it would cost in good company. So a request that shares no call pays for the whole. What runs again because of a request
+is charged to it once it is found (`blame`). A client without queued requests starts again at virtual time, or where its
+account is if that is later. A client that was held up is owed what it did not get, within `OWED_S`.
+
+A request's *rank* is a forecast of its turn at its arrival: its client's account, and the queued work that goes before. It
+orders the requests of a line, and the company in a bucket. Priorities move a request forward in both orders. Without
+contention, order is arrival order.
+
+Virtual time is the largest account that was given a turn; one that priority moved forward counts as it was moved. It also
+passes with all work that has its turn, divided between the clients that are here and one more. The original does not
+need that, since its flows are known and its packets have no priorities. Here it prevents starvation: see `begin`.
 
 **Room.** The queue is bounded in requests, in bytes and, if asked, in seconds of predicted work. A client's fair share
 is the whole, divided by the clients that asked lately. A client may have more than its share waiting, the whole queue if
-no other client asks, but it leaves one share free: it is refused while there is room for a client with less. No admitted
-request is dropped to make room. A client that comes when one other fills the queue is refused, and finds room when the
+no other client asks, but it leaves one share free: it is refused while there is room for a client with less. The share of
+a client that asks several models is divided between these in the same way. No admitted request is dropped to make room. A
+client that comes when one other fills the queue is refused, and finds room when the
 queue has drained by its share.
 
 The queue's content counts as replaced when as many requests were admitted, or as many clients asked, as it may hold
@@ -28,6 +36,7 @@ clients that are remembered.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any, Generic, TypeVar
 
 AGEING_S = 1.0
 """Seconds of waiting that are worth one step of priority."""
@@ -47,191 +56,249 @@ A client that is held up for longer saves up no more."""
 
 _FEW_CLIENTS = 64
 
+LineT = TypeVar("LineT", bound="Line")
 
-class _Client:
-    """The requests and debts of a client at the models that share slots."""
 
-    __slots__ = ("finish", "last", "queued", "unfinished")
+class Client(Generic[LineT]):
+    """The account of a client at the models that share slots."""
+
+    __slots__ = ("lines", "queued", "start_s", "unfinished", "virtual_s")
 
     def __init__(self) -> None:
-        self.finish: float | None = None
-        """The end of its last request, on the scale of virtual time; None where it owes nothing, and is owed nothing."""
+        self.start_s = 0.0
+        """Where its next turn starts, on the scale of virtual time."""
+        self.virtual_s = 0.0
+        """The virtual time of its own models: the largest account of a line that was given a turn."""
         self.unfinished = 0
         """Requests that have not ended."""
         self.queued = 0
+        """Lines with queued requests."""
+        self.lines: dict[str, LineT] = {}
+        """By model."""
+
+
+class Line:
+    """What one client has queued for one model, and the account of that within the client's."""
+
+    __slots__ = ("client", "last", "queued", "queued_bytes", "queued_s", "start_s")
+
+    def __init__(self, client: Client[Any]) -> None:
+        self.client = client
+        self.start_s = client.virtual_s
+        """Where its next turn starts, on the scale of its client's virtual time."""
+        self.queued = 0
         """Requests that wait for their first turn."""
+        self.queued_bytes = 0
+        self.queued_s = 0.0
+        """Predicted seconds of all slots that these take in good company."""
         self.last: dict[int, float] = {}
-        """By priority, the rank of the last request, as long as any are queued; not of priority 0, where ranks only grow."""
+        """By priority, the rank of the last request, as long as any are queued."""
+
+    def left(self, share_s: float) -> None:
+        """Note that requests of so many seconds are queued no longer, which `queued` does not count any more."""
+        if self.queued:
+            self.queued_s -= share_s
+        else:  # sums of floats drift
+            self.queued_s = 0.0
+            self.last.clear()
+            self.client.queued -= 1
+
+    @property
+    def has_priorities(self) -> bool:
+        """Whether the next request may have another priority than the first."""
+        return len(self.last) > 1 or 0 not in self.last
 
 
-class FairShares:
-    """The tags of all clients of the models that share slots, directly or through others.
+class FairShares(Generic[LineT]):
+    """The accounts of all clients of the models that share slots, directly or through others.
 
     Models that share no slot have nothing to divide, so they have a `FairShares` each until a slot joins that
     serves both (`absorb`).
     """
 
-    __slots__ = ("_clean_at", "_clients", "_first_tag", "present", "virtual_s")
+    __slots__ = ("_clean_at", "_clients", "_first_start_s", "_furthest_s", "present", "virtual_s")
 
-    def __init__(self, first_tag: Callable[[], float | None]) -> None:
-        """`first_tag` tells the start tag of the first request that waits for its turn; None if there is none."""
-        self._first_tag = first_tag
+    def __init__(self, first_start_s: Callable[[], float | None]) -> None:
+        """`first_start_s` tells the account of the first client that waits for its turn; None if there is none."""
+        self._first_start_s = first_start_s
         self.virtual_s = 0.0
         self.present = 0
         """Clients that have unfinished requests."""
-        self._clients: dict[int, _Client] = {}
+        self._furthest_s = 0.0
+        """The largest account that a client ever had."""
+        self._clients: dict[int, Client[LineT]] = {}
         self._clean_at = _FEW_CLIENTS
 
     def __repr__(self) -> str:
         return f"<fair shares at {self.virtual_s:.6f}: {self.present} clients>"
 
-    # ------------------------------------------------------------ places
+    def client(self, number: int) -> Client[LineT]:
+        """The account of a client, a new one if need be."""
+        known = self._clients.get(number)
+        if known is None:
+            if len(self._clients) > self._clean_at:
+                self._forget()
+            known = self._clients[number] = Client()
+        return known
 
-    def place(self, client: int, priority: int) -> tuple[float, float]:
-        """The start tag and the rank that a request of this client would get now.
+    def line(self, number: int, model: str) -> LineT | None:
+        """The line of a client for a model; None where there is none."""
+        client = self._clients.get(number)
+        return None if client is None else client.lines.get(model)
 
-        Priority is counted in seconds of all clients' work: virtual time grows by 1/clients while the slots work for
-        one second, so a step is `AGEING_S / clients`. The number of clients changes; that must not turn around two
-        requests of one client and one priority, so a rank is never smaller than that of one that is queued.
-        """
-        known = self._clients.get(client)
-        present = self.present + (known is None or not known.unfinished)
-        tag = self._start(known, present)
-        if not priority:
-            return tag, tag
-        priority = _bounded(priority)
-        rank = tag - priority * AGEING_S / present
-        return tag, rank if known is None else max(rank, known.last.get(priority, rank))
+    # ------------------------------------------------------------ forecasts
+
+    def forecast(self, number: int, model: str, priority: int) -> float:
+        """Return the rank that a request of this client for this model would get now."""
+        client = self._clients.get(number)
+        present = self.present + (client is None or not client.unfinished)
+        line = None if client is None else client.lines.get(model)
+        ahead_s = 0.0 if line is None else _ahead_s(line)
+        return self._start_s(client, present) + ahead_s - _bonus_s(_bounded(priority), present)
 
     def turn_s(self, rank: float) -> float:
         """Return the seconds of the slots' work until a request of this rank has its turn."""
         return max(0.0, rank - self.virtual_s) * self.present
 
-    def _start(self, known: _Client | None, present: int) -> float:
-        """Return the start tag of a client's next request, which is never before the client's last one ends.
+    def _start_s(self, client: Client[LineT] | None, present: int) -> float:
+        """Return where the next turn of a client starts, which is never before its account.
 
-        A client that has requests queued, and whose last one ends before virtual time, has waited. It is owed what it did
-        not get: its share of `OWED_S` at most.
+        A client that has requests queued starts at its account: it may have waited, and is owed what it did not get.
 
-        Any other client starts at the virtual time. If the first request that waits has an earlier tag, the client
-        starts beside it, but at most a second of the slots' work before virtual time. Virtual time follows all work, also
-        the company that batches take out of turn, so it passes requests that wait. A newcomer should not have to wait for
-        all of these. The bound is needed, because with endless newcomers the first that waits could be one of them for
-        ever.
+        Any other client starts at the virtual time. If the first client that waits has an earlier account, this one starts
+        beside it, but at most a second of the slots' work before virtual time. Virtual time follows all work, also the
+        company that batches take out of turn, so it passes requests that wait. A newcomer should not have to wait for all
+        of these. The bound is needed, because with endless newcomers the first that waits could be one of them for ever.
         """
-        finish = None if known is None else known.finish
-        if known is not None and finish is not None and known.queued:
-            return max(finish, self.virtual_s - OWED_S / present)
-        beside = self._first_tag()
-        if beside is None:
-            beside = self.virtual_s
-        start = max(min(self.virtual_s, beside), self.virtual_s - AGEING_S / present)
-        return start if finish is None else max(start, finish)
+        if client is not None and client.queued:
+            return client.start_s
+        start_s = self.virtual_s
+        if present > 1 and (beside := self._first_start_s()) is not None and beside < start_s:
+            start_s = max(beside, start_s - AGEING_S / present)
+        return start_s if client is None else max(start_s, client.start_s)
 
     # ------------------------------------------------------------ requests
 
-    def stamp(self, client: int, share_s: float, priority: int) -> tuple[float, float]:
-        """The `place` of a request that is admitted and queued, and takes `share_s` seconds of all slots."""
-        tag, rank = self.place(client, priority)
-        known = self._clients.get(client)
-        if known is None:
-            if len(self._clients) > self._clean_at:
-                self._forget()
-            known = self._clients[client] = _Client()
-        self.present += not known.unfinished
-        known.unfinished += 1
-        known.queued += 1
-        known.finish = _end(tag, share_s)
+    def stamp(self, line: LineT, share_s: float, priority: int) -> tuple[float, float]:
+        """Queue a request that takes `share_s` seconds of all slots. Return its rank, and what its priority is worth.
+
+        Priority is counted in seconds of all clients' work: virtual time grows by 1/clients while the slots work for
+        one second, so a step is `AGEING_S / clients`. The number of clients changes; that must not turn around two
+        requests of one line and one priority, so a rank is never smaller than that of one that is queued.
+        """
+        client: Client[LineT] = line.client
+        present = self.present + (not client.unfinished)
+        bonus_s = 0.0
         if priority:
-            known.last[_bounded(priority)] = rank
-        return tag, rank
+            priority = _bounded(priority)
+            bonus_s = _bonus_s(priority, present)
+        self.present = present
+        client.unfinished += 1
+        if not client.queued:
+            client.start_s = self._start_s(client, present)
+            if len(client.lines) > 1:  # what its models owe each other is forgiven
+                client.virtual_s = max([other.start_s for other in client.lines.values()])
+        if not line.queued:
+            client.queued += 1
+            if line.start_s < client.virtual_s:
+                line.start_s = client.virtual_s
+        rank = client.start_s - bonus_s + (line.queued_s if client.queued == 1 else _ahead_s(line))
+        last = line.last.get(priority)
+        if last is not None and last > rank:
+            rank = last
+        line.last[priority] = rank
+        line.queued += 1
+        line.queued_s += share_s
+        return rank, bonus_s
 
-    def withdraw(self, client: int, tag: float, share_s: float) -> None:
-        """Take back the charge for a queued request of this client, with this start tag: it ends without a turn.
+    def ended(self, line: LineT) -> None:
+        """Note that a request of this line has ended."""
+        client = line.client
+        client.unfinished -= 1
+        if not client.unfinished:
+            self.present -= 1
 
-        If it was the client's last, the next one starts where it would have. In the middle of others it stays charged:
-        those behind it have their tags.
+    # ------------------------------------------------------------ turns
+
+    def begin(self, line: LineT, bonus_s: float, share_s: float) -> None:
+        """A batch starts in the turn of this line, for a request of this priority; all its members take `share_s` together.
+
+        Why no client starves: all work that has its turn moves virtual time by its `share_s / (present + 1)` at least, and
+        `present` is bounded by the queue. A client that comes later starts at most a second of work before the virtual
+        time, less `MAX_PRIORITY` steps. Once virtual time is that much past the account of a client that waits, no new
+        client passes it, and those that were here pass it by what they are owed.
+
+        Company does not count with its accounts: it may have come from far behind. A priority changes the order, and must
+        not move virtual time ahead.
         """
-        known = self._clients[client]
-        if known.finish == _end(tag, share_s):
-            known.finish = tag
+        client = line.client
+        moved_s = max(0.0, bonus_s)
+        self.virtual_s = max(self.virtual_s + share_s / (self.present + 1), client.start_s - moved_s)
+        client.virtual_s = max(client.virtual_s, line.start_s - moved_s)
 
-    def unqueued(self, client: int) -> None:
-        """Note that a request of this client is queued no longer: it runs, or has ended."""
-        known = self._clients[client]
-        known.queued -= 1
-        if not known.queued:
-            known.last.clear()
+    def charge(self, line: LineT, share_s: float) -> None:
+        """A request of this line runs, and `share_s` is its part of the call; none is free of charge."""
+        client = line.client
+        if share_s < _LEAST_S:
+            share_s = _LEAST_S
+        line.start_s = max(line.start_s + share_s, client.virtual_s - OWED_S)
+        start_s = max(client.start_s + share_s, self.virtual_s - OWED_S / self.present)
+        client.start_s = start_s
+        if start_s > self._furthest_s:
+            self._furthest_s = start_s
 
-    def ended(self, client: int) -> None:
-        """Note that a request of this client has ended."""
-        known = self._clients[client]
-        known.unfinished -= 1
-        self.present -= not known.unfinished
-
-    def dispatched(self, tag: float, rank: float, share_s: float) -> None:
-        """A batch starts for the request with this tag and rank; all its members take `share_s` together.
-
-        Why no request starves: all work that has its turn moves virtual time by its `share_s / (present + 1)` at least, and
-        `present` is bounded by the queue. A client that comes later gets a tag that is at most a second of work before the
-        virtual time, so a rank of at least that less `MAX_PRIORITY` steps. Once virtual time is that much past the rank of
-        a request that waits, no new client passes it, and those that were here pass it by what they are owed.
-
-        The company that a batch takes along does not count with its start tags: it may have come from far behind. Of the
-        tag and the rank the smaller counts: a priority changes the order, and must not move virtual time ahead.
-        """
-        self.virtual_s = max(self.virtual_s + share_s / (self.present + 1), min(tag, rank))
-
-    def charge(self, client: int, share_s: float) -> None:
-        """Slots worked for `share_s` because of a request of this client, and not as its turn: it pays with later turns.
+    def blame(self, line: LineT, share_s: float) -> None:
+        """Slots work for `share_s` because of a request of this line, and not as its turn: it pays with later turns.
 
         The work moves virtual time like any other, also where the client never comes back to pay.
         """
+        client = line.client
         self.virtual_s += share_s / (self.present + 1)
-        known = self._clients.setdefault(client, _Client())
-        finish = self.virtual_s if known.finish is None else known.finish
-        known.finish = max(finish, self.virtual_s) + share_s
+        client.start_s = max(client.start_s, self.virtual_s) + share_s
+        line.start_s += share_s
+        self._furthest_s = max(self._furthest_s, client.start_s)
 
     # ------------------------------------------------------------ clients
 
     def catch_up(self) -> None:
-        """Forgive all debts, because nothing waits: the next client to come goes first."""
-        finishes = [known.finish for known in self._clients.values() if known.finish is not None]
-        if finishes:
-            self.virtual_s = max(self.virtual_s, *finishes)
-            self._clients = {client: known for client, known in self._clients.items() if known.unfinished}
-            for known in self._clients.values():
-                known.finish = None
-            self._clean_at = _FEW_CLIENTS
+        """Forgive all debts, because nothing waits: whoever comes next starts at the same virtual time."""
+        self.virtual_s = max(self.virtual_s, self._furthest_s)
 
-    def absorb(self, other: FairShares) -> None:
+    def absorb(self, other: FairShares[LineT]) -> None:
         """A slot joined that serves models of both: from now on they share one virtual time."""
         self.virtual_s = max(self.virtual_s, other.virtual_s)
-        for client, theirs in other._clients.items():
-            own = self._clients.setdefault(client, _Client())
+        self._furthest_s = max(self._furthest_s, other._furthest_s)
+        for number, theirs in other._clients.items():
+            own = self._clients.setdefault(number, theirs)
+            if own is theirs:
+                continue
             own.unfinished += theirs.unfinished
             own.queued += theirs.queued
-            finishes = [finish for finish in (own.finish, theirs.finish) if finish is not None]
-            own.finish = max(finishes, default=None)
-            for priority, rank in theirs.last.items():
-                own.last[priority] = max(rank, own.last.get(priority, rank))
+            own.start_s = max(own.start_s, theirs.start_s)
+            own.virtual_s = max(own.virtual_s, theirs.virtual_s)
+            own.lines.update(theirs.lines)
+            for line in theirs.lines.values():
+                line.client = own
         self.present = sum([known.unfinished > 0 for known in self._clients.values()])
 
     def unfinished(self) -> dict[int, tuple[int, int]]:
         """Unfinished and queued requests of each client that has any; for checks only."""
         return {
-            client: (known.unfinished, known.queued)
+            client: (known.unfinished, sum([line.queued for line in known.lines.values()]))
             for client, known in self._clients.items()
             if known.unfinished
         }
 
     def _forget(self) -> None:
         """Drops the clients that are gone and owe nothing any more."""
-        self._clients = {
-            client: known
-            for client, known in self._clients.items()
-            if known.unfinished or (known.finish is not None and known.finish > self.virtual_s)
-        }
+        gone = [
+            (number, client)
+            for number, client in self._clients.items()
+            if not client.unfinished and client.start_s <= self.virtual_s
+        ]
+        for number, client in gone:
+            client.lines.clear()  # a cycle of client and line must not be left to the collector
+            del self._clients[number]
         self._clean_at = max(_FEW_CLIENTS, 2 * len(self._clients))
 
 
@@ -239,9 +306,21 @@ def _bounded(priority: int) -> int:
     return max(-MAX_PRIORITY, min(MAX_PRIORITY, priority))
 
 
-def _end(tag: float, share_s: float) -> float:
-    """Where a request ends, on the scale of virtual time."""
-    return tag + max(share_s, _LEAST_S)
+def _bonus_s(priority: int, present: int) -> float:
+    """What a priority is worth on the scale of virtual time."""
+    return priority * AGEING_S / present
+
+
+def _ahead_s(line: Line) -> float:
+    """Queued work of a client that goes before one more request of this line.
+
+    Its models take turns, and those that had less of its time than this one catch up first.
+    """
+    ahead_s = own_s = line.queued_s
+    for other in line.client.lines.values():
+        if other.queued and other is not line:
+            ahead_s += min(own_s, other.queued_s) + max(0.0, line.start_s - other.start_s)
+    return ahead_s
 
 
 class QueueRoom:
@@ -257,6 +336,7 @@ class QueueRoom:
         "max_s",
         "nbytes",
         "requests",
+        "several",
         "sharing",
     )
 
@@ -272,27 +352,37 @@ class QueueRoom:
         self.nbytes = 0
         self.sharing = 0
         """The number of clients that divide the queue: those that asked lately."""
+        self.several: set[int] = set()
+        """Those of them that asked several models."""
         self._held: dict[int, tuple[int, int, float]] = {}
         """Requests, bytes and predicted seconds of each client that has any waiting."""
-        self._asked: set[int] = set()
-        """The clients that asked since the content was replaced."""
-        self._asked_before: set[int] = set()
+        self._asked: dict[int, set[str]] = {}
+        """The clients that asked since the content was replaced, and the models that they asked."""
+        self._asked_before: dict[int, set[str]] = {}
         """Those that did while it was being replaced."""
         self._until_replaced = max_requests
 
     def __repr__(self) -> str:
         return f"<queue room: {self.requests} of {self.max_requests} requests, {self.sharing} clients>"
 
-    def ask(self, client: int) -> None:
-        """A client wants room: it has a share from now on."""
-        asked = self._asked
-        if client in asked:
+    def ask(self, client: int, model: str) -> None:
+        """A client wants room for a model: both have a share from now on."""
+        asked = self._asked.get(client)
+        if asked is not None and model in asked:
             return
-        if len(asked) >= self.max_requests:
-            self._replaced()
-        self._asked.add(client)
-        if client not in self._asked_before:
-            self.sharing += 1
+        if asked is None:
+            if len(self._asked) >= self.max_requests:
+                self._replaced()
+            asked = self._asked[client] = set()
+            if client not in self._asked_before:
+                self.sharing += 1
+        asked.add(model)
+        if self.models(client) > 1:
+            self.several.add(client)
+
+    def models(self, client: int) -> int:
+        """Count the models that a client asked lately."""
+        return len(self._asked.get(client, set()) | self._asked_before.get(client, set()))
 
     def exceeds(self, client: int, nbytes: int) -> bool:
         """Whether one more request of a client would take it above its share, and leave no share free."""
@@ -310,6 +400,24 @@ class QueueRoom:
         share = most / max(1, self.sharing)
         return held > 0 and held + more > share and used + more + share > most
 
+    def exceeds_part(self, line: Line, models: int, nbytes: int, share_s: float, queued_s: float) -> bool:
+        """Whether one more request would take a line above its part of its client's share, and leave none free.
+
+        The client asks so many `models`. Apart from a part for one of the others, a share for another client stays free.
+        """
+        requests, held_bytes, held_s = line.queued, line.queued_bytes, line.queued_s
+        return (
+            self._crowds_models(models, requests, 1, self.requests, self.max_requests)
+            or self._crowds_models(models, held_bytes, nbytes, self.nbytes, self.max_bytes)
+            or (self.max_s is not None and self._crowds_models(models, held_s, share_s, queued_s, self.max_s))
+        )
+
+    def _crowds_models(self, models: int, held: float, more: float, used: float, most: float) -> bool:
+        share = most / max(1, self.sharing)
+        part = share / models
+        kept = part + (share if self.sharing > 1 else 0.0)
+        return held > 0 and held + more > part and used + more + kept > most
+
     def enter_new(self, client: int, nbytes: int, share_s: float) -> None:
         """A request waits that was admitted just now."""
         self.enter(client, nbytes, share_s)
@@ -318,8 +426,9 @@ class QueueRoom:
             self._replaced()
 
     def _replaced(self) -> None:
-        self._asked_before, self._asked = self._asked, set()
+        self._asked_before, self._asked = self._asked, {}
         self.sharing = len(self._asked_before)
+        self.several = {client for client, models in self._asked_before.items() if len(models) > 1}
         self._until_replaced = self.max_requests
 
     def enter(self, client: int, nbytes: int, share_s: float) -> None:

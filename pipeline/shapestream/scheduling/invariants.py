@@ -208,8 +208,15 @@ def _check_queue(queue: ModelQueue, own: list[Request]) -> None:
     assert queue.suspect_count == len(suspects)
     held = [request for _, _, request in queue.suspects if request.state is SUSPECT]
     assert sorted(map(id, held)) == sorted(map(id, suspects)), "a suspect is not in line, or twice"
-    assert {request.id for request in queue.by_rank.living()} == set(queued)
-    assert len(queue.by_rank) <= 2 * len(queued) + 64, "the dead were not thrown out"
+    lines = queue.turns.lines()
+    in_line = [request for line in lines for request in line.requests.living()]
+    assert sorted(request.id for request in in_line) == sorted(queued), "a request is in no line, or in two"
+    assert all(request.line.queue is queue for request in in_line), (
+        "a request is in the line of another model"
+    )
+    for line in lines:
+        assert len(line.requests) <= 2 * line.queued + 64, "the dead were not thrown out"
+    assert len(queue.turns) <= 2 * len(queued) + 64, "the dead were not thrown out"
     if queue.delay_s:
         assert {request.id for request in queue.due.living()} == set(queued)
     found: list[int] = []

@@ -22,7 +22,7 @@ from shapestream.scheduling.events import (
     StartBatch,
 )
 from shapestream.scheduling.planner import Cut
-from shapestream.scheduling.queueing import QUEUED, RUNNING, ModelQueue, Request
+from shapestream.scheduling.queueing import RUNNING, ModelQueue, Request
 from shapestream.scheduling.slots import Batch, SlotTable
 from shapestream.scheduling.statistics import Story
 
@@ -67,9 +67,10 @@ class Ledger:
         sizes = arrival.sizes
         client = arrival.client
         shares = queue.shares
-        if not queue.count and not any(other.waiting for other in queue.sharing):
+        if not shares.present or not any(other.waiting for other in queue.sharing):
             shares.catch_up()
-        tag, rank = shares.stamp(client, terms.share_s, arrival.priority)
+        line = queue.line_of(client)
+        rank, bonus_s = shares.stamp(line, terms.share_s, arrival.priority)
         rows, own = (sizes[0], sizes[1:]) if queue.has_batch else (1, sizes)
         request = Request(
             arrival.id,
@@ -82,7 +83,8 @@ class Ledger:
             now,
             rank,
             self.next_order,
-            tag,
+            line,
+            bonus_s,
             terms.cost_s,
             terms.share_s,
             own,
@@ -190,8 +192,8 @@ class Ledger:
         return self.fail(request, "deadline_exceeded", message, now)
 
     def forget(self, ids: Sequence[int], now: float, actions: list[Action]) -> None:
-        """End requests whose client is gone, the last first: then no turn is charged for requests that never ran."""
-        for id_ in reversed(ids):
+        """End requests whose client is gone."""
+        for id_ in ids:
             if (request := self.requests.get(id_)) is not None:
                 self._withdraw(request)
                 self.story.note(now, (id_,), "forgotten: its client left")
@@ -206,8 +208,6 @@ class Ledger:
                 if not batch.wanted:
                     self.unwanted.append(batch)
         else:
-            if request.state is QUEUED:
-                request.queue.shares.withdraw(request.client, request.tag, request.share_s)
             request.queue.drop(request)
             self.admission.room.leave(request.client, request.nbytes, request.share_s)
         self.deadlines.shrink(len(self.requests) - 1)
@@ -219,5 +219,5 @@ class Ledger:
 
     def _remove(self, request: Request) -> None:
         """Forget a request, at last: until then a fault still finds it here, and it is not lost."""
-        request.queue.shares.ended(request.client)
+        request.queue.shares.ended(request.line)
         del self.requests[request.id]

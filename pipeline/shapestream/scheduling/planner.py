@@ -105,14 +105,15 @@ class Plan:
         """Forget the segments of the last turn."""
         self._left.clear()
 
-    def take(self, bucket: Bucket, costs: CallCosts, limits: Limits, delayed: float | None) -> list[Request]:
-        """The segment of the first request of a bucket: that bucket's requests first. No other slot gets it."""
+    def take(self, anchor: Request, costs: CallCosts, limits: Limits, delayed: float | None) -> list[Request]:
+        """The segment of an anchor: its bucket's requests first, and it before those. No other slot gets the segment."""
+        bucket = anchor.bucket
         left = self._left.get(bucket.lane, [])
         if not any(bucket in segment for segment in left):
             left = self._left[bucket.lane] = _optimal_segments(bucket, costs, limits, delayed)
         segment = next(segment for segment in left if bucket in segment)
         left.remove(segment)
-        members = bucket.prefix(limits.max_rows, segment[bucket])
+        members = bucket.prefix_with(anchor, limits.max_rows, segment[bucket])
         rows = sum([request.rows for request in members])
         buckets = list(segment)
         at = buckets.index(bucket)
@@ -355,12 +356,12 @@ def plan_batch(
 ) -> Cut:
     """The batch that the anchor goes in, at least cost: its segment of the optimal cuts of the window around it.
 
-    The anchor must be the first by rank of its bucket. It is always in the batch, alone if need be. From every bucket
-    only the first by rank are taken, so that no request overtakes an equal one. `most_s`: what the batch should last at
-    most on its slot, which takes `slowdown` times the surface's seconds; `max_rows`: rows that it should have at most;
-    `starts_at`: when it is predicted to start, which is later than now for a batch that is queued behind another. No
-    member whose deadline could be met alone is made late: `starts_at + seconds * slowdown` is not after it, where costs are
-    measured. `tries`: the kind of the slot's costs, where the batch may be a try (tries.py).
+    The anchor must be the first of its line. It is always in the batch, alone if need be. Beside it, from every bucket
+    only the first by rank are taken, so that no request overtakes an equal one of its client. `most_s`: what the batch
+    should last at most on its slot, which takes `slowdown` times the surface's seconds; `max_rows`: rows that it should
+    have at most; `starts_at`: when it is predicted to start, which is later than now for a batch that is queued behind
+    another. No member whose deadline could be met alone is made late: `starts_at + seconds * slowdown` is not after it,
+    where costs are measured. `tries`: the kind of the slot's costs, where the batch may be a try (tries.py).
     """
     queue = anchor.queue
     profile = queue.profile
@@ -376,16 +377,16 @@ def plan_batch(
     bucket = anchor.bucket
     delayed = DELAYED * queue.count if costs.surface.measured else None
     if len(bucket.lane.buckets) == 1 or bucket.rows >= min(rows, costs.full_rows(bucket.shape)):
-        members = bucket.prefix(_equal_rows(bucket, costs, limits, delayed), rows)
+        members = bucket.prefix_with(anchor, _equal_rows(bucket, costs, limits, delayed), rows)
     else:
-        members = plan.take(bucket, costs, limits, delayed)
-    if tries is not None and most_s is None and max_rows is None and members:
+        members = plan.take(anchor, costs, limits, delayed)
+    if tries is not None and most_s is None and max_rows is None:
         larger = _larger(members, bucket, costs, limits, tries)
         if larger is not None:
             members = larger
             plan.forget(bucket.lane)
     otherwise = CutReason.COST if most_s is None and max_rows is None else CutReason.DIVIDED
-    members, reason = within_limits(members or [anchor], costs, limits, slowdown, starts_at, otherwise)
+    members, reason = within_limits(members, costs, limits, slowdown, starts_at, otherwise)
     # Its own bucket comes first, so if the last is of it, all are.
     return batch_of(members, costs, bucket if members[-1].bucket is bucket else None, reason)
 

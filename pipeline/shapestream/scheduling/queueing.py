@@ -5,13 +5,14 @@ table does not list raises KeyError. Only functions of `Request` write its state
 
 A *lane* holds the requests that may share a batch: one model, equal sizes of every dimension that must not be padded.
 A *bucket* holds those of a lane with exactly the same sizes, in the order of their ranks; only the number of rows may
-differ. The planner cuts batches out of neighbouring buckets.
+differ. The planner cuts batches out of neighbouring buckets. A *line* holds the requests of one client: `Turns` tells which
+line has the turn, and its first request gets a batch.
 
 Requests without elements (some size is 0) have a lane of their own, `EMPTY`. They share no batch with any other, since
 nothing backs the sizes that they claim along the other dimensions.
 
-Admission fixes a request's *rank* (fairness.py); the smallest goes first. A later request may have a smaller rank. It is
-inserted at its place, so nothing is ever sorted again.
+Admission fixes a request's *rank* (fairness.py), its place in its line and its bucket: the smallest goes first. A later
+request may have a smaller rank. It is inserted at its place, so nothing is ever sorted again.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from typing import Final, NamedTuple
 
 from shapestream.scheduling.costs import ModelCosts
 from shapestream.scheduling.events import ModelProfile
-from shapestream.scheduling.fairness import FairShares
+from shapestream.scheduling.fairness import Client, FairShares, Line
 
 
 class RequestState(IntEnum):
@@ -70,15 +71,17 @@ class Request:
 
     __slots__ = (
         "accused",
+        "again_s",
         "ahead",
         "arrived",
         "batch",
+        "bonus_s",
         "bucket",
         "client",
         "cost_s",
         "deadline",
-        "failed_s",
         "id",
+        "line",
         "losses",
         "nbytes",
         "order",
@@ -89,7 +92,6 @@ class Request:
         "shape",
         "share_s",
         "state",
-        "tag",
     )
 
     bucket: Bucket
@@ -108,7 +110,8 @@ class Request:
         arrived: float,
         rank: float,
         order: int,
-        tag: float = 0.0,
+        line: ClientLine,
+        bonus_s: float = 0.0,
         cost_s: float = 0.0,
         share_s: float = 0.0,
         own_shape: tuple[int, ...] | None = None,
@@ -124,10 +127,11 @@ class Request:
         self.deadline = deadline
         self.arrived = arrived
         self.rank = rank
-        """Its place: the smallest goes first, of equals the first by `order`. See fairness.py."""
+        """Its place in its line and in its bucket: the smallest goes first, of equals the first by `order`."""
         self.order = order
-        self.tag = tag
-        """Its start tag: the rank without the priority."""
+        self.line = line
+        self.bonus_s = bonus_s
+        """What its priority is worth in its turn; see fairness.py."""
         self.cost_s = cost_s
         """Predicted seconds of one slot, in good company: its part of a batch with as many of its like as pays
         (`Surface.company_s`). Of what runs again, its part of its group's call. 0.0 while nothing is measured."""
@@ -136,11 +140,16 @@ class Request:
         self.losses = 0
         self.accused = False
         """Whether a process died, or a call hung, that may have run it."""
-        self.failed_s = 0.0
-        """Seconds of all slots of the batches that failed or died with it: what ran in vain, if it was to blame."""
+        self.again_s = 0.0
+        """Predicted seconds of all slots of the calls that run again because of it, if it was to blame."""
         self.state: RequestState = QUEUED
         self.batch: int | None = None
         """The number of its batch, while it is in one."""
+
+    @property
+    def turn(self) -> tuple[float, int]:
+        """When it is its client's turn with it, while it is the first of its line, and its order."""
+        return self.line.client.start_s - self.bonus_s, self.order
 
     @property
     def empty(self) -> bool:
@@ -172,19 +181,19 @@ def nanoseconds(seconds: float) -> int:
     return round(seconds * 1e9)
 
 
-def by_turn(request: Request) -> tuple[float, int]:
-    """The key of the order in which requests go: by rank, and those that ran in vain later by what that took.
+def by_rerun(request: Request) -> tuple[float, int]:
+    """The key of the order of requests that run again: by rank, later by what runs again because of them.
 
     So the parts of a batch that failed wait for what came meanwhile, and those that fail again for those that do not.
     """
-    return request.rank + request.failed_s, request.order
+    return request.rank + request.again_s, request.order
 
 
 # Below this many entries nothing is gained by throwing the dead ones out.
 _SMALL = 64
 
 SAMPLE = 64
-"""Slots, and waiting requests, that are looked at for an estimate, at most; of more, every so many stands for the others."""
+"""Slots, and lines, that are looked at for an estimate, at most; of more, every so many stands for the others."""
 
 
 class LazyHeap:
@@ -235,23 +244,107 @@ class LazyHeap:
             self._entries = [entry for entry in self._entries if entry[2].state <= last_live]
             heapify(self._entries)
 
-    def cost_until(self, key: float) -> float:
-        """Predicted slot seconds of the living whose key is not larger, as far as they are known.
-
-        Looks at `SAMPLE` entries, evenly spaced, if there are more; each of them stands for as many as were left out.
-        """
-        every = -(-len(self._entries) // SAMPLE) or 1
-        last_live = self._last_live
-        seen = [
-            entry[2].cost_s
-            for entry in self._entries[::every]
-            if entry[2].state <= last_live and entry[0] <= key
-        ]
-        return every * sum(seen)
+    def clear(self) -> None:
+        """Throws everything out, where nothing lives."""
+        self._entries.clear()
 
     def living(self) -> list[Request]:
         """Every living request, in no order; for checks only."""
         return [entry[2] for entry in self._entries if entry[2].state <= self._last_live]
+
+
+class ClientLine(Line):
+    """The queued requests of one client for one model, by rank."""
+
+    __slots__ = ("listed", "queue", "requests")
+
+    def __init__(self, client: Client[ClientLine], queue: ModelQueue) -> None:
+        super().__init__(client)
+        self.queue = queue
+        self.requests = LazyHeap(QUEUED)
+        self.listed: tuple[float, int] | None = None
+        """The turn under which `Turns` lists it; None where it is not listed."""
+
+    def __repr__(self) -> str:
+        return f"<line of {self.queue.profile.name}: {self.queued} requests>"
+
+    def first(self) -> Request:
+        """Its first request; there must be one (`queued`)."""
+        first = self.requests.first()
+        assert first is not None
+        return first[2]
+
+
+class Turns:
+    """The lines of one model that hold requests, by turn: a heap.
+
+    The charge for a batch makes the turns of its members' clients later. A line is listed under its new turn when it reaches
+    the top, and at once where a turn becomes earlier (`put`).
+    """
+
+    __slots__ = ("_entries",)
+
+    def __init__(self) -> None:
+        self._entries: list[tuple[tuple[float, int], ClientLine]] = []
+
+    def __len__(self) -> int:
+        """Entries held, the dead included."""
+        return len(self._entries)
+
+    def put(self, line: ClientLine, first: Request) -> None:
+        """List a line, of which this is the first request, if it is not listed or its turn has become earlier."""
+        turn = first.turn
+        if line.listed is None or turn < line.listed:
+            line.listed = turn
+            heappush(self._entries, (turn, line))
+
+    def first(self) -> Request | None:
+        """The first request of the line that has the turn; None if no line holds any."""
+        entries = self._entries
+        while entries:
+            turn, line = entries[0]
+            if turn is not line.listed:
+                heappop(entries)  # the line is listed under an earlier turn
+            elif not line.queued:
+                heappop(entries)
+                line.listed = None
+            else:
+                request = line.first()
+                if request.turn == turn:
+                    return request
+                line.listed = request.turn
+                heapreplace(entries, (line.listed, line))
+        return None
+
+    def shrink(self, living: int) -> None:
+        """Throws the dead out if they outnumber the `living` requests, or none lives."""
+        if not living or len(self._entries) > 2 * living + _SMALL:
+            entries, self._entries = self._entries, []
+            for _, line in entries:
+                line.listed = None
+            for line in dict.fromkeys([line for _, line in entries]) if living else ():
+                if line.queued:
+                    self.put(line, line.first())
+
+    def share_until(self, rank: float) -> float:
+        """Predicted seconds of all slots of the queued requests that go before a request of this rank.
+
+        Looks at `SAMPLE` lines, evenly spaced, if there are more; each of them stands for as many as were left out.
+        """
+        every = -(-len(self._entries) // SAMPLE) or 1
+        seen_s = 0.0
+        for _, line in self._entries[::every]:
+            if not line.queued:
+                continue
+            request = line.first()
+            ahead_s = rank - request.turn[0]
+            if ahead_s >= 0.0:  # what begins before that rank goes first as a whole
+                seen_s += min(line.queued_s, ahead_s + request.share_s)
+        return every * seen_s
+
+    def lines(self) -> Collection[ClientLine]:
+        """The lines that hold requests, in no order; for checks only."""
+        return [line for line in dict.fromkeys([line for _, line in self._entries]) if line.queued]
 
 
 EMPTY = (-1,)
@@ -266,6 +359,10 @@ _FEW_DEAD = 32
 
 def _by_rank(request: Request) -> tuple[float, int]:
     return request.rank, request.order
+
+
+def _by_turn(request: Request) -> tuple[float, int]:
+    return request.turn
 
 
 def _last_by_rank(chunk: list[Request]) -> tuple[float, int]:
@@ -349,6 +446,20 @@ class Bucket:
                 rows += request.rows
                 if rows > max_rows:
                     return taken[:place]
+        return taken
+
+    def prefix_with(self, anchor: Request, max_rows: int, max_requests: int) -> list[Request]:
+        """The same, behind the anchor, which is one of this bucket."""
+        if anchor is self.first():
+            return self.prefix(max_rows, max_requests) or [anchor]
+        others = [request for request in self.first_requests(max_requests) if request is not anchor]
+        taken = [anchor]
+        rows = anchor.rows
+        for request in others[: max_requests - 1]:
+            rows += request.rows
+            if rows > max_rows:
+                break
+            taken.append(request)
         return taken
 
     def first_requests(self, count: int) -> list[Request]:
@@ -486,7 +597,6 @@ class ModelQueue:
         "_cost_ns",
         "alone",
         "buckets",
-        "by_rank",
         "costs",
         "count",
         "delay_s",
@@ -506,6 +616,7 @@ class ModelQueue:
         "sharing",
         "suspect_count",
         "suspects",
+        "turns",
         "unavailable",
     )
 
@@ -519,8 +630,8 @@ class ModelQueue:
         self.padded = profile.paddable[1:] if profile.has_batch else profile.paddable
         self.buckets: dict[tuple[int, ...], Bucket] = {}
         self.lanes: dict[tuple[int, ...], Lane] = {}
-        self.by_rank = LazyHeap(QUEUED)
-        """By rank; what waits in lanes."""
+        self.turns = Turns()
+        """The lines with what waits in lanes."""
         self.due = LazyHeap(QUEUED)
         """By the end of their delay; filled only where the model has one."""
         self.full: dict[tuple[int, ...], Bucket] = {}
@@ -529,7 +640,7 @@ class ModelQueue:
         self.suspects: list[tuple[float, int, Request]] = []
         self.sharing = [self]
         """The queues of all models that share slots with this one, directly or through others; one list for all of them."""
-        self.shares = FairShares(self._first_tag)
+        self.shares: FairShares[ClientLine] = FairShares(self._first_start_s)
         self.count = 0
         self.rows = 0
         # Whole numbers: seconds that differ by many orders would leave their rounding errors behind.
@@ -583,10 +694,19 @@ class ModelQueue:
         queue.predicted_s, queue.measured_s = self.predicted_s, self.measured_s
         return queue
 
-    def _first_tag(self) -> float | None:
-        """The start tag of the first request in any lane of the models that share slots; None if there is none."""
-        firsts = [first for queue in self.sharing if (first := queue.by_rank.first())]
-        return min(firsts)[2].tag if firsts else None
+    def _first_start_s(self) -> float | None:
+        """The account of the first client in the lines of the models that share slots; None if there is none."""
+        firsts = [first for queue in self.sharing if (first := queue.turns.first())]
+        return min(firsts, key=_by_turn).line.client.start_s if firsts else None
+
+    def line_of(self, number: int) -> ClientLine:
+        """The line of a client, a new one if need be."""
+        client = self.shares.client(number)
+        name = self.profile.name
+        line = client.lines.get(name)
+        if line is None:
+            line = client.lines[name] = ClientLine(client, self)
+        return line
 
     def share_slots(self, other: ModelQueue) -> None:
         """Divide slots with another model from now on: a slot joined that serves both."""
@@ -598,14 +718,20 @@ class ModelQueue:
             queue.shares, queue.sharing = self.shares, self.sharing
 
     def add(self, request: Request) -> None:
-        """Puts a new request into its bucket."""
+        """Puts a new request, which its line has stamped, into its bucket and its line."""
         name = (*EMPTY, *request.shape) if request.empty else request.shape
         bucket = self.buckets.get(name)
         if bucket is None:
             bucket = self.buckets[name] = self._open_bucket(request)
         request.bucket = bucket
         bucket.add(request)
-        self.by_rank.push(request.rank, request)
+        line = request.line
+        line.queued_bytes += request.nbytes
+        line.requests.push(request.rank, request)
+        if line.queued == 1:
+            self.turns.put(line, request)
+        elif line.has_priorities:
+            self.turns.put(line, line.first())
         self.count += 1
         self.rows += request.rows
         self._cost_ns += nanoseconds(request.cost_s)
@@ -624,11 +750,22 @@ class ModelQueue:
         lane.add(bucket)
         return bucket
 
-    def take(self, requests: Sequence[Request]) -> None:
-        """Take requests out of their buckets, to run."""
+    def take(self, anchor: Request, requests: Sequence[Request], share_s: float | None = None) -> None:
+        """Take requests out of their buckets, to run in the turn of one of them, and charge their clients.
+
+        `share_s`: predicted seconds of all slots of their call. Each pays its part: what it would cost in good company, by
+        what all of them would. None: just that, because the call has no prediction.
+        """
         for request in requests:
             request.start()
-        self._remove(requests)
+        company_s = self._remove(requests)
+        total_s = sum(company_s.values())
+        if share_s is None:
+            share_s = total_s
+        self.shares.begin(anchor.line, anchor.bonus_s, share_s)
+        part = share_s / total_s if total_s else 0.0
+        for line, line_s in company_s.items():
+            self.shares.charge(line, part * line_s)
 
     def drop(self, request: Request) -> None:
         """End a request that waits, wherever it does."""
@@ -643,19 +780,32 @@ class ModelQueue:
             self.suspect_count -= 1
             self._again_less((request,))
 
-    def _remove(self, requests: Sequence[Request]) -> None:
+    def _remove(self, requests: Sequence[Request]) -> dict[ClientLine, float]:
+        """Take requests out of buckets and lines. By line, their predicted seconds of all slots in good company."""
+        left: dict[ClientLine, float] = {}
         touched: dict[tuple[int, ...], Bucket] = {}
         rows = 0
         for request in requests:
             rows += request.rows
             self._cost_ns -= nanoseconds(request.cost_s)
-            self.shares.unqueued(request.client)
+            line = request.line
+            line.queued -= 1
+            line.queued_bytes -= request.nbytes
+            left[line] = left.get(line, 0.0) + request.share_s
             bucket = request.bucket
             bucket.count -= 1
             bucket.rows -= request.rows
             touched[bucket.name] = bucket
         self.count -= len(requests)
         self.rows -= rows
+        for line, share_s in left.items():
+            line.left(share_s)
+            if not line.queued:
+                line.requests.clear()
+            else:
+                line.requests.shrink(line.queued)
+                if line.has_priorities:
+                    self.turns.put(line, line.first())
         for bucket in touched.values():
             if bucket.count:
                 bucket.drop_dead()
@@ -663,9 +813,10 @@ class ModelQueue:
                     self.full.pop(bucket.name, None)
             else:
                 self._close_bucket(bucket)
-        self.by_rank.shrink(self.count)
+        self.turns.shrink(self.count)
         if self.delay_s:
             self.due.shrink(self.count)
+        return left
 
     def _close_bucket(self, bucket: Bucket) -> None:
         del self.buckets[bucket.name]
@@ -704,13 +855,13 @@ class ModelQueue:
         return QueuedSizes(self.waiting, tuple([names[axis] for axis in axes]), cells)
 
     def put_rerun(self, group: Sequence[Request], seconds: float) -> None:
-        """Let a group wait for its first `by_turn`, to run again as it is, in a call of so many predicted seconds."""
+        """Let a group wait for its first `by_rerun`, to run again as it is, in a call of so many predicted seconds."""
         for request in group:
             request.run_again()
             request.cost_s = seconds / len(group)
             self._again_ns += nanoseconds(request.cost_s)
         self.rerun_count += len(group)
-        heappush(self.reruns, (*min(map(by_turn, group)), group))
+        heappush(self.reruns, (*min(map(by_rerun, group)), group))
 
     def next_rerun(self) -> list[Request]:
         """The requests left of the first group, which stays where it is. There must be one (`rerun_count`)."""
@@ -727,7 +878,7 @@ class ModelQueue:
         living = self.next_rerun()
         heappop(self.reruns)
         if self.alone and len(living) > 1:
-            heappush(self.reruns, (*min(map(by_turn, living[1:])), living[1:]))
+            heappush(self.reruns, (*min(map(by_rerun, living[1:])), living[1:]))
             living = living[:1]
         for request in living:
             request.start()

@@ -363,7 +363,6 @@ class Recovery:
     def broke(self, batch: Batch, event: BatchFailed, now: float, actions: list[Action]) -> None:
         """The data of a batch may be to blame: it runs again in halves, and a request that was alone fails."""
         self.ledger.story.note(now, batch.ids, "batch {} failed: {}: {}", batch.id, event.code, event.message)
-        self._ran_in_vain(batch)
         living = _living(batch)
         if len(batch.ids) == 1:
             for request in living:
@@ -371,9 +370,10 @@ class Recovery:
                 self._charge(request)
             return
         # Members that have ended meanwhile may be the culprits, so even one that is left gets its try.
-        for part in _parts(living):
-            if part:
-                self._run_again(part, now, actions)
+        parts = [part for part in _parts(living) if part]
+        self._note_reruns(living, sum([self._call_s(part) for part in parts]))
+        for part in parts:
+            self._run_again(part, now, actions)
 
     def lost(self, batch: Batch, reason: str, now: float, actions: list[Action]) -> None:
         """The slot of a batch, or its device, is gone."""
@@ -395,8 +395,9 @@ class Recovery:
                 actions.append(self.ledger.fail(request, "poisoned", message, now))
                 self._charge(request)
             return
-        self._ran_in_vain(batch)
-        self._accuse(self._may_run_again(batch, reason, now, actions), now, actions)
+        accused = self._may_run_again(batch, reason, now, actions)
+        self._note_reruns(accused, sum([self._call_s([request]) for request in accused]))
+        self._accuse(accused, now, actions)
 
     def returned(self, batch: Batch, reason: str, now: float, actions: list[Action]) -> None:
         """A batch that was queued behind another did not begin: it runs again as it is, and no attempt is lost."""
@@ -420,20 +421,23 @@ class Recovery:
             actions.append(self.ledger.fail(request, "worker_lost", message, now))
         return again
 
-    def _ran_in_vain(self, batch: Batch) -> None:
-        """Note with each member what a batch took that failed, perhaps because of it."""
-        queue = batch.queue
-        if batch.predicted_s is None:
-            share_s = sum([request.share_s for request in batch.members])
-        else:
-            share_s = batch.predicted_s / self._slots.serving(queue)
-        for request in batch.members:
-            request.failed_s += share_s
+    def _note_reruns(self, requests: Sequence[Request], seconds: float) -> None:
+        """Note with each of these requests what all of them will take to run again, perhaps because of it.
+
+        `seconds`: of one slot; 0.0 while nothing is measured.
+        """
+        if not requests:
+            return
+        again_s = seconds / self._slots.serving(requests[0].queue)
+        if not again_s:
+            again_s = sum([request.share_s for request in requests])
+        for request in requests:
+            request.again_s += again_s
 
     @staticmethod
     def _charge(request: Request) -> None:
-        """Charge what ran in vain because of a request that was to blame to its client."""
-        request.queue.shares.charge(request.client, request.failed_s)
+        """Charge what ran again because of a request that was to blame to its client."""
+        request.queue.shares.blame(request.line, request.again_s)
 
     def _accuse(self, requests: Sequence[Request], now: float, actions: list[Action]) -> None:
         """Suspect requests of which one may have ended a process."""

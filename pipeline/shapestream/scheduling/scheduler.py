@@ -56,7 +56,16 @@ from shapestream.scheduling.hang_watch import HangLimits, HangWatch
 from shapestream.scheduling.invariants import check
 from shapestream.scheduling.ledger import Ledger
 from shapestream.scheduling.planner import Cut, Plan, alone, batch_of, plan_batch, portion, unplanned
-from shapestream.scheduling.queueing import RERUN, RUNNING, ModelQueue, QueuedSizes, Queues, Request, by_turn
+from shapestream.scheduling.queueing import (
+    QUEUED,
+    RERUN,
+    RUNNING,
+    ModelQueue,
+    QueuedSizes,
+    Queues,
+    Request,
+    by_rerun,
+)
 from shapestream.scheduling.recovery import Isolation, Recovery
 from shapestream.scheduling.slots import Batch, BatchState, Slot, SlotPool, SlotState, SlotTable, Trial
 from shapestream.scheduling.statistics import ModelStatistics, Statistics, Story, Told
@@ -80,36 +89,60 @@ def next_up(
 ) -> Request | None:
     """The request that goes next, of all models that are `ready`; None if all wait, or nothing does.
 
-    It is the first by rank, also where it is to run again: it was charged for its turn, and has a rank of then. `full` tells
-    whether the company of a request would fill a batch.
+    It is the first request of the client whose turn it is, and of the model whose turn it is of those that the client asks;
+    or one that is to run again, in the order of the ranks. `full` tells whether the company of a request would fill a batch.
     """
     best: Request | None = None
+    best_turn = (inf, 0)
     for queue in queues:
         if not ready(queue, now):
             continue
         request = next_anchor(queue, now, full)
+        if request is not None and request.turn < best_turn:
+            best, best_turn = request, request.turn
         if queue.rerun_count:
-            again = min(queue.next_rerun(), key=by_turn)
-            request = again if request is None else min(again, request, key=by_turn)
-        if request is not None and (best is None or by_turn(request) < by_turn(best)):
-            best = request
+            again = min(queue.next_rerun(), key=by_rerun)
+            if by_rerun(again) < best_turn:
+                best, best_turn = again, by_rerun(again)
+    if best is not None and best.state is QUEUED and len(best.line.client.lines) > 1:
+        return _of_its_models(best, now, ready)
+    return best
+
+
+def _of_its_models(request: Request, now: float, ready: Callable[[ModelQueue, float], bool]) -> Request:
+    """The first request of its client, of all models that are `ready`: the model goes that had least of the client's time.
+
+    Priorities and ageing count here as between clients.
+    """
+    best, best_key = request, (request.line.start_s - request.bonus_s, request.order)
+    for line in request.line.client.lines.values():
+        if line is request.line or not line.queued or not ready(line.queue, now) or _waits(line.queue, now):
+            continue
+        first = line.first()
+        key = (line.start_s - first.bonus_s, first.order)
+        if key < best_key:
+            best, best_key = first, key
     return best
 
 
 def next_anchor(queue: ModelQueue, now: float, full: Callable[[Request], bool]) -> Request | None:
     """The request of this model that goes next, or None while all of them may wait for company.
 
-    Without a delay that is the first by rank. With one, nothing goes until some request's delay has ended
-    or a batch would be full.
+    Without a delay that is the first of the line that has the turn. With one, nothing goes until some request's delay has
+    ended or a batch would be full.
     """
-    first = queue.by_rank.first()
-    if first is None:
-        return None
-    if queue.delay_s:
-        due = queue.due.first()
-        if due is None or due[0] > now:
-            return _first_of_full(queue, first[2], full)
-    return first[2]
+    first = queue.turns.first()
+    if first is not None and queue.delay_s and _waits(queue, now):
+        return _first_of_full(queue, first, full)
+    return first
+
+
+def _waits(queue: ModelQueue, now: float) -> bool:
+    """Tell whether all queued requests of a model may wait for company."""
+    if not queue.delay_s:
+        return False
+    due = queue.due.first()
+    return due is None or due[0] > now
 
 
 def _first_of_full(queue: ModelQueue, first: Request, full: Callable[[Request], bool]) -> Request | None:
@@ -118,7 +151,7 @@ def _first_of_full(queue: ModelQueue, first: Request, full: Callable[[Request], 
         return None
     if queue.full:
         heads = [bucket.first() for bucket in queue.full.values()]
-        return min(heads, key=lambda request: (request.rank, request.order))
+        return min(heads, key=lambda request: request.turn)
     return first if full(first) else None
 
 
@@ -655,9 +688,8 @@ class Scheduler:
             cut, predicted_s = self._cut(queue.take_rerun(), slot, now, actions, fixed=CutReason.RERUN)
         else:
             cut, predicted_s = self._cut([request], slot, now, actions)
-            members_s = sum([member.share_s for member in cut.members])
-            queue.shares.dispatched(request.tag, request.rank, members_s)
-            queue.take(cut.members)
+            serving = self._slots.serving(queue)
+            queue.take(request, cut.members, None if predicted_s is None else predicted_s / serving)
         actions.append(self._start(queue, slot, cut, request, predicted_s, now))
 
     def _planned(self, anchor: Request, slot: Slot, costs: CallCosts, slowdown: float, now: float) -> Cut:

@@ -116,6 +116,8 @@ class Waiting:
         for rows, *shape in sizes:
             order = self.count
             self.count += 1
+            line = self.queue.line_of(0)
+            self.queue.shares.stamp(line, 0.0, 0)
             request = Request(
                 order,
                 0,
@@ -127,21 +129,21 @@ class Waiting:
                 0.0,
                 float(order) if rank is None else rank,
                 order,
+                line,
             )
-            self.queue.shares.stamp(request.client, request.share_s, 0)
             self.queue.add(request)
             arrived.append(request)
         return arrived
 
     def first(self) -> Request:
         """Who goes next."""
-        first = self.queue.by_rank.first()
+        first = self.queue.turns.first()
         assert first is not None
-        return first[2]
+        return first
 
     def start(self, cut: Cut) -> None:
         """Takes a batch out."""
-        self.queue.take(cut.members)
+        self.queue.take(cut.members[0], cut.members)
 
 
 def ids(cut: Cut) -> set[int]:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.pipeline.scheduling.stage import Stage, table
 
 from shapestream.scheduling.events import RequestsAbandoned, SlotJoined
-from shapestream.scheduling.fairness import FairShares
+from shapestream.scheduling.fairness import FairShares, Line
 
 
 def _order(stage, until: int = 10**6) -> list[int]:
@@ -182,24 +182,41 @@ def test_a_request_that_is_left_waiting_saves_nothing_up(alone):
 COSTS = st.floats(0.001, 0.3)
 
 
+def _line(shares: FairShares[Line], number: int) -> Line:
+    """The line of a client, for the only model that there is."""
+    client = shares.client(number)
+    return client.lines.setdefault("m", Line(client))
+
+
+def _leave(line: Line, share_s: float) -> None:
+    """One request of this line is queued no longer."""
+    line.queued -= 1
+    line.left(share_s)
+
+
+def _run(shares: FairShares[Line], line: Line, bonus_s: float, share_s: float) -> None:
+    """A request of this line gets a batch, alone."""
+    shares.begin(line, bonus_s, share_s)
+    shares.charge(line, share_s)
+    _leave(line, share_s)
+
+
 @settings(max_examples=60, deadline=None)
 @given(costs=st.tuples(COSTS, COSTS), counts=st.integers(2, 60))
 def test_backlogged_clients_get_equal_cost_within_one_request(costs, counts):
     """Two clients that always have something waiting, in any number of turns: within the largest cost of one request
     each."""
-    shares = FairShares(lambda: None)
-    heads = {}
-    served = {1: 0.0, 2: 0.0}
-    for client in (1, 2):
-        heads[client] = shares.stamp(client, costs[client - 1], 0)
+    shares = FairShares[Line](lambda: None)
+    lines = [_line(shares, client) for client in (1, 2)]
+    served = [0.0, 0.0]
+    for line in lines:
+        shares.stamp(line, 0.1, 0)
     for _ in range(counts):
-        client = min(heads, key=lambda client: heads[client][1])
-        tag, rank = heads[client]
-        heads[client] = shares.stamp(client, costs[client - 1], 0)
-        shares.unqueued(client)
-        shares.dispatched(tag, rank, costs[client - 1])
-        served[client] += costs[client - 1]
-    assert abs(served[1] - served[2]) <= sum(costs) + 1e-9
+        which = min((0, 1), key=lambda which: lines[which].client.start_s)
+        shares.stamp(lines[which], 0.1, 0)
+        _run(shares, lines[which], 0.0, costs[which])
+        served[which] += costs[which]
+    assert abs(served[0] - served[1]) <= sum(costs) + 1e-9
 
 
 @settings(max_examples=60, deadline=None)
@@ -210,20 +227,25 @@ def test_backlogged_clients_get_equal_cost_within_one_request(costs, counts):
 )
 def test_ranks_of_a_client_and_a_priority_never_turn_around(steps):
     """However many clients come and go meanwhile: first come, first served, of those that are queued."""
-    shares = FairShares(lambda: None)
-    last: dict[tuple[int, int], float] = {}
-    others: list[int] = []
+    shares = FairShares[Line](lambda: None)
+    others: list[Line] = []
+    waiting: list[tuple[Line, int, float, float]] = []
     for client, priority, cost_s, clients in steps:
         while len(others) < clients:
-            others.append(100 + len(others))
+            others.append(_line(shares, 100 + len(others)))
             shares.stamp(others[-1], 0.0, 0)
         while len(others) > clients:
-            shares.unqueued(others[-1])
+            _leave(others[-1], 0.0)
             shares.ended(others.pop())
-        tag, rank = shares.stamp(client, cost_s, priority)
-        assert rank >= last.get((client, priority), rank)
-        last[client, priority] = rank
-        shares.dispatched(tag, rank, cost_s)
+        line = _line(shares, client)
+        rank, bonus_s = shares.stamp(line, cost_s, priority)
+        assert rank >= max([last for *alike, last, _ in waiting if alike == [line, priority]], default=rank)
+        waiting.append((line, priority, rank, bonus_s))
+        if (
+            len(waiting) > 2
+        ):  # of three that wait the second runs, for a thousandth of what it was taken to cost
+            line, _, _, bonus_s = waiting.pop(1)
+            _run(shares, line, bonus_s, cost_s / 1000)
 
 
 @given(stream=st.lists(st.tuples(st.integers(0, 32), COSTS), min_size=1, max_size=20))
@@ -231,18 +253,18 @@ def test_ranks_of_a_client_and_a_priority_never_turn_around(steps):
 def test_an_endless_stream_passes_nobody_for_ever(stream):
     """Newcomers of any priority, each from a client that was never here: after bounded work a waiting request goes
     first."""
-    shares = FairShares(lambda: None)
-    tag, waiting = shares.stamp(0, 0.1, 0)
-    shares.stamp(-1, 0.0, 0)
+    shares = FairShares[Line](lambda: None)
+    waiting = _line(shares, 0)
+    shares.stamp(waiting, 0.1, 0)
+    shares.stamp(_line(shares, -1), 0.0, 0)
     clients, work_s = 3, 0.0
     while True:
         priority, cost_s = stream[int(work_s * 1e6) % len(stream)]
-        newcomer = 1 + int(work_s * 1e9)
-        tag, rank = shares.stamp(newcomer, cost_s, priority)
-        if rank > waiting:
+        newcomer = _line(shares, 1 + int(work_s * 1e9))
+        _, bonus_s = shares.stamp(newcomer, cost_s, priority)
+        if newcomer.client.start_s - bonus_s > waiting.client.start_s:
             break
-        shares.unqueued(newcomer)
-        shares.dispatched(tag, rank, cost_s)
+        _run(shares, newcomer, bonus_s, cost_s)
         shares.ended(newcomer)
         work_s += cost_s
     # MAX_PRIORITY seconds of virtual time, which passes at 1 / (clients + 1) at least; a step is worth 1 / clients.
@@ -253,14 +275,14 @@ def test_an_endless_stream_passes_nobody_for_ever(stream):
 
 def test_clients_that_are_gone_are_forgotten():
     """Memory follows those that are here, not all that ever came: 2 MB and more."""
-    shares = FairShares(lambda: None)
+    shares = FairShares[Line](lambda: None)
     tracemalloc.start()
     try:
         for client in range(20_000):
-            tag, rank = shares.stamp(client, 0.01, client % 3)
-            shares.unqueued(client)
-            shares.dispatched(tag, rank, 0.01)
-            shares.ended(client)
+            line = _line(shares, client)
+            _, bonus_s = shares.stamp(line, 0.01, client % 3)
+            _run(shares, line, bonus_s, 0.01)
+            shares.ended(line)
         kept, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -311,18 +333,19 @@ def test_what_ran_is_charged_though_its_caller_left(alone):
     priority=st.sampled_from([0, 3, -3]),
 )
 def test_withdrawing_never_lets_a_client_pass_itself(share_s, dropped, newest_first, priority):
-    """Whatever is dropped, in whatever order: the next request starts no earlier than those that are left end."""
-    shares = FairShares(lambda: None)
-    tags = [shares.stamp(1, share, priority)[0] for share in share_s]
-    for at in sorted(dropped & set(range(len(tags))), reverse=newest_first):
-        shares.withdraw(1, tags[at], share_s[at])
-        shares.unqueued(1)
-        shares.ended(1)
-    left = [tags[at] + share_s[at] for at in range(len(tags)) if at not in dropped]
-    again = shares.stamp(1, 0.1, 0)[0]
-    assert again >= max(left, default=0.0)
-    if newest_first and not left:
-        assert 0.0 == again
+    """Whatever is dropped, in whatever order: the next request goes behind those that are left, and nothing is charged."""
+    shares = FairShares[Line](lambda: None)
+    line = _line(shares, 1)
+    ranks = [shares.stamp(line, share, priority)[0] for share in share_s]
+    for at in sorted(dropped & set(range(len(ranks))), reverse=newest_first):
+        _leave(line, share_s[at])
+        shares.ended(line)
+    left = [ranks[at] for at in range(len(ranks)) if at not in dropped]
+    again, bonus_s = shares.stamp(line, 0.1, priority)
+    assert again >= max(left, default=-bonus_s)
+    assert 0.0 == line.client.start_s
+    if not left:
+        assert -bonus_s == again
 
 
 def test_a_client_that_never_waited_is_owed_nothing(stage):

@@ -8,9 +8,10 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from tests.pipeline.scheduling.stage import table
 from tests.workers.lab.worlds import CheckedScheduler
 
-from shapestream.scheduling.events import FailRequest, ModelProfile
+from shapestream.scheduling.events import FailRequest, ModelProfile, SlotJoined
 from shapestream.telemetry.trace import TraceRequest
 from shapestream_workers.lab.simulator import DONE, Scenario, simulate
 from shapestream_workers.lab.true_cost import FormulaCost
@@ -137,3 +138,49 @@ def test_what_was_admitted_is_never_dropped_to_make_room(make_stage):
         stage.finish(stage.started[-1])
     assert {"delivered"} == {stage.ends[id_] for id_ in many}
     assert all(earlier.batch < later.batch for earlier, later in pairwise(stage.started))
+
+
+@pytest.mark.parametrize("slots", [{0: ("slow", "fast")}, {0: ("slow",), 1: ("fast",)}])
+@pytest.mark.parametrize(
+    ("nbytes", "bound"), [(10, {"max_queued_requests": 12}), (100, {"max_queued_bytes": 1200})]
+)
+def test_a_model_above_its_part_leaves_one_part_free(make_stage, slots, nbytes, bound):
+    """A client that asked two models may queue six of twelve requests for one of them, or of twelve hundred bytes."""
+    stage = make_stage(**bound)
+    for slot, models in slots.items():
+        for name in models:
+            stage.model(name, max_batch=1)
+        stage.slots(slot, models=models)
+    stage.arrive((1, 4), (1, 4), model="fast", nbytes=nbytes)
+    many = stage.arrive(*[(1, 4)] * 9, model="slow", nbytes=nbytes)
+    assert many[6:] == _refused(stage)
+    stage.arrive(*[(1, 4)] * 3, model="fast", nbytes=nbytes)
+    assert [] == _refused(stage)
+
+
+def test_a_client_of_two_models_leaves_another_client_its_share(make_stage):
+    """Of twelve places six are another client's, and three are a part for the client's other model."""
+    stage = make_stage(max_queued_requests=12)
+    stage.model("slow")
+    stage.model("fast")
+    stage.arrive((1, 4), client=2, model="slow")
+    stage.arrive((1, 4), client=1, model="fast")
+    many = stage.arrive(*[(1, 4)] * 6, client=1, model="slow")
+    assert many[3:] == _refused(stage)
+    stage.arrive((1, 4), (1, 4), client=1, model="fast")
+    assert [] == _refused(stage)
+    stage.arrive(*[(1, 4)] * 5, client=2, model="slow")
+    assert [] == _refused(stage)
+
+
+def test_seconds_of_models_on_other_slots_do_not_count(make_stage):
+    """The queue holds a second of predicted work for the slots that would run it."""
+    stage = make_stage(max_queued_s=1.0)
+    for slot, name in enumerate(("slow", "fast")):
+        stage.model(name, max_batch=1)
+        costs = {name: table(0.1, 0.0, key=name)}
+        stage.play(SlotJoined(slot=slot, models=frozenset({name}), costs=costs))
+    many = stage.arrive(*[(1, 4)] * 20, model="slow")
+    assert many[10:] == _refused(stage)
+    stage.arrive(*[(1, 4)] * 3, client=2, model="fast")
+    assert [] == _refused(stage)

@@ -287,7 +287,7 @@ def test_a_client_that_leaves_takes_its_work_along(stage):
     stage.arrive((1, 4), client=2)
     stage.arrive((1, 4), client=1)
     actions = stage.play(RequestsAbandoned(ids=(1, 3)))
-    assert [ForgetRequest(id=3), ForgetRequest(id=1), CancelBatch(batch=1, slot=0)] == actions
+    assert [ForgetRequest(id=1), ForgetRequest(id=3), CancelBatch(batch=1, slot=0)] == actions
     assert [] == stage.play(RequestsAbandoned(ids=(1, 3)))
     stage.finish(stage.started[0])
     assert [(2,)] == stage.starts()
