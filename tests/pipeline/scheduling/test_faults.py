@@ -20,7 +20,7 @@ from shapestream.scheduling.slots import SlotTable
 
 PLACES = [
     (Bucket, "drop_dead"), (Deadlines, "due"), (Deadlines, "shrink"), (Deadlines, "watch"),
-    (FairShares, "dispatched"), (FairShares, "ended"), (FairShares, "stamp"), (FairShares, "unqueued"),
+    (FairShares, "begin"), (FairShares, "charge"), (FairShares, "ended"), (FairShares, "stamp"),
     (HangWatch, "began"), (HangWatch, "look"), (Isolation, "run"), (Isolation, "suspect"),
     (Ledger, "put_back"), (Ledger, "start"), (ModelQueue, "add"), (ModelQueue, "meet"),
     (ModelQueue, "put_rerun"), (ModelQueue, "take"), (QueueRoom, "enter"), (QueueRoom, "leave"),
