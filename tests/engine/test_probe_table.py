@@ -17,13 +17,13 @@ Head = Callable[[Array], Array]
 
 
 def floats(
-    *, mask: bool = False, pad: float = 0.0, values: Values | None = None, features: int = 2
+    *, mask: bool = False, pad: float = 0.0, values: Values | None = None, kind: str = "f32"
 ) -> Source:
     """Numbers `[batch, seq, features]`."""
     return Source(
         name="x",
-        element_type="f32",
-        features=features,
+        element_type=kind,
+        features=2,
         pad=pad,
         domain=values,
         vocabulary=None,
@@ -74,6 +74,11 @@ def argmax(result: Array) -> Array:
 def whole_floats(result: Array) -> Array:
     """A truth value as a number."""
     return (result > 0.1).astype(np.float32)
+
+
+def in_f32(given: Array) -> Array:
+    """The input, more precisely."""
+    return given.astype(np.float32)
 
 
 def ids_as_numbers(given: Array) -> Array:
@@ -127,6 +132,13 @@ ROWS: dict[str, tuple[str, Source, Callable[[Array], Array], Reduction, str, Hea
     "sum padded with one": ("refuted", floats(pad=1.0), unchanged, R["sum"], "", plain, "f32", False),
     "mean": ("refuted", floats(), unchanged, R["mean"], "", plain, "f32", False),
     "mean under a mask": ("proved", floats(mask=True), unchanged, R["mean"], "heeded", plain, "f32", False),
+    "mean of f16": ("refuted", floats(kind="f16"), in_f32, R["mean"], "", plain, "f32", False),
+    "mean of f16 under a mask": (
+        "proved", floats(kind="f16", mask=True), in_f32, R["mean"], "heeded", plain, "f32", False,
+    ),
+    "mean of f16 above a threshold": (
+        "refuted", floats(kind="f16"), in_f32, R["mean"], "", above(0.1), "boolean", False,
+    ),
     "mean above a threshold": ("refuted", floats(), unchanged, R["mean"], "", above(0.1), "boolean", False),
     "mean far above": ("refuted", floats(), unchanged, R["mean"], "", above(37.0), "boolean", False),
     "mean above zero": ("proved", floats(), unchanged, R["mean"], "", above(0.0), "boolean", False),

@@ -34,9 +34,6 @@ _HALVINGS = 24
 """Halvings of a way, at most: from a thousand to a thousandth of a tenth."""
 _NUDGES = 3
 """Ways in which rounding is imitated."""
-_AMPLE = 100.0
-"""Times that a difference is larger than what rounding alone makes of that request, as `of_spread` is of `of_magnitude`
-for f32."""
 _MOST_NBYTES = 256 << 20
 """Bytes of the contents that are kept; beyond them there are no more."""
 
@@ -79,8 +76,8 @@ class Pool:
 
     @property
     def contents(self) -> int:
-        """Kinds of content."""
-        return len(self._recipes)
+        """Requests of one size that differ in kind; of several inputs as many again, in which each has its own kind."""
+        return len(self._recipes) * min(2, len(self._domains))
 
     def typical(self, sizes: tuple[int, ...], number: int) -> Sample | None:
         """An ordinary request; each `number` is another one."""
@@ -141,17 +138,18 @@ class Pool:
     ) -> bool:
         """Tell whether a change of the inputs as small as rounding moves that output about as far: a tie, or a cancellation.
 
-        `excess` is how far it was moved.
+        `excess` is how far it was moved. As far: a part of that, as rounding is of what counts as near.
         """
         assert sample.results is not None
+        parts = [part for _, kind, _ in sample.tensors.layout if (part := self._part(kind)) is not None]
+        if not parts:
+            return False
+        ample = min(part.of_spread / part.of_magnitude for part in parts)
         for number in range(_NUDGES):
-            tensors = self._nudged(sample.tensors, number)
-            if tensors is None:
-                return False
-            other = self._made_up(tensors, "inputs rounded otherwise", "contents")
+            other = self._made_up(self._nudged(sample.tensors, number), "rounded otherwise", "contents")
             if other is None or other.results is None:
                 return True
-            if compare(sample.results[output], other.results[output], tolerance).excess * _AMPLE >= excess:
+            if compare(sample.results[output], other.results[output], tolerance).excess * ample >= excess:
                 return True
         return False
 
@@ -226,15 +224,13 @@ class Pool:
                     return False
         return True
 
-    def _nudged(self, tensors: Tensors, number: int) -> Tensors | None:
-        """The request with its floats changed as rounding would; None if it has no floats."""
+    def _nudged(self, tensors: Tensors, number: int) -> Tensors:
+        """The request with its floats changed as rounding would."""
         random = np.random.default_rng([number, 2])
         changed = []
-        has_floats = False
         for (port, element_type, _), array in zip(tensors.layout, arrays_of(tensors), strict=True):
             part = self._part(element_type)
             if part is not None and array.size:
-                has_floats = True
                 floats = array.astype(np.float64)
                 # The model's own numbers are made for ordinary values, and round like those.
                 ordinary = self.values[self._bench.signature.inputs[port].name].range()
@@ -242,8 +238,6 @@ class Pool:
                 changes = part.of_magnitude * largest * random.uniform(-1, 1, array.shape)
                 array = held(floats + changes, array.dtype)
             changed.append(array)
-        if not has_floats:
-            return None
         return Tensors(layout=tensors.layout, buffers=[array.tobytes() for array in changed])
 
     def _made_up(self, tensors: Tensors, words: str, kind: str) -> Sample | None:
