@@ -285,6 +285,23 @@ async def test_errors_are_found_among_large_numbers(error: str) -> None:
 
 
 @real_time
+async def test_a_run_that_fails_keeps_no_error_from_being_found() -> None:
+    """The model refuses copies, and most changes of its inputs, so that they show nothing."""
+
+    def refuses(x: Array) -> Array:
+        if len(x) > 1 and (x == x[0]).all():
+            raise ValueError("copies")
+        if (x % 0.5 != 0).any():
+            raise ValueError("no half")
+        return np.asarray(2 * x + (x.mean(axis=0) if len(x) > 1 else 0), np.float32)
+
+    async with audited(refuses, audit=1.0) as served:
+        random = np.random.default_rng(5)
+        served.draw = lambda size: random.integers(0, 100, size) + 0.5
+        await served.until_stopped(most=10 * TOGETHER)
+
+
+@real_time
 async def test_a_model_most_of_whose_answers_are_rounding_is_told() -> None:
     """Its inputs have a large number in common, which cancels. It goes on sharing calls, and one line says so."""
     cancelling = partial(in_halves, weights=CANCELLING)
