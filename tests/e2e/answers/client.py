@@ -26,6 +26,7 @@ WITHDRAWN = (0.1, 0.4, 0.9)
 """Shares of a client's requests that get a deadline, and that are withdrawn if they are still there."""
 STRAYING = 1.5
 """Deadlines and withdrawals come after 0 to so many times what an answer took of late."""
+FIRST_GUESS_S = 0.3
 RAISED = 1.02
 """A withdrawn request raises what an answer took, since those that are withdrawn would have taken longer."""
 
@@ -40,7 +41,7 @@ class Load:
         self._left = requests
         self._patience_s = patience_s
         self._withdrawn = self._chance.choice(WITHDRAWN)
-        self._took_s = 0.02
+        self._took_s = FIRST_GUESS_S
 
     def _draw(self, model: Model | None = None) -> Question:
         self._left -= 1

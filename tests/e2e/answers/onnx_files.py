@@ -11,6 +11,7 @@ from tests.e2e.answers.models import (
     BIASES,
     DEPTH,
     FINDERS,
+    HEADS,
     LARGEST,
     LAYERS,
     ROUNDS,
@@ -72,9 +73,13 @@ def write_layers(path: Path, *, defect: str | None = None) -> None:
 def _mixing(path: Path) -> None:
     graph, last = Graph(), "x"
     for number in range(1, ROUNDS + 1):
-        turned = graph.add("Transpose", last, perm=[0, 2, 1])
-        scores = graph.add("Mul", graph.add("MatMul", last, turned), np.float32(SHARPNESS))
-        mixed = graph.add("MatMul", graph.add("Softmax", scores, axis=-1), last)
+        heads = graph.add("Reshape", last, np.array([0, 0, HEADS, WIDTH // HEADS], np.int64))
+        turned = graph.add("Transpose", heads, perm=[0, 2, 3, 1])
+        heads = graph.add("Transpose", heads, perm=[0, 2, 1, 3])
+        scores = graph.add("Mul", graph.add("MatMul", heads, turned), np.float32(SHARPNESS))
+        mixed = graph.add("MatMul", graph.add("Softmax", scores, axis=-1), heads)
+        mixed = graph.add("Transpose", mixed, perm=[0, 2, 1, 3])
+        mixed = graph.add("Reshape", mixed, graph.add("Shape", "x"))
         sum_ = graph.add("Add", mixed, graph.add("Mul", "x", np.float32(0.125)))
         last = graph.add("Min", sum_, np.float32(LARGEST), out="y" if number == ROUNDS else "")
     graph.add("ReduceMax", last, out="top", axes=[1], keepdims=0)

@@ -26,6 +26,7 @@ INLINE_BYTES = 1024
 IN_FLIGHT = (2, 64)
 HURRIED = 0.2
 WITHDRAWN = (0.1, 0.4, 0.9)
+FIRST_GUESS_S = 0.3
 RAISED = 1.02
 STRAYING = 1.5
 POLL_MS = 2
@@ -55,7 +56,7 @@ class RawClient:
         self._left = requests
         self._patience_s = patience_s
         self._withdrawn = self._chance.choice(WITHDRAWN)
-        self._took_s = 0.02
+        self._took_s = FIRST_GUESS_S
         self._sequence = 0
         self._numbers: dict[str, int] = {}
         self._outputs: dict[str, list[str]] = {}

@@ -145,6 +145,10 @@ def yaml(settings: Settings) -> str:
         "server:",
         "  listen: [ipc://s.sock]",
         f"  prefetch: {str(chance.random() < 0.7).lower()}",
+        # Out of reach: a process that waits for a CPU is no fault of a run.
+        "  client_silence_s: 120",
+        "  worker_silence_s: 120",
+        "  hang_min_s: 600",
         "models:",
     ]
     for model in MODELS:
@@ -157,7 +161,7 @@ def yaml(settings: Settings) -> str:
             f"    batching: {{max_batch: {chance.choice((1, 16))}}}",
             *(["    trust: true", "    calibration_s: 0"] if settings.trust else []),
         ]
-    lines.append(f"workers: [{{count: 2, slots: {chance.choice((1, 2))}, threads: 1}}]")
+    lines.append(f"workers: [{{count: 2, slots: {chance.choice((1, 1, 2))}, threads: 1}}]")
     return "\n".join(lines)
 
 

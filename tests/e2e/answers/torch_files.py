@@ -7,7 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tests.e2e.answers.models import BIASES, FINDERS, LARGEST, LAYERS, ROUNDS, SHARPNESS, THRESHOLD, WIDTH
+from tests.e2e.answers.models import (
+    BIASES,
+    FINDERS,
+    HEADS,
+    LARGEST,
+    LAYERS,
+    ROUNDS,
+    SHARPNESS,
+    THRESHOLD,
+    WIDTH,
+)
 from torch.export import Dim
 
 
@@ -40,8 +50,10 @@ class Mixing(torch.nn.Module):
         """The call."""
         y = x
         for _ in range(ROUNDS):
-            scores = torch.softmax(y @ y.transpose(1, 2) * SHARPNESS, dim=-1)
-            y = torch.clamp(scores @ y + x * 0.125, max=LARGEST)
+            heads = y.unflatten(2, (HEADS, WIDTH // HEADS)).transpose(1, 2)
+            scores = torch.softmax(heads @ heads.transpose(2, 3) * SHARPNESS, dim=-1)
+            mixed = (scores @ heads).transpose(1, 2).flatten(2)
+            y = torch.clamp(mixed + x * 0.125, max=LARGEST)
         return {"y": y, "top": y.amax(dim=1)}
 
 

@@ -41,13 +41,23 @@ def reply(code: str = "ok") -> dict[str, Any]:
     [
         [ended()],
         [ended("overloaded", None)],
+        [ended("withdrawn", None), reply("cancelled")],
         [run(10.1), run(10.2), reply(), ended()],
         [run(11.0 + SLACK_S), ended()],
         [{"fact": "paused", "since": 10.9, "until": 12.9}, run(13.0), ended()],
         [reply("draining"), reply(), ended()],
         [{"fact": "killed", "client": 1, "at": 10.2}],
     ],
-    ids=["answered", "refused", "run twice", "within the slack", "paused", "draining first", "client killed"],
+    ids=[
+        "answered",
+        "refused",
+        "withdrawn",
+        "run twice",
+        "within the slack",
+        "paused",
+        "draining first",
+        "client killed",
+    ],
 )
 def test_all_is_well(facts: list[dict[str, Any]]) -> None:
     """One end, which is right, of a request that was started in time; or no end, of a client that is dead."""
@@ -61,6 +71,7 @@ def test_all_is_well(facts: list[dict[str, Any]]) -> None:
         ("two_ends", [ended(), ended()]),
         ("two_ends", [ended(), reply(), reply()]),
         ("wrong_answers", [ended(answer=6)]),
+        ("wrong_answers", [ended("model_error", None)]),
         ("wrong_answers", [ended(), {"fact": "corrupt", "pid": 99, "tokens": [TOKEN]}]),
         ("wrong_answers", [ended(), {"fact": "ended", "token": 1, "at": 10.0, "code": "ok", "answer": 5}]),
         ("started_late", [run(11.1 + SLACK_S), ended("deadline_exceeded", None)]),
