@@ -612,7 +612,7 @@ MECHANISMS[THIS] = Mechanism(
 NON_LINEAR = (
     "device not full, 64", "steps of 8 rows, 64", "attention, 64", "calls of 1 s, 32", "one point of 1 s, 32",
     "one point of 0.3 s, 32", "linear, sharing pays now", "sharing paid, linear now", "ten times slower",
-    "ten times faster", "cliff at 32 rows",
+    "ten times faster", "cliff at 32 rows", "a cliff appears",
 )  # fmt: skip
 EVERYWHERE = (
     *NON_LINEAR,

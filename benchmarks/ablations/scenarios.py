@@ -84,8 +84,8 @@ class Scenario:
     """Calibrated seconds / true seconds."""
     measured_rows: int | None = None
     """The most rows of a call that was calibrated; None: as many as a batch may have."""
-    then: tuple[int, Callable[[], Any]] | None = None
-    """After so many calls the truth is another one."""
+    then: tuple[float, Callable[[], Any]] | None = None
+    """After so many seconds the truth is another one."""
     queue: int = 8192
     figures: tuple[str, ...] = ("goodput", "p99")
 
@@ -167,6 +167,8 @@ def _with_loop(simulation: Any, spent: Callable[[], float], scenario: Scenario, 
 
             def stalled(job: Any) -> float:
                 """Seconds of a batch, with the stalls that begin while it runs."""
+                if scenario.then is not None:
+                    slots._scenario.costs["m"].now = job.began
                 ends = job.began + call_s(job)
                 own = stalls[job.action.slot]
                 while own and own[0][0] < ends:
@@ -229,24 +231,25 @@ class _Believed:
 
 
 class _Changing:
-    """A truth that is replaced by another after so many calls."""
+    """A truth that is replaced by another after so many seconds."""
 
-    def __init__(self, first: Any, calls: int, second: Any) -> None:
-        self._left = calls
+    def __init__(self, first: Any, at_s: float, second: Any) -> None:
+        self.now = 0.0
+        """When the next call begins."""
+        self._at_s = at_s
         self._truths = first, second
         self.prepare_s = first.prepare_s
 
     def seconds(self, sizes: Sizes) -> float:
         """Seconds of the next call."""
-        self._left -= 1
-        return float(self._truths[self._left < 0].seconds(sizes))
+        return float(self._truths[self.now >= self._at_s].seconds(sizes))
 
 
 def _truth(scenario: Scenario) -> Any:
     if scenario.then is None:
         return scenario.cost()
-    calls, second = scenario.then
-    return _Changing(scenario.cost(), calls, second())
+    at_s, second = scenario.then
+    return _Changing(scenario.cost(), at_s, second())
 
 
 def _scaled(table: Any, factor: float) -> Any:
@@ -532,10 +535,11 @@ SCENARIOS = {
             "one point of 0.3 s, 32", rows(300.0, 0.0, largest=(64, 1)), in_flight=32, measured_rows=1,
             streams=(Stream(requests=1000),),
         ),
-        shaped("linear, sharing pays now", rows(0.0, 10.0), then=(100, rows(10.0, 0.0))),
-        shaped("sharing paid, linear now", rows(10.0, 0.0), then=(20, rows(0.0, 10.0))),
-        shaped("ten times slower", rows(5.0, 0.5), then=(50, rows(50.0, 5.0))),
-        shaped("ten times faster", rows(50.0, 5.0), then=(50, rows(5.0, 0.5))),
+        shaped("linear, sharing pays now", rows(0.0, 10.0), then=(3.0, rows(10.0, 0.0))),
+        shaped("sharing paid, linear now", rows(10.0, 0.0), then=(0.3, rows(0.0, 10.0))),
+        shaped("ten times slower", rows(5.0, 0.5), then=(1.0, rows(50.0, 5.0))),
+        shaped("ten times faster", rows(50.0, 5.0), then=(10.0, rows(5.0, 0.5))),
+        shaped("a cliff appears", rows(5.0, 0.1), then=(0.3, cliff), in_flight=256),
         Scenario(name="cheap, 0.25 ms", draw=lognormal, cost=formula(0.2, 0.0015), **CHEAP),
         Scenario(name="cheap, 0.5 ms", draw=lognormal, cost=formula(0.3, 0.006), **CHEAP),
         Scenario(

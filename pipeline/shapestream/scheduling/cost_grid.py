@@ -346,7 +346,7 @@ class Grid:
 
     def _visited(self, sizes: Sizes, since: int) -> bool:
         near, _ = self._corner_weights(sizes)
-        return sum([weight for node, weight in near if self._seen[node] >= since]) >= 0.5
+        return sum([weight for node, weight in near if self._seen[node] >= since]) > 0.5
 
     def doubt(self, but: int) -> None:
         """Doubt all nodes but those that the last so many calls visited."""
@@ -359,6 +359,11 @@ class Grid:
         """
         near, _ = self._corner_weights(sizes)
         self._calls += 1
+        known = [(node, weight) for node, weight in near if self._seen[node] >= self._known_since]
+        known_s = sum([weight * self._live_flat[node] * exp(self._learned[node]) for node, weight in known])
+        expected_s = self.expected(sizes)
+        if expected_s * exp(difference) > known_s:
+            difference = log((expected_s * exp(difference) - known_s) / (expected_s - known_s))
         for node, _ in near:
             if self._seen[node] < self._known_since:
                 self._learned[node] += min(FIRST_CLIP, difference)

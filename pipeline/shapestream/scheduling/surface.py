@@ -17,6 +17,7 @@ import numpy as np
 
 from shapestream.scheduling.cost_grid import (
     LATELY,
+    STEP,
     Floats,
     Grid,
     Integers,
@@ -256,22 +257,19 @@ class Kind:
         grid = self._grid
         if grid is not None and len(calls) == 1 and not any_static:
             ((_, sizes),) = calls
-            if grid.knows(sizes) and off < -CLIP and not grid.met_lately(sizes):
-                grid.doubt(LATELY)  # what else has not run lately may be out of date as well
+            if grid.knows(sizes):
+                if change := surface.lasting_change(off):
+                    off -= self._change(surface, change)
+                    grid.doubt(0)
+                elif off < -CLIP and not grid.met_lately(sizes):
+                    grid.doubt(LATELY)  # what else has not run lately may be out of date as well
             if not grid.knows(sizes):
                 grid.believe(sizes, off)
                 self.awaits_try = False
                 self._publish()
                 return
-        if change := surface.lasting_change(off):
-            if grid is not None:
-                grid.doubt(0)
-            else:
-                self._line.rescale(exp(change))
-            if grid is not None and surface.slots:
-                surface.slowdown_log += change
-                self._slowdowns_sum += change
-                own, off = own + change, off - change
+        elif grid is None and (change := surface.lasting_change(off)):
+            self._line.rescale(exp(change))
         difference = max(-CLIP, min(CLIP, off))
         moved = False
         if self.measured:
@@ -287,6 +285,19 @@ class Kind:
                 self.version = next(self._versions)
         if moved:
             self._publish()
+
+    def _change(self, surface: Surface, change: float) -> float:
+        """Move a worker's slowdown by what all calls share of a lasting change; return by how much.
+
+        What did not run is taken at its best. If calls became shorter, all did. If they became longer, the size may be the
+        cause, and other sizes are to be tried: it is divided as that of one batch is.
+        """
+        if not surface.slots:
+            return 0.0
+        moved = change if change < 0.0 else SLOWDOWN_STEP / (SLOWDOWN_STEP + STEP) * change
+        surface.slowdown_log += moved
+        self._slowdowns_sum += moved
+        return moved
 
     def _extend(self, calls: Iterable[Sizes]) -> None:
         """Give calls far beyond the grid nodes of their own."""

@@ -145,6 +145,18 @@ def test_one_length_that_was_measured_says_little_about_others() -> None:
     assert world.play(Watched())["goodput"] >= 0.8 * fixed
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
+class Cliff(TrueCost):
+    """A call of more than four rows takes twenty times as long per row."""
+
+    def _seconds(self, sizes: Sizes) -> float:
+        return 0.02 + 0.01 * sizes[0] * (1 if sizes[0] <= 4 else 20)
+
+    def calibration(self, profile_key: str, dimensions: tuple[str, ...], max_batch: int) -> CostTable:
+        """Never asked for."""
+        raise NotImplementedError
+
+
 CHANGES = {
     "slower": (QUICKER, FormulaCost(fixed_s=3.0)),
     "faster": (FormulaCost(fixed_s=3.0), QUICKER),
@@ -153,6 +165,7 @@ CHANGES = {
     "all slope, then all fixed": (LINEAR, FormulaCost(fixed_s=0.1)),
     "all slope, then as much fixed": (LINEAR, FormulaCost(fixed_s=1.6)),
     "all fixed, then all slope": (FormulaCost(fixed_s=0.1), LINEAR),
+    "all alike, then a cliff": (FormulaCost(fixed_s=0.02, per_row_s=0.01), Cliff()),
 }
 BEFORE = 40
 WITHIN = 50
@@ -182,18 +195,6 @@ def test_honest_linear_models_lose_nothing(points: int, noise: float) -> None:
     world = World(cost=measured(LINEAR, points), requests=1000, noise=noise)
     alone = world.play(PlainServer(1))["goodput"]
     assert world.play(Watched())["goodput"] >= 0.98 * alone
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class Cliff(TrueCost):
-    """A call of more than four rows takes twenty times as long per row."""
-
-    def _seconds(self, sizes: Sizes) -> float:
-        return 0.02 + 0.01 * sizes[0] * (1 if sizes[0] <= 4 else 20)
-
-    def calibration(self, profile_key: str, dimensions: tuple[str, ...], max_batch: int) -> CostTable:
-        """Never asked for."""
-        raise NotImplementedError
 
 
 def test_what_turned_out_bad_is_not_tried_often() -> None:
