@@ -115,7 +115,7 @@ class Admission:
         )
         return Refusal("overloaded", message, self.drain_s())
 
-    def _too_large(self, queue: ModelQueue, rows: int, shape: tuple[int, ...]) -> Refusal | None:
+    def too_large(self, queue: ModelQueue, rows: int, shape: tuple[int, ...]) -> Refusal | None:
         """Refuses what would be filled up to a call that holds more than calls may; its own sizes may be any.
 
         Without elements no byte stands for any size. So a size of 0 counts as 1, and rows are no more than a batch has:
@@ -150,7 +150,7 @@ class Admission:
         terms = self._terms.get(key)
         if terms is None:
             rows, shape = (sizes[0], sizes[1:]) if queue.has_batch else (1, sizes)
-            if (refusal := self._too_large(queue, rows, shape)) is not None:
+            if (refusal := self.too_large(queue, rows, shape)) is not None:
                 self._terms[key] = refusal
                 return refusal
             alone_s = queue.costs.batch_s(sizes) if queue.alone else None

@@ -108,7 +108,7 @@ class CallCosts:
         """Return the shape of the static model that serves such a batch in the fewest seconds; None: no static model."""
         best = None
         for static_rows, static in self._statics:
-            if static_rows == rows and self._fits(shape, static):
+            if static_rows == rows and self._fits(shape, static) and self.bytes.allow(rows, static, shape):
                 other = self.surface.second(rows, static)
                 if other < seconds:
                     best, seconds = static, other
@@ -261,6 +261,10 @@ class CallBytes:
     def of_call(self, rows: int, shape: Sizes) -> int:
         """Bytes of a call of just these sizes."""
         return rows * self._row_bytes(shape)
+
+    def allow(self, rows: int, larger: Sizes, shape: Sizes) -> bool:
+        """Tell whether rows of a shape may be padded to a larger one: within the limit, which their own sizes may pass."""
+        return self.most is None or self.of_call(rows, larger) <= max(self.most, self.of_call(rows, shape))
 
     def of_batch(self, rows: int, shape: Sizes) -> int:
         """Bytes of the largest call of a batch of these sizes, filled up as it would be run."""

@@ -871,13 +871,13 @@ class ModelQueue:
         return living
 
     def take_rerun(self) -> list[Request]:
-        """Take the first group out, to run; only its first where all run alone.
+        """Take the first group out, to run; only its first where all run alone, or a call would not hold them any more.
 
         The group must not stay: its members may come back in other groups.
         """
         living = self.next_rerun()
         heappop(self.reruns)
-        if self.alone and len(living) > 1:
+        if len(living) > 1 and (self.alone or not self._fit(living)):
             heappush(self.reruns, (*min(map(by_rerun, living[1:])), living[1:]))
             living = living[:1]
         for request in living:
@@ -885,6 +885,14 @@ class ModelQueue:
         self.rerun_count -= len(living)
         self._again_less(living)
         return living
+
+    def _fit(self, members: Sequence[Request]) -> bool:
+        """Tell whether a call holds these within its bytes: their sizes may be rounded up further than before."""
+        call = self.costs.call_bytes
+        if call.most is None or self.costs.rounding is None:
+            return True
+        shape = tuple(map(max, zip(*[request.shape for request in members], strict=True)))
+        return call.of_batch(sum([request.rows for request in members]), shape) <= call.most
 
     def _again_less(self, requests: Sequence[Request]) -> None:
         """Count the seconds of these no longer."""

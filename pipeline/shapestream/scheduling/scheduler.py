@@ -684,6 +684,13 @@ class Scheduler:
             actions.append(self._ledger.fail_late(request, now))
             return
         queue = request.queue
+        if queue.costs.rounding is not None:
+            # Since it was admitted, the cap on shapes may have left none that holds it within `max_batch_bytes`.
+            for member in queue.next_rerun() if request.state is RERUN else (request,):
+                refusal = self._admission.too_large(queue, member.rows, member.own_shape)
+                if refusal is not None:
+                    actions.append(self._ledger.fail(member, refusal.code, refusal.message, now))
+                    return
         if request.state is RERUN:
             cut, predicted_s = self._cut(queue.take_rerun(), slot, now, actions, fixed=CutReason.RERUN)
         else:

@@ -16,6 +16,7 @@ from shapestream.scheduling.events import (
     BatchFailed,
     BatchFinished,
     CancelBatch,
+    CutReason,
     DeliverResults,
     DrainStarted,
     Event,
@@ -146,7 +147,7 @@ class AnyServer:
     def _check_bytes(self, start: StartBatch) -> None:
         """A call holds no more than its model's limit, unless one request does at its own sizes."""
         model = self.models[start.model]
-        if model.max_batch_bytes is None or not start.requests:
+        if model.max_batch_bytes is None or not start.requests or start.facts.reason is CutReason.SUSPECT:
             return
         held = _nbytes(model, start.sizes)
         own = max(_nbytes(model, self.arrived[request].sizes) for request in start.requests)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from tests.pipeline.scheduling.any_server import AnyServer, profiles
 
 
-@settings(max_examples=400, deadline=None, phases=[__import__("hypothesis").Phase.generate])
+@settings(max_examples=60, deadline=None)
 @given(models=st.tuples(profiles("m")) | st.tuples(profiles("m"), profiles("n")), seed=st.integers(0, 2**32))
 def test_no_legal_model_leads_to_a_fault(models, seed):
     """No call is filled up beyond its bytes, no fault is reported, and each request ends once."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.pipeline.scheduling.any_server import AnyServer, profiles
@@ -67,20 +66,20 @@ class Defects:
         setattr(self._owner, self._name, self._original)
 
 
-@pytest.mark.parametrize(("owner", "name"), PLACES, ids=[f"{o.__name__}.{name}" for o, name in PLACES])
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
+    place=st.sampled_from(PLACES),
     models=st.tuples(st.just(TEXT)) | st.tuples(profiles("m"), profiles("n")),
     seed=st.integers(0, 2**32),
     first=st.integers(1, 30),
     count=st.sampled_from([1, 1, 3]),
     after=st.booleans(),
 )
-def test_a_defect_costs_requests_never_the_scheduler(owner, name, models, seed, first, count, after):
+def test_a_defect_costs_requests_never_the_scheduler(place, models, seed, first, count, after):
     """Every admitted request ends once, the books agree, and no slot that may be busy is given a batch."""
-    with Defects(owner, name, range(first, first + count), after=after) as defects:
+    with Defects(*place, range(first, first + count), after=after) as defects:
         server = AnyServer(list(models), seed)
-        for _ in range(60):
+        for _ in range(40):
             server.step()
             server.scheduler.check_invariants()
     assert not defects.met or server.faults
