@@ -1,4 +1,4 @@
-"""A real server with an OpenVINO model: what one client withdraws while it runs changes no answer of another's."""
+"""A real server with an OpenVINO model: what one client withdraws, or what fails, changes no answer of another's."""
 
 from __future__ import annotations
 
@@ -24,11 +24,13 @@ MODEL = """\
 """
 
 
-def write_powers(folder: Path) -> None:
+def write_powers(folder: Path, second_axis: str = "n") -> None:
     """Thirty squares of a matrix, one after the other: a permutation's are exact, and one of 128 takes milliseconds."""
     names = ["x", *(f"r{number}" for number in range(29)), "y"]
     nodes = [helper.make_node("MatMul", [before, before], [after]) for before, after in pairwise(names)]
-    ports = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", "n"]) for name in ("x", "y")]
+    ports = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", second_axis]) for name in ("x", "y")
+    ]
     graph = helper.make_graph(nodes, "powers", ports[:1], ports[1:])
     onnx.save(
         helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8),
@@ -99,3 +101,15 @@ def test_requests_that_are_given_up_change_no_answer_of_anothers(workplace: Any,
     trio.run(both)
     assert [Counter(right=ANSWERS)] == found
     assert given_up["deadline_exceeded" if by_deadline else "withdrawn"] > 0
+
+
+def test_requests_that_fail_change_no_answer_of_anothers(workplace: Any) -> None:
+    """A matrix that is not square fails in the model; the matrices around it have one size."""
+    write_powers(workplace.folder, second_axis="m")
+    served = workplace.serve(MODEL)
+    with served.client() as failing, served.client() as asking:
+        for columns in range(4, 24):
+            assert np.array_equal(squared_30_times(3), asking.infer("powers", {"x": turned(3)})["y"])
+            with pytest.raises(shapestream.ModelError):
+                failing.infer("powers", {"x": np.ones((3, columns), np.float32)})
+            assert np.array_equal(squared_30_times(3), asking.infer("powers", {"x": turned(3)})["y"])
