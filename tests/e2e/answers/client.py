@@ -11,7 +11,15 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import trio
-from tests.e2e.answers.arguments import CONNECT_S, arguments
+from tests.e2e.answers.arguments import (
+    CONNECT_S,
+    FIRST_GUESS_S,
+    HURRIED,
+    RAISED,
+    STRAYING,
+    WITHDRAWN,
+    arguments,
+)
 from tests.e2e.answers.models import MODELS, Model, Question, Questions
 from tests.e2e.answers.tally import Count, Tally
 
@@ -21,14 +29,6 @@ TASKS = (1, 3, 24)
 """Requests at a time of a client that asks. With few, a request runs for a large part of its time, and is hit there."""
 IN_FLIGHT = (4, 64)
 LONGEST_STREAM = 200
-HURRIED = 0.2
-WITHDRAWN = (0.1, 0.4, 0.9)
-"""Shares of a client's requests that get a deadline, and that are withdrawn if they are still there."""
-STRAYING = 1.5
-"""Deadlines and withdrawals come after 0 to so many times what an answer took of late."""
-FIRST_GUESS_S = 0.3
-RAISED = 1.02
-"""A withdrawn request raises what an answer took, since those that are withdrawn would have taken longer."""
 
 
 class Load:

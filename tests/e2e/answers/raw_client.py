@@ -16,7 +16,15 @@ from typing import Any
 import msgpack
 import numpy as np
 import zmq
-from tests.e2e.answers.arguments import CONNECT_S, arguments
+from tests.e2e.answers.arguments import (
+    CONNECT_S,
+    FIRST_GUESS_S,
+    HURRIED,
+    RAISED,
+    STRAYING,
+    WITHDRAWN,
+    arguments,
+)
 from tests.e2e.answers.models import MODELS, Question, Questions
 from tests.e2e.answers.tally import Count, Tally
 
@@ -24,11 +32,6 @@ HEARTBEAT, CLOCK, HELLO, OPEN_MODEL, REQUEST, CANCEL, GOODBYE = 0, 2, 10, 11, 12
 WELCOME, UNKNOWN, MODEL_OPENED, MODEL_REFUSED, RESULT, FAILURE, CREDIT = 20, 21, 22, 23, 24, 25, 26
 INLINE_BYTES = 1024
 IN_FLIGHT = (2, 64)
-HURRIED = 0.2
-WITHDRAWN = (0.1, 0.4, 0.9)
-FIRST_GUESS_S = 0.3
-RAISED = 1.02
-STRAYING = 1.5
 POLL_MS = 2
 TYPES = {"f32": np.dtype("<f4"), "i64": np.dtype("<i8")}
 
