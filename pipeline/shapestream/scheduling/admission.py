@@ -133,9 +133,9 @@ class Admission:
         if call.most is None:
             return None
         own = 0 if empty else call.of_call(rows, shape)
-        if empty:
-            rows, shape = max(1, rows), tuple([max(1, size) for size in shape])
         nbytes = call.of_batch(rows, shape)
+        if empty:
+            nbytes = max(nbytes, call.of_batch(max(1, rows), tuple([max(1, size) for size in shape])))
         if nbytes <= max(call.most, own):
             return None
         message = (

@@ -1,8 +1,12 @@
 """Recovery: what follows when a batch ends, fails, hangs or is lost with its slot.
 
-A batch that the *data* broke runs again in two halves, until the culprit is alone. The others get their results. A batch
-that was lost with its *slot* says nothing about its members: each runs again in a call of its own, a bounded number of
-times, the last time alone in its worker. A batch whose *process* died, or that hung, makes suspects of its members.
+A batch that the *data* broke runs again in two parts, until the culprit is alone. The others get their results. Its
+client pays for what ran in vain, and the parts wait for their turn (`by_turn`). That is enough to protect others: later
+requests of the client share calls as before (docs/decisions.md).
+
+A batch that was lost with its *slot* says nothing about its members: each runs again in a call of its own, a bounded
+number of times, the last time alone in its worker. A batch whose *process* died, or that hung, makes suspects of its
+members.
 
 A process that dies ends everything that runs there, so only a request that ran alone can be blamed. A suspect runs in a
 worker that was emptied for it (`Isolation`), and is `poisoned` if that dies or hangs too. Suspects go before everything

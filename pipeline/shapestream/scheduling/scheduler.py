@@ -294,8 +294,6 @@ class Scheduler:
                 return event.slot not in slots.slots or slots.slots[event.slot].closing
             case SlotLeft():
                 return event.slot not in slots.slots
-            case RequestCancelled():
-                return event.id not in requests
             case RequestsAbandoned():
                 return requests.keys().isdisjoint(event.ids)
             case ModelAdded():
@@ -308,8 +306,8 @@ class Scheduler:
                 return self._admission.draining
             case AuditWanted():
                 return self._audit.active
-            case RequestsArrived() | TimePassed():
-                return True
+            case RequestsArrived() | RequestCancelled() | TimePassed():
+                return True  # what was to be withdrawn is answered in its turn
             case _:
                 assert_never(event)
 

@@ -157,6 +157,7 @@ class Journal:
 
     def lost(self, running: RunningBatch, why: str, now: float) -> None:
         """Note a batch whose slot is gone."""
+        self.statistics.of(running.action.model).failed_us += round(running.held_s(now) * 1e6)
         self.stories.lost(running, "worker_lost", why, now)
 
     def failed(self, running: RunningBatch, report: BatchReport, now: float) -> None:
@@ -170,6 +171,7 @@ class Journal:
         counters = self.statistics.of(action.model)
         counters.batches_failed += 1
         counters.attempts_failed += len(action.requests)
+        counters.failed_us += round(running.held_s(now) * 1e6)
         self.stories.lost(running, report.code or ErrorCode.INTERNAL, report.message, now)
         if report.code is ErrorCode.CANCELLED:  # as asked for
             log.debug("batch cancelled", batch=report.batch, slot=running.slot.label)

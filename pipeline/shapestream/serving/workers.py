@@ -359,6 +359,12 @@ class RunningBatch:
             began = now - report.busy_s
             self.started = max(self.started, began if self.slot_free is None else min(self.slot_free, began))
 
+    def held_s(self, now: float) -> float:
+        """Seconds that it has held its slot, as far as the server heard of it."""
+        if self.action.behind is None:
+            return now - self.started
+        return 0.0 if self.slot_free is None else now - self.slot_free
+
     def expired(self) -> frozenset[int]:
         """The members that have no outputs, since their deadline had passed before it began."""
         if self.batch.start_before is None or None not in self.outputs:

@@ -224,6 +224,11 @@ METRICS: tuple[Metric, ...] = (
     _one("requests_quarantined", "Digests of poisoned requests.", lambda seen: seen.quarantined),
     # Batches
     _row("batches_total", "Batches, by result: ran or failed.", ("model", "result"), _batches),
+    _of_model(
+        "batches_failed_seconds_total",
+        "Time that failed batches held their slots: what failing requests cost, and what was lost with workers.",
+        lambda model: model.failed_us * _US,
+    ),
     _one(
         "batches_prefetched_total",
         "Batches queued behind a running one.",

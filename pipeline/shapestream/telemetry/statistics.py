@@ -140,6 +140,8 @@ class ModelCounters:
         self.attempts_failed = 0
         """Requests in batches that failed; one that runs again counts again."""
         self.batches_failed = 0
+        self.failed_us = 0
+        """Time that these held their slots."""
         self.rows = 0
         self.reallocations = 0
         self.calls = 0

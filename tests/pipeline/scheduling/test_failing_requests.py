@@ -143,3 +143,24 @@ def test_a_client_with_one_request_in_flight_keeps_its_rate_beside_failing_reque
 
     loops = {0: MAX_BATCH, 1: 1}
     assert 0.8 * rate(_simulated(0.0, loops)) < rate(_simulated(failing, loops))
+
+
+def test_requests_that_end_workers_end_two_each_and_take_no_other_along():
+    """One in a hundred, of one client; whom they ran beside is accused, runs alone, and is answered."""
+    traffic = [TraceRequest(0.0, 0, client, (1, 16)) for _ in range(400) for client in (0, 1)]
+    scenario = Scenario(
+        profiles=[PROFILE],
+        costs={"m": COST},
+        traffic=traffic,
+        believed={"m": COST},
+        slots=4,
+        in_flight_of={0: 32, 1: 8},
+        killing={0: 0.01},
+        restart_s=0.1,
+    )
+    simulated = simulate(Scheduler(8192, 1 << 40), scenario)
+    outcomes, clients = simulated.requests.outcomes(), np.array(simulated.requests.client)
+    poisoned = int((outcomes == FAILED).sum())
+    assert 2 <= poisoned <= 8
+    assert poisoned < simulated.deaths <= 2 * poisoned
+    assert {DONE} == set(outcomes[clients == 1].tolist())

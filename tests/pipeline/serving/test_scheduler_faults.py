@@ -5,14 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import trio
 from structlog.testing import capture_logs
 from tests.pipeline.serving.clocks import virtual_time
 from tests.pipeline.serving.echo_model import echo_tensors, request
 from tests.pipeline.serving.harness import memory_serving
+from tests.pipeline.serving.scripted_slots import ScriptedSlots
 
 import shapestream.serving.server
 from shapestream.scheduling import Scheduler, events
 from shapestream.scheduling.events import Action, FailRequest, ReportFault
+from shapestream.scheduling.queueing import ModelQueue
+from shapestream.telemetry.metrics import observe
 from shapestream.wire.messages import Failure, Result
 
 UNLUCKY = (1, 13)
@@ -61,3 +65,45 @@ async def test_a_fault_is_one_line_and_one_failure(monkeypatch: pytest.MonkeyPat
         line["about"],
         type(line["exc_info"]),
     )
+
+
+@virtual_time
+async def test_books_that_disagree_after_a_fault_end_requests_and_not_the_server(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The request that was being started is answered `internal`, the log has both errors, and the next one is answered."""
+    take = ModelQueue.take
+
+    def broken(queue: ModelQueue, members: Any) -> None:
+        monkeypatch.setattr(ModelQueue, "take", take)
+        members[0].start()
+        raise OverflowError("in the midst of a start")
+
+    with capture_logs() as lines:
+        async with memory_serving() as running:
+            client, worker = await running.client_and_worker()
+            monkeypatch.setattr(ModelQueue, "take", broken)
+            client.say(request(1))
+            failure = await client.hear(Failure)
+            assert (1, "internal") == (failure.sequence, failure.code)
+            client.say(request(2))
+            await worker.run_next()
+            assert 2 == (await client.hear(Result)).sequence
+            assert 2 == (await client.statistics())["faults"]
+    errors = [type(line["exc_info"]) for line in lines if line["event"] == "scheduler fault"]
+    assert [OverflowError, AssertionError] == errors
+
+
+@virtual_time
+async def test_failed_batches_count_the_time_that_they_held_their_slot() -> None:
+    """A batch that fails after two seconds shows in the metric, by model."""
+    slots = ScriptedSlots()
+    async with memory_serving(slots) as running:
+        client = await running.greeted()
+        client.say(request(1))
+        batch = await slots.next_batch()
+        await trio.sleep(2.0)
+        slots.fail(batch)
+        await client.hear(Failure)
+        samples = {metric.name: found for metric, found in observe(running.server.observation())}
+        assert [(("echo",), 2.0)] == samples["shapestream_batches_failed_seconds_total"]
