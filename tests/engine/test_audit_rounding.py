@@ -24,9 +24,9 @@ def known() -> list[Case]:
 
 def test_no_right_answer_is_a_mismatch(known: list[Case]) -> None:
     """Though many are beyond the tolerance."""
-    found = {case.name: examine(case, 20 * TOGETHER, None, seed=1) for case in known}
+    found = {case.name: examine(case, 10 * TOGETHER, None, seed=1) for case in known}
     assert dict.fromkeys(found, 0) == {name: judgements["mismatch"] for name, judgements in found.items()}
-    assert sum(found.values(), Counter())["rounding"] > 1000, "nothing was shown"
+    assert sum(found.values(), Counter())["rounding"] > 500, "nothing was shown"
 
 
 @pytest.mark.parametrize("error", ERRORS)
