@@ -46,8 +46,6 @@ BEYOND = 1.5
 points that are nearer, too."""
 LATELY = 16
 """Calls since a node was visited, up to which it was visited lately."""
-NEAREST = 0.8
-"""A call visits the node with the largest weight, and those whose weight is at least this part of it."""
 _NEVER = -1
 NOTABLE = 0.01
 """Logarithm by which traffic must have moved a node for its correction to be kept."""
@@ -299,9 +297,8 @@ class Grid:
         self._calls += 1
         for node, weight in near:
             learned[node] += weight * step
-        for node in _nearest(near):
-            if seen[node] >= self._known_since:
-                seen[node] = self._calls
+        if seen[nearest := _nearest(near)] >= self._known_since:
+            seen[nearest] = self._calls
         return [learned[node] for node, _ in near]
 
     # ------------------------------------------------------------ what is known
@@ -346,7 +343,7 @@ class Grid:
 
     def _visited(self, sizes: Sizes, since: int) -> bool:
         near, _ = self._corner_weights(sizes)
-        return sum([weight for node, weight in near if self._seen[node] >= since]) > 0.5
+        return sum([weight for node, weight in near if self._seen[node] >= since]) >= 0.5
 
     def doubt(self, but: int) -> None:
         """Doubt all nodes but those that the last so many calls visited."""
@@ -367,8 +364,7 @@ class Grid:
         for node, _ in near:
             if self._seen[node] < self._known_since:
                 self._learned[node] += min(FIRST_CLIP, difference)
-        for node in _nearest(near):
-            self._seen[node] = self._calls
+        self._seen[_nearest(near)] = self._calls
         self._unvisited = True
 
     def _estimate_unvisited(self) -> None:
@@ -426,10 +422,9 @@ class Grid:
         self.publish(0.0)
 
 
-def _nearest(near: Sequence[tuple[int, float]]) -> list[int]:
-    """Return the nodes with the largest weights, or nearly so."""
-    most = max([weight for _, weight in near])
-    return [node for node, weight in near if weight >= NEAREST * most]
+def _nearest(near: Sequence[tuple[int, float]]) -> int:
+    """Return the node with the largest weight; of two, the smaller call's, so that the larger one is still tried."""
+    return max(near, key=lambda entry: entry[1])[0]
 
 
 def grid_over(points: Mapping[Sizes, float], most_rows: int) -> Grid:

@@ -36,9 +36,9 @@ Calls: TypeAlias = Sequence[tuple[int, Sizes]]
 CLIP = log(1.5)
 """Logarithm by which one observation differs from what was expected, at most: a machine that stalls says nothing about
 the model."""
-LASTING = 3
-"""Batches in a row that are off by more than that, all of them longer or all shorter: no machine stalls so evenly, so the
-costs have changed."""
+LASTING = 4
+"""Batches in a row that are off by more than that, all of them longer or all shorter: then the costs have changed. With
+lognormal noise of sigma 0.4, which is much, it happens by chance once in 600 batches, and three in a row once in 120."""
 SLOWDOWN_STEP = 0.06
 """Part of that difference that a worker's slowdown takes over; the grid takes over `cost_grid.STEP`."""
 BATCH_S = 1e-3
@@ -260,7 +260,8 @@ class Kind:
             if grid.knows(sizes):
                 if change := surface.lasting_change(off):
                     off -= self._change(surface, change)
-                    grid.doubt(0)
+                    if self._workers == 1:
+                        grid.doubt(0)
                 elif off < -CLIP and not grid.met_lately(sizes):
                     grid.doubt(LATELY)  # what else has not run lately may be out of date as well
             if not grid.knows(sizes):
@@ -290,11 +291,13 @@ class Kind:
         """Move a worker's slowdown by what all calls share of a lasting change; return by how much.
 
         What did not run is taken at its best. If calls became shorter, all did. If they became longer, the size may be the
-        cause, and other sizes are to be tried: it is divided as that of one batch is.
+        cause, and other sizes are to be tried: it is divided as that of one batch is. Of several workers, which share what
+        is known of sizes, it is the one that changed.
         """
         if not surface.slots:
             return 0.0
-        moved = change if change < 0.0 else SLOWDOWN_STEP / (SLOWDOWN_STEP + STEP) * change
+        is_all = change < 0.0 or self._workers > 1
+        moved = change if is_all else SLOWDOWN_STEP / (SLOWDOWN_STEP + STEP) * change
         surface.slowdown_log += moved
         self._slowdowns_sum += moved
         return moved

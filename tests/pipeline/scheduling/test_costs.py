@@ -669,3 +669,32 @@ def test_whatever_a_file_says_predictions_stay_sensible(seconds):
     found = [over.seconds(rows, np.full((4, 1), seq)) for seq in (8, 20, 64, 512)]
     assert np.isfinite(found).all()
     assert (np.min(found) >= 0.0, (np.diff(found, axis=0) >= -1e-9 * np.max(found)).all()) == (True, True)
+
+
+def test_sizes_far_beyond_the_table_have_prices_of_their_own():
+    """A call eight times as long as any measured is believed, also after a restart; small calls stay as they were."""
+    costs = costs_with(WORKER)
+    before = predictions(costs, (1, 8), (4, 64))
+    ran(costs, (4, 4000), 0.3, 1)
+    assert 0.3 * seconds_of(4, 4000) == pytest.approx(predictions(costs, (4, 4000))[0])
+    assert before == pytest.approx(predictions(costs, (1, 8), (4, 64)), rel=0.02)
+    asked = (1, 8), (4, 64), (4, 4000), (16, 4000)
+    after = costs_with(WORKER, known=costs.learned(1.0))
+    assert predictions(costs, *asked) == pytest.approx(predictions(after, *asked), rel=0.011)
+
+
+def test_a_single_long_call_is_not_believed_in_full():
+    """The machine stood still during the first call of 32 rows: it counts as four times what was expected, not 100."""
+    costs = costs_over({(1, 8): 1.0})
+    over = costs["m"].surface()
+    expected_s = over.second(32, (8,))
+    learned(costs, 32, 8, 100 * expected_s)
+    assert 4 * expected_s == pytest.approx(over.second(32, (8,)))
+
+
+def test_what_ran_bounds_what_did_not():
+    """Of one point and one call of 16 rows that took as long, all between take as long."""
+    costs = costs_over({(1, 8): 1.0})
+    learned(costs, 16, 8, 1.0)
+    over = costs["m"].surface()
+    assert [1.0] * 4 == pytest.approx([over.second(rows, (8,)) for rows in (2, 4, 8, 16)])
