@@ -156,6 +156,9 @@ ROWS: dict[str, tuple[str, Source, Callable[[Array], Array], Reduction, str, Hea
     ),
     "class of a mean": ("refuted", floats(), lambda x: x + np.float32([1, 0]), R["mean"], "", argmax, "i64", False),
     "median": ("refuted", floats(), unchanged, R["median"], "", plain, "f32", False),
+    "std above zero": (
+        "refuted", floats(), unchanged, R["std"], "", above(0.0), "boolean", False,
+    ),
     "std": ("refuted", floats(), unchanged, R["std"], "", plain, "f32", False),
     "third from the top": ("refuted", floats(), unchanged, families.kth(3), "", plain, "f32", False),
     "top three": ("refuted", floats(), unchanged, families.top_sum(3), "", plain, "f32", False),

@@ -315,6 +315,8 @@ class Evidence:
         self._cases = [0] * len(signature.outputs)
         self._requests: list[set[Sample]] = [set() for _ in signature.outputs]
         self._hidden = [0] * len(signature.outputs)
+        self._ties: list[set[Sample]] = [set() for _ in signature.outputs]
+        """Requests whose difference was dropped, since rounding may have made it."""
         self._hides: dict[tuple[Sample, int], bool] = {}
         self._worst: list[_Worst | None] = [None] * len(signature.outputs)
         self._failure: tuple[str, str] | None = None
@@ -356,9 +358,12 @@ class Evidence:
                 self._hides[key] = tolerance.hides(member.results[number])
             return self._hides[key]
         # Equal to the bit is what invariance promises, of ties as well.
-        return self._treatment.kind != "invariance" and self._baseline.pool.hangs_on_rounding(
+        if self._treatment.kind == "invariance" or not self._baseline.pool.hangs_on_rounding(
             member, number, tolerance, difference.excess
-        )
+        ):
+            return False
+        self._ties[number].add(member)
+        return True
 
     def fail(self, case: Case, message: str) -> None:
         """Note a call that failed though each of its members runs alone."""
@@ -438,6 +443,9 @@ class Evidence:
             near = sum(number in sample.near for sample in self._requests[number])
             if near < ENOUGH:
                 return "unproved", f"only {near} requests were near a change of its values"
+            # A threshold that lies where all values are equal looks like a tie.
+            if (ties := len(self._ties[number])) >= ENOUGH:
+                return "unproved", f"{ties} requests lie where rounding decides, and got other results"
         if self._stopped is not None:
             return "unproved", self._stopped[1]
         return "proved", ""

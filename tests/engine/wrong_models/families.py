@@ -45,6 +45,8 @@ class Drawn:
     words: str
     source: Source
     call: Callable[..., Array]
+    exact: Callable[..., Array]
+    """The same, computed in f64: its rounding shows nowhere."""
     output: OutputSpec
 
     @property
@@ -355,11 +357,11 @@ def assembled(
 ) -> Drawn:
     """A model of these parts. `mask` is `heeded`, `late`, `shifted` or anything else for a mask that is ignored."""
 
-    def call(**inputs: Array) -> Array:
+    def run(inputs: dict[str, Array], precision: str | None) -> Array:
         given = inputs[source.name]
         present = inputs["mask"] != 0 if source.has_mask else np.ones(given.shape[:2], bool)
         with np.errstate(all="ignore"):
-            v = values(given)
+            v = values(given) if precision is None else values(given).astype(precision)
             match mask:
                 case "heeded":
                     result = reduction(v, present)
@@ -373,7 +375,13 @@ def assembled(
 
     axes = ["batch", *(["seq"] if keeps_seq else []), *(["?"] if keeps_features else [])]
     output = OutputSpec(shape=", ".join(axes), element_type=element_type)
-    return Drawn(words=words, source=source, call=call, output=output)
+    return Drawn(
+        words=words,
+        source=source,
+        call=lambda **inputs: run(inputs, None),
+        exact=lambda **inputs: run(inputs, "f8"),
+        output=output,
+    )
 
 
 def _source(random: np.random.Generator) -> Source:

@@ -187,7 +187,7 @@ def _longer(length: int, most: int, random: np.random.Generator) -> list[int]:
 def _run(drawn: Drawn, given: Array, mask: Array | None) -> Array | None:
     inputs = {drawn.source.name: given} | ({} if mask is None else {"mask": mask})
     try:
-        return drawn.call(**inputs)
+        return drawn.exact(**inputs)
     except (ValueError, IndexError):
         return None
 
