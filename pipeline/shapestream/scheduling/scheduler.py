@@ -80,14 +80,14 @@ def next_up(
     of those that it asks. `full` tells whether the company of a request would fill a batch.
     """
     best: Request | None = None
-    best_key: tuple[bool, float, int] = (True, 0.0, 0)
+    best_key = (True, (0.0, 0))
     for queue in queues:
         if not ready(queue, now):
             continue
         again = queue.rerun_count > 0
         request = queue.next_rerun()[0] if again else next_anchor(queue, now, full)
         if request is not None:
-            key = (not again, *((request.rank, request.order) if again else request.turn))
+            key = (not again, request.place if again else request.turn)
             if best is None or key < best_key:
                 best, best_key = request, key
     if best is not None and best_key[0] and len(best.line.client.lines) > 1:
