@@ -232,9 +232,13 @@ class FairShares(Generic[LineT]):
         not move virtual time ahead.
         """
         client = line.client
-        moved_s = max(0.0, bonus_s)
-        self.virtual_s = max(self.virtual_s + share_s / (self.present + 1), client.start_s - moved_s)
-        client.virtual_s = max(client.virtual_s, line.start_s - moved_s)
+        if bonus_s < 0.0:
+            bonus_s = 0.0
+        self.virtual_s += share_s / (self.present + 1)
+        if client.start_s - bonus_s > self.virtual_s:
+            self.virtual_s = client.start_s - bonus_s
+        if line.start_s - bonus_s > client.virtual_s:
+            client.virtual_s = line.start_s - bonus_s
 
     def charge(self, line: LineT, share_s: float) -> None:
         """A request of this line runs, and `share_s` is its part of the call; none is free of charge."""
@@ -386,7 +390,10 @@ class QueueRoom:
 
     def exceeds(self, client: int, nbytes: int) -> bool:
         """Whether one more request of a client would take it above its share, and leave no share free."""
-        requests, held_bytes, _ = self._held.get(client, (0, 0, 0.0))
+        held = self._held.get(client)
+        if held is None:
+            return False
+        requests, held_bytes, _ = held
         return self._crowds(requests, 1, self.requests, self.max_requests) or self._crowds(
             held_bytes, nbytes, self.nbytes, self.max_bytes
         )

@@ -241,15 +241,13 @@ class LazyHeap:
         heapreplace(self._entries, (key, entry[1], entry[2]))
 
     def shrink(self, living: int) -> None:
-        """Throws the dead out if they outnumber the `living`."""
-        if len(self._entries) > 2 * living + _SMALL:
+        """Throws the dead out if they outnumber the `living`, or none lives."""
+        if not living:
+            self._entries.clear()
+        elif len(self._entries) > 2 * living + _SMALL:
             last_live = self._last_live
             self._entries = [entry for entry in self._entries if entry[2].state <= last_live]
             heapify(self._entries)
-
-    def clear(self) -> None:
-        """Throws everything out, where nothing lives."""
-        self._entries.clear()
 
     def living(self) -> list[Request]:
         """Every living request, in no order; for checks only."""
@@ -803,12 +801,9 @@ class ModelQueue:
         self.rows -= rows
         for line, share_s in left.items():
             line.left(share_s)
-            if not line.queued:
-                line.requests.clear()
-            else:
-                line.requests.shrink(line.queued)
-                if line.has_priorities:
-                    self.turns.put(line, line.first())
+            line.requests.shrink(line.queued)
+            if line.queued and line.has_priorities:
+                self.turns.put(line, line.first())
         for bucket in touched.values():
             if bucket.count:
                 bucket.drop_dead()

@@ -145,15 +145,26 @@ class SchedulerMachine(Referee):
     def _above_a_share(
         self, arrivals: list[Arrival], failed: dict[int, str], queued_before: list[Known]
     ) -> bool:
-        """Whether each client that was refused would have more than a third of the room: there are three clients."""
+        """Whether each client that was refused would have more than a third of the room: there are three clients.
+
+        Or more than a third for one of the models that it asked, divided by their number.
+        """
         waiting = [*(known.arrival for known in queued_before), *(a for a in arrivals if a.id not in failed)]
         refused = [a for a in arrivals if failed.get(a.id) == "overloaded" and a.deadline is None]
-        return all(
-            3 * (1 + sum(a.client == client for a in waiting)) > MAX_QUEUED_REQUESTS
-            or 3 * (max(a.nbytes for a in refused) + sum(a.nbytes for a in waiting if a.client == client))
-            > MAX_QUEUED_BYTES
-            for client in {a.client for a in refused}
-        )
+
+        def exceeds(held: list[Arrival], more: int, part: int) -> bool:
+            requests, nbytes = 1 + len(held), more + sum(a.nbytes for a in held)
+            return part * requests > MAX_QUEUED_REQUESTS or part * nbytes > MAX_QUEUED_BYTES
+
+        for arrival in refused:
+            own = [a for a in waiting if a.client == arrival.client]
+            alike = [a for a in own if a.model == arrival.model]
+            known = [known.arrival for known in self.known.values()]
+            models = {a.model for a in known if a.client == arrival.client}
+            most = max(a.nbytes for a in refused)
+            if not (exceeds(own, most, 3) or exceeds(alike, most, 3 * len(models))):
+                return False
+        return True
 
     def _check_refusal(self, arrival: Arrival, code: str | None) -> None:
         """The reasons that are certain beforehand."""
