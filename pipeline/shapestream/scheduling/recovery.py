@@ -1,7 +1,7 @@
 """Recovery: what follows when a batch ends, fails, hangs or is lost with its slot.
 
 A batch that the *data* broke runs again in two parts, until the culprit is alone. The others get their results. Its
-client pays for what ran in vain, and the parts wait for their turn (`by_turn`). That is enough to protect others: later
+client pays for what ran in vain, and the parts wait for their turn (`by_rerun`). That is enough to protect others: later
 requests of the client share calls as before (docs/decisions.md).
 
 A batch that was lost with its *slot* says nothing about its members: each runs again in a call of its own, a bounded

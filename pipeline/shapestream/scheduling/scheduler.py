@@ -682,7 +682,7 @@ class Scheduler:
             actions.append(self._ledger.fail_late(request, now))
             return
         queue = request.queue
-        if queue.costs.rounding is not None:
+        if queue.costs.rounding is not None and not queue.alone:
             # Since it was admitted, the cap on shapes may have left none that holds it within `max_batch_bytes`.
             for member in queue.next_rerun() if request.state is RERUN else (request,):
                 refusal = self._admission.too_large(queue, member.rows, member.own_shape)
