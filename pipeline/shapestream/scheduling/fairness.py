@@ -9,8 +9,8 @@ virtual time, and in it one `Line` per model on a scale of the client's own. The
 turn, then the line, then the first request of the line.
 
 An account is charged when a batch starts: each member pays its part of what the call is predicted to take, in proportion to
-what it would cost in good company. So a request that shares no call pays for the whole. What runs again because of a request
-is charged to it once it is found (`blame`). A client without queued requests starts again at virtual time, or where its
+what it would cost in good company. So a request that shares no call pays for the whole. What a failed call makes run again is
+a `Debt` of its members, which is paid once. A client without queued requests starts again at virtual time, or where its
 account is if that is later. A client that was held up is owed what it did not get, within `OWED_S`.
 
 A request's *rank* is a forecast of its turn at its arrival: its client's account, and the queued work that goes before. It
@@ -35,7 +35,7 @@ clients that are remembered.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
 AGEING_S = 1.0
@@ -107,6 +107,36 @@ class Line:
     def has_priorities(self) -> bool:
         """Whether the next request may have another priority than the first."""
         return len(self.last) > 1 or 0 not in self.last
+
+
+class Debt(Generic[LineT]):
+    """What a failed call makes run again: the first member that is found to be to blame pays.
+
+    If none is, all `payers` do in equal parts when the last member has ended. A later member that is to blame too pays
+    nothing: the calls ran once.
+    """
+
+    __slots__ = ("_payers", "members", "share_s")
+
+    def __init__(self, share_s: float, members: int, payers: Sequence[LineT]) -> None:
+        self.share_s = share_s
+        """Predicted seconds of all slots."""
+        self.members = members
+        """Those that have not ended."""
+        self._payers: Sequence[LineT] | None = payers
+
+    def pay(self, shares: FairShares[LineT], line: LineT) -> None:
+        """A member of this line is to blame."""
+        if self._payers is not None:
+            self._payers = None
+            shares.blame(line, self.share_s)
+
+    def leave(self, shares: FairShares[LineT]) -> None:
+        """A member has ended."""
+        self.members -= 1
+        if not self.members and self._payers:
+            for line in self._payers:
+                shares.blame(line, self.share_s / len(self._payers))
 
 
 class FairShares(Generic[LineT]):
@@ -254,11 +284,12 @@ class FairShares(Generic[LineT]):
     def blame(self, line: LineT, share_s: float) -> None:
         """Slots work for `share_s` because of a request of this line, and not as its turn: it pays with later turns.
 
-        The work moves virtual time like any other, also where the client never comes back to pay.
+        The work moves virtual time like any other, also where the client never comes back to pay. A client without queued
+        requests would start again at virtual time, so it pays from there.
         """
         client = line.client
         self.virtual_s += share_s / (self.present + 1)
-        client.start_s = max(client.start_s, self.virtual_s) + share_s
+        client.start_s = (client.start_s if client.queued else max(client.start_s, self.virtual_s)) + share_s
         line.start_s += share_s
         self._furthest_s = max(self._furthest_s, client.start_s)
 

@@ -219,5 +219,8 @@ class Ledger:
 
     def _remove(self, request: Request) -> None:
         """Forget a request, at last: until then a fault still finds it here, and it is not lost."""
-        request.queue.shares.ended(request.line)
+        shares = request.queue.shares
+        for debt in request.debts:
+            debt.leave(shares)
+        shares.ended(request.line)
         del self.requests[request.id]

@@ -29,7 +29,7 @@ from typing import Final, NamedTuple
 
 from shapestream.scheduling.costs import ModelCosts
 from shapestream.scheduling.events import ModelProfile
-from shapestream.scheduling.fairness import Client, FairShares, Line
+from shapestream.scheduling.fairness import Client, Debt, FairShares, Line
 
 
 class RequestState(IntEnum):
@@ -72,7 +72,7 @@ class Request:
 
     __slots__ = (
         "accused",
-        "again_s",
+        "again_from",
         "ahead",
         "arrived",
         "batch",
@@ -81,6 +81,7 @@ class Request:
         "client",
         "cost_s",
         "deadline",
+        "debts",
         "id",
         "line",
         "losses",
@@ -143,8 +144,10 @@ class Request:
         self.losses = 0
         self.accused = False
         """Whether a process died, or a call hung, that may have run it."""
-        self.again_s = 0.0
-        """Predicted seconds of all slots of the calls that run again because of it, if it was to blame."""
+        self.debts: tuple[Debt[ClientLine], ...] = ()
+        """What the failed calls that it was in make run again."""
+        self.again_from: float | None = None
+        """Its turn when it was first to run again, on the scale of virtual time; None before."""
         self.state: RequestState = QUEUED
         self.batch: int | None = None
         """The number of its batch, while it is in one."""
@@ -164,8 +167,10 @@ class Request:
         self.state = _START[self.state]
 
     def run_again(self) -> None:
-        """Wait in a fixed group."""
+        """Wait in a fixed group: in its turn, or in that of its client if it came along as company from behind that."""
         self.state = _RUN_AGAIN[self.state]
+        if self.again_from is None:
+            self.again_from = min(self.rank, self.line.client.start_s - self.bonus_s)
 
     def suspect(self) -> None:
         """Wait to be run where nothing else runs."""
@@ -185,11 +190,12 @@ def nanoseconds(seconds: float) -> int:
 
 
 def by_rerun(request: Request) -> tuple[float, int]:
-    """The key of the order of requests that run again: by rank, later by what runs again because of them.
+    """The key of the order of requests that run again: by their turn, later by what runs again because of them.
 
     So the parts of a batch that failed wait for what came meanwhile, and those that fail again for those that do not.
     """
-    return request.rank + request.again_s, request.order
+    assert request.again_from is not None
+    return request.again_from + sum([debt.share_s for debt in request.debts]), request.order
 
 
 # Below this many entries nothing is gained by throwing the dead ones out.

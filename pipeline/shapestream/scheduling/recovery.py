@@ -33,10 +33,11 @@ from shapestream.scheduling.events import (
     SlotLeft,
     StartBatch,
 )
+from shapestream.scheduling.fairness import Debt
 from shapestream.scheduling.hang_watch import HangWatch
 from shapestream.scheduling.ledger import Ledger
 from shapestream.scheduling.planner import unplanned
-from shapestream.scheduling.queueing import RUNNING, ModelQueue, Queues, Request
+from shapestream.scheduling.queueing import RUNNING, ClientLine, ModelQueue, Queues, Request
 from shapestream.scheduling.slots import (
     Batch,
     BatchState,
@@ -347,9 +348,9 @@ class Recovery:
                     for request in batch.members:
                         if request.state is RUNNING:
                             message = "the call hangs, and nothing could end it"
-                            actions.append(ledger.fail(request, code, message, now))
                             if batch.trial is Trial.ACCUSED:
-                                self._charge(request)
+                                self._blame(request)
+                            actions.append(ledger.fail(request, code, message, now))
                 case _:
                     raise AssertionError(f"{batch} cannot hang: it is {batch.state.value}")
 
@@ -370,12 +371,13 @@ class Recovery:
         living = _living(batch)
         if len(batch.ids) == 1:
             for request in living:
+                self._blame(request)
                 actions.append(self.ledger.fail(request, event.code, event.message, now))
-                self._charge(request)
             return
         # Members that have ended meanwhile may be the culprits, so even one that is left gets its try.
         parts = [part for part in _parts(living) if part]
-        self._note_reruns(living, sum([self._call_s(part) for part in parts]))
+        seconds = sum([self._call_s(part) for part in parts])
+        self._note_reruns(living, seconds, [request.line for request in living])
         for part in parts:
             self._run_again(part, now, actions)
 
@@ -396,11 +398,12 @@ class Recovery:
                 f"what ran it died, or hung, and so did the next worker, where nothing else ran: {reason}"
             )
             for request in _living(batch):
+                self._blame(request)
                 actions.append(self.ledger.fail(request, "poisoned", message, now))
-                self._charge(request)
             return
         accused = self._may_run_again(batch, reason, now, actions)
-        self._note_reruns(accused, sum([self._call_s([request]) for request in accused]))
+        # Perhaps a batch beside this one is to blame: then the members do not pay.
+        self._note_reruns(accused, sum([self._call_s([request]) for request in accused]), ())
         self._accuse(accused, now, actions)
 
     def returned(self, batch: Batch, reason: str, now: float, actions: list[Action]) -> None:
@@ -425,23 +428,25 @@ class Recovery:
             actions.append(self.ledger.fail(request, "worker_lost", message, now))
         return again
 
-    def _note_reruns(self, requests: Sequence[Request], seconds: float) -> None:
+    def _note_reruns(self, requests: Sequence[Request], seconds: float, payers: Sequence[ClientLine]) -> None:
         """Note with each of these requests what all of them will take to run again, perhaps because of it.
 
-        `seconds`: of one slot; 0.0 while nothing is measured.
+        `seconds`: of one slot; 0.0 while nothing is measured. `payers` pay if none of them is found to be to blame.
         """
         if not requests:
             return
         again_s = seconds / self._slots.serving(requests[0].queue)
         if not again_s:
             again_s = sum([request.share_s for request in requests])
+        debt = Debt(again_s, len(requests), payers)
         for request in requests:
-            request.again_s += again_s
+            request.debts = (*request.debts, debt)
 
     @staticmethod
-    def _charge(request: Request) -> None:
+    def _blame(request: Request) -> None:
         """Charge what ran again because of a request that was to blame to its client."""
-        request.queue.shares.blame(request.line, request.again_s)
+        for debt in request.debts:
+            debt.pay(request.queue.shares, request.line)
 
     def _accuse(self, requests: Sequence[Request], now: float, actions: list[Action]) -> None:
         """Suspect requests of which one may have ended a process."""

@@ -7,9 +7,10 @@ from math import log2
 
 import numpy as np
 import pytest
+from tests.pipeline.scheduling.stage import table
 
 from shapestream.scheduling import Scheduler
-from shapestream.scheduling.events import ModelProfile
+from shapestream.scheduling.events import ModelProfile, SlotJoined
 from shapestream.telemetry.trace import TraceRequest
 from shapestream_workers.lab.simulator import DONE, FAILED, Scenario, Simulated, simulate
 from shapestream_workers.lab.true_cost import FormulaCost
@@ -94,6 +95,60 @@ def test_what_runs_again_is_charged_to_the_client_whose_request_failed(make_stag
     assert _turns_before_the_next(make_stage(), fails=False) < _turns_before_the_next(
         make_stage(), fails=True
     )
+
+
+def _part_of_the_slot(stage, fails: Callable[[int], bool], *, seconds: float = 20.0) -> float:
+    """Part of a slot's time that the calls of model `bad` take, of which those of so many rows fail, beside model `text`.
+
+    Each model has a client of its own, which always has requests queued.
+    """
+    for name in ("text", "bad"):
+        stage.model(name, max_batch=16)
+    costs = {name: table(CALL_S, ROW_S / 4) for name in ("text", "bad")}
+    stage.play(SlotJoined(slot=0, models=frozenset(costs), costs=costs))
+    clients = {"text": 1, "bad": 2}
+    for name, client in clients.items():
+        stage.arrive(*[(1, 4)] * 48, model=name, client=client)
+    took = dict.fromkeys(clients, 0.0)
+    while stage.now < seconds:
+        start, ended = stage.started[-1], len(stage.ends)
+        run_s = CALL_S + ROW_S * start.sizes[0]
+        took[start.model] += run_s
+        stage.now += run_s
+        if start.model == "bad" and fails(start.sizes[0]):
+            stage.fail(start)
+        else:
+            stage.finish(start, run_s=run_s)
+        if ended := len(stage.ends) - ended:
+            stage.arrive(*[(1, 4)] * ended, model=start.model, client=clients[start.model])
+    return took["bad"] / seconds
+
+
+def test_what_fails_in_any_company_is_paid_for_by_those_that_were_in_it(stage):
+    """No request is to blame where each runs well alone: the model still takes half of the slot, and no more."""
+    assert _part_of_the_slot(stage, lambda rows: rows > 1) == pytest.approx(0.5, abs=0.05)
+
+
+def test_calls_that_run_again_because_of_several_requests_are_paid_for_once(stage):
+    """Each request fails alone too: its client still gets half of the slot."""
+    assert _part_of_the_slot(stage, lambda rows: True) == pytest.approx(0.5, abs=0.05)
+
+
+def test_company_from_far_behind_waits_no_longer_than_what_its_client_has_queued_now(stage):
+    """It was in a call, and paid, so its place is where its client is, not where its turn would have come."""
+    stage.model(max_batch=2)
+    stage.measured_slots(0)
+    stage.arrive((1, 8), client=1)
+    anchor, *_ = stage.arrive((1, 4), *[(1, 8)] * 100, client=1)
+    (far,) = stage.arrive((1, 4), client=1)
+    stage.finish(stage.started[-1])
+    assert {anchor, far} == set(stage.started[-1].requests)
+    stage.fail(stage.started[-1])
+    failed = len(stage.started)
+    while far not in stage.ends:
+        stage.finish(stage.started[-1])
+        stage.arrive((1, 8), client=1)
+    assert len(stage.started) - failed < 10
 
 
 # ---------------------------------------------------------------- on virtual time

@@ -388,3 +388,17 @@ def test_a_priority_that_was_withdrawn_leaves_nothing_behind(alone):
     (prior,) = alone.arrive((1, 4), client=1, priority=1)
     order = _order(alone, until=13)
     assert order.index(prior) < order.index(plain)
+
+
+def test_blame_leaves_a_client_what_it_is_owed_for_turns_that_it_waits_for():
+    """Only an account that nothing is queued for is first brought up to virtual time, or it would pay with the past."""
+    shares: FairShares[Line] = FairShares(lambda: None)
+    waiting, other = (Line(shares.client(number)) for number in (1, 2))
+    for line in (waiting, other):
+        shares.stamp(line, 1.0, 0)
+    for _ in range(10):
+        shares.begin(other, 0.0, 1.0)
+        shares.charge(other, 1.0)
+    assert shares.virtual_s > waiting.client.start_s
+    shares.blame(waiting, 1.0)
+    assert waiting.client.start_s == 1.0
