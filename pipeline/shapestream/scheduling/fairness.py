@@ -9,8 +9,8 @@ virtual time, and in it one `Line` per model on a scale of the client's own. The
 turn, then the line, then the first request of the line.
 
 An account is charged when a batch starts: each member pays its part of what the call is predicted to take, in proportion to
-what it would cost in good company. So a request that shares no call pays for the whole. What a failed call makes run again is
-a `Debt` of its members, which is paid once. A client without queued requests starts again at virtual time, or where its
+what it would cost in good company. So a request that shares no call pays for the whole. What a failed call makes run again
+is a `Debt` of its members, and is paid once. A client without queued requests starts again at virtual time, or where its
 account is if that is later. A client that was held up is owed what it did not get, within `OWED_S`.
 
 A request's *rank* is a forecast of its turn at its arrival: its client's account, and the queued work that goes before. It
