@@ -33,6 +33,7 @@ def told(*models: str, us: int = 1000, times: int = 1) -> dict[str, Any]:
         ):
             histogram.record(us, times)
         row.elements_computed, row.elements_padding, row.preparations = 8 * times, times, times
+        row.failed_us = max(1, us)
     queue = {"queued": times, "slots": 16, "free_slots": 4}
     return {
         "last_minute": minute.to_dict(60.0, models),
@@ -61,7 +62,7 @@ def test_tables_keep_to_80_columns(us: int, times: int) -> None:
     lines = drawn(told("m" * 60, "short", us=us, times=times)).splitlines()
     assert max(map(len, lines)) <= 80
     rows = [line for line in lines if line.startswith("mmm")]
-    assert ["…" in line for line in rows] == [True, True, False], "requests, batches; failures have room"
+    assert ["…" in line for line in rows] == [True, True, False, False], "requests, batches; failures have room"
     assert not any("…" in line for line in lines if line not in rows)
 
 
@@ -73,6 +74,7 @@ def test_what_the_tables_say() -> None:
     assert ["m", "model_error", "120"] in lines
     assert ["(refused", "at", "the", "port)", "overloaded", "120"] in lines
     assert ["w1-4711", "2", "5", "50%"] in lines
+    assert "failed batches held slots of m for 1.5ms".split() in lines
 
 
 def test_workers_between_two_looks() -> None:

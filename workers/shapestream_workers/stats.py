@@ -58,7 +58,9 @@ def drawing(address: str, told: Mapping[str, Any], before: Mapping[str, Any] | N
     parts += [_shown(why) for why in told["unavailable"].values()]
     parts += [Text(), _workers(told, before)]
     failures = _failures(minute)
-    return Group(*parts, Text(), failures) if failures.row_count else Group(*parts)
+    if failures.row_count:
+        parts += [Text(), failures]
+    return Group(*parts, *_failed_batches(minute))
 
 
 def _headline(address: str, told: Mapping[str, Any]) -> Text:
@@ -147,6 +149,15 @@ def _failures(minute: Mapping[str, Any]) -> Table:
     return table
 
 
+def _failed_batches(minute: Mapping[str, Any]) -> list[Text]:
+    """The models whose failed batches held slots for the longest."""
+    held_us = {name: row["failed_us"] for name, row in minute["models"].items() if row["failed_us"]}
+    return [
+        _shown(f"failed batches held slots of {name} for {_spell_time(held_us[name])}")
+        for name in sorted(held_us, key=lambda name: -held_us[name])[:SHOWN_ROWS]
+    ]
+
+
 def _table(title: str, name: str, *headings: str) -> Table:
     """A table whose first column gets shorter where there is no room."""
     table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0), pad_edge=False)
@@ -180,7 +191,11 @@ def _spell_us(histogram: Mapping[str, Any], quantile: str) -> str:
     """A quantile of microseconds, in six characters; nothing without measurements."""
     if not histogram["count"]:
         return ""
-    us = histogram[quantile]
+    return _spell_time(histogram[quantile])
+
+
+def _spell_time(us: int) -> str:
+    """Microseconds, in six characters up to 11 days."""
     if us < 1000:
         return f"{us}us"
     return f"{us / 1e3:.{int(us < 1e4)}f}ms" if us < 1e6 else f"{us / 1e6:.{int(us < 1e7)}f}s"

@@ -141,7 +141,7 @@ class ModelCounters:
         """Requests in batches that failed; one that runs again counts again."""
         self.batches_failed = 0
         self.failed_us = 0
-        """Time that these held their slots."""
+        """Time that these, and batches that were lost, held their slots."""
         self.rows = 0
         self.reallocations = 0
         self.calls = 0
@@ -178,7 +178,7 @@ class ModelCounters:
     def activity(self) -> int:
         """A number that grows with every change of the counters."""
         ended = self.results + self.failures.total()
-        return self.arrived + ended + self.batches + self.batches_failed
+        return self.arrived + ended + self.batches + self.batches_failed + self.failed_us
 
     def __copy__(self) -> ModelCounters:
         return self._made_of({name: copy(value) for name, value in vars(self).items()})
@@ -199,6 +199,7 @@ class ModelCounters:
             "arrived": self.arrived,
             "results": self.results,
             "failures": dict(self.failures),
+            "failed_us": self.failed_us,
             "batches": self.batches,
             "rows": self.rows,
             "calls": self.calls,

@@ -74,7 +74,7 @@ async def test_books_that_disagree_after_a_fault_end_requests_and_not_the_server
     """The request that was being started is answered `internal`, the log has both errors, and the next one is answered."""
     take = ModelQueue.take
 
-    def broken(queue: ModelQueue, members: Any) -> None:
+    def broken(queue: ModelQueue, anchor: Any, members: Any, share_s: float | None) -> None:
         monkeypatch.setattr(ModelQueue, "take", take)
         members[0].start()
         raise OverflowError("in the midst of a start")
@@ -96,7 +96,7 @@ async def test_books_that_disagree_after_a_fault_end_requests_and_not_the_server
 
 @virtual_time
 async def test_failed_batches_count_the_time_that_they_held_their_slot() -> None:
-    """A batch that fails after two seconds shows in the metric, by model."""
+    """A batch that fails after two seconds shows in the metric and in the last minute, by model."""
     slots = ScriptedSlots()
     async with memory_serving(slots) as running:
         client = await running.greeted()
@@ -107,3 +107,5 @@ async def test_failed_batches_count_the_time_that_they_held_their_slot() -> None
         await client.hear(Failure)
         samples = {metric.name: found for metric, found in observe(running.server.observation())}
         assert [(("echo",), 2.0)] == samples["shapestream_batches_failed_seconds_total"]
+        told = await client.statistics()
+        assert 2_000_000 == told["last_minute"]["models"]["echo"]["failed_us"]
