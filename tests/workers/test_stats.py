@@ -62,7 +62,9 @@ def test_tables_keep_to_80_columns(us: int, times: int) -> None:
     lines = drawn(told("m" * 60, "short", us=us, times=times)).splitlines()
     assert max(map(len, lines)) <= 80
     rows = [line for line in lines if line.startswith("mmm")]
-    assert ["…" in line for line in rows] == [True, True, False, False], "requests, batches; failures have room"
+    assert ["…" in line for line in rows] == [True, True, False, False], (
+        "requests, batches; failures have room"
+    )
     assert not any("…" in line for line in lines if line not in rows)
 
 

@@ -15,6 +15,7 @@ from itertools import islice
 from math import inf
 from typing import assert_never
 
+from shapestream.scheduling import rebuilding
 from shapestream.scheduling.admission import Admission
 from shapestream.scheduling.audit import Audit, is_in_the_way
 from shapestream.scheduling.call_costs import CallCosts
@@ -29,17 +30,14 @@ from shapestream.scheduling.events import (
     CancelBatch,
     ContractError,
     CutReason,
-    DeliverResults,
     DrainStarted,
     Event,
     FailRequest,
-    ForgetRequest,
     KillSlot,
     ModelAdded,
     ModelProfile,
     ModelRunsAlone,
     ModelUnavailable,
-    RecallBatch,
     ReportFault,
     RequestCancelled,
     RequestsAbandoned,
@@ -270,7 +268,9 @@ class Scheduler:
                 self._refuse_unanswered(event.requests, now, actions)
             try:
                 self.check_invariants()
-                assert self._has_taken(event), "the event was not taken in"
+                assert rebuilding.has_taken(event, self._queues, self._slots, self._ledger, self._audit), (
+                    "the event was not taken in"
+                )
                 assert self._wakeup() > now, "it would be woken for ever"
                 assert _started(actions).issuperset(
                     number for number in self._slots.batches if number >= first_batch
@@ -280,57 +280,17 @@ class Scheduler:
                 self._rebuild(event, first_batch, now, actions)
         return actions
 
-    def _has_taken(self, event: Event) -> bool:
-        """Tell whether the books show what an event said, where they would be wrong for ever without it."""
-        slots, requests = self._slots, self._ledger.requests
-        match event:
-            case BatchFinished() | BatchFailed():
-                return event.batch not in slots.batches
-            case SlotJoined():
-                return event.slot in slots.slots
-            case SlotsJoined():
-                return all(joined.slot in slots.slots for joined in event.slots)
-            case SlotClosing():
-                return event.slot not in slots.slots or slots.slots[event.slot].closing
-            case SlotLeft():
-                return event.slot not in slots.slots
-            case RequestsAbandoned():
-                return requests.keys().isdisjoint(event.ids)
-            case ModelAdded():
-                return event.model.name in self._queues
-            case ModelUnavailable():
-                return event.model not in self._queues or self._queues[event.model].unavailable is not None
-            case ModelRunsAlone():
-                return self._queues[event.model].alone == event.alone
-            case DrainStarted():
-                return self._admission.draining
-            case AuditWanted():
-                return self._audit.active
-            case RequestsArrived() | RequestCancelled() | TimePassed():
-                return True  # what was to be withdrawn is answered in its turn
-            case _:
-                assert_never(event)
-
     def _rebuild(self, event: Event, first_batch: int, now: float, actions: list[Action]) -> None:
-        """Open new books, and end all requests of the old ones as `internal`.
+        """Open new books, and end all requests of the old ones as `internal` (rebuilding.py).
 
-        What is known outside of the books stays: models with their costs, slots, and the batches there, without members.
-        A slot counts as busy until it reports. `first_batch`: the number from which on batches are this event's; one that
-        the caller was not told to start is dropped.
+        `first_batch`: the number from which on batches are this event's.
         """
         slots, queues, draining = self._slots, self._queues, self._admission.draining
-        ended = {action.id for action in actions if isinstance(action, FailRequest | ForgetRequest)}
-        ended.update(*[action.requests for action in actions if isinstance(action, DeliverResults)])
         started = _started(actions)
-        if isinstance(event, BatchFinished | BatchFailed):
-            slots.batches.pop(event.batch, None)
+        rebuilding.end_all(self._ledger, now, actions)
+        rebuilding.drop_reported(event, slots)
         if isinstance(event, SlotLeft):
-            slots.slots.pop(event.slot, None)
             self._costs.leave(event.slot)
-        message = "the server lost track of its requests, and ended all of them; see its log"
-        for id_ in sorted(self._ledger.requests.keys() - ended):
-            self._story.note(now, (id_,), "failed: internal: {}", message)
-            actions.append(FailRequest(id=id_, code="internal", message=message))
         self._open_books()
         self._watch.next_look = inf
         self._admission.draining = draining or isinstance(event, DrainStarted)
@@ -344,7 +304,7 @@ class Scheduler:
                 if batch.slot is slot and (number < first_batch or number in started)
             ]
             try:
-                self._keep(slot, held, now, actions)
+                rebuilding.keep(slot, held, self._slots, self._queues, self._watch, now, actions)
             except Exception as error:  # noqa: BLE001 - the others serve on
                 actions.append(ReportFault(error=error, about="slot in new books"))
                 self._slots.close(slot.id)
@@ -353,29 +313,6 @@ class Scheduler:
             self._tell_again(event, actions)
         except Exception as error:  # noqa: BLE001 - there is nothing left that it could disagree with
             actions.append(ReportFault(error=error, about=f"{type(event).__name__} in new books"))
-
-    def _keep(self, slot: Slot, held: Sequence[Batch], now: float, actions: list[Action]) -> None:
-        """Enter a slot in new books, with the batch that it runs and the one behind; both are stopped."""
-        self._slots.join(slot.id, slot.models, slot.prefetch_s, slot.worker.name)
-        kept = self._slots.slots[slot.id]
-        for batch in held:
-            name = batch.queue.profile.name
-            memberless = Batch(batch.id, kept, self._queues[name], (), batch.sizes, batch.predicted_s)
-            if kept.batch is not None:
-                self._slots.queue_behind(kept, memberless)
-                memberless.recall()
-                if batch.state is not BatchState.RECALLED:
-                    actions.append(RecallBatch(batch=batch.id, slot=slot.id))
-                continue
-            self._slots.start(kept, memberless, now)
-            memberless.go_on_as(batch)
-            self._watch.began(memberless, now)
-            if memberless.cancel():
-                actions.append(CancelBatch(batch=batch.id, slot=slot.id))
-        if kept.batch is not None and kept.batch.state is BatchState.CONDEMNED:
-            self._slots.condemn(kept.worker)
-        if slot.closing:
-            self._slots.close(slot.id)
 
     def _tell_again(self, event: Event, actions: list[Action]) -> None:
         """Enter what an event said in new books, if the old ones had not taken it in."""

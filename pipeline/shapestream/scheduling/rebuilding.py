@@ -1,0 +1,125 @@
+"""New books after a fault: what goes over from the old ones, which disagree.
+
+What is known outside of the books stays: models with their costs, slots, and the batches there, without members. A slot
+counts as busy until it reports. All requests end as `internal`: their places in the old books cannot be trusted. The
+scheduler opens the new books, and then enters the event at which the fault occurred.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import assert_never
+
+from shapestream.scheduling.audit import Audit
+from shapestream.scheduling.events import (
+    Action,
+    AuditWanted,
+    BatchFailed,
+    BatchFinished,
+    CancelBatch,
+    DeliverResults,
+    DrainStarted,
+    Event,
+    FailRequest,
+    ForgetRequest,
+    ModelAdded,
+    ModelRunsAlone,
+    ModelUnavailable,
+    RecallBatch,
+    RequestCancelled,
+    RequestsAbandoned,
+    RequestsArrived,
+    SlotClosing,
+    SlotJoined,
+    SlotLeft,
+    SlotsJoined,
+    TimePassed,
+)
+from shapestream.scheduling.hang_watch import HangWatch
+from shapestream.scheduling.ledger import Ledger
+from shapestream.scheduling.queueing import Queues
+from shapestream.scheduling.slots import Batch, BatchState, Slot, SlotTable
+
+
+def has_taken(event: Event, queues: Queues, slots: SlotTable, ledger: Ledger, audit: Audit) -> bool:
+    """Tell whether the books show what an event said, where they would be wrong for ever without it."""
+    match event:
+        case BatchFinished() | BatchFailed():
+            return event.batch not in slots.batches
+        case SlotJoined():
+            return event.slot in slots.slots
+        case SlotsJoined():
+            return all(joined.slot in slots.slots for joined in event.slots)
+        case SlotClosing():
+            return event.slot not in slots.slots or slots.slots[event.slot].closing
+        case SlotLeft():
+            return event.slot not in slots.slots
+        case RequestsAbandoned():
+            return ledger.requests.keys().isdisjoint(event.ids)
+        case ModelAdded():
+            return event.model.name in queues
+        case ModelUnavailable():
+            return event.model not in queues or queues[event.model].unavailable is not None
+        case ModelRunsAlone():
+            return queues[event.model].alone == event.alone
+        case DrainStarted():
+            return ledger.admission.draining
+        case AuditWanted():
+            return audit.active
+        case RequestsArrived() | RequestCancelled() | TimePassed():
+            return True  # what was to be withdrawn is answered in its turn
+        case _:
+            assert_never(event)
+
+
+def end_all(ledger: Ledger, now: float, actions: list[Action]) -> None:
+    """End all requests that these actions have not ended. The old ledger only tells which: it stays as it is."""
+    ended = {action.id for action in actions if isinstance(action, FailRequest | ForgetRequest)}
+    ended.update(*[action.requests for action in actions if isinstance(action, DeliverResults)])
+    message = "the server lost track of its requests, and ended all of them; see its log"
+    for id_ in sorted(ledger.requests.keys() - ended):
+        ledger.story.note(now, (id_,), "failed: internal: {}", message)
+        actions.append(FailRequest(id=id_, code="internal", message=message))
+
+
+def drop_reported(event: Event, slots: SlotTable) -> None:
+    """Take a batch or a slot that is over, by this event, out of the old books."""
+    match event:
+        case BatchFinished() | BatchFailed():
+            slots.batches.pop(event.batch, None)
+        case SlotLeft():
+            slots.slots.pop(event.slot, None)
+        case _:
+            pass
+
+
+def keep(
+    slot: Slot,
+    held: Sequence[Batch],
+    slots: SlotTable,
+    queues: Queues,
+    watch: HangWatch,
+    now: float,
+    actions: list[Action],
+) -> None:
+    """Enter a slot in new books, with the batch that it runs and the one behind; both are stopped."""
+    slots.join(slot.id, slot.models, slot.prefetch_s, slot.worker.name)
+    kept = slots.slots[slot.id]
+    for batch in held:
+        name = batch.queue.profile.name
+        memberless = Batch(batch.id, kept, queues[name], (), batch.sizes, batch.predicted_s)
+        if kept.batch is not None:
+            slots.queue_behind(kept, memberless)
+            memberless.recall()
+            if batch.state is not BatchState.RECALLED:
+                actions.append(RecallBatch(batch=batch.id, slot=slot.id))
+            continue
+        slots.start(kept, memberless, now)
+        memberless.go_on_as(batch)
+        watch.began(memberless, now)
+        if memberless.cancel():
+            actions.append(CancelBatch(batch=batch.id, slot=slot.id))
+    if kept.batch is not None and kept.batch.state is BatchState.CONDEMNED:
+        slots.condemn(kept.worker)
+    if slot.closing:
+        slots.close(slot.id)
