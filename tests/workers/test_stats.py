@@ -76,7 +76,7 @@ def test_what_the_tables_say() -> None:
     assert ["m", "model_error", "120"] in lines
     assert ["(refused", "at", "the", "port)", "overloaded", "120"] in lines
     assert ["w1-4711", "2", "5", "50%"] in lines
-    assert "failed batches held slots of m for 1.5ms".split() in lines
+    assert ["failed", "batches", "held", "slots", "of", "m", "for", "1.5ms"] in lines
 
 
 def test_workers_between_two_looks() -> None:

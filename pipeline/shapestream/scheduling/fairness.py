@@ -10,7 +10,7 @@ turn, then the line, then the first request of the line.
 
 An account is charged when a batch starts: each member pays its part of what the call is predicted to take, in proportion to
 what it would cost in good company. So a request that shares no call pays for the whole. What a failed call makes run again
-is a `Debt` of its members, and is paid once. A client without queued requests starts again at virtual time, or where its
+is the `Rework` of its members, and is paid once. A client without queued requests starts again at virtual time, or where its
 account is if that is later. A client that was held up is owed what it did not get, within `OWED_S`.
 
 A request's *rank* is a forecast of its turn at its arrival: its client's account, and the queued work that goes before. It
@@ -109,7 +109,7 @@ class Line:
         return len(self.last) > 1 or 0 not in self.last
 
 
-class Debt(Generic[LineT]):
+class Rework(Generic[LineT]):
     """What a failed call makes run again: the first member that is found to be to blame pays.
 
     If none is, all `payers` do in equal parts when the last member has ended. A later member that is to blame too pays

@@ -72,8 +72,8 @@ def _check_ledger(ledger: Ledger, requests: Iterable[Request], queues: Queues, n
         }
         assert owned == shares.unfinished(), "clients own what is not here, or the reverse"
         assert len(owned) == shares.present
-    indebted = Counter(debt for request in requests for debt in request.debts)
-    assert indebted == {debt: debt.members for debt in indebted}, "a debt is not of its members"
+    parts = Counter(rework for request in requests for rework in request.reworks)
+    assert parts == {rework: rework.members for rework in parts}, "rework is not of its members"
     assert not ledger.unwanted, "an unwanted batch was not looked at"
     with_deadline = {request.id for request in requests if request.deadline is not None}
     assert {request.id for request in ledger.deadlines.living()} == with_deadline

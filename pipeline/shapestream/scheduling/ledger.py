@@ -220,7 +220,7 @@ class Ledger:
     def _remove(self, request: Request) -> None:
         """Forget a request, at last: until then a fault still finds it here, and it is not lost."""
         shares = request.queue.shares
-        for debt in request.debts:
-            debt.leave(shares)
+        for rework in request.reworks:
+            rework.leave(shares)
         shares.ended(request.line)
         del self.requests[request.id]

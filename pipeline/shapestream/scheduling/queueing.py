@@ -29,7 +29,7 @@ from typing import Final, NamedTuple
 
 from shapestream.scheduling.costs import ModelCosts
 from shapestream.scheduling.events import ModelProfile
-from shapestream.scheduling.fairness import Client, Debt, FairShares, Line
+from shapestream.scheduling.fairness import Client, FairShares, Line, Rework
 
 
 class RequestState(IntEnum):
@@ -81,7 +81,6 @@ class Request:
         "client",
         "cost_s",
         "deadline",
-        "debts",
         "id",
         "line",
         "losses",
@@ -91,6 +90,7 @@ class Request:
         "place",
         "queue",
         "rank",
+        "reworks",
         "rows",
         "shape",
         "share_s",
@@ -144,7 +144,7 @@ class Request:
         self.losses = 0
         self.accused = False
         """Whether a process died, or a call hung, that may have run it."""
-        self.debts: tuple[Debt[ClientLine], ...] = ()
+        self.reworks: tuple[Rework[ClientLine], ...] = ()
         """What the failed calls that it was in make run again."""
         self.again_from: float | None = None
         """Its turn when it was first to run again, on the scale of virtual time; None before."""
@@ -195,7 +195,7 @@ def by_rerun(request: Request) -> tuple[float, int]:
     So the parts of a batch that failed wait for what came meanwhile, and those that fail again for those that do not.
     """
     assert request.again_from is not None
-    return request.again_from + sum([debt.share_s for debt in request.debts]), request.order
+    return request.again_from + sum([rework.share_s for rework in request.reworks]), request.order
 
 
 # Below this many entries nothing is gained by throwing the dead ones out.

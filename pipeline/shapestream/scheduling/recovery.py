@@ -33,7 +33,7 @@ from shapestream.scheduling.events import (
     SlotLeft,
     StartBatch,
 )
-from shapestream.scheduling.fairness import Debt
+from shapestream.scheduling.fairness import Rework
 from shapestream.scheduling.hang_watch import HangWatch
 from shapestream.scheduling.ledger import Ledger
 from shapestream.scheduling.planner import unplanned
@@ -438,15 +438,15 @@ class Recovery:
         again_s = seconds / self._slots.serving(requests[0].queue)
         if not again_s:
             again_s = sum([request.share_s for request in requests])
-        debt = Debt(again_s, len(requests), payers)
+        rework = Rework(again_s, len(requests), payers)
         for request in requests:
-            request.debts = (*request.debts, debt)
+            request.reworks = (*request.reworks, rework)
 
     @staticmethod
     def _blame(request: Request) -> None:
         """Charge what ran again because of a request that was to blame to its client."""
-        for debt in request.debts:
-            debt.pay(request.queue.shares, request.line)
+        for rework in request.reworks:
+            rework.pay(request.queue.shares, request.line)
 
     def _accuse(self, requests: Sequence[Request], now: float, actions: list[Action]) -> None:
         """Suspect requests of which one may have ended a process."""
