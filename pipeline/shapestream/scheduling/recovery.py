@@ -401,10 +401,7 @@ class Recovery:
                 self._blame(request)
                 actions.append(self.ledger.fail(request, "poisoned", message, now))
             return
-        accused = self._may_run_again(batch, reason, now, actions)
-        # Perhaps a batch beside this one is to blame: then the members do not pay.
-        self._note_reruns(accused, sum([self._call_s([request]) for request in accused]), ())
-        self._accuse(accused, now, actions)
+        self._accuse(self._may_run_again(batch, reason, now, actions), now, actions)
 
     def returned(self, batch: Batch, reason: str, now: float, actions: list[Action]) -> None:
         """A batch that was queued behind another did not begin: it runs again as it is, and no attempt is lost."""
@@ -449,7 +446,11 @@ class Recovery:
             rework.pay(request.queue.shares, request.line)
 
     def _accuse(self, requests: Sequence[Request], now: float, actions: list[Action]) -> None:
-        """Suspect requests of which one may have ended a process."""
+        """Suspect requests of which one may have ended a process.
+
+        If a batch beside theirs did, they do not pay for what runs again.
+        """
+        self._note_reruns(requests, sum([self._call_s([request]) for request in requests]), ())
         for request in requests:
             request.accused = True
             self._suspect(request, now, actions)

@@ -10,7 +10,7 @@ import pytest
 from tests.pipeline.scheduling.stage import table
 
 from shapestream.scheduling import Scheduler
-from shapestream.scheduling.events import ModelProfile, SlotJoined
+from shapestream.scheduling.events import ModelProfile, SlotJoined, SlotLeft
 from shapestream.telemetry.trace import TraceRequest
 from shapestream_workers.lab.simulator import DONE, FAILED, Scenario, Simulated, simulate
 from shapestream_workers.lab.true_cost import FormulaCost
@@ -95,6 +95,37 @@ def test_what_runs_again_is_charged_to_the_client_whose_request_failed(make_stag
     assert _turns_before_the_next(make_stage(), fails=False) < _turns_before_the_next(
         make_stage(), fails=True
     )
+
+
+def _turns_after_a_death(stage, *, kills: bool) -> int:
+    """The same, where a worker died, and a request of client 2 was in the batch that was queued behind the running one."""
+    stage.model(max_batch=8)
+    stage.measured_slots(9, worker="busy")
+    stage.arrive((1, 4), client=3)
+    stage.arrive(*[(1, 4)] * 8, *[(1, 8)] * 200, client=1)
+    (bad,) = stage.arrive((1, 8), client=2)
+    stage.measured_slots(0, worker="w", prefetch_s=5.0)
+    _, running, behind = stage.started
+    assert (None, True, 8) == (running.behind, bad in behind.requests, len(behind.requests))
+    stage.play(SlotLeft(slot=0, died=True))
+    stage.measured_slots(1, worker="w")
+    while bad not in stage.ends:
+        start = stage.started[-1]
+        if kills and bad in start.requests:
+            stage.play(SlotLeft(slot=1, died=True))
+            stage.measured_slots(2, worker="w")
+        else:
+            stage.finish(start)
+    first = len(stage.started)
+    (following,) = stage.arrive((1, 8), client=2)
+    while following not in stage.started[-1].requests:
+        stage.finish(stage.started[-1])
+    return [id_ for start in stage.started[first:] for id_ in start.requests].index(following)
+
+
+def test_a_request_that_ends_a_worker_is_charged_for_its_batch_also_from_behind_another(make_stage):
+    """Each of the eight ran alone because of it."""
+    assert _turns_after_a_death(make_stage(), kills=False) < _turns_after_a_death(make_stage(), kills=True)
 
 
 def _part_of_the_slot(stage, fails: Callable[[int], bool], *, seconds: float = 20.0) -> float:
