@@ -56,7 +56,8 @@ def core() -> ov.Core:
     Raises `ModelLoadError` if OpenVINO refuses the property: its kernel may still be wrong then.
     """
     runtime = ov.Core()
-    runtime.get_property("CPU", "SUPPORTED_PROPERTIES")  # loads the device: before, it would refuse at every later use
+    # This loads the device. What it refuses before, it refuses at every later use.
+    runtime.get_property("CPU", "SUPPORTED_PROPERTIES")
     try:
         runtime.set_property("CPU", {"SNIPPETS_MODE": "DISABLE"})
     except RuntimeError as error:
