@@ -13,6 +13,7 @@ from openvino import opset13 as op
 BEST = np.float32(0.9)
 
 
+@pytest.mark.seeds("S003-08")
 @pytest.mark.parametrize(("step", "is_sorted"), [(6e-8, False), (9e-7, False), (1.2e-6, True)])
 def test_close_scores_come_in_no_order(step: float, is_sorted: bool) -> None:
     """Two scores are sorted, best first, only if they differ by 1e-6; with 17 in a picture such a sort leaves its memory."""
