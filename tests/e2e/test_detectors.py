@@ -37,7 +37,7 @@ CASES: dict[str, tuple[Callable[[Mapping[str, str]], ov.Model], str]] = {
     ),
     "multiclass": (
         multiclass,
-        # MulticlassNms of OpenVINO 2026.4.1 writes beyond its memory where many scores saturate.
+        # Other values give close scores, which MulticlassNms sorts beyond its memory (docs/backends.md).
         """
       {found}: {rule: counts, output: {count}}
     probe: {{image}: {uniform: [-1, 1]}}""",

@@ -4,6 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from typing import Any
+
+import openvino as ov
+import pytest
+
+from shapestream_engine import ModelLoadError
+from shapestream_engine.backends.openvino import runtime
 
 SCRIPT = """
 import faulthandler, gc, signal, threading
@@ -38,3 +45,15 @@ def test_a_signal_after_the_last_model_is_gone_is_only_a_signal() -> None:
         [sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=120, check=False
     )
     assert (0, "interrupted") == (done.returncode, done.stdout.strip()), done.stderr
+
+
+def test_a_version_that_keeps_its_fused_kernels_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A version without the property may still have the wrong kernel, so that no model is read instead of any answered."""
+
+    class Newer(ov.Core):
+        def set_property(self, *args: Any) -> None:
+            super().set_property("CPU", {"PROPERTY_OF_THE_PAST": "DISABLE"})
+
+    monkeypatch.setattr(runtime.ov, "Core", Newer)
+    with pytest.raises(ModelLoadError, match=r"Unsupported property PROPERTY_OF_THE_PAST .* install"):
+        runtime.core.__wrapped__()

@@ -16,7 +16,7 @@ from shapestream_engine.probing.inputs import Normal, Uniform
 
 IMAGE = InputSpec(shape="batch:1..8, 1, height:16..64, width:16..64")
 GENTLE = ProbeOptions(values={"image": Uniform(-1.0, 1.0)})
-"""Scores that do not saturate: MulticlassNms of OpenVINO 2026.4.1 writes beyond its memory where many do."""
+"""Scores that are far apart: MulticlassNms of OpenVINO 2026.4.1 sorts close ones beyond its memory (docs/backends.md)."""
 
 
 def detector(folder: Path, build: object, **outputs: OutputSpec) -> ModelSpec:

@@ -27,6 +27,8 @@ from shapestream_engine.signature import ModelSignature
 from shapestream_engine.tensor import fixed_ports, port_bounds
 
 _FORMATS = {".xml": "ir", ".onnx": "onnx"}
+_MADE_OF_OTHERS = frozenset(("AUTO", "HETERO", "MULTI"))
+"""Devices that hand properties on to others, and list only their own."""
 
 
 def read_model(core: ov.Core, path: Path) -> ov.Model:
@@ -265,11 +267,9 @@ def _properties(runtime: ov.Core, spec: ModelSpec, slots: int, threads: int | No
     }
     if threads is not None:
         defaults["INFERENCE_NUM_THREADS"] = threads
+    if device in _MADE_OF_OTHERS:
+        supported.add("INFERENCE_PRECISION_HINT")
     properties = {name: value for name, value in defaults.items() if name in supported}
-    if device == "CPU":
-        # Its kernel for attention answers lengths from 16 wrongly for ever, where a stream's first call had length 1
-        # (2026.4.1; tests/engine/test_openvino_history.py). Without it MiniLM takes as long. It is not among `supported`.
-        properties["SNIPPETS_MODE"] = "DISABLE"
     return properties | dict(spec.properties)
 
 

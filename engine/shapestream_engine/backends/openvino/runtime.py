@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 
+from shapestream_engine.errors import ModelLoadError
+
 _WHERE = re.compile(r"^(Exception from \S+:\d+:?|Caught exception:)\s*")
 _CHECK = re.compile(r"Check '.*?' failed at (/?[\w.+-]+/)*[\w.+-]+:\d+:?\s*", re.DOTALL)
 
@@ -34,6 +36,9 @@ def _hidden(package: str) -> Iterator[None]:
 with _hidden("openvino_telemetry"):
     import openvino as ov
 
+# Two threads that read the first `data` of a process at once were seen to wait for each other for ever (2026.4.1).
+_ = ov.Tensor(ov.Type.f32, [1]).data
+
 
 @cache
 def core() -> ov.Core:
@@ -43,8 +48,24 @@ def core() -> ov.Core:
     the last model *and* core are gone, on whichever thread that happens (seen on OpenVINO 2026.4, on x86-64).
     The next signal to the first thread, a Ctrl-C or SIGTERM, then ends the process with a segmentation fault. With a
     core that stays, the memory stays.
+
+    The CPU device runs without its fused kernels. The kernel for attention answers lengths from 16 wrongly for ever, where
+    a stream's first call had length 1 (2026.4.1; tests/engine/test_openvino_history.py). The property is set here because
+    `AUTO`, `MULTI` and `HETERO` do not hand it on to the CPU.
+
+    Raises `ModelLoadError` if OpenVINO refuses the property: its kernel may still be wrong then.
     """
-    return ov.Core()
+    runtime = ov.Core()
+    # This loads the device. What it refuses before, it refuses at every later use.
+    runtime.get_property("CPU", "SUPPORTED_PROPERTIES")
+    try:
+        runtime.set_property("CPU", {"SNIPPETS_MODE": "DISABLE"})
+    except RuntimeError as error:
+        raise ModelLoadError(
+            f"OpenVINO {ov.__version__} cannot switch off its fused kernels, of which that for attention was wrong in "
+            f"2026.4.1: {engine_words(error)}; install openvino 2026.4.1"
+        ) from error
+    return runtime
 
 
 def engine_words(error: BaseException) -> str:
