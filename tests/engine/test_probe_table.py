@@ -255,6 +255,20 @@ def test_rows_that_hear_a_little_of_each_other_are_refuted(head: Head) -> None:
     assert "refuted" == found["batching"]
 
 
+@pytest.mark.parametrize("vocabulary", [50, 400])
+def test_the_largest_ids_that_a_model_takes_are_tried(vocabulary: int) -> None:
+    """Only the last fifth of the ids disturbs another row, and nobody has said how many ids there are."""
+    table = np.arange(vocabulary, dtype=np.float32)
+
+    def disturbed(given: Array) -> Array:
+        values = table[given]
+        return (values + (values[:1] >= 0.8 * vocabulary))[..., None]
+
+    drawn = assembled("ids", ids(vocabulary), disturbed, R["first"], "", plain, "f32", keeps_seq=False)
+    found = {str(finding.treatment): finding for finding in proved(drawn)}
+    assert "refuted" == found["batching"].verdict, str(found["batching"])
+
+
 def test_the_report_counts_different_requests() -> None:
     """A request that is tried a hundred times is one."""
     row = ROWS["mean above zero"]
