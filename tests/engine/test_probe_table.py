@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from tests.engine.wrong_models import families
 from tests.engine.wrong_models.__main__ import proved, run
-from tests.engine.wrong_models.families import REDUCTIONS, Array, Reduction, Source, assembled
+from tests.engine.wrong_models.families import REDUCTIONS, Array, Reduction, Source, assembled, draw
 
+from shapestream_engine import compile_model
+from shapestream_engine.probing.examination import examine
 from shapestream_engine.probing.inputs import Integers, Uniform, Values
+from shapestream_engine.probing.report import Finding
 
 Head = Callable[[Array], Array]
 
@@ -267,6 +271,17 @@ def test_the_largest_ids_that_a_model_takes_are_tried(vocabulary: int) -> None:
     drawn = assembled("ids", ids(vocabulary), disturbed, R["first"], "", plain, "f32", keeps_seq=False)
     found = {str(finding.treatment): finding for finding in proved(drawn)}
     assert "refuted" == found["batching"].verdict, str(found["batching"])
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_threshold_that_few_ids_come_near_is_found(seed: int) -> None:
+    """Draw 5837 of seed 912: a fiftieth of the batch's largest values flips a truth value in few requests only."""
+    drawn = draw(np.random.default_rng([912, 5837]))
+    findings: list[Finding] = []
+    model = compile_model(drawn.spec)
+    examine(model, replace(drawn.options, seed=seed), findings.extend)
+    model.close()
+    assert "refuted" == {str(finding.treatment): finding.verdict for finding in findings}["batching"]
 
 
 def test_the_report_counts_different_requests() -> None:

@@ -64,6 +64,7 @@ class Domain:
     reaches: tuple[float, ...]
     """The ordinary reach first, then larger and smaller ones."""
     padded_axes: tuple[int, ...]
+    is_whole: bool
 
     @classmethod
     def of(cls, port: InputPort, values: Values, *, is_declared: bool, largest: int | None) -> Domain:
@@ -84,7 +85,11 @@ class Domain:
             reaches.append(min(reaches[-1] * _STEP or _STEP, high - low))
         reaches += [own / _STEP**turn for turn in range(1, _NARROWER + 1) if own / _STEP**turn > least]
         axes = tuple(axis for axis, name in enumerate(port.axis_names) if name in port.pad)
-        return cls(low, high, tuple(dict.fromkeys((pad, middle))), tuple(reaches), axes)
+        return cls(low, high, tuple(dict.fromkeys((pad, middle))), tuple(reaches), axes, kind in "biu")
+
+    def any(self, shape: tuple[int, ...], random: np.random.Generator) -> Array:
+        """Any values at all, as 64-bit floats."""
+        return random.uniform(self.low, self.high, shape)
 
     def draw(self, recipe: Recipe, shape: tuple[int, ...], random: np.random.Generator) -> Array:
         """Values of that kind, as 64-bit floats."""
@@ -151,7 +156,8 @@ def content_request(
 ) -> tuple[Tensors, str]:
     """The request of that number, each another one, and its content in words; masks are left to the server.
 
-    After one request of each recipe, every input has a random one.
+    After one request of each recipe, every input of floats has a random recipe. Whole numbers are then any of all, at each
+    element: as ids they have no order, so that a way between two leads nowhere near a threshold, and only chance does.
     """
     random = np.random.default_rng([seed, number, *sizes, 1])
     arrays: dict[int, Array] = {}
@@ -163,10 +169,11 @@ def content_request(
         if number < len(all_recipes):
             recipe = all_recipes[number]
             words = str(recipe)
-        own = values[port.name]
+        own, domain = values[port.name], known[port.name]
         if isinstance(own, Samples) and recipe.pattern != "end":
             arrays[index] = own.cut(shape, number).astype(dtype_of(port.element_type))
         else:
-            drawn = known[port.name].draw(recipe, shape, random)
+            is_any = domain.is_whole and number >= len(all_recipes)
+            drawn = domain.any(shape, random) if is_any else domain.draw(recipe, shape, random)
             arrays[index] = held(drawn, dtype_of(port.element_type))
     return tensors_of(signature, arrays), words

@@ -85,8 +85,9 @@ class Pool:
 
     @property
     def contents(self) -> int:
-        """Requests of one size that differ in kind; of several inputs as many again, in which each has its own kind."""
-        return len(self._recipes) * min(2, len(self._domains))
+        """Requests of one size: one of each recipe. As many again mix the recipes of several inputs, or any ids."""
+        mixes = len(self._domains) > 1 or any(domain.is_whole for domain in self._domains.values())
+        return len(self._recipes) * (1 + mixes)
 
     def typical(self, sizes: tuple[int, ...], number: int) -> Sample | None:
         """An ordinary request; each `number` is another one."""

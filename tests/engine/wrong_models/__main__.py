@@ -134,7 +134,9 @@ def main() -> int:
     parser.add_argument("--draws", type=int, default=500, help="wrong models, and as many right ones")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--verbose", action="store_true", help="print every model")
-    parser.add_argument("--only", type=int, metavar="DRAW", help="try this draw of the seed again, and no other")
+    parser.add_argument(
+        "--only", type=int, metavar="DRAW", help="try this draw of the seed again, and no other"
+    )
     arguments = parser.parse_args()
     if arguments.only is None:
         tally = run(arguments.draws, arguments.seed, verbose=arguments.verbose)
