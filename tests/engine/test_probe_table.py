@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from tests.engine.wrong_models import families
 from tests.engine.wrong_models.__main__ import proved, run
-from tests.engine.wrong_models.families import REDUCTIONS, Array, Reduction, Source, assembled
+from tests.engine.wrong_models.families import REDUCTIONS, Array, Reduction, Source, assembled, draw
 
+from shapestream_engine import compile_model
+from shapestream_engine.probing.examination import examine
 from shapestream_engine.probing.inputs import Integers, Uniform, Values
+from shapestream_engine.probing.report import Finding
 
 Head = Callable[[Array], Array]
 
@@ -253,6 +257,31 @@ def test_rows_that_hear_a_little_of_each_other_are_refuted(head: Head) -> None:
     drawn = assembled("mixed", floats(), less_batch_mean, R["first"], "", head, element_type, keeps_seq=False)
     found = {str(finding.treatment): finding.verdict for finding in proved(drawn)}
     assert "refuted" == found["batching"]
+
+
+@pytest.mark.parametrize("vocabulary", [50, 400])
+def test_the_largest_ids_that_a_model_takes_are_tried(vocabulary: int) -> None:
+    """Only the last fifth of the ids disturbs another row, and nobody has said how many ids there are."""
+    table = np.arange(vocabulary, dtype=np.float32)
+
+    def disturbed(given: Array) -> Array:
+        values = table[given]
+        return (values + (values[:1] >= 0.8 * vocabulary))[..., None]
+
+    drawn = assembled("ids", ids(vocabulary), disturbed, R["first"], "", plain, "f32", keeps_seq=False)
+    found = {str(finding.treatment): finding for finding in proved(drawn)}
+    assert "refuted" == found["batching"].verdict, str(found["batching"])
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_threshold_that_few_ids_come_near_is_found(seed: int) -> None:
+    """Draw 5837 of seed 912: a fiftieth of the batch's largest values flips a truth value in few requests only."""
+    drawn = draw(np.random.default_rng([912, 5837]))
+    findings: list[Finding] = []
+    model = compile_model(drawn.spec)
+    examine(model, replace(drawn.options, seed=seed), findings.extend)
+    model.close()
+    assert "refuted" == {str(finding.treatment): finding.verdict for finding in findings}["batching"]
 
 
 def test_the_report_counts_different_requests() -> None:

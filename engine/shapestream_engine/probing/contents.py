@@ -5,8 +5,9 @@ request of each *recipe*: on which side of an anchor its values lie (of the pad 
 values), how far they reach from it, and whether they are random, all at the end, mostly at the anchor, or constant along
 what is padded.
 
-Declared values bound all contents. Where nothing is declared, floats reach `_WIDE` and ids `_MOST_ID`; those that the
-model refuses alone are left out. No request here holds NaN or infinity: only neighbours do.
+Declared values bound all contents. Where nothing is declared, floats reach `_WIDE`, and ids the largest that the model
+takes, of at most `MOST_ID`; what the model refuses alone is left out. No request here holds NaN or infinity: only
+neighbours do.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ Pattern: TypeAlias = Literal["random", "end", "sparse", "constant"]
 
 _WIDE = 1000.0
 """Largest float where nothing is declared: decibels, degrees and pixels lie within."""
-_MOST_ID = 999
+MOST_ID = 999
 """Largest whole number where nothing is declared."""
 _STEP = 10.0
 """Factor between one reach and the next."""
@@ -63,17 +64,18 @@ class Domain:
     reaches: tuple[float, ...]
     """The ordinary reach first, then larger and smaller ones."""
     padded_axes: tuple[int, ...]
+    is_whole: bool
 
     @classmethod
-    def of(cls, port: InputPort, values: Values, *, is_declared: bool) -> Domain:
-        """The domain of an input with these ordinary values."""
+    def of(cls, port: InputPort, values: Values, *, is_declared: bool, largest: int | None) -> Domain:
+        """The domain of an input with these ordinary values. `largest` is the largest id, where it has ids."""
         ordinary = values.range()
         low, high = ordinary
         kind = dtype_of(port.element_type).kind
         if not is_declared and kind not in "biu":
             low, high = -_WIDE, _WIDE
-        elif not is_declared and port.element_type not in ("boolean", "u8", "i8"):
-            high = max(high, _MOST_ID)
+        elif largest is not None:
+            high = max(high, largest)
         pad = float(min(max(next(iter(port.pad.values()), 0), low), high))
         middle = sum(ordinary) / 2
         own = max(ordinary[1] - ordinary[0], 0.0)
@@ -83,7 +85,11 @@ class Domain:
             reaches.append(min(reaches[-1] * _STEP or _STEP, high - low))
         reaches += [own / _STEP**turn for turn in range(1, _NARROWER + 1) if own / _STEP**turn > least]
         axes = tuple(axis for axis, name in enumerate(port.axis_names) if name in port.pad)
-        return cls(low, high, tuple(dict.fromkeys((pad, middle))), tuple(reaches), axes)
+        return cls(low, high, tuple(dict.fromkeys((pad, middle))), tuple(reaches), axes, kind in "biu")
+
+    def any(self, shape: tuple[int, ...], random: np.random.Generator) -> Array:
+        """Any values at all, as 64-bit floats."""
+        return random.uniform(self.low, self.high, shape)
 
     def draw(self, recipe: Recipe, shape: tuple[int, ...], random: np.random.Generator) -> Array:
         """Values of that kind, as 64-bit floats."""
@@ -104,12 +110,23 @@ class Domain:
                 return np.broadcast_to(random.uniform(low, high, one), shape)
 
 
+def has_ids(port: InputPort, declared: frozenset[str]) -> bool:
+    """Tell whether an input may have ids, of which nobody has said how many there are."""
+    is_whole = dtype_of(port.element_type).kind in "iu" and port.element_type not in ("u8", "i8")
+    return is_whole and port.mask_of is None and port.name not in declared
+
+
 def domains(
-    signature: ModelSignature, values: Mapping[str, Values], declared: frozenset[str]
+    signature: ModelSignature,
+    values: Mapping[str, Values],
+    declared: frozenset[str],
+    largest_ids: Mapping[str, int],
 ) -> dict[str, Domain]:
     """The domain of each input; `declared` are those whose values a user has described."""
     return {
-        port.name: Domain.of(port, values[port.name], is_declared=port.name in declared)
+        port.name: Domain.of(
+            port, values[port.name], is_declared=port.name in declared, largest=largest_ids.get(port.name)
+        )
         for port in signature.inputs
         if port.mask_of is None
     }
@@ -139,7 +156,8 @@ def content_request(
 ) -> tuple[Tensors, str]:
     """The request of that number, each another one, and its content in words; masks are left to the server.
 
-    After one request of each recipe, every input has a random one.
+    After one request of each recipe, every input of floats has a random recipe. Whole numbers are then any of all, at each
+    element: as ids they have no order, so that a way between two leads nowhere near a threshold, and only chance does.
     """
     random = np.random.default_rng([seed, number, *sizes, 1])
     arrays: dict[int, Array] = {}
@@ -151,10 +169,11 @@ def content_request(
         if number < len(all_recipes):
             recipe = all_recipes[number]
             words = str(recipe)
-        own = values[port.name]
+        own, domain = values[port.name], known[port.name]
         if isinstance(own, Samples) and recipe.pattern != "end":
             arrays[index] = own.cut(shape, number).astype(dtype_of(port.element_type))
         else:
-            drawn = known[port.name].draw(recipe, shape, random)
+            is_any = domain.is_whole and number >= len(all_recipes)
+            drawn = domain.any(shape, random) if is_any else domain.draw(recipe, shape, random)
             arrays[index] = held(drawn, dtype_of(port.element_type))
     return tensors_of(signature, arrays), words

@@ -134,6 +134,7 @@ def examine(
         outcome.sizes = spelled(signature, baseline.sizes)
         if not why:
             baseline.pool.ends_at = monotonic() + options.budget_s / 10
+            baseline.pool.look_for_ids(max(baseline.sizes, key=math.prod))
             baseline.look_again(signature)
     if baseline is None or why:
         emit([Finding(treatment=treatment, output=None, verdict="unproved", why=why) for treatment in wanted])

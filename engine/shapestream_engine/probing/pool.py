@@ -18,11 +18,12 @@ import numpy as np
 from shapestream_engine.errors import EngineError, RuleError
 from shapestream_engine.layout import Tensors
 from shapestream_engine.probing.bench import Bench, Sample, Service, arrays_of
-from shapestream_engine.probing.contents import content_request, domains, recipes
+from shapestream_engine.probing.contents import MOST_ID, content_request, domains, has_ids, recipes
 from shapestream_engine.probing.inputs import (
     Extreme,
     Values,
     extreme_request,
+    filled,
     held,
     make_request,
     spell_sizes,
@@ -60,8 +61,7 @@ class Pool:
         self._seed = seed
         self._computed_in = computed_in
         self._skip = skip
-        self._domains = domains(bench.signature, values, declared)
-        self._recipes = recipes(self._domains)
+        self._know(largest_ids={})
         self._made: dict[tuple[Any, ...], Sample | None] = {}
         self._known: dict[tuple[Any, ...], Sample | None] = {}
         """Contents by layout and bytes."""
@@ -74,10 +74,20 @@ class Pool:
         self.misfit = ""
         """The error of an ordinary request whose outputs broke a rule although it was alone."""
 
+    def look_for_ids(self, sizes: tuple[int, ...]) -> None:
+        """Let contents have all ids that the model takes alone: embeddings jump, so each may lie near a threshold."""
+        known = {
+            port.name: self._largest_id(number, sizes)
+            for number, port in enumerate(self._bench.signature.inputs)
+            if has_ids(port, self.declared)
+        }
+        self._know(largest_ids=known)
+
     @property
     def contents(self) -> int:
-        """Requests of one size that differ in kind; of several inputs as many again, in which each has its own kind."""
-        return len(self._recipes) * min(2, len(self._domains))
+        """Requests of one size: one of each recipe. As many again mix the recipes of several inputs, or any ids."""
+        mixes = len(self._domains) > 1 or any(domain.is_whole for domain in self._domains.values())
+        return len(self._recipes) * (1 + mixes)
 
     def typical(self, sizes: tuple[int, ...], number: int) -> Sample | None:
         """An ordinary request; each `number` is another one."""
@@ -162,6 +172,31 @@ class Pool:
             and sample.results is not None
             and (isinstance(key[1], int) or (contents and key[1] == "content"))
         ]
+
+    def _know(self, largest_ids: Mapping[str, int]) -> None:
+        self._domains = domains(self._bench.signature, self.values, self.declared, largest_ids)
+        self._recipes = recipes(self._domains)
+
+    def _largest_id(self, number: int, sizes: tuple[int, ...]) -> int:
+        """The largest id that the model takes, in that input alone, between the ordinary ones and `MOST_ID`."""
+        signature = self._bench.signature
+        port, shape = signature.inputs[number], signature.input_shapes(sizes)[number]
+        usual = make_request(signature, self.values, sizes, seed=self._seed)
+        least, refused = int(self.values[port.name].range()[1]), MOST_ID + 1
+        tried = MOST_ID
+        while refused - least > 1 and monotonic() <= self.ends_at:
+            own = filled(tried, port.element_type, shape).tobytes()
+            buffers = [
+                own if index == number else buffer
+                for (index, *_), buffer in zip(usual.layout, usual.buffers, strict=True)
+            ]
+            tensors = Tensors(layout=usual.layout, buffers=buffers)
+            if self._made_up(tensors, f"ids of {tried}", "contents") is None:
+                refused = tried
+            else:
+                least = tried
+            tried = (least + refused) // 2
+        return least
 
     def _differing(
         self, sizes: tuple[int, ...], output: int, tolerance: OutputTolerance, number: int

@@ -88,39 +88,43 @@ def count(tally: Tally, drawn: Drawn, truth: Judged, findings: list[Finding], la
             tally.refused.append(f"{told}: {'; '.join(map(str, poor))}")
 
 
+def add(tally: Tally, seed: int, number: int, draws: int) -> str:
+    """Draw the model of that number and try it, if so many of its truth are still wanted; the verdict in words."""
+    random = np.random.default_rng([seed, number])
+    drawn = draw(random)
+    truth = judge(drawn, random)
+    if not truth.varies:
+        tally.constant += 1
+        return ""
+    is_wrong = "wrong" in (truth.padding, truth.batching)
+    if not is_wrong and "unclear" in (truth.padding, truth.batching):
+        tally.unclear += 1
+        return ""
+    if (tally.wrong if is_wrong else tally.right) >= draws:
+        return ""
+    began = monotonic()
+    findings = proved(drawn)
+    seconds = monotonic() - began
+    if not is_wrong and any(finding.verdict == "refuted" for finding in findings):
+        truth = judge(drawn, random, requests=320 * _AGAIN)
+        if "unclear" in (truth.padding, truth.batching):
+            tally.unclear += 1
+            return ""
+    tally.slowest_s = max(tally.slowest_s, seconds)
+    tally.total_s += seconds
+    count(tally, drawn, truth, findings, f"seed {seed}, draw {number}")
+    return f"{number}: {truth.padding}/{truth.batching} {drawn.words}: {'; '.join(map(str, findings))}"
+
+
 def run(draws: int, seed: int, *, verbose: bool = False) -> Tally:
     """Draw until so many wrong and so many right models were tried."""
     tally = Tally()
     number = 0
     while tally.wrong < draws or tally.right < draws:
         number += 1
-        random = np.random.default_rng([seed, number])
-        drawn = draw(random)
-        truth = judge(drawn, random)
-        if not truth.varies:
-            tally.constant += 1
-            continue
-        is_wrong = "wrong" in (truth.padding, truth.batching)
-        if not is_wrong and "unclear" in (truth.padding, truth.batching):
-            tally.unclear += 1
-            continue
-        if (tally.wrong if is_wrong else tally.right) >= draws:
-            continue
-        began = monotonic()
-        findings = proved(drawn)
-        seconds = monotonic() - began
-        if not is_wrong and any(finding.verdict == "refuted" for finding in findings):
-            truth = judge(drawn, random, requests=320 * _AGAIN)
-            if "unclear" in (truth.padding, truth.batching):
-                tally.unclear += 1
-                continue
-        tally.slowest_s = max(tally.slowest_s, seconds)
-        tally.total_s += seconds
-        count(tally, drawn, truth, findings, f"seed {seed}, draw {number}")
-        if verbose:
-            print(
-                f"{number}: {truth.padding}/{truth.batching} {drawn.words}: {'; '.join(map(str, findings))}"
-            )
+        words = add(tally, seed, number, draws)
+        if verbose and words:
+            print(words, flush=True)
     return tally
 
 
@@ -130,8 +134,15 @@ def main() -> int:
     parser.add_argument("--draws", type=int, default=500, help="wrong models, and as many right ones")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--verbose", action="store_true", help="print every model")
+    parser.add_argument(
+        "--only", type=int, metavar="DRAW", help="try this draw of the seed again, and no other"
+    )
     arguments = parser.parse_args()
-    tally = run(arguments.draws, arguments.seed, verbose=arguments.verbose)
+    if arguments.only is None:
+        tally = run(arguments.draws, arguments.seed, verbose=arguments.verbose)
+    else:
+        tally = Tally()
+        print(add(tally, arguments.seed, arguments.only, draws=1))
     print("\n".join(tally.lines()))
     return 0 if tally.is_good else 1
 
