@@ -102,7 +102,7 @@ class Run(NamedTuple):
         return round(min(1.0, self.start.facts.padding / computed), 4) if computed else 0.0
 
 
-class Kind(Enum):
+class PhaseKind(Enum):
     """The kinds of phases, in their order within an attempt. Of the last four one attempt has the first three, or one."""
 
     QUEUED = "queued"
@@ -124,7 +124,7 @@ class Kind(Enum):
 class Phase(NamedTuple):
     """A part of a request's time, in seconds of the server's clock."""
 
-    kind: Kind
+    kind: PhaseKind
     begins: float
     ends: float
     run: Run | None
@@ -444,7 +444,7 @@ class Stories:
 
 _AGAIN = (CutReason.RERUN, CutReason.SUSPECT)
 _ENDED = itemgetter(Run._fields.index("ended"))
-_WAITS = (Kind.QUEUED, Kind.BEHIND)
+_WAITS = (PhaseKind.QUEUED, PhaseKind.BEHIND)
 _Slow: TypeAlias = tuple[float, int, Past]
 """Seconds, the request's number, and its story."""
 
@@ -454,32 +454,32 @@ def phases_of(past: Past, now: float) -> list[Phase]:
     arrived, ended = past.member.arrived, now if past.ended == inf else past.ended
     phases: list[Phase] = []
 
-    def until(time: float, kind: Kind, run: Run | None = None) -> None:
+    def until(time: float, kind: PhaseKind, run: Run | None = None) -> None:
         begins = phases[-1].ends if phases else arrived
         ends = min(max(begins, time), ended)
         if _us(ends - arrived) > _us(begins - arrived) or kind in _ATTEMPTS:
             phases.append(Phase(kind, begins, ends, run))
 
     for run in past.runs:
-        until(run.sent, Kind.QUEUED)
-        until(run.began, Kind.BEHIND, run)
+        until(run.sent, PhaseKind.QUEUED)
+        until(run.began, PhaseKind.BEHIND, run)
         if run.began == inf:
             continue
         if run.ended > ended or (past.code is not None and run is past.runs[-1] and run.code in _IN_VAIN):
-            until(ended, Kind.RUNNING, run)
+            until(ended, PhaseKind.RUNNING, run)
         elif run.code is not None:
-            until(run.ended, Kind.FAILED, run)
+            until(run.ended, PhaseKind.FAILED, run)
         else:
             busy_s = min(run.busy_s, max(0.0, run.ended - run.began))
             calls_s = min(run.run_us * 1e-6, busy_s)
-            until(run.began + calls_s, Kind.CALLS, run)
-            until(run.began + busy_s, Kind.COPIES, run)
-            until(run.ended, Kind.WAY, run)
-    until(ended, Kind.QUEUED)
+            until(run.began + calls_s, PhaseKind.CALLS, run)
+            until(run.began + busy_s, PhaseKind.COPIES, run)
+            until(run.ended, PhaseKind.WAY, run)
+    until(ended, PhaseKind.QUEUED)
     return phases
 
 
-_ATTEMPTS = (Kind.CALLS, Kind.FAILED, Kind.RUNNING)
+_ATTEMPTS = (PhaseKind.CALLS, PhaseKind.FAILED, PhaseKind.RUNNING)
 """Kinds that an attempt has one of, of whatever length."""
 _IN_VAIN = (None, ErrorCode.CANCELLED)
 """Codes of a run that went on, or was interrupted, after its request had ended."""
@@ -552,7 +552,7 @@ def story_of(past: Past, now: float, asker: ClientId | None) -> dict[str, Any]:
     arrived, last = member.arrived, runs[-1] if runs else None
     phases = phases_of(past, now)
     open_end = past.ended == inf
-    runs_now = open_end and bool(phases) and phases[-1].kind is Kind.RUNNING
+    runs_now = open_end and bool(phases) and phases[-1].kind is PhaseKind.RUNNING
     story: dict[str, Any] = {
         "request_id": member.id,
         "model": past.model,
@@ -658,7 +658,7 @@ def _sentences(story: dict[str, Any], past: Past, phases: Sequence[Phase]) -> It
     yield f"Of {story['total_ms']:g} ms it " + "; it ".join([text for _, text in parts]) + "."
     if past.behind is not None and any(kind in _WAITS for kind, *_ in phases):
         yield _meanwhile(story["waited_behind"], len(past.behind.slots), past.model)
-    if past.code is not None and phases and phases[-1].kind is Kind.RUNNING:
+    if past.code is not None and phases and phases[-1].kind is PhaseKind.RUNNING:
         ended = past.runs[-1].ended
         if ended == inf:
             yield "Its call runs on without it."
@@ -678,35 +678,37 @@ def _parts(story: dict[str, Any], past: Past, phases: Sequence[Phase]) -> Iterat
     """The phases in words, with their milliseconds; like ones are one part."""
     plain = list(zip(phases, story["phases"], strict=True))
 
-    def ms_of(*kinds: Kind, among: Sequence[tuple[Phase, dict[str, Any]]] = plain) -> float:
+    def ms_of(*kinds: PhaseKind, among: Sequence[tuple[Phase, dict[str, Any]]] = plain) -> float:
         ms: float = sum([part["ms"] for phase, part in among if phase.kind in kinds])
         return round(ms, 3)
 
     begun = next((at for at, (phase, _) in enumerate(plain) if phase.kind in _ATTEMPTS), len(plain))
-    at_slot = [phase.run.start.behind for phase in phases if phase.run and phase.kind is Kind.BEHIND]
-    behind = f", {ms_of(Kind.BEHIND):g} ms of it at the slot behind batch {at_slot[-1]}" if at_slot else ""
+    at_slot = [phase.run.start.behind for phase in phases if phase.run and phase.kind is PhaseKind.BEHIND]
+    behind = (
+        f", {ms_of(PhaseKind.BEHIND):g} ms of it at the slot behind batch {at_slot[-1]}" if at_slot else ""
+    )
     queue = "" if not past.ahead else f", behind {_count(past.ahead, 'queued request')}"
     first_ms = ms_of(*_WAITS, among=plain[:begun])
     yield first_ms, f"waited {first_ms:g} ms for a slot{queue}{behind}"
     again_ms = ms_of(*_WAITS, among=plain[begun:])
     yield again_ms, f"waited {again_ms:g} ms to run again"
-    failed = [phase.run for phase in phases if phase.run and phase.kind is Kind.FAILED]
+    failed = [phase.run for phase in phases if phase.run and phase.kind is PhaseKind.FAILED]
     if failed:
         codes = ", ".join([f"batch {run.start.batch} on {run.slot}: {run.code}" for run in failed])
         attempts = "a failed attempt" if len(failed) == 1 else f"{len(failed)} failed attempts"
-        yield ms_of(Kind.FAILED), f"spent {ms_of(Kind.FAILED):g} ms in {attempts} ({codes})"
-    if phases and phases[-1].kind is Kind.RUNNING:
+        yield ms_of(PhaseKind.FAILED), f"spent {ms_of(PhaseKind.FAILED):g} ms in {attempts} ({codes})"
+    if phases and phases[-1].kind is PhaseKind.RUNNING:
         ran = "has run" if past.code is None else "ran"
         yield (
-            ms_of(Kind.RUNNING),
-            f"{ran} {ms_of(Kind.RUNNING):g} ms in batch {story['batch']} on {story['slot']}",
+            ms_of(PhaseKind.RUNNING),
+            f"{ran} {ms_of(PhaseKind.RUNNING):g} ms in batch {story['batch']} on {story['slot']}",
         )
-    if any(phase.kind is Kind.CALLS for phase in phases):
-        held_ms = ms_of(Kind.CALLS, Kind.COPIES)
+    if any(phase.kind is PhaseKind.CALLS for phase in phases):
+        held_ms = ms_of(PhaseKind.CALLS, PhaseKind.COPIES)
         predicted = "" if story["predicted_ms"] is None else f", predicted {story['predicted_ms']:g} ms"
         company = f"in a batch of {story['batch_requests']} on {story['slot']}"
-        yield held_ms, f"ran {held_ms:g} ms {company} (calls {ms_of(Kind.CALLS):g} ms{predicted})"
-        yield ms_of(Kind.WAY), f"spent {ms_of(Kind.WAY):g} ms on the way to the slot and back"
+        yield held_ms, f"ran {held_ms:g} ms {company} (calls {ms_of(PhaseKind.CALLS):g} ms{predicted})"
+        yield ms_of(PhaseKind.WAY), f"spent {ms_of(PhaseKind.WAY):g} ms on the way to the slot and back"
 
 
 def _meanwhile(behind: dict[str, Any], slots: int, model: str) -> str:

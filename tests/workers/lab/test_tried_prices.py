@@ -195,7 +195,11 @@ def test_noise_is_not_taken_for_a_change(seed: int) -> None:
     """Calls of lognormal noise of sigma 0.4: as many answers as with fixed batches of 8, which are the best there."""
     truth = FormulaCost(fixed_s=8e-3, per_row_s=4e-3)
     world = World(
-        cost=measured(truth, 4), requests=6000, noise=0.4, seed=seed, profile={"max_batch": 8, "bounds": (8, 256)}
+        cost=measured(truth, 4),
+        requests=6000,
+        noise=0.4,
+        seed=seed,
+        profile={"max_batch": 8, "bounds": (8, 256)},
     )
     fixed = world.play(PlainServer(8))["goodput"]
     assert world.play(Watched())["goodput"] >= 0.99 * fixed
