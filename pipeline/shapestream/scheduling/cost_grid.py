@@ -288,9 +288,6 @@ class Grid:
     def correct(self, sizes: Sizes, difference: float) -> list[float]:
         """Move the nodes around a call by a part of `difference`, the logarithm of observed / expected seconds.
 
-        Nodes that are not known take over all of this part, others as much as they weigh. Otherwise calls close to a known
-        node would hold on to a wrong price of the next one, which only calls of its own size correct.
-
         Returns the logarithms by which these nodes are now off the published ones.
         """
         near, _ = self._corner_weights(sizes)
@@ -299,7 +296,7 @@ class Grid:
         learned, seen = self._learned, self._seen
         self._calls += 1
         for node, weight in near:
-            learned[node] += weight * step if seen[node] >= self._known_since else step
+            learned[node] += weight * step
         if seen[nearest := _nearest(near)] >= self._known_since:
             seen[nearest] = self._calls
         return [learned[node] for node, _ in near]

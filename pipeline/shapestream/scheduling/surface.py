@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import islice
-from math import copysign, exp, inf, log
+from math import exp, inf, log
 from typing import TypeAlias
 
 import numpy as np
@@ -36,10 +36,9 @@ Calls: TypeAlias = Sequence[tuple[int, Sizes]]
 CLIP = log(1.5)
 """Logarithm by which one observation differs from what was expected, at most: a machine that stalls says nothing about
 the model."""
-LASTING = 5
+LASTING = 4
 """Batches in a row that are off by more than that, all of them longer or all shorter: then the costs have changed. With
-lognormal noise of sigma 0.4, which is much, it happens by chance once in 1,500 batches, and four in a row once in 270;
-with sigma 0.3 once in 10,000. Six are too many: a cliff in costs was not found within 50 batches."""
+lognormal noise of sigma 0.4, which is much, it happens by chance once in 1,900 batches, with 0.3 once in 6,700."""
 SLOWDOWN_STEP = 0.06
 """Part of that difference that a worker's slowdown takes over; the grid takes over `cost_grid.STEP`."""
 BATCH_S = 1e-3
@@ -260,7 +259,7 @@ class Kind:
             ((_, sizes),) = calls
             if grid.knows(sizes):
                 if change := surface.lasting_change(off):
-                    off -= self._change(surface, change)
+                    off = change - self._change(surface, change)
                     if self._workers == 1:
                         grid.doubt(0)
                 elif off < -CLIP and not grid.met_lately(sizes):
@@ -444,19 +443,15 @@ class Surface:
     def lasting_change(self, off: float) -> float:
         """Return by how much `LASTING` batches in a row are off, `off` the last of them; 0.0 where one was not.
 
-        All are logarithms of observed / expected seconds; the least of them counts. What is expected follows each of them,
-        and this part is added to those that come after it: else costs that doubled would seem right before they are doubted.
+        All are logarithms of observed / expected seconds; the least of them counts.
         """
-        if self._off and off * self._off[0] < 0.0:
+        if abs(off) <= CLIP or (self._off and off * self._off[0] < 0.0):
             self._off.clear()
-        followed = copysign(len(self._off) * (SLOWDOWN_STEP + STEP) * CLIP, off)
-        if abs(off + followed) <= CLIP:
-            self._off.clear()
-            return 0.0
-        self._off.append(off + followed)
+        if abs(off) > CLIP:
+            self._off.append(off)
         if len(self._off) < LASTING:
             return 0.0
-        change = min(self._off, key=abs) - followed
+        change = min(self._off, key=abs)
         self._off.clear()
         return change
 
