@@ -334,7 +334,7 @@ class Grid:
         return larger
 
     def knows(self, sizes: Sizes) -> bool:
-        """Tell whether most of what such a call is expected to take was measured, or ran since costs changed."""
+        """Tell whether the node nearest to such a call was measured, or visited since costs changed."""
         return self._visited(sizes, self._known_since)
 
     def met_lately(self, sizes: Sizes) -> bool:
@@ -343,7 +343,7 @@ class Grid:
 
     def _visited(self, sizes: Sizes, since: int) -> bool:
         near, _ = self._corner_weights(sizes)
-        return sum([weight for node, weight in near if self._seen[node] >= since]) >= 0.5
+        return self._seen[_nearest(near)] >= since
 
     def doubt(self, but: int) -> None:
         """Doubt all nodes but those that the last so many calls visited."""
@@ -397,9 +397,10 @@ class Grid:
         self._live = np.maximum(LEAST_S, self._live * np.exp(np.array(self._learned) + shift))
         if self._unvisited:
             self._estimate_unvisited()
-        self._live = self._bounded(self._live)
+        bounded = self._bounded(self._live).reshape([len(axis) for axis in self.axes])
+        # What is learned next is a difference from what is published: with two truths, one of them would stay wrong.
+        self._live = self._values = _monotone(bounded).ravel()
         self._live_flat = self._live.tolist()
-        self._values = _monotone(self._live.reshape([len(axis) for axis in self.axes])).ravel()
         self._learned = [0.0] * len(self._live_flat)
         self._pitch = self._slope(self._values)
         self._lines = None
