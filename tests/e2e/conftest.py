@@ -58,7 +58,7 @@ class Command:
         environment = {**os.environ, "PYTHONPATH": PYTHONPATH, "E2E_FOLDER": str(folder)}
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-P", "-m", self.MODULE, *arguments],
+                [*COMMAND[:-1], self.MODULE, *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=log,
