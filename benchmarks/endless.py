@@ -91,7 +91,12 @@ class Model:
     def __init__(self, path: Path) -> None:
         import openvino as ov
 
-        properties: dict[str, Any] = {"INFERENCE_NUM_THREADS": CORES, "NUM_STREAMS": CORES}
+        # As the server computes: of itself OpenVINO takes bf16 where the processor has it.
+        properties: dict[str, Any] = {
+            "INFERENCE_NUM_THREADS": CORES,
+            "NUM_STREAMS": CORES,
+            "INFERENCE_PRECISION_HINT": "f32",
+        }
         self._queue = ov.AsyncInferQueue(ov.Core().compile_model(path, "CPU", properties), CORES)
         self._answers: list[Array] = []
         self._queue.set_callback(self._done)
