@@ -56,7 +56,7 @@ class Movements:
         return self._explain()
 
     def beside_copies(self, results: Sequence[Array]) -> bool:
-        """The same with the results in company of copies."""
+        """Take in the results in company of copies; returns as `changed` does."""
         for number, movement in self._known.items():
             movement.beside_copies(results[number])
         return self._explain()

@@ -6,7 +6,8 @@ straight line over elements beyond them. Traffic corrects both. Many calls are p
 per dimension and one column per call; one call is an array of one column.
 
 A node is *known* if it was measured or a call ran there, and the costs have not changed since. The first call at a node
-that is not known is believed in full. What is known bounds what is not: a larger call takes no less time.
+that is not known is believed, up to `FIRST_CLIP` beyond what was expected. What is known bounds what is not: a larger
+call takes no less time.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ MOST_AXES = 6
 the last ones is one axis. The 64 points of a calibration could tell no more axes apart."""
 FIRST_CLIP = log(4.0)
 """Logarithm by which the first call at a node may be longer than expected, at most: the machine may have stalled. A call
-may be shorter by any factor, since nothing makes it shorter by chance."""
+may be shorter by any factor, since no stall makes it shorter."""
 BEYOND = 1.5
 """Factor by which a call must be larger than the last node along an axis to have one of its own; a calibration leaves out
 points that are nearer, too."""

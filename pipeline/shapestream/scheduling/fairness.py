@@ -78,7 +78,7 @@ class Client(Generic[LineT]):
 
 
 class Line:
-    """What one client has queued for one model, and the account of that within the client's."""
+    """The queued requests of one client for one model, counted, and their account within the client's."""
 
     __slots__ = ("client", "last", "queued", "queued_bytes", "queued_s", "start_s")
 
