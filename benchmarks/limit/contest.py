@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from benchmarks.limit import arrival_order, oracle, single
+from benchmarks.limit import arrival_order, by_length, oracle, single
 from benchmarks.limit.answers import References, no_answers
 from benchmarks.limit.engine import Minilm
 from benchmarks.limit.oracle import Plan
@@ -16,7 +16,7 @@ from benchmarks.limit.pipeline_run import Run, Served
 from benchmarks.limit.poisson import Answered, Arrivals, one_at_a_time, through_server
 from benchmarks.limit.traces import Trace
 
-ORACLE, SINGLE, ARRIVAL_ORDER = "oracle", "one at a time", "arrival order"
+ORACLE, SINGLE, BY_LENGTH, ARRIVAL_ORDER = "oracle", "one at a time", "sorted by length", "arrival order"
 IN_FLIGHT = (64, 256)
 LOADS = (0.6, 0.9)
 """Of the rate of one at a time, in the same round."""
@@ -61,6 +61,7 @@ class Contest:
         self._practised = References(minilm, practice)
         self._oracle = oracle.search(minilm, practice, thorough=thorough)
         self._single = single.search(minilm, practice, thorough=thorough)
+        self._by_length = by_length.plan(self._oracle)
         self._arrival_order = arrival_order.plan(self._oracle)
         self._cpu_s = 0.0
         """Of this process, when the latest run ended."""
@@ -69,6 +70,7 @@ class Contest:
             settings={
                 ORACLE: str(self._oracle),
                 SINGLE: str(self._single),
+                BY_LENGTH: str(self._by_length),
                 ARRIVAL_ORDER: str(self._arrival_order),
                 **{name: str(served.setting) for name, served in servers.items()},
             },
@@ -80,13 +82,14 @@ class Contest:
             for in_flight in IN_FLIGHT * PASSES if self._thorough else IN_FLIGHT[:1]:
                 run = served.stream(self._practice, in_flight)
                 self._practised.check(run.answers, f"{name}, warming up")
-        for plan in (self._oracle, self._single):
+        for plan in (self._oracle, self._single, self._by_length):
             self._run(plan, self._trace)
 
     def round(self, number: int, seconds: float) -> None:
         """Every way once, and the latencies unless `seconds` is 0."""
         self._measure(ORACLE, self._oracle, self._trace)
         single_rate = self._measure(SINGLE, self._single, self._trace) * len(self._trace) / self._trace.tokens
+        self._measure(BY_LENGTH, self._by_length, self._trace)
         self._measure(
             ARRIVAL_ORDER, self._arrival_order, self._trace.cut(0, len(self._trace) // ARRIVAL_SHARE)
         )

@@ -32,6 +32,15 @@ def in_order(lengths: Lengths, rows: int) -> list[Batch]:
     ]
 
 
+def by_rows(lengths: Lengths, rows: int) -> list[Batch]:
+    """Sorted, the longest first, and cut after so many rows."""
+    order = np.argsort(-lengths, kind="stable")
+    return [
+        Batch(places=part, length=int(lengths[part[0]]))
+        for part in (order[start : start + rows] for start in range(0, len(lengths), rows))
+    ]
+
+
 def by_budget(lengths: Lengths, tokens: int, most_rows: int) -> list[Batch]:
     """Sorted, the longest first, and cut where a batch would pass so many tokens, padding counted."""
     batches: list[Batch] = []

@@ -8,7 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.limit.contest import ALONE, ARRIVAL_ORDER, IN_FLIGHT, LOADS, ORACLE, SINGLE, Outcome
+from benchmarks.limit.contest import (
+    ALONE,
+    ARRIVAL_ORDER,
+    BY_LENGTH,
+    IN_FLIGHT,
+    LOADS,
+    ORACLE,
+    SINGLE,
+    Outcome,
+)
 from benchmarks.report import Figure, Report
 
 BEST = "in-process slots"
@@ -36,6 +45,7 @@ def plain(outcome: Outcome) -> dict[str, Any]:
         "efficiency_workers_64": ratio(outcome, f"{WORKERS}, 64", ORACLE),
         "speedup_vs_arrival_order": ratio(outcome, best, ARRIVAL_ORDER),
         "speedup_vs_single": ratio(outcome, best, SINGLE),
+        "speedup_vs_by_length": ratio(outcome, best, BY_LENGTH),
         "oracle_vs_single": ratio(outcome, ORACLE, SINGLE),
         "p99_ratio_vs_single": _p99_ratios(outcome, ALONE),
         "p99_ratio_vs_single_in_process": _p99_ratios(outcome, SINGLE),
@@ -113,7 +123,18 @@ def throughput(outcome: Outcome) -> Report:
     mean_tokens = trace.tokens / len(trace)
     report = Report(
         title=f"{trace.name}: {len(trace)} sentences, {mean_tokens:.0f} tokens on average; saturated",
-        columns=("way", "/ oracle", "/ single", "/ arrival", "CPU", "padding", "batch", "busy", "per s"),
+        columns=(
+            "way",
+            "/ oracle",
+            "/ single",
+            "/ sorted",
+            "/ arrival",
+            "CPU",
+            "padding",
+            "batch",
+            "busy",
+            "per s",
+        ),
     )
     for way, rates in outcome.tokens_per_s.items():
         aimed = way.startswith(BEST)
@@ -133,6 +154,7 @@ def throughput(outcome: Outcome) -> Report:
                     "x",
                     at_least=AIM_VS_SINGLE.get(trace.name) if at_256 else None,
                 ),
+                Figure(ratio(outcome, way, BY_LENGTH), "x"),
                 Figure(
                     ratio(outcome, way, ARRIVAL_ORDER), "x", at_least=AIM_VS_ARRIVAL_ORDER if at_256 else None
                 ),

@@ -18,10 +18,16 @@ def limit(figures: Any) -> None:
     """Both in-process ways, both servers, both loads; a wrong answer would have ended it."""
     figures = figures["lognormal"]
     assert {"60", "90"} == figures["p99_ratio_vs_single"].keys()
-    for name in ("efficiency", "efficiency_64", "speedup_vs_arrival_order", "speedup_vs_single"):
+    for name in (
+        "efficiency",
+        "efficiency_64",
+        "speedup_vs_arrival_order",
+        "speedup_vs_by_length",
+        "speedup_vs_single",
+    ):
         assert 0 < figures[name]
     assert 0 <= figures["padding_ratio"] < 1
-    # Oracle, one at a time and arrival order, two servers with two windows each, and the random arrivals.
+    # Four ways of one process, two servers with two windows each, and the random arrivals.
     assert figures["answers_checked"] > 6 * figures["requests"]
 
 

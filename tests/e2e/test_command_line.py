@@ -11,6 +11,7 @@ import numpy as np
 import openvino as ov
 import pytest
 from openvino import opset13 as ops
+from tests.e2e.conftest import until
 
 pytestmark = pytest.mark.e2e
 
@@ -89,6 +90,23 @@ def test_infer_without_a_server_says_so_in_time(workplace: Any) -> None:
     ran = workplace.invoke("infer", f"ipc://{workplace.folder}/none.sock", "m", "x=1", "--timeout", "0.3")
     assert 1 == ran.exit_code
     assert ran.stderr.startswith("unavailable: ")
+
+
+def test_infer_says_what_it_waits_for(workplace: Any) -> None:
+    """No worker serves the model yet: a line says so while it waits; the answer comes once one is there."""
+    served = workplace.serve(
+        "    server: {listen: [ipc://s.sock], worker_listen: ipc://w.sock}\n" + SORT + "    workers: []\n"
+    )
+    asks = workplace.start("infer", str(served.config), "sort", "a=[[3, 1, 2]]")
+    until(
+        "a line says what the request waits for",
+        lambda: "no worker serves 'sort' yet" in asks.log.read_text(),
+    )
+    worker = workplace.start("worker", str(served.config), "--any-function")
+    assert 0 == asks.wait()
+    assert 1 == asks.log.read_text().count("no worker serves")
+    worker.send(signal.SIGTERM)
+    assert 0 == worker.wait()
 
 
 def test_check_runs_each_model_and_shows_where_values_come_from(workplace: Any) -> None:
@@ -178,6 +196,34 @@ def test_a_corrupt_model_ends_serve_with_status_3(workplace: Any, suffix: str, h
     assert f"bad{suffix}" in log
     assert "Traceback" not in log
     assert served.family_is_gone()
+
+
+def test_what_ends_a_worker_is_a_line_of_the_log(workplace: Any) -> None:
+    """A log in JSON has no other lines, where a worker cannot compile its model."""
+    (workplace.folder / "bad.onnx").write_bytes(b"\x00this is no model\xff" * 100)
+    served = workplace.try_serve(model_yaml("bad.onnx", "workers: [{count: 1}]\nlogging: {format: json}\n"))
+    assert 3 == served.wait()
+    lines = [json.loads(line) for line in served.log.read_text().splitlines()]
+    (worker,) = [line for line in lines if line["event"] == "process ends"]
+    assert ("w0", "error", 3) == (worker["process"], worker["level"], worker["status"])
+    assert worker["why"].startswith(f"{served.config}:4:5: models[0].path: ")
+
+
+def test_a_copied_yaml_tells_a_worker_what_it_needs(workplace: Any) -> None:
+    """The server's keys stay where they are; the worker needs its own, and the server's address."""
+    security = "security: {key: k/s.secret, clients: k/clients, workers: k/workers}"
+    listens = f"    server: {{listen: ['tcp://127.0.0.1:*'], worker_listen: 'tcp://0.0.0.0:1', {security}}}\n"
+    config = workplace.write(listens + SORT)
+    ran = workplace.run("worker", str(config), "--any-function")
+    assert 3 == ran.returncode
+    assert "server.security: the server asks workers for keys (say --key FILE --server-key KEY;" in ran.stderr
+    assert "no such" not in ran.stderr
+    open_to_all = workplace.write(listens.replace(f", {security}", "").replace("0.0.0.0", "127.0.0.1") + SORT)
+    lonely = workplace.start("worker", str(open_to_all), "--any-function")
+    (line,) = lonely.wait_for("disconnected")[:1]
+    assert line["advice"].endswith("if the server runs elsewhere, say --connect tcp://HOST:PORT")
+    lonely.send(signal.SIGTERM)
+    assert 0 == lonely.wait()
 
 
 def test_a_model_whose_weights_are_missing_ends_serve_with_status_3(workplace: Any) -> None:

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import inspect
 import json
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
+import structlog
 import typer
 
 from shapestream.addresses import is_protectable
@@ -101,6 +103,7 @@ def serve(
         end_with_parent()
     with reported():
         loaded = _configured(config)
+    with reported(in_log=True):
         if record_trace is not None:
             if not record_trace.absolute().parent.is_dir():
                 raise typer.BadParameter(
@@ -143,19 +146,20 @@ def worker(
 
         end_with_parent()
         channel = claim_stdout()
-    with reported():
-        loaded = _configured(config)
+        configure("info", "auto")  # as the server's log is by default, until the YAML says how it is
+        structlog.contextvars.bind_contextvars(process=name)
+    with reported(in_log=supervised):
+        loaded = _configured(config, serves=False)
+    with reported(in_log=True):
         from shapestream_workers.admin import worker_admin
-        from shapestream_workers.security import caller_keys
-        from shapestream_workers.worker_process import run_worker, server_address
+        from shapestream_workers.worker_process import keys_to_show, run_worker, server_address
 
         groups = loaded.settings.worker_groups
         if group and group >= len(groups):
             raise typer.BadParameter(f"{config} has {len(groups)} groups of workers", param_hint="--group")
         address = server_address(loaded, connect)
         chosen = groups[group] if groups else _only_group(loaded)
-        # Over ipc none is asked for; the environment's may be meant for something else.
-        keys = caller_keys(key, server_key) if is_protectable(address) else None
+        keys = keys_to_show(loaded, address, key, server_key)
         port = None if admin is None else worker_admin(loaded, admin)
         status = run_worker(loaded, chosen, address, name=name, ready_channel=channel, keys=keys, admin=port)
     raise typer.Exit(status)
@@ -213,12 +217,24 @@ def infer(
 ) -> None:
     """Send one request and print the answer."""
     with reported(as_json=as_json):
+        import trio
+
         from shapestream_workers.inference import format_result, read_inputs, run_one, save_outputs
 
         arrays = read_inputs(inputs or [])
         address, key, server_key = _reach(target, key, server_key)
-        result = run_one(
-            address, model, arrays, deadline_s=deadline, timeout_s=timeout, key=key, server_key=server_key
+        result = trio.run(
+            partial(
+                run_one,
+                address,
+                model,
+                arrays,
+                deadline_s=deadline,
+                timeout_s=timeout,
+                key=key,
+                server_key=server_key,
+                waits=partial(typer.echo, err=True),
+            )
         )
         if save is not None:
             save_outputs(result, save)
@@ -441,9 +457,9 @@ def _allow(any_function: bool) -> None:
         allow_any_function()
 
 
-def _configured(config: Path) -> LoadedSettings:
+def _configured(config: Path, *, serves: bool = True) -> LoadedSettings:
     """The settings of a command that runs for long."""
-    loaded = load_settings(config)
+    loaded = load_settings(config, serves=serves)
     configure(loaded.settings.logging.level, loaded.settings.logging.format)
     return loaded
 

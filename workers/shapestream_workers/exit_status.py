@@ -9,35 +9,51 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import click
+import structlog
 import typer
 
 from shapestream.errors import ConfigurationError, ShapestreamError
+from shapestream.telemetry.logging import PRESENT
 from shapestream_workers.interruption import interrupted
 from shapestream_workers.process import EXIT_CONFIGURATION, EXIT_RUNTIME
 
+log = structlog.get_logger()
+
 
 @contextmanager
-def reported(*, as_json: bool = False) -> Iterator[None]:
+def reported(*, as_json: bool = False, in_log: bool = False) -> Iterator[None]:
     """Turn errors into messages and exit statuses; without a reader of stdout typer ends silently.
 
-    A defect of the program keeps its traceback.
+    A defect of the program keeps its traceback. `in_log` is for what serves: where its log is JSON, messages and
+    tracebacks are lines of it.
     """
     try:
         yield
     except BrokenPipeError as error:
         if _stdout_is_read():
-            _fail([str(error)], EXIT_RUNTIME, as_json)
+            _fail([str(error)], EXIT_RUNTIME, as_json, in_log)
         raise  # `| head` has seen enough: typer ends quietly, with status 1
     except (ShapestreamError, OSError, KeyboardInterrupt, BaseExceptionGroup) as error:
         leaves = list(_leaves(error))
         if all(isinstance(leaf, ConfigurationError) for leaf in leaves):
-            _fail([problem for leaf in leaves for problem in leaf.problems], EXIT_CONFIGURATION, as_json)
+            _fail(
+                [problem for leaf in leaves for problem in leaf.problems], EXIT_CONFIGURATION, as_json, in_log
+            )
         elif all(isinstance(leaf, (ShapestreamError, OSError)) for leaf in leaves):
-            _fail([str(leaf) for leaf in leaves], EXIT_RUNTIME, as_json)
+            _fail([str(leaf) for leaf in leaves], EXIT_RUNTIME, as_json, in_log)
         elif all(isinstance(leaf, KeyboardInterrupt) for leaf in leaves):
             sys.exit(interrupted())
+        elif in_log and PRESENT.json:
+            _log_defect()
         else:
             raise
+    except click.ClickException:
+        raise  # wrong usage, of which typer tells
+    except Exception:
+        if not (in_log and PRESENT.json):
+            raise
+        _log_defect()
 
 
 def _stdout_is_read() -> bool:
@@ -56,9 +72,17 @@ def _leaves(error: BaseException) -> Iterator[Any]:
         yield error
 
 
-def _fail(messages: list[str], status: int, as_json: bool) -> None:
+def _fail(messages: list[str], status: int, as_json: bool, in_log: bool) -> None:
     if as_json and messages:
         typer.echo(json.dumps({"errors": messages}, indent=2))
     for message in messages:
-        typer.echo(message, err=True)
+        if in_log and PRESENT.json:
+            log.error("process ends", why=message, status=status)
+        else:
+            typer.echo(message, err=True)
     sys.exit(status)
+
+
+def _log_defect() -> None:
+    log.exception("process ends", why="a defect of the program", status=EXIT_RUNTIME)
+    sys.exit(EXIT_RUNTIME)

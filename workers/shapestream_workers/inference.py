@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from math import isinf
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import trio
 
+import shapestream
 from shapestream import blocking
 from shapestream.client.results import Result
-from shapestream.errors import InvalidRequest
+from shapestream.errors import InvalidRequest, ShapestreamError
 from shapestream_engine.element_types import element_type_of
 from shapestream_engine.signature import ModelSignature
 
@@ -20,6 +23,8 @@ from shapestream_engine.signature import ModelSignature
 SHOWN_ELEMENTS = 24
 SHOWN_CHARACTERS = 200
 """Characters shown of a value that cannot be read."""
+PATIENCE_S = 3.0
+"""Seconds without an answer after which a person asks what it waits for."""
 
 
 def read_inputs(arguments: Sequence[str]) -> dict[str, Any]:
@@ -60,7 +65,7 @@ def _read_float(text: str) -> float:
     return number
 
 
-def run_one(
+async def run_one(
     address: str,
     model: str,
     inputs: Mapping[str, Any],
@@ -69,10 +74,39 @@ def run_one(
     timeout_s: float,
     key: Path | None = None,
     server_key: str | None = None,
+    waits: Callable[[str], None] = lambda reason: None,
 ) -> Result:
-    """One request and its answer; raises the errors of the client. The keys are for a server that asks for them."""
-    with blocking.connect(address, connect_timeout=timeout_s, key=key, server_key=server_key) as client:
-        return client.infer(model, inputs, deadline=deadline_s)
+    """One request and its answer; raises the errors of the client, in groups. The keys are for a server that asks for them.
+
+    `waits` is told once what the request waits for, if there is no answer after `PATIENCE_S`.
+    """
+
+    async def tell() -> None:
+        await trio.sleep(PATIENCE_S)
+        with suppress(ShapestreamError):
+            waits(_reason_to_wait(await client.statistics(), model))
+
+    async with (
+        shapestream.connect(address, connect_timeout=timeout_s, key=key, server_key=server_key) as client,
+        trio.open_nursery() as nursery,
+    ):
+        nursery.start_soon(tell)
+        result = await client.infer(model, inputs, deadline=deadline_s)
+        nursery.cancel_scope.cancel()
+    return result
+
+
+def _reason_to_wait(statistics: Mapping[str, Any], model: str) -> str:
+    """What a request that has no answer yet waits for, by the server's statistics."""
+    scheduler = statistics["scheduler"]
+    slots = scheduler["models"].get(model, {}).get("slots", 0)
+    if not slots:
+        return (
+            f"no worker serves {model!r} yet: the request waits for one (--deadline SECONDS bounds the wait)"
+        )
+    return (
+        f"no answer yet: {model!r} has {slots} slots, and {scheduler['queued']} requests wait at the server"
+    )
 
 
 def signatures_of(

@@ -59,10 +59,11 @@ class Worker:
         ready: Callable[[], None] = lambda: None,
         asks_again: bool = True,
         once: tuple[str, ...] = (),
+        advice: str | None = None,
     ) -> None:
         """`asks_again`: whether a server that refuses this worker is asked again, since another may take its place.
 
-        `once`: the models whose requests must not run twice.
+        `once`: the models whose requests must not run twice. `advice`: what to do if no server ever answers.
         """
         self.name = name
         self._slots = slots
@@ -71,6 +72,7 @@ class Worker:
         self._drain = trio.Event()
         self._asks_again = asks_again
         self._once = once
+        self._advice = advice
         self.refused = False
         """Whether `run` returned because the server does not take this worker."""
         self.hangs = False
@@ -120,7 +122,10 @@ class Worker:
                     retry_s = min(2 * retry_s, RETRY_MAX_S) if turned_away else RETRY_S
                     if turned_away:
                         why = "the server refuses this worker; its log says why"
-                    log.info("disconnected", worker=self.name, why=why)
+                    if self._session.welcome is not None:
+                        self._advice = None  # the address is right
+                    advice = {} if self._advice is None else {"advice": self._advice}
+                    log.info("disconnected", worker=self.name, why=why, **advice)
                     if turned_away and not self._asks_again:
                         self.refused = True
                         break

@@ -12,12 +12,13 @@ import socket
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import structlog
 import trio
 
-from shapestream.addresses import reached_from_here
+from shapestream.addresses import check_destination, is_beyond_loopback, is_protectable, reached_from_here
 from shapestream.errors import ConfigurationError
 from shapestream.serving.allocator import keep_freed_memory
 from shapestream.serving.slot_threads import SlotThreads
@@ -45,6 +46,7 @@ from shapestream_workers.process import (
     keep_what_is_loaded,
     registered_name,
 )
+from shapestream_workers.security import caller_keys
 from shapestream_workers.worker import Worker
 
 if TYPE_CHECKING:
@@ -54,6 +56,8 @@ log = structlog.get_logger()
 
 # Between the second signal and an end that no thread of an engine can hold back.
 LAST_WORDS_S = 0.5
+ELSEWHERE = "this address is on this machine; if the server runs elsewhere, say --connect tcp://HOST:PORT"
+"""Advice while no server has answered: `server.worker_listen`, of a YAML that was copied, says where the server listens."""
 
 
 def claim_stdout() -> int:
@@ -64,12 +68,31 @@ def claim_stdout() -> int:
 
 
 def server_address(loaded: LoadedSettings, connect: str | None) -> str:
-    """Where the server listens for workers."""
+    """Where the server listens for workers; raises `ConfigurationError` or `TransportError` where that is no destination."""
     address = connect or loaded.settings.server.worker_listen
     if address is None:
         message = "server.worker_listen is not set (set it, or say --connect ADDRESS)"
         raise ConfigurationError([loaded.problem(("server",), message)])
-    return reached_from_here(address)
+    address = reached_from_here(address)
+    check_destination(address)
+    return address
+
+
+def keys_to_show(
+    loaded: LoadedSettings, address: str, key: Path | None, server_key: str | None
+) -> CallerKeys | None:
+    """The keys for the server at this address; None where none are asked for. Raises `ConfigurationError`."""
+    if not is_protectable(address):
+        return None  # the environment's may be meant for something else
+    keys = caller_keys(key, server_key)
+    security = loaded.settings.server.security
+    if keys is None and security is not None and security.mode != "network":
+        message = (
+            "the server asks workers for keys (say --key FILE --server-key KEY; FILE is of `shapestream keys new NAME`, "
+            "and NAME.pub belongs into server.security.workers where the server runs)"
+        )
+        raise ConfigurationError([loaded.problem(("server", "security"), message)])
+    return keys
 
 
 def run_worker(
@@ -125,7 +148,10 @@ def run_worker(
     threads_of_slots = SlotThreads(models=models, slots=slots, costs=costs, dial=dial)
     # The server that started this process is the only one that it will have.
     once = tuple([model.name for model in own if not model.idempotent])
-    worker = Worker(unique, threads_of_slots, connect, ready=ready, asks_again=not supervised, once=once)
+    advice = None if supervised or is_beyond_loopback(address) else ELSEWHERE
+    worker = Worker(
+        unique, threads_of_slots, connect, ready=ready, asks_again=not supervised, once=once, advice=advice
+    )
     keep_what_is_loaded()
     with handed_over() as taken_over:
         grace_s = loaded.settings.server.grace_s

@@ -75,10 +75,13 @@ class LoadedSettings:
             yield EffectiveValue(key=spell_location(location), value=value, origin=origin)
 
 
-def load_settings(path: str | Path, *, files_must_exist: bool = True) -> LoadedSettings:
-    """Read `path`; raises `ConfigurationError` with every problem found, in the order of the file."""
+def load_settings(path: str | Path, *, files_must_exist: bool = True, serves: bool = True) -> LoadedSettings:
+    """Read `path`; raises `ConfigurationError` with every problem found, in the order of the file.
+
+    `serves`: the server's keys must exist, too. A worker's host does without them.
+    """
     path = Path(path)
-    return _loaded(path, _source(path), files_must_exist=files_must_exist)
+    return _loaded(path, _source(path), files_must_exist=files_must_exist, serves=serves)
 
 
 def load_models(path: str | Path) -> LoadedSettings:
@@ -90,7 +93,7 @@ def load_models(path: str | Path) -> LoadedSettings:
     source = _source(path)
     if isinstance(source.values, dict):
         source.values = {key: value for key, value in source.values.items() if key == "models"}
-    return _loaded(path, source, files_must_exist=True)
+    return _loaded(path, source, files_must_exist=True, serves=True)
 
 
 def _source(path: Path) -> YamlSource:
@@ -103,9 +106,14 @@ def _source(path: Path) -> YamlSource:
     return read_yaml(data)
 
 
-def _loaded(path: Path, source: YamlSource, *, files_must_exist: bool) -> LoadedSettings:
+def _loaded(path: Path, source: YamlSource, *, files_must_exist: bool, serves: bool) -> LoadedSettings:
     findings = _Findings(source)
-    settings = _validate(source, findings, {"base": path.parent, "files_must_exist": files_must_exist})
+    context = {
+        "base": path.parent,
+        "files_must_exist": files_must_exist,
+        "keys_must_exist": files_must_exist and serves,
+    }
+    settings = _validate(source, findings, context)
     if findings.found or settings is None:
         findings.found.sort(key=lambda finding: finding[0] or Place(0, 0))
         raise ConfigurationError([_line(path, *finding) for finding in findings.found])

@@ -22,8 +22,8 @@ from shapestream.settings.values import (
     absolute_path,
     address_meant,
     describe,
-    files_must_exist,
     is_there,
+    keys_must_exist,
     must_be_there,
     read_path,
     wrong,
@@ -114,7 +114,7 @@ def read_secret_path(value: Any, info: ValidationInfo) -> str:
             "a key stands here, in a file that is no secret (make a new one, and write the path of its file)"
         )
     path = absolute_path(value, info)
-    if files_must_exist(info) and not is_there(Path.is_file, path):
+    if keys_must_exist(info) and not is_there(Path.is_file, path):
         raise wrong(f"no such file: {path} (make it with: shapestream keys new NAME --folder {path.parent})")
     return str(path)
 
@@ -123,7 +123,7 @@ def read_key_list(value: Any, info: ValidationInfo) -> str | tuple[str, ...]:
     """Read a folder of public keys, made absolute, or a list of them: each in Z85, or the path of a .pub file."""
     if isinstance(value, str) and value and not is_public_key(value):
         folder = absolute_path(value, info)
-        if files_must_exist(info) and not is_there(Path.is_dir, folder):
+        if keys_must_exist(info) and not is_there(Path.is_dir, folder):
             raise wrong(f"no such folder: {folder} (it holds a .pub file for each key that is let in)")
         return str(folder)
     if not isinstance(value, list) or not all(isinstance(key, str) and key for key in value):
@@ -135,7 +135,7 @@ def _listed_key(key: str, info: ValidationInfo) -> str:
     if is_public_key(key):
         return key
     path = absolute_path(key, info)
-    if files_must_exist(info) and not is_there(Path.is_file, path):
+    if keys_must_exist(info) and not is_there(Path.is_file, path):
         raise wrong(f"{describe(key)} is neither a public key, of 40 characters, nor a file")
     return str(path)
 

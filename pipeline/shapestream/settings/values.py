@@ -205,3 +205,8 @@ def _base(info: ValidationInfo) -> Path:
 def files_must_exist(info: ValidationInfo) -> bool:
     """True where named files and folders must exist; false where the YAML is only read, for a test."""
     return bool((info.context or {}).get("files_must_exist", False))
+
+
+def keys_must_exist(info: ValidationInfo) -> bool:
+    """True where the files of the server's keys must exist, too: false on a worker's host, which must not have them."""
+    return bool((info.context or {}).get("keys_must_exist", False))

@@ -153,6 +153,8 @@ class Present:
     format: LogFormat = "auto"
     stream: TextIO | None = None
     """stderr where None."""
+    json: bool = False
+    """Whether lines are JSON: `auto` is resolved."""
     debug: bool = True
     """Whether debug lines are written: for code that runs too often to ask structlog."""
     budgets: defaultdict[str, LineBudget] = field(default_factory=lambda: defaultdict(LineBudget))
@@ -205,7 +207,7 @@ def _apply(level: LogLevel, format: LogFormat) -> None:  # noqa: A002 - the word
         logger_factory=structlog.WriteLoggerFactory(_LossyStream(sink)),  # type: ignore[arg-type] # duck-typed
         cache_logger_on_first_use=False,
     )
-    PRESENT.level, PRESENT.format = level, format
+    PRESENT.level, PRESENT.format, PRESENT.json = level, format, not pretty
     PRESENT.look()
 
 
