@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from shapestream.client.async_face import Client, connecting
-from shapestream.client.connector import Address, connector_for
+from shapestream.client.connector import Addresses, connector_for
 from shapestream.client.core import Core, CoreThread, Withdraw, software
 from shapestream.client.link import LinkSettings
 from shapestream.client.tickets import AnyTicket, Question, hand_back
@@ -21,7 +21,7 @@ from shapestream.client.tickets import AnyTicket, Question, hand_back
 
 @connecting("asyncio")
 async def connect(
-    address: Address,
+    address: Addresses,
     *,
     connect_timeout: float = 10.0,
     silence: float = 10.0,
@@ -31,7 +31,8 @@ async def connect(
 ) -> AsyncIterator[Client]:
     """Connect to a server, under asyncio: `async with shapestream.aio.connect(address) as client`.
 
-    `address` is `tcp://HOST:PORT` or `ipc://PATH`. `connect_timeout` is how many seconds a server may take to answer. Later
+    `address` is `tcp://HOST:PORT` or `ipc://PATH`, or a list of them: servers of the same models, of which the next is
+    asked where one is gone or leaves. `connect_timeout` is how many seconds a server may take to answer. Later
     interruptions are healed without notice: a server that says nothing for `silence` seconds is given up and looked for
     anew, and unfinished requests are sent again under the same numbers. After `unavailable_after` seconds without any
     server they fail with `Unavailable`. A server that asks for keys is reached with `key`, the file of your secret key, and

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, Self, overload
 
-from shapestream.client.connector import Address, connector_for
+from shapestream.client.connector import Addresses, connector_for
 from shapestream.client.core import Core, CoreThread, Withdraw, software
 from shapestream.client.link import LinkSettings
 from shapestream.client.models import Model
@@ -58,7 +58,7 @@ _JOIN_S = 5.0
 
 
 def connect(
-    address: Address,
+    address: Addresses,
     *,
     connect_timeout: float = 10.0,
     silence: float = 10.0,
@@ -68,7 +68,8 @@ def connect(
 ) -> Client:
     """Connect to a server, without async code: `with shapestream.blocking.connect(address) as client`.
 
-    `address` is `tcp://HOST:PORT` or `ipc://PATH`. `connect_timeout` is how many seconds a server may take to answer. Later
+    `address` is `tcp://HOST:PORT` or `ipc://PATH`, or a list of them: servers of the same models, of which the next is
+    asked where one is gone or leaves. `connect_timeout` is how many seconds a server may take to answer. Later
     interruptions are healed without notice: a server that says nothing for `silence` seconds is given up and looked for
     anew, and unfinished requests are sent again under the same numbers. After `unavailable_after` seconds without any
     server they fail with `Unavailable`. A server that asks for keys is reached with `key`, the file of your secret key, and

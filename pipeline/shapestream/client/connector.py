@@ -1,9 +1,10 @@
-"""Connections to the address that the caller names, one after another."""
+"""Connections to the addresses that the caller names, one after another."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 from typing import TypeAlias
 
@@ -13,6 +14,8 @@ from shapestream.transport.interface import Connection
 
 Address: TypeAlias = str | Callable[[], Connection]
 """`ipc://…` or `tcp://…`; or a function that makes a connection, such as a memory endpoint's `connect`."""
+Addresses: TypeAlias = Address | Sequence[Address]
+"""One, or those of several servers that serve the same models, in the order in which they are tried."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,16 +26,48 @@ class Connector:
     open: Callable[[], Connection]
     refusal: Callable[[], str | None] = lambda: None
     """The reason why the last connection was not let in; None if it was, or no server is there."""
+    broke: Callable[[], bool] = lambda: False
+    """Whether the last connection has ended since it was made. A transport may heal it by itself."""
+    others: int = 0
+    """Servers besides the one of the last connection; the next connection is to one of these."""
 
 
 def connector_for(
-    address: Address, *, key: str | Path | None = None, server_key: str | Path | None = None
+    address: Addresses, *, key: str | Path | None = None, server_key: str | Path | None = None
 ) -> Connector:
     """The connector for `address`; raises `TransportError` for an address that no client can connect to.
 
     `key` is the file of our secret key, `server_key` the server's public key or its file: for a server that asks for
-    keys, both. Raises `ConfigurationError` for files that cannot be used, and for one without the other.
+    keys, both. Raises `ConfigurationError` for files that cannot be used, and for one without the other, and ValueError
+    where there is no address.
     """
+    if isinstance(address, str) or not isinstance(address, Sequence):
+        return _connector_for(address, key, server_key)
+    if not address:
+        raise ValueError("no address: write at least one, such as tcp://HOST:PORT")
+    return _in_turns([_connector_for(each, key, server_key) for each in address])
+
+
+def _in_turns(connectors: Sequence[Connector]) -> Connector:
+    """The connector whose next connection is that of the next of these; after the last comes the first."""
+    turns = cycle(connectors)
+    latest = connectors[0]
+
+    def open_next() -> Connection:
+        nonlocal latest
+        latest = next(turns)
+        return latest.open()
+
+    return Connector(
+        name=" or ".join([connector.name for connector in connectors]),
+        open=open_next,
+        refusal=lambda: latest.refusal(),
+        broke=lambda: latest.broke(),
+        others=len(connectors) - 1,
+    )
+
+
+def _connector_for(address: Address, key: str | Path | None, server_key: str | Path | None) -> Connector:
     if (key is None) != (server_key is None):
         raise ConfigurationError(
             ["key and server_key go together (a protected server needs both, others neither)"]
@@ -67,4 +102,7 @@ def connector_for(
     def refusal() -> str | None:
         return (None if latest is None else latest.refusal) or missing_socket(address)
 
-    return Connector(name=address, open=open_socket, refusal=refusal)
+    def broke() -> bool:
+        return latest is not None and latest.broke
+
+    return Connector(name=address, open=open_socket, refusal=refusal, broke=broke)

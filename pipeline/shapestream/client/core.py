@@ -15,7 +15,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import TypeAlias, cast
@@ -188,7 +188,7 @@ class Core:
             client=client,
             software=software,
             server=connector.name,
-            settings=settings,
+            settings=replace(settings, others=connector.others),
             now=clock(),
             new_model=Model,
         )
@@ -397,6 +397,8 @@ class Core:
     def _turn(self) -> None:
         now = self.clock()
         finished = self._take_inbox() if self._inbox.items else []
+        if self._connector.others and self._connector.broke():
+            self._session.broke(now)
         turn = self._session.turn(now, may_send=not self._unsent)
         if turn.entries:
             self._send(turn.entries)

@@ -42,7 +42,7 @@ class Ledger:
         self._deadlines: list[tuple[float, int]] = []
         self._with_deadline = 0
         self.highest_sent = 0
-        """The highest sequence number that this server was sent; it may count lower ones that are new to it as answered."""
+        """The highest sequence number that a server was sent; it may count lower ones that are new to it as answered."""
         self._last_sequence = 0
         self._last_other_id = 0
         self._finished: list[AnyTicket] = []

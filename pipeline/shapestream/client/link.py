@@ -41,6 +41,8 @@ class LinkSettings:
     """Wait before looking for a server that said goodbye."""
     unavailable_after_s: float = 60.0
     """With no server for so long, waiting requests fail with `unavailable`."""
+    others: int = 0
+    """Servers besides the present one. While none has answered since, the next is looked for without a rest."""
 
     def __post_init__(self) -> None:
         """Raises ValueError for a time that is not above 0."""
@@ -69,6 +71,8 @@ class Link:
         """The time since which there has been no server; None while there is one."""
         self._hello_due = False
         self._attempts = 0
+        self._left = 0
+        """Servers left since the last answer to a request."""
         self._act_at = math.inf
         self.heard_at = now
         """The time when anything at all arrived last."""
@@ -111,9 +115,12 @@ class Link:
 
     def left(self, now: float) -> None:
         """`Goodbye` has arrived, or a message that cannot be read: rest, then look for a server again."""
+        if self.state is LinkState.LEFT:
+            return
         self._lose(now)
         self.state = LinkState.LEFT
-        self._act_at = now + self._settings.rest_s
+        self._act_at = now if self._left < self._settings.others else now + self._settings.rest_s
+        self._left += 1
 
     def take_hello(self, now: float) -> bool:
         """Whether `Hello` must be sent now; True once per greeting."""
@@ -151,8 +158,9 @@ class Link:
     def answered(self, elapsed_s: float, served_us: int) -> None:
         """A result has come so long after its request was sent; the server had the request for `served_us`.
 
-        A reply that was given again was served in another connection's time, and tells nothing.
+        A reply that was given again was served in another connection's time, and tells nothing of it.
         """
+        self._left = 0
         one_way_s = (elapsed_s - served_us * 1e-6) / 2
         if one_way_s >= 0.0 and not (self._one_way_measured and one_way_s >= self.one_way_s):
             self.one_way_s = one_way_s

@@ -7,7 +7,8 @@ has the tickets; the state of the connection is a `Link`.
 The session hands every submitted ticket back exactly once, unless its owner withdrew it. It sends the requests of a model
 in order of submission, within the server's window. When the server forgets the session, or another server takes its place,
 the session opens its models again and sends unfinished requests again, under the same numbers. A server that is leaving
-(`draining`) ends no request either: the request waits for the next server. One kind of request ends as `worker_lost` then:
+(`draining`) ends no request either: the request waits for the next server. Where several addresses are known, that is
+looked for as soon as the leaving one has answered what it took. One kind of request ends as `worker_lost` then:
 one that an earlier server had, of a model that is not idempotent, since it may have run.
 
 Every question besides requests is asked once per connection, however many tickets wait for the answer. A model that no
@@ -94,6 +95,7 @@ class Session:
         self._server = server
         self._new_model = new_model
         self._unavailable_after_s = settings.unavailable_after_s
+        self._others = settings.others
         self._link = Link(settings, now)
         self.ledger = Ledger(client)
         self.take_finished = self.ledger.take_finished
@@ -166,6 +168,11 @@ class Session:
         self._trouble = f"; last problem: {reason}"
         self._link.left(now)
 
+    def broke(self, now: float) -> None:
+        """The connection has ended, and its transport tries to make it again: where there are other servers, ask the next."""
+        if self._others and self._link.is_open:
+            self._link.left(now)
+
     def refused(self, reason: str | None) -> None:
         """The last connection was not let in; None: it was, or no server is there."""
         if reason is not None:
@@ -191,11 +198,21 @@ class Session:
             self._end_expired(now)
         if self._link.lost_at is not None or self.ledger.held_at is not None:
             self._end_waits(now)
+        leaves = self._may_leave()
+        if leaves:
+            self._link.left(now)
         reconnect = self._link.must_reconnect(now)
-        entries = self._due_entries(now) if may_send else []
+        entries: list[Entry] = []
+        if may_send:
+            entries = [Goodbye()] if leaves else self._due_entries(now)
         if entries or not may_send:
             self._link.sent_at = now  # messages that the transport still holds are a sign of life as well
         return Turn(finished=self.ledger.take_finished(), entries=entries, reconnect=reconnect)
+
+    def _may_leave(self) -> bool:
+        """Tell whether another server is to be asked: this one takes nothing new, and has answered all that it took."""
+        held = self.ledger.held_at is not None and not self.ledger.outstanding_requests
+        return held and bool(self._others) and self._link.is_open
 
     def next_wakeup(self) -> float:
         """The time at which `turn` must be called again, if nothing happens before; infinity for never."""
@@ -297,7 +314,8 @@ class Session:
         self._trouble = ""
         if entry.epoch != self._epoch:
             self._give_up_what_may_have_run()
-            self.ledger.highest_sent = 0
+            if not self._others:  # else it may be one that has had higher numbers, before another took its place
+                self.ledger.highest_sent = 0
             self._epoch = entry.epoch
         if anew:
             self._link.guess_one_way(now)

@@ -40,7 +40,7 @@ class DealerSocket(WatchedSocket):
         try:
             super().__init__(zmq.DEALER, options or SocketOptions(), context)
             try:
-                self._monitor = HandshakeMonitor(self._socket, context)
+                self._monitor = HandshakeMonitor(self._socket, context, connects=True)
             except zmq.ZMQError:
                 super().close()
                 raise
@@ -65,6 +65,12 @@ class DealerSocket(WatchedSocket):
             if self._refusal is None or failure is not HandshakeFailure.BROKEN:
                 self._refusal = _advice_on(failure, self._has_key)
         return self._refusal
+
+    @property
+    def broke(self) -> bool:
+        """Whether the connection has ended since it was made; libzmq tries to make it again."""
+        _ = self.refusal  # the monitor's events are of both kinds
+        return self._monitor.broke
 
     async def receive(self) -> list[Message]:
         """The waiting messages, at least one; one checkpoint."""

@@ -38,6 +38,7 @@ NOBLOCK = int(zmq.NOBLOCK)
 MORE_NOBLOCK = int(zmq.SNDMORE | zmq.NOBLOCK)
 POLLIN, POLLOUT = int(zmq.POLLIN), int(zmq.POLLOUT)
 _EVENTS = int(zmq.EVENTS)
+_DISCONNECTED = int(zmq.EVENT_DISCONNECTED)
 T = TypeVar("T")
 _names = count()
 
@@ -145,12 +146,18 @@ class HandshakeFailure(Enum):
 
 
 class HandshakeMonitor:
-    """A monitor of one socket's failed handshakes, from its construction on. libzmq keeps up to 1000, and drops more."""
+    """A monitor of one socket's failed handshakes, from its construction on. libzmq keeps up to 1000, and drops more.
 
-    def __init__(self, socket: zmq.Socket[Any], context: zmq.Context[Any]) -> None:
+    Of a socket that connects it may also tell whether a connection `broke`.
+    """
+
+    def __init__(self, socket: zmq.Socket[Any], context: zmq.Context[Any], *, connects: bool = False) -> None:
         self._monitored = socket
+        self.broke = False
+        """Whether a connection that was made has ended; kept by `failures`."""
         address = f"inproc://shapestream-handshakes-{next(_names)}"
-        socket.monitor(address, sum(failure.value for failure in HandshakeFailure))
+        failures = sum(failure.value for failure in HandshakeFailure)
+        socket.monitor(address, failures | _DISCONNECTED if connects else failures)
         self._socket = context.socket(zmq.PAIR)
         self._socket.set(zmq.LINGER, 0)
         self._socket.connect(address)
@@ -162,6 +169,7 @@ class HandshakeMonitor:
             while not self._socket.closed:
                 number = int.from_bytes(self._socket.recv_multipart(NOBLOCK)[0][:2], "little")
                 taken += [failure for failure in HandshakeFailure if failure.value == number]
+                self.broke |= number == _DISCONNECTED
         return taken
 
     def close(self) -> None:
