@@ -45,26 +45,33 @@ def connector_for(
         return _connector_for(address, key, server_key)
     if not address:
         raise ValueError("no address: write at least one, such as tcp://HOST:PORT")
-    return _in_turns([_connector_for(each, key, server_key) for each in address])
-
-
-def _in_turns(connectors: Sequence[Connector]) -> Connector:
-    """The connector whose next connection is that of the next of these; after the last comes the first."""
-    turns = cycle(connectors)
-    latest = connectors[0]
-
-    def open_next() -> Connection:
-        nonlocal latest
-        latest = next(turns)
-        return latest.open()
-
+    connectors = [_connector_for(each, key, server_key) for each in address]
+    turns = _InTurns(connectors)
     return Connector(
         name=" or ".join([connector.name for connector in connectors]),
-        open=open_next,
-        refusal=lambda: latest.refusal(),
-        broke=lambda: latest.broke(),
+        open=turns.open,
+        refusal=turns.refusal,
+        broke=turns.broke,
         others=len(connectors) - 1,
     )
+
+
+class _InTurns:
+    """Connectors of which each makes one connection; after the last comes the first."""
+
+    def __init__(self, connectors: Sequence[Connector]) -> None:
+        self._turns = cycle(connectors)
+        self._latest = connectors[0]
+
+    def open(self) -> Connection:
+        self._latest = next(self._turns)
+        return self._latest.open()
+
+    def refusal(self) -> str | None:
+        return self._latest.refusal()
+
+    def broke(self) -> bool:
+        return self._latest.broke()
 
 
 def _connector_for(address: Address, key: str | Path | None, server_key: str | Path | None) -> Connector:

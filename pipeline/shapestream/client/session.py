@@ -169,7 +169,7 @@ class Session:
         self._link.left(now)
 
     def broke(self, now: float) -> None:
-        """The connection has ended, and its transport tries to make it again: where there are other servers, ask the next."""
+        """The connection has ended, and its transport tries to make it again. Where there are other servers, ask the next."""
         if self._others and self._link.is_open:
             self._link.left(now)
 
@@ -314,7 +314,9 @@ class Session:
         self._trouble = ""
         if entry.epoch != self._epoch:
             self._give_up_what_may_have_run()
-            if not self._others:  # else it may be one that has had higher numbers, before another took its place
+            if (
+                not self._others
+            ):  # else it may be one that has had higher numbers, before another took its place
                 self.ledger.highest_sent = 0
             self._epoch = entry.epoch
         if anew:
