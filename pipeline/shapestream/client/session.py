@@ -169,7 +169,7 @@ class Session:
         self._link.left(now)
 
     def broke(self, now: float) -> None:
-        """The connection has ended, and its transport tries to make it again. Where there are other servers, ask the next."""
+        """The connection has ended; its transport tries to make it again. Where there are other servers, ask the next."""
         if self._others and self._link.is_open:
             self._link.left(now)
 
