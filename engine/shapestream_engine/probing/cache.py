@@ -27,6 +27,7 @@ from shapestream_engine.model import ModelSpec
 from shapestream_engine.model_files import files_of_model
 from shapestream_engine.probing.child import Task
 from shapestream_engine.probing.report import ProbeReport
+from shapestream_engine.regular_files import open_regular
 from shapestream_engine.signature import ModelSignature
 
 ENVIRONMENT = "SHAPESTREAM_PROBE_CACHE"
@@ -135,7 +136,7 @@ def _digest(paths: list[Path]) -> str:
         if not path.is_file():
             continue
         digest.update(path.name.encode() + b"\0" + str(path.stat().st_size).encode())
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             while block := file.read(_READ_BYTES):
                 digest.update(block)
     return digest.hexdigest()
