@@ -137,7 +137,7 @@ class OpenVinoModel(CompiledModel):
         """Of a static model the only one; of a dynamic one those of its requests, also of requests that are gone."""
         self._dynamic = model.is_dynamic()
         self._lock = threading.Lock()
-        self._stateful = bool(model.get_variables())
+        self.states = _states(model)
         sources = [output.node.input_value(0).get_node().get_type_name() for output in model.outputs]
         self._forwarded = frozenset(number for number, source in enumerate(sources) if source == "Parameter")
         self._ports = ports
@@ -157,7 +157,7 @@ class OpenVinoModel(CompiledModel):
             request = OpenVinoRequest(
                 self.signature,
                 graph,
-                stateful=self._stateful,
+                stateful=bool(self.states),
                 spoils=self._dynamic,
                 forwarded=self._forwarded,
                 ports=self._ports,
@@ -197,6 +197,7 @@ class PreparingModel(CompiledModel):
         properties: Mapping[str, Any],
     ) -> None:
         super().__init__(signature, properties)
+        self.states = _states(model)
         self._model = model
         self._compile = compile_shaped
         self._weights = sum(
@@ -239,6 +240,11 @@ class PreparingModel(CompiledModel):
             self.prepared.close()
         if self._dynamic is not None:
             self._dynamic.close()
+
+
+def _states(model: ov.Model) -> tuple[str, ...]:
+    """The names of the model's variables, which ReadValue reads and Assign writes."""
+    return tuple(sorted(variable.info.variable_id for variable in model.get_variables()))
 
 
 def _share(slots: int, threads: int | None) -> int | None:
