@@ -15,7 +15,7 @@ import os
 import platform
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +57,7 @@ class ProofCache(KeptFiles):
                 ValueError, TypeError, KeyError
             ):  # what cannot be read is proved again, and written anew
                 if plain is not None:
-                    return ProbeReport.from_dict(plain)
+                    return replace(ProbeReport.from_dict(plain), from_cache=True)
             report = make()
             if report.conclusive:
                 write_plain(path, report.to_dict())
