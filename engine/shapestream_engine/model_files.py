@@ -119,6 +119,24 @@ def outputs_that_are_no_tensors(path: Path) -> list[str]:
     return found
 
 
+def opset_of(path: Path) -> int | None:
+    """The version of ONNX's own operators that an ONNX file asks for; None for what is no ONNX file. Raises OSError."""
+    if path.suffix.lower() in _BESIDE:
+        return None
+    newest: int | None = None
+    with open_regular(path) as file:
+        try:
+            whole = (0, os.fstat(file.fileno()).st_size)
+            for span in _inner(file, [whole], _OPSET):
+                if "".join(_texts(file, [span], _OPSET_DOMAIN)) not in ("", "ai.onnx"):
+                    continue
+                versions = [value for number, value, *_ in _fields(file, *span) if number == _OPSET_VERSION]
+                newest = max(newest or 0, *(value or 0 for value in versions))
+        except (ValueError, UnicodeDecodeError):
+            return None
+    return newest
+
+
 def input_symbols(path: Path) -> dict[str, tuple[str | None, ...]]:
     """Read the name that an ONNX file gives each axis of each input (`dim_param`); None for an axis without a name.
 
@@ -168,6 +186,8 @@ _GRAPH, _INPUT, _OUTPUT = 7, 11, 12
 """Numbers of a model's field for its graph, and of a graph's for its inputs and outputs."""
 _TYPE, _TENSOR_TYPE, _SHAPE, _AXIS, _AXIS_NAME = 2, 1, 2, 1, 2
 """From an input to the names of its axes. The input's own name has the number of an entry's key."""
+_OPSET, _OPSET_DOMAIN, _OPSET_VERSION = 8, 1, 2
+"""Numbers of a model's field for the operators that it asks for, and of its domain and version."""
 _MOST_NAME_BYTES = 1 << 16
 _IN_MEMORY = "_ORT_MEM_ADDR_"
 """In the name of a file it stands for an address in the memory of the process, to OpenVINO and ONNX Runtime."""

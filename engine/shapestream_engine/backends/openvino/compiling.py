@@ -21,12 +21,22 @@ from shapestream_engine.backends.openvino.runtime import core, engine_words
 from shapestream_engine.compiled_model import CompiledModel, PreparedSizes
 from shapestream_engine.errors import ModelLoadError, SignatureError
 from shapestream_engine.model import ModelSpec
-from shapestream_engine.model_files import check_file, files_of_model, outputs_that_are_no_tensors
+from shapestream_engine.model_files import (
+    check_file,
+    files_of_model,
+    opset_of,
+    outputs_that_are_no_tensors,
+)
 from shapestream_engine.ports import InputPort
 from shapestream_engine.signature import ModelSignature
 from shapestream_engine.tensor import fixed_ports, port_bounds
 
 _FORMATS = {".xml": "ir", ".onnx": "onnx"}
+NEWEST_OPSET = 28
+"""The newest version of ONNX's operators when this OpenVINO was tried (a test compares it with the package `onnx`).
+
+OpenVINO runs operators of later versions by the meaning of the last one that it knows, and says nothing.
+"""
 _MADE_OF_OTHERS = frozenset(("AUTO", "HETERO", "MULTI"))
 """Devices that hand properties on to others, and list only their own."""
 
@@ -36,6 +46,11 @@ def read_model(core: ov.Core, path: Path) -> ov.Model:
     check_file(path)
     if strange := outputs_that_are_no_tensors(path):
         raise ModelLoadError(f"cannot read the model {path}: {no_tensors(strange)}")
+    if (opset := opset_of(path)) is not None and opset > NEWEST_OPSET:
+        raise ModelLoadError(
+            f"cannot read the model {path}: it asks for opset {opset} of ONNX, and OpenVINO is known to read up to "
+            f"{NEWEST_OPSET} (export it with an older opset, or try engine: onnxruntime)"
+        )
     known = _FORMATS.get(path.suffix.lower())
     if known is not None and (reason_not := _unreadable(known, path)) is not None:
         raise ModelLoadError(f"cannot read the model {path} as {known.upper()}: {reason_not}")
