@@ -25,11 +25,14 @@ from shapestream_engine.kept_files import KeptFiles, read_plain, write_plain
 from shapestream_engine.model import ModelSpec
 from shapestream_engine.probing.cache import identity
 from shapestream_engine.probing.examination import ProbeOptions
+from shapestream_engine.regular_files import read_regular
 from shapestream_engine.signature import ModelSignature
 
 ENVIRONMENT = "SHAPESTREAM_COST_CACHE"
 MOST_TRIES = 2
 LATELY_S = 3600.0
+_MOST_TRIES_BYTES = 4096
+"""Bytes of the times of tries: a few numbers. A longer file is not ours, and tells nothing."""
 MOST_LEARNED = 256
 """Tables whose corrections are kept; those written longest ago go first. Most take a few KB, none more than some 200."""
 _FORMAT = 2
@@ -54,7 +57,7 @@ class CostEntry:
             return True
         tries = self.path.with_suffix(".tries")
         try:
-            before = tries.read_text(encoding="utf-8").split() if tries.exists() else []
+            before = read_regular(tries, _MOST_TRIES_BYTES).decode().split() if tries.exists() else []
             since = time.time() - LATELY_S
             lately = [entry for entry in before if entry.isdigit() and int(entry) >= since]
             if len(lately) >= MOST_TRIES:

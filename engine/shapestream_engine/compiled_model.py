@@ -56,6 +56,8 @@ class CompiledModel(ABC):
         """The models for single shapes, where the strategy asks for some and the engine makes them."""
         self.digest: str | None = None
         """The sha256 of the files that it was read from, if its caller computed one; None for a function."""
+        self.states: tuple[str, ...] = ()
+        """Names of what the model would keep from call to call. Each call begins with their initial values."""
         self.tolerances: Mapping[str, Mapping[str, Any]] = {}
         """By output, `OutputTolerance.to_dict`, as its proof found them; empty: nothing may be compared."""
 

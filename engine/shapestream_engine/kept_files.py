@@ -9,12 +9,18 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
+
+from shapestream_engine.regular_files import read_regular
+
+_MOST_BYTES = 16 << 20
+"""Bytes of an entry that is read: a hundred times the largest, of costs that traffic corrected."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +57,15 @@ class KeptFiles:
         path = self.folder / f"{key}.json"
         try:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            lock = os.open(path.with_suffix(".lock"), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+            flags = os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+            lock = os.open(path.with_suffix(".lock"), flags, 0o600)
         except OSError:
             yield None
             return
         try:
+            if not stat.S_ISREG(os.fstat(lock).st_mode):
+                yield None
+                return
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield path
         finally:
@@ -67,9 +77,9 @@ def read_plain(path: Path | None) -> Any:
     if path is None:
         return None
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(read_regular(path, _MOST_BYTES))
     except (OSError, ValueError, RecursionError):
-        return None  # none yet, cut short, or nested without end
+        return None  # none yet, no regular file, cut short, or nested without end
 
 
 def write_plain(path: Path | None, plain: Any) -> None:

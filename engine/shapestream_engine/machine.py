@@ -26,6 +26,11 @@ _MODULES = {
 """Engine -> the modules that it computes with, beside NumPy."""
 
 
+def memory_bytes() -> int:
+    """The machine's memory. A container may be allowed less of it."""
+    return os.sysconf("SC_PHYS_PAGES") * _PAGE_BYTES
+
+
 @cache
 def cpu_name() -> str:
     """The model of the processor as its maker calls it, where the system tells."""

@@ -4,6 +4,9 @@ An OpenVINO IR is an .xml and the .bin beside it. An ONNX file, under whatever n
 further files, which it names; it is read here field by field, by the numbers that onnx.proto gives to those on the way
 to a tensor. Every other model is one file: a .pt2 is an archive that holds everything.
 
+A hostile file may name anything as its weights. Only regular files are opened, only names inside the model's folder are
+followed, and a model that exceeds the machine's memory is refused before it is read.
+
 The same reader finds what an ONNX file calls the axes of its inputs, for engines that do not keep these names.
 """
 
@@ -12,10 +15,12 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import BinaryIO, TypeAlias
 
 from shapestream_engine.errors import ModelLoadError
+from shapestream_engine.machine import memory_bytes
+from shapestream_engine.regular_files import open_regular
 
 _CHUNK_BYTES = 1 << 20
 _BESIDE = {".xml": ".bin", ".pdmodel": ".pdiparams"}
@@ -23,38 +28,76 @@ _BESIDE = {".xml": ".bin", ".pdmodel": ".pdiparams"}
 
 
 def check_file(path: Path) -> None:
-    """Raises `ModelLoadError` unless there is a file of this name."""
+    """Raises `ModelLoadError` unless an engine may open this model: all its files are regular and fit in memory."""
     if not path.is_file():
-        reason = "is a directory" if path.is_dir() else "no such file"
+        reason = (
+            "is a directory"
+            if path.is_dir()
+            else "is not a regular file"
+            if path.exists()
+            else "no such file"
+        )
         raise ModelLoadError(f"cannot read the model {path}: {reason}")
+    try:
+        for file in _opened_files(path):
+            file.close()
+    except OSError as error:
+        raise ModelLoadError(f"cannot read the model {path}: {error.filename}: {error.strerror}") from error
 
 
 def files_of_model(path: Path) -> list[Path]:
     """The model's files: `path` itself, and then those that it needs, whether they are there or not.
 
     The weights of an IR are among them only if they, or a link to them, are there. Files that an ONNX file names come in
-    the order of their names, each once. Raises OSError, and ModelLoadError for an ONNX file that cannot be read to its end.
+    the order of their names, each once. Raises OSError, and ModelLoadError for an ONNX file that cannot be read to its end,
+    or that names files outside its folder.
     """
     suffix = path.suffix.lower()
     if suffix in _BESIDE:
         weights = path.with_suffix(_BESIDE[suffix])
         return [path, weights] if os.path.lexists(weights) else [path]
     try:
-        return [path, *(path.parent / name for name in sorted(_external_data(path)))]
+        names = sorted(_external_data(path))
     except ModelLoadError:
         if suffix == ".onnx":
             raise
         return [path]
+    for name in names:
+        place = PurePosixPath(name)
+        if place.is_absolute() or ".." in place.parts or "\0" in name or _IN_MEMORY in name:
+            raise ModelLoadError(
+                f"cannot read the model {path}: it names tensors in {name!r}, outside its folder "
+                "(save it anew, with its data in files beside it)"
+            )
+    return [path, *(path.parent / name for name in names)]
 
 
 def digest_of_model(path: Path) -> str:
-    """The sha256 of the model's files, one after the other, in hexadecimal; raises as `files_of_model` does."""
+    """The sha256 of the model's files, one after the other, in hexadecimal; raises as `files_of_model` does.
+
+    Raises ModelLoadError also for files that together exceed the machine's memory.
+    """
     digest = hashlib.sha256()
-    for name in files_of_model(path):
-        with name.open("rb") as file:
+    for file in _opened_files(path):
+        with file:
             while chunk := file.read(_CHUNK_BYTES):
                 digest.update(chunk)
     return digest.hexdigest()
+
+
+def _opened_files(path: Path) -> Iterator[BinaryIO]:
+    """Yield each file of the model, opened to be read. Raises as `digest_of_model` does."""
+    most, total = memory_bytes(), 0
+    for name in files_of_model(path):
+        file = open_regular(name)
+        # A sparse file of a petabyte takes a few bytes of a disk, and days to read.
+        total += os.fstat(file.fileno()).st_size
+        if total > most:
+            file.close()
+            raise ModelLoadError(
+                f"cannot read the model {path}: its files have {total} bytes, and this machine's memory {most}"
+            )
+        yield file
 
 
 def outputs_that_are_no_tensors(path: Path) -> list[str]:
@@ -62,7 +105,7 @@ def outputs_that_are_no_tensors(path: Path) -> list[str]:
     if path.suffix.lower() in _BESIDE:
         return []
     found: list[str] = []
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         try:
             whole = (0, os.fstat(file.fileno()).st_size)
             for value in _inner(file, [whole], _GRAPH, _OUTPUT):
@@ -76,6 +119,24 @@ def outputs_that_are_no_tensors(path: Path) -> list[str]:
     return found
 
 
+def opset_of(path: Path) -> int | None:
+    """The version of ONNX's own operators that an ONNX file asks for; None for what is no ONNX file. Raises OSError."""
+    if path.suffix.lower() in _BESIDE:
+        return None
+    newest: int | None = None
+    with open_regular(path) as file:
+        try:
+            whole = (0, os.fstat(file.fileno()).st_size)
+            for span in _inner(file, [whole], _OPSET):
+                if "".join(_texts(file, [span], _OPSET_DOMAIN)) not in ("", "ai.onnx"):
+                    continue
+                versions = [value for number, value, *_ in _fields(file, *span) if number == _OPSET_VERSION]
+                newest = max(newest or 0, *(value or 0 for value in versions))
+        except (ValueError, UnicodeDecodeError):
+            return None
+    return newest
+
+
 def input_symbols(path: Path) -> dict[str, tuple[str | None, ...]]:
     """Read the name that an ONNX file gives each axis of each input (`dim_param`); None for an axis without a name.
 
@@ -84,7 +145,7 @@ def input_symbols(path: Path) -> dict[str, tuple[str | None, ...]]:
     if path.suffix.lower() in _BESIDE:
         return {}
     found: dict[str, tuple[str | None, ...]] = {}
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         try:
             whole = (0, os.fstat(file.fileno()).st_size)
             for value in _inner(file, [whole], _GRAPH, _INPUT):
@@ -125,7 +186,13 @@ _GRAPH, _INPUT, _OUTPUT = 7, 11, 12
 """Numbers of a model's field for its graph, and of a graph's for its inputs and outputs."""
 _TYPE, _TENSOR_TYPE, _SHAPE, _AXIS, _AXIS_NAME = 2, 1, 2, 1, 2
 """From an input to the names of its axes. The input's own name has the number of an entry's key."""
+_OPSET, _OPSET_DOMAIN, _OPSET_VERSION = 8, 1, 2
+"""Numbers of a model's field for the operators that it asks for, and of its domain and version."""
 _MOST_NAME_BYTES = 1 << 16
+_IN_MEMORY = "_ORT_MEM_ADDR_"
+"""In the name of a file it stands for an address in the memory of the process, to OpenVINO and ONNX Runtime."""
+_INT32 = 0xFFFFFFFF
+"""protobuf drops the higher bits of tags and enumerations."""
 _Span: TypeAlias = "tuple[int, int]"
 """Beginning and end of a message's bytes in its file."""
 
@@ -133,7 +200,7 @@ _Span: TypeAlias = "tuple[int, int]"
 def _external_data(path: Path) -> set[str]:
     """The names of the files in which an ONNX file says that its tensors are, relative to its folder."""
     names: set[str] = set()
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         whole = os.fstat(file.fileno()).st_size
         # A stack of its own: graphs may be nested more deeply than Python's calls.
         open_messages = [("ModelProto", 0, whole)]
@@ -144,8 +211,9 @@ def _external_data(path: Path) -> set[str]:
                     names |= _file_of_tensor(file, start, end)
                     continue
                 fields = MESSAGES[kind]
-                for number, _, at, stop in _fields(file, start, end):
-                    if number in fields:
+                for number, value, at, stop in _fields(file, start, end):
+                    # A number is no message: protobuf ignores a field of another encoding.
+                    if number in fields and value is None:
                         open_messages.append((fields[number], at, stop))
         except (ValueError, UnicodeDecodeError) as error:
             raise ModelLoadError(f"cannot read the model {path} as ONNX: {error}") from error
@@ -157,13 +225,13 @@ def _file_of_tensor(file: BinaryIO, start: int, end: int) -> set[str]:
     locations, is_external = set(), False
     for number, value, at, stop in _fields(file, start, end):
         if number == DATA_LOCATION:
-            is_external = is_external or value == EXTERNAL
-        elif number == EXTERNAL_DATA:
+            is_external = is_external or (value is not None and value & _INT32 == EXTERNAL)
+        elif number == EXTERNAL_DATA and value is None:
             key = text = b""
-            for part, _, first, last in _fields(file, at, stop):
-                if part == KEY:
+            for part, other, first, last in _fields(file, at, stop):
+                if part == KEY and other is None:
                     key = _read(file, first, last)
-                elif part == VALUE:
+                elif part == VALUE and other is None:
                     text = _read(file, first, last)
             if key == b"location":
                 locations.add(text.decode())
@@ -176,8 +244,8 @@ def _inner(file: BinaryIO, messages: list[_Span], *numbers: int) -> list[_Span]:
         messages = [
             (at, stop)
             for start, end in messages
-            for number, _, at, stop in _fields(file, start, end)
-            if number == wanted
+            for number, value, at, stop in _fields(file, start, end)
+            if number == wanted and value is None
         ]
     return messages
 
@@ -186,16 +254,18 @@ def _texts(file: BinaryIO, messages: list[_Span], number: int) -> list[str]:
     return [_read(file, at, stop).decode() for at, stop in _inner(file, messages, number)]
 
 
-def _fields(file: BinaryIO, start: int, end: int) -> Iterator[tuple[int, int, int, int]]:
-    """Number, value, and beginning and end of the bytes of each field of a message; the value is that of a varint.
+def _fields(file: BinaryIO, start: int, end: int) -> Iterator[tuple[int, int | None, int, int]]:
+    """Number, value, and beginning and end of the bytes of each field of a message.
 
-    Values of fields that lead nowhere are skipped, not read: they may be weights.
+    The value is that of a number; None for bytes, which may be another message. Values of fields that lead nowhere are
+    skipped, not read: they may be weights. So are groups, as protobuf skips those that it does not know.
     """
-    at = start
+    at, depth = start, 0
     while at < end:
         file.seek(at)
         tag, at = _varint(file, at)
-        number, encoding = tag >> 3, tag & 7
+        number, encoding = (tag & _INT32) >> 3, tag & 7
+        value: int | None
         value, first = 0, at
         match encoding:
             case 0:
@@ -204,14 +274,19 @@ def _fields(file: BinaryIO, start: int, end: int) -> Iterator[tuple[int, int, in
                 at += 8
             case 2:  # bytes, or another message
                 length, first = _varint(file, at)
-                at = first + length
+                value, at = None, first + length
+            case 3:
+                depth += 1
+            case 4 if depth > 0:
+                depth -= 1
             case 5:  # 32 bits
                 at += 4
-            case _:  # groups, which ONNX has none of
+            case _:
                 raise ValueError("the file is damaged, or of another format")
         if at > end:
             raise ValueError("the file is damaged, or cut short")
-        yield number, value, first, at
+        if depth == 0 and encoding != 4:
+            yield number, value, first, at
 
 
 def _varint(file: BinaryIO, at: int) -> tuple[int, int]:

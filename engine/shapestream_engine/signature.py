@@ -93,7 +93,10 @@ def _positions(inputs: Sequence[InputPort], layout: Any) -> list[int | None]:
         if position is None and port.mask_of is None
     ]
     if missing:
-        raise ShapeError(f"missing input {', '.join(map(repr, missing))}; the model has {_listing(inputs)}")
+        raise ShapeError(
+            f"missing input {', '.join(map(repr, missing))}; the model has {_listing(inputs)}; "
+            "only masks may be left out (send all others, also where a function has a default)"
+        )
     return positions
 
 

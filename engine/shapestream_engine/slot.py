@@ -157,7 +157,7 @@ class Runner:
         return True
 
     def _failure(self, batch: Batch, error: BaseException, began: float) -> BatchReport:
-        words = _words(error)
+        words = f"{_words(error)}{self._about_empty(batch)}"
         if self._cancelled:
             code, message = ErrorCode.CANCELLED, words
         elif isinstance(error, MemoryError):
@@ -179,6 +179,23 @@ class Runner:
             code=code,
             message=message,
         )
+
+    def _about_empty(self, batch: Batch) -> str:
+        """Advice, where a member has no elements: few models take sizes of 0, and engines say so in riddles."""
+        pool = self._pools.get(batch.model)
+        if pool is None:
+            return ""
+        for member in batch.members:
+            for number, _, shape in member.layout:
+                names = pool.signature.inputs[number].axis_names
+                empty = [name or "?" for name, size in zip(names, shape, strict=True) if size == 0]
+                if empty:
+                    bounds = ", ".join(f"{name}:1.." for name in empty)
+                    return (
+                        f" (input {pool.signature.inputs[number].name!r} has no elements, {list(shape)}; if the model "
+                        f"takes no such sizes, {bounds} in its shape refuses them on arrival)"
+                    )
+        return ""
 
 
 def _resolved(batch: Batch, pool: RequestPool) -> tuple[RequestShape, ...]:

@@ -45,10 +45,34 @@ def test_workers_that_start_together_prove_once(
     served = workplace.serve(text)
     first, second = served.wait_for("model tried", 2)
     assert (first["seconds"], first["findings"]) == (second["seconds"], second["findings"])
+    assert ["cache", "measured"] == sorted(event["source"] for event in (first, second))
     assert 1 == len(list((tmp_path / "proofs").glob("*.json")))
     assert ["batching, output 'y': proved"] == [
         words.partition(", checked")[0] for words in first["findings"]
     ]
+
+
+@pytest.mark.parametrize(
+    "processes",
+    [
+        "workers: [{count: 2, slots: 1}]\n",
+        "in_process: true\n",
+        "workers: [{count: 1, threads: 1}, {count: 1, threads: 3}]\n",
+    ],
+)
+def test_what_check_has_proved_serve_does_not_prove_again(
+    workplace: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processes: str
+) -> None:
+    """Nor do `models` and workers with other numbers of threads; the log names the source of each verdict."""
+    monkeypatch.setenv("SHAPESTREAM_PROBE_CACHE", str(tmp_path / "proofs"))
+    config = workplace.write(CENTRED.replace("gated:centred", "gated:double") + processes)
+    assert 0 == workplace.run("check", str(config)).returncode
+    proved = set((tmp_path / "proofs").glob("*.json"))
+    assert 0 == workplace.run("models", str(config)).returncode
+    served = workplace.serve(config)
+    tried = served.wait_for("model tried", 1 if "in_process" in processes else 2)
+    assert {"cache"} == {event["source"] for event in tried}
+    assert proved == set((tmp_path / "proofs").glob("*.json"))
 
 
 def test_the_child_ends_with_its_parent(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -140,6 +140,39 @@ def test_the_spans_of_a_request_reach_a_collector_in_the_trace_of_its_client(
         assert batch.end_time_unix_nano <= span.end_time_unix_nano
     assert {"embedder"} == collector.services
     assert {"Bearer me"} == {headers["authorization"] for headers in collector.headers}
+
+
+def test_a_collector_whose_answers_never_end_costs_no_memory_and_no_spans(
+    workplace: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each export gets a body without end, of which the server reads nothing; later spans arrive all the same."""
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
+    cut: list[int] = []
+
+    def endless(self: _Receiver) -> None:
+        self.server.take(self.rfile.read(int(self.headers["Content-Length"])), {})
+        self.send_response(200)
+        self.end_headers()
+        sent = 0
+        with suppress(OSError):
+            while True:
+                self.wfile.write(bytes(1 << 16))
+                sent += 1 << 16
+        cut.append(sent)
+
+    monkeypatch.setattr(_Receiver, "do_POST", endless)
+    traced = {"traceparent": f"00-{1:032x}-{2:016x}-01"}
+    with collecting() as collector:
+        served = workplace.serve(CONFIG.replace("PORT", str(collector.server_port)))
+        workplace.open_gate()
+        with served.client() as client:
+            for exports in range(1, 4):
+                client.infer("gated", X, trace=traced)
+                until("another answer that the server has cut off", lambda: len(cut) >= exports)  # noqa: B023
+        stop(served)
+    assert 3 <= sum(span.name == "infer gated" for span in collector.spans)
+    # What the kernels of both ends hold.
+    assert max(cut) < 64 << 20
 
 
 def test_a_collector_that_is_gone_costs_spans_and_one_line(

@@ -47,7 +47,7 @@ def folder(tmp_path: Path) -> Path:
         ("no_weights.xml", "Empty weights data in bin file or bin file cannot be found"),
         ("short_weights.xml", "Incorrect weights in bin file"),
         ("prose.xml", "No document element found"),
-        ("noise.onnx", "Model can't be parsed"),
+        ("noise.onnx", "as ONNX: the file is damaged"),
         ("empty.onnx", "as ONNX: "),
     ],
 )

@@ -16,8 +16,8 @@ from shapestream.settings import LoadedSettings, load_settings
 from shapestream_engine.calibration_cache import ENVIRONMENT, CostCache
 from shapestream_engine.cost_table import CostTable, LearnedCosts
 from shapestream_workers.cli import app
-from shapestream_workers.costs import costs_of, measure_costs, slots_and_threads, tables
-from shapestream_workers.models import compile_models
+from shapestream_workers.costs import costs_of, measure_costs, tables
+from shapestream_workers.models import compile_models, slots_and_threads
 
 CONFIG = """\
 models:

@@ -74,7 +74,7 @@ VALUES = {
     "a path that is only a zero byte": (b'models: [{name: m, path: "\\0.xml"}]', "zero byte"),
     "a path of 5,000 characters": (b"models: [{name: m, path: %b.xml}]" % (b"a" * 5_000), "cannot be looked at"),
     "a home that is nobody's": (b"models: [{name: m, path: ~nobody-here/m.xml}]", "is no path"),
-    "a device as a model": (b"models: [{name: m, path: /dev/zero}]", "no such file"),
+    "a device as a model": (b"models: [{name: m, path: /dev/zero}]", "is not a regular file"),
     "an ipc path of 107 characters": (b"server: {listen: [ipc:///%b]}" % (b"a" * 106), "too long"),
     "an ipc path of 104 bytes in 52 characters": (
         b"server: {listen: [ipc:///%b]}" % ("ü" * 52).encode(), "too long"

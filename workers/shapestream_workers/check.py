@@ -32,7 +32,7 @@ from shapestream_engine.shapes import Dimension, NamedShape
 from shapestream_engine.signature import ModelSignature
 from shapestream_engine.slot import Runner
 from shapestream_workers.model_trust import require_trusted
-from shapestream_workers.models import model_spec, problem_of
+from shapestream_workers.models import model_spec, problem_of, processes_of
 from shapestream_workers.proof import probe_options, try_model
 from shapestream_workers.security import server_security
 
@@ -139,10 +139,21 @@ def check_configuration(loaded: LoadedSettings) -> CheckReport:
 
 def _check_model(loaded: LoadedSettings, index: int, settings: ModelSettings, report: CheckReport) -> None:
     require_trusted(settings)
-    tried = try_model(settings, model_spec(settings), slots=1, threads=None, prove_trusted=True)
+    place = ("models", index)
+    # As each process that will serve it: a verdict holds for a number of threads, and a start recalls it.
+    (slots, threads), *others = processes_of(loaded.settings, settings.name)
+    for other_slots, other_threads in others:
+        tried = try_model(
+            settings, model_spec(settings), slots=other_slots, threads=other_threads, prove_trusted=True
+        )
+        tried.compiled.close()
+        report.problems += [
+            loaded.problem((*place, *where), f"with {other_threads} threads, {words}")
+            for where, words in tried.judgement.refused
+        ]
+    tried = try_model(settings, model_spec(settings), slots=slots, threads=threads, prove_trusted=True)
     compiled, proof, judgement = tried.compiled, tried.proof, tried.judgement
     try:
-        place = ("models", index)
         report.problems += [loaded.problem((*place, *where), words) for where, words in judgement.refused]
         report.warnings += [loaded.problem((*place, *where), words) for where, words in judgement.warnings]
         calls: list[str] = []

@@ -15,15 +15,14 @@ from typing import Any
 import structlog
 
 from shapestream.serving.allocator import give_back_freed_memory
-from shapestream.settings import LoadedSettings, ModelSettings, Settings
+from shapestream.settings import LoadedSettings, ModelSettings
 from shapestream_engine.calibration import Calibration, calibrate
 from shapestream_engine.calibration_cache import CostCache, cost_key
 from shapestream_engine.compiled_model import CompiledModel
 from shapestream_engine.cost_table import CostTable, LearnedCosts
 from shapestream_engine.errors import EngineError
-from shapestream_engine.machine import divide_cpus
 from shapestream_engine.probing.examination import values_of
-from shapestream_workers.models import available_cpus, compile_models, model_spec
+from shapestream_workers.models import compile_models, model_spec, slots_and_threads
 from shapestream_workers.proof import probe_options
 
 log = structlog.get_logger()
@@ -123,19 +122,6 @@ def costs_of(loaded: LoadedSettings, *, as_json: bool) -> list[str]:
             plain.append(_to_dict(name, slots, threads, calibration, learned))
             lines += _describe(name, slots, threads, calibration, learned)
     return [json.dumps(plain, indent=2)] if as_json else lines
-
-
-def slots_and_threads(settings: Settings, model: str) -> tuple[int, int]:
-    """Slots and threads of the first configured process that serves this model."""
-    groups = settings.worker_groups
-    processes = max(1, sum(group.count for group in groups))
-    for group in groups:
-        if group.models is None or model in group.models:
-            return divide_cpus(available_cpus(), processes, group.slots, group.threads)
-    own = settings.in_process
-    if own is None:
-        return divide_cpus(available_cpus(), 1)
-    return divide_cpus(available_cpus(), 1, own.slots, own.threads)
 
 
 def _to_dict(

@@ -11,10 +11,11 @@ from pathlib import Path
 import structlog
 
 from shapestream.errors import ConfigurationError
-from shapestream.settings import LoadedSettings, Location, ModelSettings, ShapesSettings
+from shapestream.settings import LoadedSettings, Location, ModelSettings, Settings, ShapesSettings
 from shapestream_engine.batch_axis import states_batch
 from shapestream_engine.compiled_model import CompiledModel, PreparedLimits
 from shapestream_engine.errors import EngineError, ModelLoadError, RuleMissing
+from shapestream_engine.machine import divide_cpus
 from shapestream_engine.model import InputSpec, ModelSpec, OutputSpec, compile_model, read_model
 from shapestream_engine.ports import BATCH
 from shapestream_engine.signature import ModelSignature
@@ -28,6 +29,25 @@ log = structlog.get_logger()
 def available_cpus() -> int:
     """The CPUs that this process may use, which in a container are fewer than the machine has."""
     return len(os.sched_getaffinity(0))
+
+
+def slots_and_threads(settings: Settings, model: str) -> tuple[int, int]:
+    """Slots and threads of the first configured process that serves this model."""
+    return next(iter(processes_of(settings, model)))
+
+
+def processes_of(settings: Settings, model: str) -> dict[tuple[int, int], None]:
+    """Slots and threads of each kind of configured process that serves this model, in order; as of one where none does."""
+    groups = settings.worker_groups
+    processes = max(1, sum(group.count for group in groups))
+    found = [
+        divide_cpus(available_cpus(), processes, group.slots, group.threads)
+        for group in groups
+        if group.models is None or model in group.models
+    ]
+    if (own := settings.in_process) is not None:
+        found.append(divide_cpus(available_cpus(), 1, own.slots, own.threads))
+    return dict.fromkeys(found or [divide_cpus(available_cpus(), 1)])
 
 
 def model_spec(model: ModelSettings) -> ModelSpec:
@@ -134,7 +154,7 @@ def read_signatures(loaded: LoadedSettings, models: Iterable[ModelSettings] | No
         place = ("models", loaded.settings.models.index(model))
         try:
             require_trusted(model)
-            signature, judgement = _signature(model)
+            signature, judgement = _signature(loaded.settings, model)
         except EngineError as error:
             problems.append(problem_of(loaded, model, error))
             continue
@@ -146,7 +166,7 @@ def read_signatures(loaded: LoadedSettings, models: Iterable[ModelSettings] | No
     return ReadModels(tuple(signatures), tuple(warnings))
 
 
-def _signature(model: ModelSettings) -> tuple[ModelSignature, Judgement]:
+def _signature(settings: Settings, model: ModelSettings) -> tuple[ModelSignature, Judgement]:
     """The signature, without a trial where none can change it."""
     spec = model_spec(model)
     if not may_share(model) or states_batch(spec):
@@ -154,7 +174,8 @@ def _signature(model: ModelSettings) -> tuple[ModelSignature, Judgement]:
             signature = read_model(spec).signature
             if not may_share(model) or signature.has_batch:
                 return signature, Judgement()
-    tried = try_model(model, spec, slots=1, threads=None)
+    slots, threads = slots_and_threads(settings, model.name)
+    tried = try_model(model, spec, slots=slots, threads=threads)
     tried.compiled.close()
     return tried.compiled.signature, tried.judgement
 
@@ -191,6 +212,7 @@ def _compile(model: ModelSettings, slots: int, threads: int | None) -> tuple[Com
         "model tried",
         model=model.name,
         seconds=tried.proof.seconds,
+        source="cache" if tried.proof.from_cache else "measured",
         findings=list(map(str, tried.proof.findings)),
     )
     proved = without_padding(spec, judgement.padding_off)

@@ -223,6 +223,18 @@ def _doubt(model: ModelSettings, finding: Finding) -> _Line:
     return _output_place(model, finding.output), f"{about}; requests share calls all the same ({advice})"
 
 
+def _about_states(compiled: CompiledModel) -> tuple[_Line, ...]:
+    """The warning about a model that would remember earlier calls, and may not; none for any other."""
+    if not compiled.states:
+        return ()
+    names = ", ".join(compiled.states)
+    what = (
+        f"the model keeps a state from call to call ({names}), and here every call begins with the initial one: "
+        "there are no sequences or sessions (export it with the state as an input and an output)"
+    )
+    return ((("path",), what),)
+
+
 def _pad_place(model: ModelSettings, dimensions: tuple[str, ...]) -> Location:
     for name, port in model.inputs.items():
         for dimension in dimensions:
@@ -317,13 +329,15 @@ class _Trial:
         )
         if not self._proves:
             proof = ProbeReport(model=self._model.name, findings=())
-            return TriedModel(spec=complete, compiled=compiled, proof=proof, judgement=Judgement())
+            judgement = Judgement(warnings=_about_states(compiled))
+            return TriedModel(spec=complete, compiled=compiled, proof=proof, judgement=judgement)
         try:
             proof = replace(probe_model(self._model, complete, compiled, threads=self._threads), rules=rules)
         except EngineError:
             compiled.close()
             raise
         judgement = judge(self._model, compiled.signature, proof)
+        judgement = replace(judgement, warnings=(*_about_states(compiled), *judgement.warnings))
         return TriedModel(spec=complete, compiled=compiled, rules=rules, proof=proof, judgement=judgement)
 
     def alone(self, spec: ModelSpec, why: str) -> TriedModel:

@@ -15,7 +15,7 @@ import os
 import platform
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from shapestream_engine.model import ModelSpec
 from shapestream_engine.model_files import files_of_model
 from shapestream_engine.probing.child import Task
 from shapestream_engine.probing.report import ProbeReport
+from shapestream_engine.regular_files import open_regular
 from shapestream_engine.signature import ModelSignature
 
 ENVIRONMENT = "SHAPESTREAM_PROBE_CACHE"
@@ -56,7 +57,7 @@ class ProofCache(KeptFiles):
                 ValueError, TypeError, KeyError
             ):  # what cannot be read is proved again, and written anew
                 if plain is not None:
-                    return ProbeReport.from_dict(plain)
+                    return replace(ProbeReport.from_dict(plain), from_cache=True)
             report = make()
             if report.conclusive:
                 write_plain(path, report.to_dict())
@@ -135,7 +136,7 @@ def _digest(paths: list[Path]) -> str:
         if not path.is_file():
             continue
         digest.update(path.name.encode() + b"\0" + str(path.stat().st_size).encode())
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             while block := file.read(_READ_BYTES):
                 digest.update(block)
     return digest.hexdigest()

@@ -7,17 +7,19 @@ Everything drawn is a function of the generator that draws it, so a proof can be
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
-from zipfile import BadZipFile
+from zipfile import BadZipFile, ZipInfo
 
 import numpy as np
 
 from shapestream_engine.element_types import dtype_of
 from shapestream_engine.errors import SignatureError
 from shapestream_engine.layout import Tensors
+from shapestream_engine.machine import memory_bytes
+from shapestream_engine.regular_files import open_regular
 from shapestream_engine.signature import ModelSignature
 from shapestream_engine.tensor import Array
 
@@ -233,10 +235,21 @@ def read_samples(
 
 def _arrays(path: Path) -> list[tuple[str, Array]]:
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        with open_regular(path) as file, np.load(file, allow_pickle=False) as archive:
+            _check_size(path, archive.zip.infolist())
             return [(name, archive[name]) for name in sorted(archive.files, key=_in_order)]
-    except (OSError, ValueError, EOFError, BadZipFile, AttributeError) as error:
+    except (OSError, ValueError, EOFError, BadZipFile, AttributeError, MemoryError) as error:
         raise SignatureError(f"cannot read samples from {path}: {error}", key=("probe",)) from error
+
+
+def _check_size(path: Path, members: Iterable[ZipInfo]) -> None:
+    """Raises `SignatureError` for an archive that would not fit in memory once it is unpacked."""
+    unpacked, most = sum(member.file_size for member in members), memory_bytes()
+    if unpacked > most:
+        raise SignatureError(
+            f"cannot read samples from {path}: {unpacked} bytes unpacked, and this machine's memory has {most}",
+            key=("probe",),
+        )
 
 
 def _in_order(name: str) -> tuple[str, int]:

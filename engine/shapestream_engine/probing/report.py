@@ -113,6 +113,8 @@ class ProbeReport:
     conclusive: bool = True
     """True if another proof would find the same: not after a crash, a hang, or a budget that ran out."""
     seconds: float = 0.0
+    from_cache: bool = field(default=False, compare=False)
+    """True if an earlier proof found this."""
 
     def of(self, verdict: Verdict) -> tuple[Finding, ...]:
         """The findings with that verdict."""

@@ -25,7 +25,7 @@ class Result(Mapping[str, npt.NDArray[Any]]):
     __slots__ = ("_answer", "_arrays", "_client", "_outputs", "_own_id", "key")
 
     ok: Literal[True] = True
-    """Whether this is a result; type checkers tell `Result` from `Failed` by it."""
+    """Whether this is a result; type checkers tell `Result` from `Failed` by `ok is True` (mypy also by `ok` alone)."""
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class Failed:
     __slots__ = ("error", "key", "sequence")
 
     ok: Literal[False] = False
-    """Whether this is a result: type checkers tell `Failed` from `Result` by it."""
+    """Whether this is a result: see `Result.ok`."""
 
     def __init__(self, key: Any, error: RequestError, sequence: int) -> None:
         self.key = key

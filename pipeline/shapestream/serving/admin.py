@@ -47,6 +47,7 @@ from shapestream.serving.server import Server
 from shapestream.settings import AdminSettings
 from shapestream.telemetry.logging import LEVELS, PRESENT
 from shapestream.telemetry.metrics import Buckets, Kind, Metric, Sample, observe
+from shapestream_engine.regular_files import read_regular
 
 log = structlog.get_logger()
 
@@ -410,7 +411,7 @@ def _listen(address: str) -> socket.socket:
 
 def _read_token(path: Path) -> str:
     try:
-        token = path.read_text(encoding="ascii").strip()
+        token = read_regular(path, MAX_HEAD_BYTES).decode("ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError([f"{path}: {error}"]) from error
     if not token or any(character.isspace() for character in token):

@@ -15,7 +15,9 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import requests
 import structlog
 import trio
 from opentelemetry.context import Context
@@ -221,7 +223,25 @@ def _where(run: Run) -> dict[str, AttributeValue]:
 
 def otlp_exporter(endpoint: str) -> SpanExporter:
     """An exporter to the collector at this address, `http://HOST:PORT`, by OTLP over HTTP."""
-    return OTLPSpanExporter(endpoint=f"{endpoint.rstrip('/')}/v1/traces")
+    return OTLPSpanExporter(endpoint=f"{endpoint.rstrip('/')}/v1/traces", session=_HeadsOnly())
+
+
+class _HeadsOnly(requests.Session):
+    """A session that reads the head of an answer, and no body, which a collector may make endless.
+
+    Status and reason are all that the exporter uses. A connection with an unread body carries no other request.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.headers["Connection"] = "close"
+
+    def send(self, request: requests.PreparedRequest, **options: Any) -> requests.Response:
+        """Send a request; the answer's body is empty."""
+        answer = super().send(request, **{**options, "stream": True})
+        answer.close()
+        answer.raw = None
+        return answer
 
 
 class _Complaints(logging.Handler):

@@ -165,8 +165,8 @@ def must_be_there(path: Path, kind: Literal["file", "folder"], info: ValidationI
         return
     if kind == "file" and is_there(Path.is_dir, path):
         raise wrong(f"{path} is a folder (name the file in it{_models_in(path)})")
-    if kind == "folder" and is_there(Path.exists, path):
-        raise wrong(f"{path} is a file (name a folder)")
+    if is_there(Path.exists, path):
+        raise wrong(f"{path} is {'a file (name a folder)' if kind == 'folder' else 'not a regular file'}")
     raise wrong(f"no such {kind}: {path} (a relative path starts at the folder of this YAML)")
 
 

@@ -220,6 +220,17 @@ def test_without_torch_xla_its_extra_is_named(tmp_path: Path, monkeypatch: pytes
         compile_model(replace(DEVICES[0].spec(AFFINE, tmp_path), device="xla"))
 
 
+def test_a_damaged_file_is_refused_in_one_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """PyTorch's own log, a traceback, is in the error and nowhere else."""
+    spec = DEVICES[0].spec(AFFINE, tmp_path)
+    assert spec.path is not None
+    spec.path.write_bytes(spec.path.read_bytes()[:-200])
+    with pytest.raises(ModelLoadError, match=r"as a program of torch\.export: ") as caught:
+        compile_model(spec)
+    assert 1 == len(str(caught.value).splitlines())
+    assert ("", "") == capfd.readouterr()
+
+
 @pytest.mark.parametrize("device", ["cuda:99", "tpu", "cuda:x"])
 def test_a_device_that_is_not_there_is_named(tmp_path: Path, device: str) -> None:
     """Before anything is read."""

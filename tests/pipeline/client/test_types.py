@@ -2,29 +2,57 @@
 
 from __future__ import annotations
 
+import inspect
+import shutil
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any, Literal, assert_type
 
 import numpy as np
+import pytest
 
 import shapestream
 from shapestream import Failed, Result, aio, blocking
 from shapestream.testing import ScriptedServer
 
+IMPORTS = "from typing import assert_type\nfrom shapestream import Failed, Result"
 GOOD = {"x": np.ones((1, 3), np.float32)}
 BAD = {"x": -np.ones((1, 3), np.float32)}
 
 
 def told_apart(items: list[Result | Failed]) -> list[float | str]:
-    """`ok` narrows in both branches: no cast, no isinstance."""
+    """`ok is True` narrows in both branches, and so does isinstance, for mypy and pyright alike."""
     told: list[float | str] = []
     for item in items:
-        if item.ok:
+        if item.ok is True:
             assert_type(item, Result)
             told.append(float(item["y"].sum()))
         else:
             assert_type(item, Failed)
             told.append(item.error.code)
+        if isinstance(item, Failed):
+            assert_type(item, Failed)
+        else:
+            assert_type(item, Result)
     return told
+
+
+def test_pyright_tells_them_apart_too(tmp_path: Path) -> None:
+    """Where pyright is installed: it reads `told_apart`, and would refuse a type that is not as stated."""
+    pyright = shutil.which("pyright")
+    if pyright is None:
+        pytest.skip("pyright is not installed")
+    source = f"{IMPORTS}\n\n{inspect.getsource(told_apart)}"
+    (tmp_path / "told.py").write_text(source)
+    ran = subprocess.run(
+        [pyright, "--pythonpath", sys.executable, str(tmp_path / "told.py")],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert 0 == ran.returncode, ran.stdout
 
 
 def test_blocking(address: str) -> None:

@@ -234,7 +234,7 @@ def _slots(options: SimulateOptions, loaded: LoadedSettings | None) -> tuple[int
     """Number of slots, and of slots per worker."""
     slots, per_worker = options.slots, options.slots_per_worker
     if loaded is not None and loaded.settings.models:
-        from shapestream_workers.costs import slots_and_threads
+        from shapestream_workers.models import slots_and_threads
 
         settings = loaded.settings
         processes = max(1, sum(group.count for group in settings.worker_groups))

@@ -21,8 +21,8 @@ import yaml
 from shapestream.errors import ConfigurationError
 from shapestream.settings.loader import LoadedSettings, leaves, load_settings
 from shapestream.settings.models import ModelSettings
-from shapestream_workers.costs import slots_and_threads
 from shapestream_workers.lab.candidates import Candidate, Placement
+from shapestream_workers.models import slots_and_threads
 
 MOST_CALIBRATION_S = 1.0
 """Calibration of each server, which would take most of the budget otherwise; the warm-up replaces the rest."""

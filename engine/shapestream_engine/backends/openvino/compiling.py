@@ -21,12 +21,22 @@ from shapestream_engine.backends.openvino.runtime import core, engine_words
 from shapestream_engine.compiled_model import CompiledModel, PreparedSizes
 from shapestream_engine.errors import ModelLoadError, SignatureError
 from shapestream_engine.model import ModelSpec
-from shapestream_engine.model_files import check_file, files_of_model, outputs_that_are_no_tensors
+from shapestream_engine.model_files import (
+    check_file,
+    files_of_model,
+    opset_of,
+    outputs_that_are_no_tensors,
+)
 from shapestream_engine.ports import InputPort
 from shapestream_engine.signature import ModelSignature
 from shapestream_engine.tensor import fixed_ports, port_bounds
 
 _FORMATS = {".xml": "ir", ".onnx": "onnx"}
+NEWEST_OPSET = 28
+"""The newest version of ONNX's operators when this OpenVINO was tried (a test compares it with the package `onnx`).
+
+OpenVINO runs operators of later versions by the meaning of the last one that it knows, and says nothing.
+"""
 _MADE_OF_OTHERS = frozenset(("AUTO", "HETERO", "MULTI"))
 """Devices that hand properties on to others, and list only their own."""
 
@@ -36,6 +46,11 @@ def read_model(core: ov.Core, path: Path) -> ov.Model:
     check_file(path)
     if strange := outputs_that_are_no_tensors(path):
         raise ModelLoadError(f"cannot read the model {path}: {no_tensors(strange)}")
+    if (opset := opset_of(path)) is not None and opset > NEWEST_OPSET:
+        raise ModelLoadError(
+            f"cannot read the model {path}: it asks for opset {opset} of ONNX, and OpenVINO is known to read up to "
+            f"{NEWEST_OPSET} (export it with an older opset, or try engine: onnxruntime)"
+        )
     known = _FORMATS.get(path.suffix.lower())
     if known is not None and (reason_not := _unreadable(known, path)) is not None:
         raise ModelLoadError(f"cannot read the model {path} as {known.upper()}: {reason_not}")
@@ -137,7 +152,7 @@ class OpenVinoModel(CompiledModel):
         """Of a static model the only one; of a dynamic one those of its requests, also of requests that are gone."""
         self._dynamic = model.is_dynamic()
         self._lock = threading.Lock()
-        self._stateful = bool(model.get_variables())
+        self.states = _states(model)
         sources = [output.node.input_value(0).get_node().get_type_name() for output in model.outputs]
         self._forwarded = frozenset(number for number, source in enumerate(sources) if source == "Parameter")
         self._ports = ports
@@ -157,7 +172,7 @@ class OpenVinoModel(CompiledModel):
             request = OpenVinoRequest(
                 self.signature,
                 graph,
-                stateful=self._stateful,
+                stateful=bool(self.states),
                 spoils=self._dynamic,
                 forwarded=self._forwarded,
                 ports=self._ports,
@@ -197,6 +212,7 @@ class PreparingModel(CompiledModel):
         properties: Mapping[str, Any],
     ) -> None:
         super().__init__(signature, properties)
+        self.states = _states(model)
         self._model = model
         self._compile = compile_shaped
         self._weights = sum(
@@ -239,6 +255,11 @@ class PreparingModel(CompiledModel):
             self.prepared.close()
         if self._dynamic is not None:
             self._dynamic.close()
+
+
+def _states(model: ov.Model) -> tuple[str, ...]:
+    """The names of the model's variables, which ReadValue reads and Assign writes."""
+    return tuple(sorted(variable.info.variable_id for variable in model.get_variables()))
 
 
 def _share(slots: int, threads: int | None) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
@@ -170,16 +171,38 @@ def _load(spec: ModelSpec) -> torch.export.ExportedProgram:
     path = spec.path
     assert path is not None
     check_file(path)
+    complaints = _Complaints()
+    log = logging.getLogger(torch.export.__name__)
+    log.addFilter(complaints)
     try:
         with warnings.catch_warnings():
             # PyTorch 2.9 warns of its own reading buffers that are not writable.
             warnings.simplefilter("ignore")
             return torch.export.load(path)
     except Exception as error:  # its errors have no common class but this
-        reason = " ".join(str(error).split()) or type(error).__name__
+        reason = " ".join(str(complaints.first or error).split()) or type(error).__name__
         raise ModelLoadError(
             f"cannot read the model {path} as a program of torch.export: {reason}"
         ) from error
+    finally:
+        log.removeFilter(complaints)
+
+
+class _Complaints(logging.Filter):
+    """Keeps the first error that PyTorch logs while it reads a file, and nothing of it reaches the log.
+
+    PyTorch 2.9 logs the reason, with a traceback, and raises an error that only refers to it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first: BaseException | None = None
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Take the error of this record."""
+        if record.exc_info and self.first is None:
+            self.first = record.exc_info[1]
+        return False
 
 
 _TRACED_MINIMUM = 2
