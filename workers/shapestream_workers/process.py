@@ -15,6 +15,7 @@ import atexit
 import gc
 import os
 import platform
+import secrets
 import sys
 import threading
 
@@ -31,6 +32,9 @@ READY_LINE = b"ready\n"
 """Line that a worker writes to stdout each time that the server has welcomed it."""
 REPLACE_LINE = b"replace\n"
 """Line that a worker writes to stdout when it has passed its memory limit; it goes on serving."""
+
+NAME_VARIABLE = "SHAPESTREAM_WORKER_NAME"
+"""Variable by which a parent tells a worker the name to greet with, so that both know the process by the same one."""
 
 _LIBRARIES = ("trio", "pyzmq", "msgpack", "numpy", "openvino", "onnxruntime", "torch", "torch_xla")
 
@@ -103,9 +107,14 @@ def exit_after(seconds: float) -> None:
     timer.start()
 
 
-def registered_name(worker: str, pid: int) -> str:
-    """The name of a worker before the server, which must never take one process for another."""
-    return f"{worker}-{pid}"
+def name_of_start(worker: str) -> str:
+    """A new name for one start of a worker, by which the server knows the process.
+
+    The end is random: containers share pids and may share a host's name, and a pid comes again. The name is neither
+    secret nor a proof of identity. It has 32 random bits: with one other process of the same worker, as in a rolling
+    restart, two names are equal once in 4 billion times.
+    """
+    return f"{worker}-{secrets.token_hex(4)}"
 
 
 def versions() -> dict[str, str]:

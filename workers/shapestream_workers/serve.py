@@ -279,9 +279,7 @@ class _Serving:
         self._workers = WorkerProcesses(
             worker_commands(self._loaded, server.worker_addresses[0]),
             policy,
-            ended=lambda role, worker, pid, died: server.worker_ended(
-                worker, pid, died=died, group=groups[role]
-            ),
+            ended=lambda role, worker, died: server.worker_ended(worker, died=died, group=groups[role]),
             given_up=given_up,
             revived=revived,
         )

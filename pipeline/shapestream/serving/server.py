@@ -200,7 +200,7 @@ class Server:
         if self._worker_port is not None:
             self._worker_port.owner = owner
 
-    async def worker_ended(self, worker: str, pid: int, *, died: bool, group: int = 0) -> LastState:
+    async def worker_ended(self, worker: str, *, died: bool, group: int = 0) -> LastState:
         """Run the batches of a worker whose process has ended again elsewhere, without waiting for its silence.
 
         `died`: by a signal, or with an error, so that it may have died of what it ran. `group`: its entry of `workers`.
@@ -209,7 +209,7 @@ class Server:
         if self._worker_port is None or self._ended:
             return LastState()
         try:
-            return await self._worker_port.process_ended(worker, pid, died=died)
+            return await self._worker_port.process_ended(worker, died=died)
         except trio.ClosedResourceError:
             return LastState()  # the server has ended meanwhile: nothing is left to be run again
 

@@ -8,6 +8,7 @@ replaced.
 
 from __future__ import annotations
 
+import os
 import random
 import subprocess
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -17,7 +18,7 @@ import structlog
 import trio
 
 from shapestream.serving.worker_port import LastState
-from shapestream_workers.process import READY_LINE, REPLACE_LINE, registered_name
+from shapestream_workers.process import NAME_VARIABLE, READY_LINE, REPLACE_LINE, name_of_start
 from shapestream_workers.supervisor.core import (
     Action,
     Event,
@@ -45,11 +46,11 @@ MAX_LINE_BYTES = 64
 EXIT_NOT_STARTED = 127
 """The status, as a shell has it, of a process that could not be started at all."""
 
-EndTold: TypeAlias = Callable[[str, str, int, bool], Awaitable[LastState]]
-"""Called for the end of a process: its role, the name under which it registers, its pid, whether it died by itself."""
+EndTold: TypeAlias = Callable[[str, str, bool], Awaitable[LastState]]
+"""Called for the end of a process: its role, the name under which it registers, whether it died by itself."""
 
 
-async def _no_answer(role: str, worker: str, pid: int, died: bool) -> LastState:
+async def _no_answer(role: str, worker: str, died: bool) -> LastState:
     return LastState()
 
 
@@ -82,12 +83,14 @@ class WorkerProcesses:
         self._told_given_up = given_up
         self._told_revived = revived
         self._given_up: set[str] = set()
-        self._killed: set[int] = set()
+        self._killed: set[str] = set()
         """Processes that hung and were killed, until they have ended."""
         self._told_to_end: set[str] = set()
         """Processes that were killed since they ignored a request to end: no batch is to blame."""
         self._supervisor = Supervisor(commands, policy)
         self._processes: dict[str, trio.Process] = {}
+        self._registered: dict[str, str] = {}
+        """Workers by the names with which their present processes greet."""
         self._sound: set[str] = set()
         """Roles in which a process has been ready at least once: their configuration can be used."""
         self._ready: set[str] = set()
@@ -124,28 +127,18 @@ class WorkerProcesses:
         if self._failure is not None:
             raise self._failure
 
-    def owns(self, worker: str, pid: int) -> bool:
+    def owns(self, worker: str) -> bool:
         """True if the worker registered under this name is one of these processes and its end was not reported."""
-        return self._owned(worker, pid) is not None
+        return worker in self._registered
 
-    def kill(self, worker: str, pid: int, reason: str) -> None:
+    def kill(self, worker: str, reason: str) -> None:
         """End the process that registered under this name: it hangs. Another replaces it as after any other death."""
-        name = self._owned(worker, pid)
-        if name is not None and pid not in self._killed:
-            self._killed.add(pid)
-            log.error("worker killed", worker=name, pid=pid, why=reason)
-            self._processes[name].kill()
-
-    def _owned(self, worker: str, pid: int) -> str | None:
-        """By its name here. Names of processes are few, and this is asked when something is wrong."""
-        return next(
-            (
-                name
-                for name, process in self._processes.items()
-                if process.pid == pid and registered_name(name, pid) == worker
-            ),
-            None,
-        )
+        name = self._registered.get(worker)
+        if name is not None and worker not in self._killed:
+            self._killed.add(worker)
+            process = self._processes[name]
+            log.error("worker killed", worker=name, pid=process.pid, why=reason)
+            process.kill()
 
     def restart(self) -> None:
         """Replace every process, one after the other: each goes on until its successor serves.
@@ -215,6 +208,7 @@ class WorkerProcesses:
     async def _live(self, name: str, role: str) -> None:
         """One process, from its start to its end."""
         status = EXIT_NOT_STARTED
+        registered = name_of_start(name)
         # Shielded: a process that exists must be in `_processes` before any task can be cancelled.
         with trio.CancelScope(shield=True):
             try:
@@ -223,12 +217,14 @@ class WorkerProcesses:
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     start_new_session=True,
+                    env={**os.environ, NAME_VARIABLE: registered},
                 )
             except OSError as error:
                 log.error("worker cannot be started", worker=name, why=str(error))
                 self._handle(WorkerExited(worker=name, status=status))
                 return
         self._processes[name] = process
+        self._registered[registered] = name
         if self._supervisor.state_of(name) is State.STOPPING:
             process.kill()  # it was told to end before it was there, and has nothing to finish
         log.info("worker started", worker=name, pid=process.pid)
@@ -239,16 +235,16 @@ class WorkerProcesses:
                 nursery.cancel_scope.cancel()
             log.info("worker ended", worker=name, pid=process.pid, status=status)
             died = status != 0 and name not in self._told_to_end
-            last = await self._ended(role, registered_name(name, process.pid), process.pid, died)
+            last = await self._ended(role, registered, died)
         finally:
             if process.returncode is None:
                 process.kill()
                 with trio.CancelScope(shield=True):
                     await process.wait()
-            del self._processes[name]
+            del self._processes[name], self._registered[registered]
             self._ready.discard(name)
             self._told_to_end.discard(name)
-            self._killed.discard(process.pid)
+            self._killed.discard(registered)
             for pipe in (process.stdin, process.stdout):
                 if pipe is not None:
                     await trio.aclose_forcefully(pipe)
