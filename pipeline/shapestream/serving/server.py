@@ -266,16 +266,29 @@ class Server:
             return "the calls of all slots hang"
         return None
 
-    def not_ready(self) -> list[str]:
+    def not_ready(self, model: str | None = None) -> list[str]:
         """The reasons why this server should get no requests now; none where each model has a slot that takes batches.
 
-        A slot joins after its model was proved and its costs were measured.
+        A slot joins after its model was proved and its costs were measured. A model that was added while the server ran
+        counts from its first slot on. `model`: the reasons of this one alone.
         """
-        workers = {slot.worker for slot in self._dispatcher.slots.values()}
-        offered = {name for worker in workers if worker.takes_batches for name in worker.models}
+        offered = self._offered()
         reasons = ["the server drains"] if self._drain_asked.is_set() else []
-        reasons += [f"no slot for model {name!r}" for name in self._models.promised if name not in offered]
+        if model is not None:
+            reasons += [self._models.unavailable[model]] if model in self._models.unavailable else []
+            return reasons or ([] if model in offered else [_no_slot_for(model)])
+        counted = (name for name in self._models.promised if name not in self._models.new)
+        reasons += [_no_slot_for(name) for name in counted if name not in offered]
         return reasons or ([] if offered else ["no slot"])
+
+    def knows(self, model: str) -> bool:
+        """Whether this server has, expects or had a model of this name."""
+        return model in self._models.names
+
+    def _offered(self) -> set[str]:
+        """The models that have a slot which takes batches."""
+        workers = {slot.worker for slot in self._dispatcher.slots.values()}
+        return {name for worker in workers if worker.takes_batches for name in worker.models}
 
     def audit(self) -> dict[str, dict[str, Any]]:
         """What audits found, by model, as plain data."""
@@ -384,6 +397,7 @@ class Server:
             "addresses": list(self.addresses),
             "notices": [
                 *self.not_ready(),
+                *map(_no_slot_for, sorted(self._models.new)),
                 *([] if standstill is None else [standstill]),
                 *[
                     f"{name} shares no calls: audits found answers that differ (see shapestream audit)"
@@ -508,6 +522,10 @@ class Server:
             scheduling_s=round(counters.scheduling_s, 3),
             scheduling_us_per_request=counters.scheduling_us_per_request,
         )
+
+
+def _no_slot_for(model: str) -> str:
+    return f"no slot for model {model!r}"
 
 
 async def serve(
