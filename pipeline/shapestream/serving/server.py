@@ -15,6 +15,7 @@ lock.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterable, Mapping
 from itertools import islice
 from pathlib import Path
@@ -233,6 +234,25 @@ class Server:
         """Let requests wait again for a model whose workers are started after all."""
         if not self._ended:
             self._availability.hope_again(name)
+
+    def settings_of(self, name: str) -> ModelSettings | None:
+        """The settings by which this server batches a model, which stay; None before a worker has brought it."""
+        model = self._models.get(name)
+        return None if model is None else model.settings
+
+    def serves(self, name: str) -> bool:
+        """Whether any slot has this model."""
+        return self._availability.is_served(name)
+
+    def count_reloads(self, results: Iterable[str]) -> None:
+        """Begin the counters of reloads, by result, with 0."""
+        self._counters.reloads.update(dict.fromkeys(results, 0))
+
+    def reload_ended(self, result: str, seconds: float, *, ok: bool) -> None:
+        """Count a reload that has ended, and remember the last one that was `ok`."""
+        self._counters.reloads[result] += 1
+        if ok:
+            self._counters.reloaded_at, self._counters.reload_s = time.time(), seconds
 
     def serve_files(self, digests: Mapping[str, str]) -> None:
         """Serve the models from files of these digests from now on: workers that have read others are refused.

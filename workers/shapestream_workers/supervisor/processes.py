@@ -2,8 +2,8 @@
 
 A worker lives only as long as its parent: it holds the reading end of a pipe, its stdin, and ends when the other
 end is gone for any reason (`process.py`). It gets its own session, so that Ctrl-C reaches the server alone, which
-then stops its workers in order. Its stderr is ours; its stdout has a line when it is ready, and one when it wants to be
-replaced.
+then stops its workers in order. Its stderr is ours; its stdout has a line when it is ready, one when it wants to be
+replaced, and one when it cannot use its configuration.
 """
 
 from __future__ import annotations
@@ -18,7 +18,14 @@ import structlog
 import trio
 
 from shapestream.serving.worker_port import LastState
-from shapestream_workers.process import NAME_VARIABLE, READY_LINE, REPLACE_LINE, name_of_start
+from shapestream_workers.process import (
+    MAX_LINE_BYTES,
+    NAME_VARIABLE,
+    PROBLEM_LINE,
+    READY_LINE,
+    REPLACE_LINE,
+    name_of_start,
+)
 from shapestream_workers.supervisor.core import (
     Action,
     Event,
@@ -26,6 +33,7 @@ from shapestream_workers.supervisor.core import (
     KeepWorker,
     KillWorker,
     ReplacementWanted,
+    Restarted,
     RestartPolicy,
     RestartRequested,
     StartWorker,
@@ -41,8 +49,9 @@ from shapestream_workers.supervisor.core import (
 
 log = structlog.get_logger()
 
-# The lines above are all that comes; whatever is longer than this is none of them.
-MAX_LINE_BYTES = 64
+# After the end of a process its last lines are in the pipe, which is then at its end. A process that it started and that
+# has inherited the pipe would hold it open.
+LAST_LINES_S = 0.5
 EXIT_NOT_STARTED = 127
 """The status, as a shell has it, of a process that could not be started at all."""
 
@@ -85,6 +94,8 @@ class WorkerProcesses:
         self._given_up: set[str] = set()
         self._killed: set[str] = set()
         """Processes that hung and were killed, until they have ended."""
+        self._said: dict[str, str] = {}
+        """What processes that have not ended yet said to be wrong with their configuration."""
         self._told_to_end: set[str] = set()
         """Processes that were killed since they ignored a request to end: no batch is to blame."""
         self._supervisor = Supervisor(commands, policy)
@@ -96,6 +107,8 @@ class WorkerProcesses:
         self._ready: set[str] = set()
         """Workers whose present process is ready."""
         self._changed = trio.Event()
+        self._over = False
+        """Whether `run` has ended."""
         self._failure: GaveUp | None = None
         self._nursery: trio.Nursery
 
@@ -117,13 +130,17 @@ class WorkerProcesses:
 
         Raises GaveUp. When it ends in any other way than by `stop`, no process is left behind either.
         """
-        async with trio.open_nursery() as self._nursery:
-            self._act(self._supervisor.begin(trio.current_time()))
-            while not self._supervisor.finished and self._failure is None:
-                await self._wait()
-                # Not by `_handle`: that would wake this very loop again, for ever.
-                self._act(self._decide(TimePassed()))
-            self._nursery.cancel_scope.cancel()
+        try:
+            async with trio.open_nursery() as self._nursery:
+                self._act(self._supervisor.begin(trio.current_time()))
+                while not self._supervisor.finished and self._failure is None:
+                    await self._wait()
+                    # Not by `_handle`: that would wake this very loop again, for ever.
+                    self._act(self._decide(TimePassed()))
+                self._nursery.cancel_scope.cancel()
+        finally:
+            self._over = True
+            self._changed.set()
         if self._failure is not None:
             raise self._failure
 
@@ -140,12 +157,18 @@ class WorkerProcesses:
             log.error("worker killed", worker=name, pid=process.pid, why=reason)
             process.kill()
 
-    def restart(self) -> None:
+    async def restart(self) -> Restarted | None:
         """Replace every process, one after the other: each goes on until its successor serves.
 
-        Workers that were given up are tried again.
+        Workers that were given up are tried again. Returns when each was replaced, or cannot be; None where `run` ends
+        before that.
         """
+        before = self._supervisor.starts
         self._handle(RestartRequested())
+        while (restarted := self._supervisor.restarted_since(before)) is None and not self._over:
+            await self._changed.wait()
+            await trio.lowlevel.checkpoint()  # `run` makes the next event
+        return restarted
 
     def stop(self, grace_s: float) -> None:
         """Lets every worker finish, within this time."""
@@ -232,7 +255,7 @@ class WorkerProcesses:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._listen, name, role, process)
                 status = await process.wait()
-                nursery.cancel_scope.cancel()
+                nursery.cancel_scope.deadline = trio.current_time() + LAST_LINES_S
             log.info("worker ended", worker=name, pid=process.pid, status=status)
             died = status != 0 and name not in self._told_to_end
             last = await self._ended(role, registered, died)
@@ -245,11 +268,15 @@ class WorkerProcesses:
             self._ready.discard(name)
             self._told_to_end.discard(name)
             self._killed.discard(registered)
+            said = self._said.pop(name, "")
             for pipe in (process.stdin, process.stdout):
                 if pipe is not None:
                     await trio.aclose_forcefully(pipe)
+        busy, answered_at = died and last.busy, last.answered_at
         self._handle(
-            WorkerExited(worker=name, status=status, busy=died and last.busy, answered_at=last.answered_at)
+            WorkerExited(
+                worker=name, status=status, busy=busy, answered_at=answered_at, said=said or last.refused
+            )
         )
 
     async def _listen(self, name: str, role: str, process: trio.Process) -> None:
@@ -264,6 +291,8 @@ class WorkerProcesses:
                     self._is_ready(name, role)
                 elif line + b"\n" == REPLACE_LINE:
                     self._handle(ReplacementWanted(worker=name))
+                elif line.startswith(PROBLEM_LINE):
+                    self._said[name] = line.removeprefix(PROBLEM_LINE).decode(errors="replace")
 
     def _is_ready(self, name: str, role: str) -> None:
         self._handle(WorkerReady(worker=name))
