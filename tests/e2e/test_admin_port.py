@@ -184,6 +184,50 @@ def test_the_level_of_the_log_changes_while_the_server_runs(workplace: Any) -> N
     assert "logging changes" in served.log.read_text().splitlines()[-1]
 
 
+def test_a_model_that_was_added_counts_once_it_was_served(workplace: Any) -> None:
+    """Until then the server stays ready, as its other models are served; each model has a check of its own."""
+    workplace.open_gate()
+    text = MODELS.replace("SERVER", ADMIN).replace("in_process: true", "workers: [{count: 1, slots: 1}]")
+    served = workplace.serve(text)
+    port = port_of(served)
+    until("a slot", lambda: get(port, "/health/ready")[0] == 200)
+
+    def ready(name: str) -> tuple[int, dict[str, Any]]:
+        return get(port, f"/health/ready?model={name}")
+
+    unknown = (404, {"ready": False, "model": "slow", "why": ["no model 'slow'"]})
+    assert [unknown, (200, {"ready": True, "model": "gated", "why": []})] == [ready("slow"), ready("gated")]
+    entry = text[text.index("      - name: gated") : text.index("    workers")]
+    slow = entry.replace("name: gated", "name: slow").replace("gated:double_when_open", "slow_import:call")
+    slow = slow.replace("{x:", "{a:")
+    broken = entry.replace("name: gated", "name: slow").replace("gated:double_when_open", "gated:nothing")
+    waits = (503, {"ready": False, "model": "slow", "why": ["no slot for model 'slow'"]})
+    for added in (broken, slow):
+        workplace.write(text.replace("    workers", added + "    workers"))
+        served.send(signal.SIGHUP)
+        served.wait_for("worker is replaced", 1 + (added is slow))
+        assert (200, {"ready": True, "why": []}) == get(port, "/health/ready")
+        assert [waits, 200] == [ready("slow"), ready("gated")[0]]
+        if added is broken:
+            served.wait_for("worker cannot be replaced")
+            assert (200, {"ready": True, "why": []}) == get(port, "/health/ready")
+            until("the verdict", lambda: "gated" in ready("slow")[1]["why"][0])
+    (workplace.folder / "go").touch()
+    until("a slot for it", lambda: ready("slow") == (200, {"ready": True, "model": "slow", "why": []}))
+    served.wait_for("worker ended", 2)
+    (worker,) = served.workers().values()
+    psutil.Process(worker).kill()
+    both = ["no slot for model 'gated'", "no slot for model 'slow'"]
+    until("its end", lambda: get(port, "/health/ready") == (503, {"ready": False, "why": both}))
+    until("another", lambda: get(port, "/health/ready")[0] == 200)
+    workplace.write(text)
+    served.send(signal.SIGHUP)
+    served.wait_for("model is unavailable", 2)
+    assert 503 == ready("slow")[0]
+    assert "SIGHUP" in ready("slow")[1]["why"][0]
+    assert (200, {"ready": True, "why": []}) == get(port, "/health/ready")
+
+
 @pytest.mark.parametrize(
     "wrong",
     [

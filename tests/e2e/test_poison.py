@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -56,14 +57,34 @@ def test_a_poison_among_many_ends_two_workers_and_nobody_else(
     """It crashes, exits or hangs: it alone is `poisoned`, all others are answered; its like is refused at once."""
     served = workplace.serve(POISONOUS.replace("HANG_AFTER", hang_after))
     served.wait_for("workers ready")
+    _ends_two_workers(served, poison, status)
+
+
+@pytest.mark.parametrize(
+    ("poison", "status", "hang_after"),
+    [(CRASH, -signal.SIGSEGV, "off"), (HANG, -signal.SIGKILL, "3")],
+)
+def test_a_poison_after_a_reload_ends_two_workers_and_nobody_else(
+    workplace: Any, poison: int, status: int, hang_after: str
+) -> None:
+    """Processes that took the place of others on SIGHUP are known as the first ones were."""
+    served = workplace.serve(POISONOUS.replace("HANG_AFTER", hang_after))
+    served.wait_for("workers ready")
+    served.send(signal.SIGHUP)
+    served.wait_for("worker ended", 2)
+    _ends_two_workers(served, poison, status, before=[0, 0])
+
+
+def _ends_two_workers(served: Any, poison: int, status: int, before: Sequence[int] = ()) -> None:
+    """Send a poison among innocents to two workers, after processes ended with the statuses `before`."""
     values = [*range(20), poison, *range(20, 40)]
     with served.client() as client:
         ends = _ends(client, values)
         assert {value: 2.0 * value for value in range(40)} | {poison: "poisoned"} == ends
-        served.wait_for("worker ended", 2)
-        assert [status] * 2 == _deaths(served)
+        served.wait_for("worker ended", 2 + len(before))
+        assert [*before, status, status] == _deaths(served)
         assert {poison: "poisoned"} == _ends(client, [poison])
-        assert [status] * 2 == _deaths(served)
+        assert [*before, status, status] == _deaths(served)
         statistics = client.statistics()
         assert (2, 1) == (statistics["failures"]["poisoned"], statistics["quarantined"])
     poisoned = [(event["sequence"], event["model"]) for event in served.events("request poisoned")]

@@ -14,6 +14,7 @@ import pytest
 import trio
 import trio.testing
 
+from shapestream.serving.worker_port import LastState
 from shapestream_workers.supervisor.core import RestartPolicy
 from shapestream_workers.supervisor.processes import GaveUp, WorkerProcesses
 
@@ -66,6 +67,47 @@ def test_a_killed_process_is_replaced_by_another() -> None:
             assert before["b"] == processes.pids["b"]
 
     trio.run(main)
+
+
+def test_each_start_has_a_name_that_the_process_and_its_supervisor_know(tmp_path: Path) -> None:
+    """Also one that takes another's place, on request or for its memory, and one after a death."""
+    code = (
+        "import os\nname = os.environ['SHAPESTREAM_WORKER_NAME']\n"
+        f"open(os.path.join({str(tmp_path)!r}, name), 'w').write(str(os.getpid()))\n"
+        "os.write(1, b'ready\\n' + (b'replace\\n' if name.startswith('grows-') else b'')); os.read(0, 1)"
+    )
+    ends: list[str] = []
+
+    async def ended(role: str, worker: str, died: bool) -> LastState:
+        ends.append(worker)
+        assert processes.owns(worker)
+        return LastState()
+
+    processes = WorkerProcesses({role: python(code) for role in ("grows", "stays")}, PATIENT, ended=ended)
+
+    def pid_of(worker: str) -> int:
+        return int((tmp_path / worker).read_text())
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(processes.run)
+            await until(lambda: len(ends) == 1)  # of `grows`, for its memory
+            await until(lambda: len(processes.ready) == 2)
+            restarted = await processes.restart()
+            assert restarted is not None
+            assert (["grows", "stays"], 3) == (sorted(restarted.replaced), len(ends))
+            await until(lambda: len(processes.ready) == 2)
+            victim = next(filter(processes.owns, os.listdir(tmp_path)))
+            processes.kill(victim, "it hangs")
+            await until(lambda: len(ends) == 4)
+            assert victim == ends[-1]
+            assert not processes.owns(victim)
+            await until(lambda: len(processes.ready) == 2)
+            processes.stop(PATIENCE_S)
+
+    trio.run(main)
+    assert sorted(os.listdir(tmp_path)) == sorted(ends)
+    assert 6 == len(set(ends)) == len(set(map(pid_of, ends)))
 
 
 def test_a_supervisor_with_nothing_to_do_sleeps() -> None:
@@ -160,6 +202,24 @@ def test_a_configuration_that_breaks_later_costs_one_worker_only(tmp_path: Path)
             os.kill(processes.pids["a"], 9)
             await until(lambda: "1 given up" in repr(processes))
             assert ["b"] == list(processes.pids)
+
+    trio.run(main)
+
+
+def test_what_a_process_says_of_its_configuration_is_the_reason_why_another_goes_on(tmp_path: Path) -> None:
+    """Also where it ends in the same moment, and where the line is longer than any problem."""
+    marker = tmp_path / "second"
+    code = (
+        f"import os, sys\nif os.path.exists({str(marker)!r}):\n"
+        "    os.write(1, b'problem x.yaml:1:2: no\\n' + 10000 * b'x'); sys.exit(3)\n"
+        f"open({str(marker)!r}, 'w').close(); os.write(1, b'ready\\n'); os.read(0, 1)"
+    )
+
+    async def main() -> None:
+        async with supervised({"a": python(code)}) as processes:
+            restarted = await processes.restart()
+            assert restarted is not None
+            assert {"a": "its configuration cannot be used: x.yaml:1:2: no"} == restarted.kept
 
     trio.run(main)
 

@@ -15,8 +15,10 @@ import atexit
 import gc
 import os
 import platform
+import secrets
 import sys
 import threading
+from collections.abc import Sequence
 
 EXIT_OK = 0
 EXIT_RUNTIME = 1
@@ -31,6 +33,13 @@ READY_LINE = b"ready\n"
 """Line that a worker writes to stdout each time that the server has welcomed it."""
 REPLACE_LINE = b"replace\n"
 """Line that a worker writes to stdout when it has passed its memory limit; it goes on serving."""
+
+PROBLEM_LINE = b"problem "
+"""Beginning of the line that a worker writes to stdout when it cannot use its configuration."""
+MAX_LINE_BYTES = 4096
+"""Bytes of a line that a worker writes to stdout, at most: a problem has this room for a file, a line and its remedy."""
+NAME_VARIABLE = "SHAPESTREAM_WORKER_NAME"
+"""Variable by which a parent tells a worker the name to greet with, so that both know the process by the same one."""
 
 _LIBRARIES = ("trio", "pyzmq", "msgpack", "numpy", "openvino", "onnxruntime", "torch", "torch_xla")
 
@@ -103,9 +112,20 @@ def exit_after(seconds: float) -> None:
     timer.start()
 
 
-def registered_name(worker: str, pid: int) -> str:
-    """The name of a worker before the server, which must never take one process for another."""
-    return f"{worker}-{pid}"
+def problem_line(problems: Sequence[str]) -> bytes:
+    """The line that tells a worker's parent these problems."""
+    text = " ".join("; ".join(problems).split()).encode(errors="replace")
+    return PROBLEM_LINE + text[: MAX_LINE_BYTES - len(PROBLEM_LINE) - 1] + b"\n"
+
+
+def name_of_start(worker: str) -> str:
+    """A new name for one start of a worker, by which the server knows the process.
+
+    The end is random: containers share pids and may share a host's name, and a pid comes again. The name is neither
+    secret nor a proof of identity. It has 32 random bits: with one other process of the same worker, as in a rolling
+    restart, two names are equal once in 4 billion times.
+    """
+    return f"{worker}-{secrets.token_hex(4)}"
 
 
 def versions() -> dict[str, str]:

@@ -40,11 +40,12 @@ from shapestream_workers.process import (
     EXIT_OK,
     EXIT_RUNTIME,
     EXIT_UNUSABLE,
+    NAME_VARIABLE,
     READY_LINE,
     REPLACE_LINE,
     exit_after,
     keep_what_is_loaded,
-    registered_name,
+    name_of_start,
 )
 from shapestream_workers.security import caller_keys
 from shapestream_workers.worker import Worker
@@ -139,9 +140,10 @@ def run_worker(
         if ready_channel is not None:
             os.write(ready_channel, READY_LINE)
 
-    # Unique over hosts and restarts, as the server must never take one process for another.
     supervised = ready_channel is not None
-    unique = registered_name(name if supervised else f"{name}-{socket.gethostname()}", os.getpid())
+    # Taken out of the environment: a worker that a model's code starts is another process.
+    told = os.environ.pop(NAME_VARIABLE, None)
+    unique = told if supervised and told else name_of_start(f"{name}-{socket.gethostname()}")
     log.info(
         "worker starts", worker=unique, server=address, models=list(models), slots=slots, threads=threads
     )

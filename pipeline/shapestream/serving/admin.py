@@ -104,6 +104,31 @@ def health_page(word: str, reasons: Callable[[], list[str]]) -> Page:
     )
 
 
+def ready_page(server: Server) -> Page:
+    """The check whether a server may get requests, for all its models or for that of the query's `model`.
+
+    A caller without the token is not told whether there is such a model.
+    """
+
+    def look(model: str | None = None) -> dict[str, Any]:
+        if model is None:
+            why = server.not_ready()
+            return {"ready": not why, "why": why}
+        known = server.knows(model)
+        why = server.not_ready(model) if known else [f"no model {model!r}"]
+        return {"ready": not why, "model": model, "why": why, "known": known}
+
+    def write(found: dict[str, Any]) -> Response:
+        known = found.pop("known", True)
+        status = 200 if found["ready"] else 503 if known else 404
+        return JSONResponse(found, status_code=status)
+
+    def hidden(found: dict[str, Any]) -> Response:
+        return JSONResponse({"ready": found["ready"]}, status_code=200 if found["ready"] else 503)
+
+    return Page(read=look, write=write, hidden=hidden, takes=("model",))
+
+
 def json_page(read: Callable[[], dict[str, Any]]) -> Page:
     """A page of plain data."""
     return Page(read=read, write=JSONResponse)
@@ -476,6 +501,32 @@ def html_page() -> Page:
     return Page(read=None, write=write, hidden=write)
 
 
+def reload_page(
+    ask: Callable[[], dict[str, Any]], find: Callable[[int | None], dict[str, Any] | None]
+) -> Page:
+    """A page whose PUT of `{}` asks for a reload, and whose GET tells of the last one, or of that of the query's `number`.
+
+    Neither waits for its end. `find` returns None where there is none.
+    """
+
+    def look(number: str = "") -> dict[str, Any] | None:
+        if number and not (number.isdecimal() and len(number) < 10):
+            raise ConfigurationError(["number is that of a reload"])
+        return find(int(number) if number else None)
+
+    def change(asked: Any) -> dict[str, Any]:
+        if asked != {}:
+            raise ConfigurationError(["expected {}"])
+        return ask()
+
+    def write(found: dict[str, Any] | None) -> Response:
+        if found is None:
+            return JSONResponse({"error": "there was no such reload, or it is forgotten"}, status_code=404)
+        return JSONResponse(found)
+
+    return Page(read=look, write=write, takes=("number",), change=change)
+
+
 def server_pages(server: Server) -> dict[str, Page | EventStream]:
     """The pages of a server."""
 
@@ -502,7 +553,7 @@ def server_pages(server: Server) -> dict[str, Page | EventStream]:
         "/": html_page(),
         "/events": EventStream(read=server.live),
         "/health/live": health_page("live", standstill),
-        "/health/ready": health_page("ready", server.not_ready),
+        "/health/ready": ready_page(server),
         "/statistics": json_page(server.statistics),
         "/audit": json_page(server.audit),
         "/logging": Page(read=log_settings, write=JSONResponse, change=change_log_level),

@@ -60,7 +60,10 @@ class Availability:
             self._models.unavailable.pop(name, None)
 
     def workers_changed(self, now: float) -> None:
-        """Look which of the models that were given up a worker has now, and which not."""
+        """Look which of the models that are new or were given up a worker has now, and which not."""
+        for name in list(self._models.new):
+            if self.is_served(name):
+                self._models.brought(name)
         for name, why in self._given_up.items():
             known = name in self._models.unavailable
             if self.is_served(name):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from itertools import zip_longest
 from math import prod
 from typing import Any
@@ -190,6 +190,8 @@ class ServedModels:
         self._expected = dict(expected)
         self._withdrawn: set[str] = set()
         """Names that the configuration had once, and has no more."""
+        self._new: set[str] = set()
+        """Names that the configuration had not at the start, and that no worker has brought yet."""
         self.digests = dict(digests or {})
         """The sha256 of the files that each model is served from, as far as that is known."""
         self._by_name: dict[str, ServedModel] = {}
@@ -223,12 +225,24 @@ class ServedModels:
         """The names that the configuration has, sorted."""
         return sorted(self._expected.keys() - self._withdrawn)
 
+    @property
+    def new(self) -> Set[str]:
+        """The names of these that were added later, and that no worker has brought since."""
+        return self._new
+
     def withdraw(self, name: str) -> None:
         """Take note that the configuration has this name no more."""
         self._withdrawn.add(name)
+        self._new.discard(name)
+
+    def brought(self, name: str) -> None:
+        """Take note that a worker serves this model."""
+        self._new.discard(name)
 
     def expect(self, name: str, settings: ModelSettings) -> None:
         """Expect a model that the configuration promises. One that is here keeps its settings."""
+        if name not in self._expected or name in self._withdrawn:
+            self._new.add(name)
         self._withdrawn.discard(name)
         if name not in self._by_name or name not in self._expected:
             self._expected[name] = settings

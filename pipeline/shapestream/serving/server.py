@@ -15,6 +15,7 @@ lock.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterable, Mapping
 from itertools import islice
 from pathlib import Path
@@ -200,7 +201,7 @@ class Server:
         if self._worker_port is not None:
             self._worker_port.owner = owner
 
-    async def worker_ended(self, worker: str, pid: int, *, died: bool, group: int = 0) -> LastState:
+    async def worker_ended(self, worker: str, *, died: bool, group: int = 0) -> LastState:
         """Run the batches of a worker whose process has ended again elsewhere, without waiting for its silence.
 
         `died`: by a signal, or with an error, so that it may have died of what it ran. `group`: its entry of `workers`.
@@ -209,7 +210,7 @@ class Server:
         if self._worker_port is None or self._ended:
             return LastState()
         try:
-            return await self._worker_port.process_ended(worker, pid, died=died)
+            return await self._worker_port.process_ended(worker, died=died)
         except trio.ClosedResourceError:
             return LastState()  # the server has ended meanwhile: nothing is left to be run again
 
@@ -233,6 +234,25 @@ class Server:
         """Let requests wait again for a model whose workers are started after all."""
         if not self._ended:
             self._availability.hope_again(name)
+
+    def settings_of(self, name: str) -> ModelSettings | None:
+        """The settings by which this server batches a model, which stay; None before a worker has brought it."""
+        model = self._models.get(name)
+        return None if model is None else model.settings
+
+    def serves(self, name: str) -> bool:
+        """Whether any slot has this model."""
+        return self._availability.is_served(name)
+
+    def count_reloads(self, results: Iterable[str]) -> None:
+        """Begin the counters of reloads, by result, with 0."""
+        self._counters.reloads.update(dict.fromkeys(results, 0))
+
+    def reload_ended(self, result: str, seconds: float, *, ok: bool) -> None:
+        """Count a reload that has ended, and remember the last one that was `ok`."""
+        self._counters.reloads[result] += 1
+        if ok:
+            self._counters.reloaded_at, self._counters.reload_s = time.time(), seconds
 
     def serve_files(self, digests: Mapping[str, str]) -> None:
         """Serve the models from files of these digests from now on: workers that have read others are refused.
@@ -266,16 +286,29 @@ class Server:
             return "the calls of all slots hang"
         return None
 
-    def not_ready(self) -> list[str]:
+    def not_ready(self, model: str | None = None) -> list[str]:
         """The reasons why this server should get no requests now; none where each model has a slot that takes batches.
 
-        A slot joins after its model was proved and its costs were measured.
+        A slot joins after its model was proved and its costs were measured. A model that was added while the server ran
+        counts from its first slot on. `model`: the reasons of this one alone.
         """
-        workers = {slot.worker for slot in self._dispatcher.slots.values()}
-        offered = {name for worker in workers if worker.takes_batches for name in worker.models}
+        offered = self._offered()
         reasons = ["the server drains"] if self._drain_asked.is_set() else []
-        reasons += [f"no slot for model {name!r}" for name in self._models.promised if name not in offered]
+        if model is not None:
+            reasons += [self._models.unavailable[model]] if model in self._models.unavailable else []
+            return reasons or ([] if model in offered else [_no_slot_for(model)])
+        counted = (name for name in self._models.promised if name not in self._models.new)
+        reasons += [_no_slot_for(name) for name in counted if name not in offered]
         return reasons or ([] if offered else ["no slot"])
+
+    def knows(self, model: str) -> bool:
+        """Whether this server has, expects or had a model of this name."""
+        return model in self._models.names
+
+    def _offered(self) -> set[str]:
+        """The models that have a slot which takes batches."""
+        workers = {slot.worker for slot in self._dispatcher.slots.values()}
+        return {name for worker in workers if worker.takes_batches for name in worker.models}
 
     def audit(self) -> dict[str, dict[str, Any]]:
         """What audits found, by model, as plain data."""
@@ -384,6 +417,7 @@ class Server:
             "addresses": list(self.addresses),
             "notices": [
                 *self.not_ready(),
+                *map(_no_slot_for, sorted(self._models.new)),
                 *([] if standstill is None else [standstill]),
                 *[
                     f"{name} shares no calls: audits found answers that differ (see shapestream audit)"
@@ -508,6 +542,10 @@ class Server:
             scheduling_s=round(counters.scheduling_s, 3),
             scheduling_us_per_request=counters.scheduling_us_per_request,
         )
+
+
+def _no_slot_for(model: str) -> str:
+    return f"no slot for model {model!r}"
 
 
 async def serve(

@@ -95,10 +95,10 @@ _ADVICE = (
 class ProcessOwner(Protocol):
     """The starter of worker processes for this server. Its calls return at once."""
 
-    def owns(self, worker: str, pid: int) -> bool:
-        """Whether this worker's process is one of its own, and its end has not been told yet."""
+    def owns(self, worker: str) -> bool:
+        """Whether the process that greets by this name is one of its own, and its end has not been told yet."""
 
-    def kill(self, worker: str, pid: int, reason: str) -> None:
+    def kill(self, worker: str, reason: str) -> None:
         """Kill that process; its end is told like any other."""
 
 
@@ -110,6 +110,8 @@ class LastState:
     """Whether it had batches that it had not answered."""
     answered_at: float | None = None
     """When it last reported a batch that had run, if it ever did: seconds of trio's clock."""
+    refused: str = ""
+    """Why its greeting was refused, where it was."""
 
 
 class WorkerPort:
@@ -156,8 +158,10 @@ class WorkerPort:
         """The starter of the workers' processes, if this server has one."""
         self._log_level: str | None = None
         """That of the processes of our own, where it was changed while they ran."""
-        self._silent: dict[tuple[str, int], float] = {}
+        self._silent: dict[str, float] = {}
         """Processes of our own that were given up for their silence, and when."""
+        self._refused: dict[str, str] = {}
+        """Processes of our own whose greeting was refused and that have not ended yet, and why."""
         self._hung: dict[str, None] = {}
         self._join_room = float(MOST_JOINS)
         """Slots that may join now; negative after a large worker."""
@@ -408,7 +412,7 @@ class WorkerPort:
             self._tell_log_level(worker)
 
     def _tell_log_level(self, worker: Worker) -> None:
-        if self._log_level is not None and self._owns(worker.name, worker.pid):
+        if self._log_level is not None and self._owns(worker.name):
             self.outgoing.say(worker, SetLogLevel(level=self._log_level))
 
     def _tell_time(self, worker: Worker, now: float) -> None:
@@ -418,20 +422,20 @@ class WorkerPort:
         """Raises GreetingRefused where slots join faster than the event loop has time for; not for processes of our own."""
         refilled = self._join_room + JOINS_PER_S * (now - self._joined_at)
         self._join_room, self._joined_at = min(float(MOST_JOINS), refilled), now
-        if self._join_room <= 0.0 and not self._owns(hello.worker, hello.pid):
+        if self._join_room <= 0.0 and not self._owns(hello.worker):
             raise GreetingRefused("too many slots join at a time; it may greet again in a few seconds")
         self._join_room -= hello.slots
 
     def _check_identity(self, peer: bytes, hello: WorkerHello) -> None:
         """Raises GreetingRefused for a worker that hangs, and for one that has another's name."""
         name, key = hello.worker, self._socket.key_of(peer)
-        self._silent.pop((name, hello.pid), None)
+        self._silent.pop(name, None)
         if name in self._hung:  # it holds a slot, whatever it says
             raise GreetingRefused("it hangs; end its process and start it again")
         namesakes = [routing_id for routing_id, other in self.workers.items() if other.name == name]
         if any(self._socket.key_of(routing_id) != key for routing_id in namesakes):
             raise GreetingRefused("it has the name of a worker with another key")
-        if key is not None and self._owns(name, hello.pid):
+        if key is not None and self._owns(name):
             # Ours come over a private socket. This one's end would be taken for that of ours, and ours be killed for it.
             raise GreetingRefused("it has the name of a process of this server")
 
@@ -442,6 +446,8 @@ class WorkerPort:
         name = repr(hello.worker[:MAX_NAME])[1:-1]
         self._statistics.bad_messages["workers"] += 1
         log.error("worker refused", worker=name, pid=hello.pid, why=str(error))
+        if self._owns(hello.worker):
+            self._refused[hello.worker] = f"it is refused: {error}"
         if worker is not None:
             self._leave(worker, "sent what cannot be accepted", now)
         self._turn_away(peer)
@@ -546,7 +552,7 @@ class WorkerPort:
             self._end(worker, f"its slots cannot be reached: {why}", now)
         elif worker.killed_for is not None:
             self._end_hanging(worker, peer, worker.killed_for, now)
-        elif why == GONE and (worker.parting_since is not None or self._owns(worker.name, worker.pid)):
+        elif why == GONE and (worker.parting_since is not None or self._owns(worker.name)):
             self._part(worker, now)  # how its process ended will be told
         else:
             self._leave(worker, why, now)
@@ -554,9 +560,9 @@ class WorkerPort:
 
     def _end_hanging(self, worker: Worker, peer: bytes, why: str, now: float) -> None:
         """Kill a worker that hangs, if its process is our own; else cut it off, and do not let it in again."""
-        if self.owner is not None and self._owns(worker.name, worker.pid):
+        if self.owner is not None and self._owns(worker.name):
             self._part(worker, now)
-            self.owner.kill(worker.name, worker.pid, why)
+            self.owner.kill(worker.name, why)
             return
         advice = "it is cut off; end it and start it again"
         log.error("worker hangs", worker=worker.name, pid=worker.pid, why=why, what=advice)
@@ -572,12 +578,12 @@ class WorkerPort:
             worker.parting_since = now
             self._dispatcher.worker_closing(worker, now)
 
-    async def process_ended(self, name: str, pid: int, *, died: bool) -> LastState:
+    async def process_ended(self, name: str, *, died: bool) -> LastState:
         """Let a worker leave whose process has ended, as soon as its last messages are read.
 
         `died`: by a signal, or with an error. Returns what is known of it.
         """
-        worker = self._named(name, pid)
+        worker = self._named(name)
         if worker is not None:
             self._part(worker, trio.current_time())
             self._dispatcher.end_turn()
@@ -590,10 +596,11 @@ class WorkerPort:
             for link in (*worker.slots, worker):
                 if link.peer is not None:
                     self._inbox.serve_all_of(link.peer)
-        worker = self._named(name, pid) or worker
-        self._silent.pop((name, pid), None)
+        worker = self._named(name) or worker
+        self._silent.pop(name, None)
+        refused = self._refused.pop(name, "")
         if worker is None:
-            return LastState()
+            return LastState(refused=refused)
         state = LastState(busy=bool(worker.running), answered_at=worker.answered_at)
         why = "its process died" if died else "its process ended"
         self._leave(worker, why, trio.current_time(), died=died)
@@ -610,15 +617,15 @@ class WorkerPort:
                 # Its process has not ended either: only the connection broke.
                 self._leave(worker, "goodbye" if worker.farewell_said else GONE, now)
             elif read_empty and now - worker.heard_at > silence_s:
-                if self._owns(worker.name, worker.pid):
-                    self._silent[worker.name, worker.pid] = now
+                if self._owns(worker.name):
+                    self._silent[worker.name] = now
                 self._leave(worker, "silent", now)
-        for (name, pid), since in list(self._silent.items()):
-            if self.owner is None or not self.owner.owns(name, pid):
-                del self._silent[name, pid]
+        for name, since in list(self._silent.items()):
+            if self.owner is None or not self.owner.owns(name):
+                del self._silent[name]
             elif now - since > SILENCES_TO_KILL * silence_s:
-                del self._silent[name, pid]
-                self.owner.kill(name, pid, f"it was silent for {now - since:.0f} s")
+                del self._silent[name]
+                self.owner.kill(name, f"it was silent for {now - since:.0f} s")
         for worker in self.workers.values():
             self._tell_time(worker, now)
             for slot in worker.slots:
@@ -630,12 +637,12 @@ class WorkerPort:
         for worker in self.workers.values():
             self.outgoing.say(worker, Goodbye())
 
-    def _owns(self, name: str, pid: int) -> bool:
+    def _owns(self, name: str) -> bool:
         """Whether this is a process of our own."""
-        return self.owner is not None and self.owner.owns(name, pid)
+        return self.owner is not None and self.owner.owns(name)
 
-    def _named(self, name: str, pid: int) -> Worker | None:
-        return next((one for one in self.workers.values() if (one.name, one.pid) == (name, pid)), None)
+    def _named(self, name: str) -> Worker | None:
+        return next((one for one in self.workers.values() if one.name == name), None)
 
 
 # -------------------------------------------------------------------- what a worker says of itself

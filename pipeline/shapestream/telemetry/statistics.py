@@ -249,6 +249,12 @@ class ServerStatistics:
         """Requests that the scheduler was given."""
         self.worker_ends: Counter[tuple[int, str]] = Counter()
         """Worker processes of this server that have ended, by the number of their entry in `workers`, `died` or `ended`."""
+        self.reloads: Counter[str] = Counter()
+        """Reloads of the configuration that have ended, by result, where this server has one."""
+        self.reloaded_at = 0.0
+        """Unix time of the last one of these that changed all it should; 0 without any."""
+        self.reload_s = 0.0
+        """Seconds that it took."""
         self.lag_us = Histogram()
         """How late the event loop came to its heartbeats."""
         self.models: defaultdict[str, ModelCounters] = defaultdict(ModelCounters)

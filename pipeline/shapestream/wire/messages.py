@@ -267,7 +267,7 @@ class WorkerHello(Entry):
     """
 
     worker: str
-    """A name unique to this process, such as `host-1234-0`."""
+    """A name of this process that no other has, such as `w0-9f3c0a1b`: it ends with random digits, drawn at each start."""
     pid: int
     slots: int
     models: dict[str, dict[str, Any]]

@@ -19,7 +19,6 @@ from tests.pipeline.protocol_simulation.slots import SimulatedSlots
 from shapestream.serving.server import Server
 from shapestream.serving.worker_port import LastState
 from shapestream_engine.signature import ModelSignature
-from shapestream_workers.process import registered_name
 from shapestream_workers.supervisor.core import (
     Action,
     Event,
@@ -69,7 +68,7 @@ class SimulatedWorker:
         exchange: Exchange,
     ) -> None:
         self.pid = pid
-        self.name = registered_name(name, self.pid)
+        self.name = f"{name}-{self.pid}"  # no pid comes again here
         self._plan = plan
         self._agenda = agenda
         self._journal = journal
@@ -222,20 +221,20 @@ class Supervision:
 
     # ------------------------------------------------------------ `ProcessOwner`
 
-    def owns(self, worker: str, pid: int) -> bool:
+    def owns(self, worker: str) -> bool:
         """Whether this is a living process of ours."""
-        return self._owned(worker, pid) is not None
+        return self._owned(worker) is not None
 
-    def kill(self, worker: str, pid: int, reason: str) -> None:
+    def kill(self, worker: str, reason: str) -> None:
         """It hangs."""
-        owned = self._owned(worker, pid)
+        owned = self._owned(worker)
         if owned is not None:
             self._journal.note(f"{worker} is killed: {reason}")
             self._journal.died_of(worker)
             owned.kill()
 
-    def _owned(self, worker: str, pid: int) -> SimulatedWorker | None:
-        return next((one for one in self.workers.values() if (one.name, one.pid) == (worker, pid)), None)
+    def _owned(self, worker: str) -> SimulatedWorker | None:
+        return next((one for one in self.workers.values() if one.name == worker), None)
 
     # ------------------------------------------------------------ inside
 
@@ -283,7 +282,7 @@ class Supervision:
         died = status != 0 and name not in self._told_to_end
         last = LastState()
         if self.server is not None:
-            last = await self.server.worker_ended(worker.name, worker.pid, died=died)
+            last = await self.server.worker_ended(worker.name, died=died)
         del self.workers[name]
         self._told_to_end.discard(name)
         self.handle(

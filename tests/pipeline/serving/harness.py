@@ -77,11 +77,11 @@ class Owner:
         self.owned = set(owned)
         self.killed: list[str] = []
 
-    def owns(self, worker: str, pid: int) -> bool:
+    def owns(self, worker: str) -> bool:
         """By name."""
         return worker in self.owned
 
-    def kill(self, worker: str, pid: int, reason: str) -> None:
+    def kill(self, worker: str, reason: str) -> None:
         """Notes it."""
         self.killed.append(worker)
 

@@ -38,11 +38,11 @@ async def test_a_poison_kills_twice_and_is_known_from_then_on() -> None:
         await client.open_session()
         client.say(request(0, _poison()), request(1))
         assert 2 == len((await worker.hear(Execute)).members)
-        await running.server.worker_ended("w0", 1, died=True)
+        await running.server.worker_ended("w0", died=True)
         worker = await running.joined("w1")
         assert 1 == len((await worker.hear(Execute)).members)
         with capture_logs() as lines:
-            await running.server.worker_ended("w1", 1, died=True)
+            await running.server.worker_ended("w1", died=True)
         assert (0, "poisoned", False) == verdict(await client.hear(Failure))
         assert ["request poisoned"] == [line["event"] for line in lines if line["log_level"] == "error"]
         worker = await running.joined("w2")

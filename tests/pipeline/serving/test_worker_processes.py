@@ -38,7 +38,7 @@ async def test_the_end_of_a_process_is_known_at_once(died: bool) -> None:
         client, _, _ = await running.busy_worker()
         other = await running.joined("other")
         began = trio.current_time()
-        assert LastState(busy=True) == await running.server.worker_ended("w", 1, died=died)
+        assert LastState(busy=True) == await running.server.worker_ended("w", died=died)
         await other.run_next()
         assert 1 == (await client.hear(Result)).sequence
         assert trio.current_time() - began < 0.5
@@ -55,7 +55,7 @@ async def test_the_last_words_of_a_process_are_read_before_it_leaves() -> None:
             states: list[LastState] = []
 
             async def end() -> None:
-                states.append(await running.server.worker_ended("w", 1, died=True))
+                states.append(await running.server.worker_ended("w", died=True))
 
             nursery.start_soon(end)
             await trio.sleep(0.01)
@@ -68,10 +68,10 @@ async def test_the_last_words_of_a_process_are_read_before_it_leaves() -> None:
 
 @virtual_time
 async def test_the_end_of_a_process_that_is_not_here_changes_nothing() -> None:
-    """It has left before, or was never welcomed; one of the same name with another pid is another one."""
+    """It has left before, or was never welcomed. Another one, of the same pid, stays."""
     async with memory_serving() as running:
         await running.client_and_worker()
-        assert LastState() == await running.server.worker_ended("w", 2, died=True)
+        assert LastState() == await running.server.worker_ended("other", died=True)
         assert ["w/0"] == list(running.server.statistics()["slots"])
 
 
@@ -91,7 +91,7 @@ async def test_a_process_of_our_own_that_cannot_be_reached_is_waited_for(tells: 
         assert {} == running.server.statistics()["peers_lost"]
         assert 2 == len(execute.members)
         if tells:
-            await running.server.worker_ended("w", 1, died=True)
+            await running.server.worker_ended("w", died=True)
         else:
             await trio.sleep(3.0)
         why = "worker: its process died" if tells else "worker: gone"
@@ -111,7 +111,7 @@ async def test_a_process_of_our_own_that_hangs_is_killed() -> None:
         assert ["w"] == owner.killed
         other = await running.joined("other")
         nursery.start_soon(beat, other)
-        await running.server.worker_ended("w", 1, died=True)
+        await running.server.worker_ended("w", died=True)
         await other.run_next()
         assert 1 == (await client.hear(Result)).sequence
         nursery.cancel_scope.cancel()
@@ -119,7 +119,7 @@ async def test_a_process_of_our_own_that_hangs_is_killed() -> None:
 
 @virtual_time
 async def test_a_worker_that_dialled_in_and_hangs_is_cut_off_and_not_welcomed_again() -> None:
-    """Its slot is still held; another one, also under its name but for the pid, is welcome."""
+    """Its slot is still held; a process that was started since, of the same pid, is welcome."""
     async with memory_serving() as running, trio.open_nursery() as nursery:
         client, worker, _ = await running.busy_worker()
         nursery.start_soon(beat, client, worker)

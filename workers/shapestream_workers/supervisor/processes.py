@@ -2,12 +2,13 @@
 
 A worker lives only as long as its parent: it holds the reading end of a pipe, its stdin, and ends when the other
 end is gone for any reason (`process.py`). It gets its own session, so that Ctrl-C reaches the server alone, which
-then stops its workers in order. Its stderr is ours; its stdout has a line when it is ready, and one when it wants to be
-replaced.
+then stops its workers in order. Its stderr is ours; its stdout has a line when it is ready, one when it wants to be
+replaced, and one when it cannot use its configuration.
 """
 
 from __future__ import annotations
 
+import os
 import random
 import subprocess
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -17,7 +18,14 @@ import structlog
 import trio
 
 from shapestream.serving.worker_port import LastState
-from shapestream_workers.process import READY_LINE, REPLACE_LINE, registered_name
+from shapestream_workers.process import (
+    MAX_LINE_BYTES,
+    NAME_VARIABLE,
+    PROBLEM_LINE,
+    READY_LINE,
+    REPLACE_LINE,
+    name_of_start,
+)
 from shapestream_workers.supervisor.core import (
     Action,
     Event,
@@ -25,6 +33,7 @@ from shapestream_workers.supervisor.core import (
     KeepWorker,
     KillWorker,
     ReplacementWanted,
+    Restarted,
     RestartPolicy,
     RestartRequested,
     StartWorker,
@@ -40,16 +49,17 @@ from shapestream_workers.supervisor.core import (
 
 log = structlog.get_logger()
 
-# The lines above are all that comes; whatever is longer than this is none of them.
-MAX_LINE_BYTES = 64
+# After the end of a process its last lines are in the pipe, which is then at its end. A process that it started and that
+# has inherited the pipe would hold it open.
+LAST_LINES_S = 0.5
 EXIT_NOT_STARTED = 127
 """The status, as a shell has it, of a process that could not be started at all."""
 
-EndTold: TypeAlias = Callable[[str, str, int, bool], Awaitable[LastState]]
-"""Called for the end of a process: its role, the name under which it registers, its pid, whether it died by itself."""
+EndTold: TypeAlias = Callable[[str, str, bool], Awaitable[LastState]]
+"""Called for the end of a process: its role, the name under which it registers, whether it died by itself."""
 
 
-async def _no_answer(role: str, worker: str, pid: int, died: bool) -> LastState:
+async def _no_answer(role: str, worker: str, died: bool) -> LastState:
     return LastState()
 
 
@@ -82,17 +92,23 @@ class WorkerProcesses:
         self._told_given_up = given_up
         self._told_revived = revived
         self._given_up: set[str] = set()
-        self._killed: set[int] = set()
+        self._killed: set[str] = set()
         """Processes that hung and were killed, until they have ended."""
+        self._said: dict[str, str] = {}
+        """What processes that have not ended yet said to be wrong with their configuration."""
         self._told_to_end: set[str] = set()
         """Processes that were killed since they ignored a request to end: no batch is to blame."""
         self._supervisor = Supervisor(commands, policy)
         self._processes: dict[str, trio.Process] = {}
+        self._registered: dict[str, str] = {}
+        """Workers by the names with which their present processes greet."""
         self._sound: set[str] = set()
         """Roles in which a process has been ready at least once: their configuration can be used."""
         self._ready: set[str] = set()
         """Workers whose present process is ready."""
         self._changed = trio.Event()
+        self._over = False
+        """Whether `run` has ended."""
         self._failure: GaveUp | None = None
         self._nursery: trio.Nursery
 
@@ -114,45 +130,45 @@ class WorkerProcesses:
 
         Raises GaveUp. When it ends in any other way than by `stop`, no process is left behind either.
         """
-        async with trio.open_nursery() as self._nursery:
-            self._act(self._supervisor.begin(trio.current_time()))
-            while not self._supervisor.finished and self._failure is None:
-                await self._wait()
-                # Not by `_handle`: that would wake this very loop again, for ever.
-                self._act(self._decide(TimePassed()))
-            self._nursery.cancel_scope.cancel()
+        try:
+            async with trio.open_nursery() as self._nursery:
+                self._act(self._supervisor.begin(trio.current_time()))
+                while not self._supervisor.finished and self._failure is None:
+                    await self._wait()
+                    # Not by `_handle`: that would wake this very loop again, for ever.
+                    self._act(self._decide(TimePassed()))
+                self._nursery.cancel_scope.cancel()
+        finally:
+            self._over = True
+            self._changed.set()
         if self._failure is not None:
             raise self._failure
 
-    def owns(self, worker: str, pid: int) -> bool:
+    def owns(self, worker: str) -> bool:
         """True if the worker registered under this name is one of these processes and its end was not reported."""
-        return self._owned(worker, pid) is not None
+        return worker in self._registered
 
-    def kill(self, worker: str, pid: int, reason: str) -> None:
+    def kill(self, worker: str, reason: str) -> None:
         """End the process that registered under this name: it hangs. Another replaces it as after any other death."""
-        name = self._owned(worker, pid)
-        if name is not None and pid not in self._killed:
-            self._killed.add(pid)
-            log.error("worker killed", worker=name, pid=pid, why=reason)
-            self._processes[name].kill()
+        name = self._registered.get(worker)
+        if name is not None and worker not in self._killed:
+            self._killed.add(worker)
+            process = self._processes[name]
+            log.error("worker killed", worker=name, pid=process.pid, why=reason)
+            process.kill()
 
-    def _owned(self, worker: str, pid: int) -> str | None:
-        """By its name here. Names of processes are few, and this is asked when something is wrong."""
-        return next(
-            (
-                name
-                for name, process in self._processes.items()
-                if process.pid == pid and registered_name(name, pid) == worker
-            ),
-            None,
-        )
-
-    def restart(self) -> None:
+    async def restart(self) -> Restarted | None:
         """Replace every process, one after the other: each goes on until its successor serves.
 
-        Workers that were given up are tried again.
+        Workers that were given up are tried again. Returns when each was replaced, or cannot be; None where `run` ends
+        before that.
         """
+        before = self._supervisor.starts
         self._handle(RestartRequested())
+        while (restarted := self._supervisor.restarted_since(before)) is None and not self._over:
+            await self._changed.wait()
+            await trio.lowlevel.checkpoint()  # `run` makes the next event
+        return restarted
 
     def stop(self, grace_s: float) -> None:
         """Lets every worker finish, within this time."""
@@ -215,6 +231,7 @@ class WorkerProcesses:
     async def _live(self, name: str, role: str) -> None:
         """One process, from its start to its end."""
         status = EXIT_NOT_STARTED
+        registered = name_of_start(name)
         # Shielded: a process that exists must be in `_processes` before any task can be cancelled.
         with trio.CancelScope(shield=True):
             try:
@@ -223,12 +240,14 @@ class WorkerProcesses:
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     start_new_session=True,
+                    env={**os.environ, NAME_VARIABLE: registered},
                 )
             except OSError as error:
                 log.error("worker cannot be started", worker=name, why=str(error))
                 self._handle(WorkerExited(worker=name, status=status))
                 return
         self._processes[name] = process
+        self._registered[registered] = name
         if self._supervisor.state_of(name) is State.STOPPING:
             process.kill()  # it was told to end before it was there, and has nothing to finish
         log.info("worker started", worker=name, pid=process.pid)
@@ -236,24 +255,28 @@ class WorkerProcesses:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._listen, name, role, process)
                 status = await process.wait()
-                nursery.cancel_scope.cancel()
+                nursery.cancel_scope.deadline = trio.current_time() + LAST_LINES_S
             log.info("worker ended", worker=name, pid=process.pid, status=status)
             died = status != 0 and name not in self._told_to_end
-            last = await self._ended(role, registered_name(name, process.pid), process.pid, died)
+            last = await self._ended(role, registered, died)
         finally:
             if process.returncode is None:
                 process.kill()
                 with trio.CancelScope(shield=True):
                     await process.wait()
-            del self._processes[name]
+            del self._processes[name], self._registered[registered]
             self._ready.discard(name)
             self._told_to_end.discard(name)
-            self._killed.discard(process.pid)
+            self._killed.discard(registered)
+            said = self._said.pop(name, "")
             for pipe in (process.stdin, process.stdout):
                 if pipe is not None:
                     await trio.aclose_forcefully(pipe)
+        busy, answered_at = died and last.busy, last.answered_at
         self._handle(
-            WorkerExited(worker=name, status=status, busy=died and last.busy, answered_at=last.answered_at)
+            WorkerExited(
+                worker=name, status=status, busy=busy, answered_at=answered_at, said=said or last.refused
+            )
         )
 
     async def _listen(self, name: str, role: str, process: trio.Process) -> None:
@@ -268,6 +291,8 @@ class WorkerProcesses:
                     self._is_ready(name, role)
                 elif line + b"\n" == REPLACE_LINE:
                     self._handle(ReplacementWanted(worker=name))
+                elif line.startswith(PROBLEM_LINE):
+                    self._said[name] = line.removeprefix(PROBLEM_LINE).decode(errors="replace")
 
     def _is_ready(self, name: str, role: str) -> None:
         self._handle(WorkerReady(worker=name))
