@@ -59,15 +59,22 @@ def _check_ledger(ledger: Ledger, requests: Iterable[Request], queues: Queues, n
     room = ledger.admission.room
     assert room.requests == len(waiting)
     assert room.nbytes == sum(request.nbytes for request in waiting)
-    held = Counter(request.client for request in waiting)
-    assert {client: requests for client, (requests, _) in room.held().items()} == held
-    assert sum(nbytes for _, nbytes in room.held().values()) == room.nbytes
     assert ledger.running == sum(request.state is RUNNING for request in requests)
-    for shares in {queue.shares for queue in queues.values()}:
+    groups = {queue.shares for queue in queues.values()}
+    assert room.groups == len(groups)
+    assert room.waiting == len({request.queue.shares for request in waiting})
+    for shares in groups:
         own = [request for request in requests if request.queue.shares is shares]
+        held = [request for request in waiting if request.queue.shares is shares]
+        assert shares.room.requests == len(held)
+        assert shares.room.nbytes == sum(request.nbytes for request in held)
         queued = Counter(request.client for request in own if request.state is QUEUED)
+        taking = Counter(request.client for request in held)
+        nbytes: Counter[int] = Counter()
+        for request in held:
+            nbytes[request.client] += request.nbytes
         owned = {
-            client: (unfinished, queued[client])
+            client: (unfinished, queued[client], taking[client], nbytes[client])
             for client, unfinished in Counter(request.client for request in own).items()
         }
         assert owned == shares.unfinished(), "clients own what is not here, or the reverse"

@@ -95,7 +95,7 @@ class Ledger:
         self.requests[request.id] = request
         if request.deadline is not None:
             self.deadlines.watch(request, request.deadline, sizes)
-        self.admission.room.enter_new(client, request.nbytes, terms.share_s)
+        shares.room.enter_new(line.client, request.nbytes, terms.share_s)
         return request
 
     def refuse(self, arrival: Arrival, refusal: Refusal, now: float) -> FailRequest:
@@ -113,10 +113,10 @@ class Ledger:
 
         `first` is the request whose turn it was.
         """
-        leave = self.admission.room.leave
+        leave = batch.queue.shares.room.leave
         for request in cut.members:
             request.batch = batch.id
-            leave(request.client, request.nbytes, request.share_s)
+            leave(request.line.client, request.nbytes, request.share_s)
         self.running += len(batch.ids)
         queue = batch.queue
         profile = queue.profile
@@ -151,7 +151,7 @@ class Ledger:
         """Moves requests of a batch that is over back to what waits, beyond the bound if need be."""
         for request in requests:
             request.batch = None
-            self.admission.room.enter(request.client, request.nbytes, request.share_s)
+            request.queue.shares.room.enter(request.line.client, request.nbytes, request.share_s)
         self.running -= len(requests)
 
     def deliver(self, batch: Batch, now: float, actions: list[Action]) -> None:
@@ -209,7 +209,7 @@ class Ledger:
                     self.unwanted.append(batch)
         else:
             request.queue.drop(request)
-            self.admission.room.leave(request.client, request.nbytes, request.share_s)
+            request.queue.shares.room.leave(request.line.client, request.nbytes, request.share_s)
         self.deadlines.shrink(len(self.requests) - 1)
         self._remove(request)
 

@@ -29,7 +29,7 @@ from typing import Final, NamedTuple
 
 from shapestream.scheduling.costs import ModelCosts
 from shapestream.scheduling.events import ModelProfile
-from shapestream.scheduling.fairness import Client, FairShares, Line, Rework
+from shapestream.scheduling.fairness import Client, FairShares, GroupRoom, Line, QueueRoom, Rework
 
 
 class RequestState(IntEnum):
@@ -627,7 +627,8 @@ class ModelQueue:
         "unavailable",
     )
 
-    def __init__(self, profile: ModelProfile, costs: ModelCosts) -> None:
+    def __init__(self, profile: ModelProfile, costs: ModelCosts, room: QueueRoom) -> None:
+        """`room`: of all models."""
         self.profile = profile
         self.costs = costs
         """The costs of its batches."""
@@ -647,7 +648,9 @@ class ModelQueue:
         self.suspects: list[tuple[float, int, Request]] = []
         self.sharing = [self]
         """The queues of all models that share slots with this one, directly or through others; one list for all of them."""
-        self.shares: FairShares[ClientLine] = FairShares(self._first_start_s)
+        self.shares: FairShares[ClientLine] = FairShares(
+            self._first_start_s, GroupRoom(room)
+        )
         self.count = 0
         self.rows = 0
         # Whole numbers: seconds that differ by many orders would leave their rounding errors behind.
@@ -694,9 +697,9 @@ class ModelQueue:
         """Predicted slot seconds of all that waits."""
         return self.cost_s + self.again_s
 
-    def anew(self) -> ModelQueue:
+    def anew(self, room: QueueRoom) -> ModelQueue:
         """An empty queue of the same model, with what is known of it."""
-        queue = ModelQueue(self.profile, self.costs)
+        queue = ModelQueue(self.profile, self.costs, room)
         queue.alone, queue.unavailable, queue.seen = self.alone, self.unavailable, self.seen
         queue.predicted_s, queue.measured_s = self.predicted_s, self.measured_s
         return queue
