@@ -14,15 +14,15 @@ from typing import NamedTuple
 from shapestream.scheduling.deadlines import MAX_RETRY_AFTER_S, Deadlines, Refusal
 from shapestream.scheduling.events import Arrival
 from shapestream.scheduling.fairness import NOMINAL_S, QueueRoom
-from shapestream.scheduling.queueing import ModelQueue
+from shapestream.scheduling.queueing import ModelQueue, nanoseconds
 from shapestream.scheduling.slots import SlotTable
 
 
 class Terms(NamedTuple):
     """What a request is predicted to cost."""
 
-    cost_s: float
-    """Seconds of one slot, in good company; 0.0 while nothing is measured."""
+    cost_ns: int
+    """Nanoseconds of one slot, in good company; 0 while nothing is measured."""
     share_s: float
     """What counts for its client's share: the same divided by the model's slots, nominal while nothing is measured."""
     call_s: float = 0.0
@@ -66,16 +66,17 @@ class Admission:
         room.ask(arrival.client, arrival.model)
         if whole.requests >= whole.max_requests or whole.nbytes + arrival.nbytes > whole.max_bytes:
             return self._full(arrival, queue)
-        parts = room.parts
-        if room.is_full(arrival.nbytes, parts):
+        parts = 1 if whole.groups == 1 else room.parts
+        if parts > 1 and room.is_full(arrival.nbytes, parts):
             return self._part_full(queue, parts)
-        client = queue.shares.known(arrival.client)
+        divided = room.sharing > 1 or room.several
+        client = queue.shares.known(arrival.client) if divided else None
         if client is not None and room.exceeds(client, arrival.nbytes, parts):
             return self._above_share(queue)
         terms = self._terms_of(arrival, queue)
         if isinstance(terms, Refusal):
             return terms
-        if whole.max_s is not None and terms.cost_s:
+        if whole.max_s is not None and terms.cost_ns:
             queued_s = self.queued_s(queue)
             # One request may always wait, however long it lasts.
             if queued_s and queued_s + terms.share_s > whole.max_s:
@@ -174,12 +175,12 @@ class Admission:
             slots = self._slots.serving(queue)
             if company is None:
                 rough_s = queue.costs.rough_s(sizes)
-                terms = Terms(0.0, (NOMINAL_S if rough_s is None else rough_s) / slots)
+                terms = Terms(0, (NOMINAL_S if rough_s is None else rough_s) / slots)
             else:
                 cost_s, call_s = company
                 if not (isfinite(1e9 * cost_s) and isfinite(call_s)):  # sums of costs are kept in nanoseconds
                     raise ArithmeticError(f"a request of sizes {sizes} cannot be priced")
-                terms = Terms(cost_s, cost_s / slots, call_s=call_s)
+                terms = Terms(nanoseconds(cost_s), cost_s / slots, call_s=call_s)
             self._terms[key] = terms
         return terms
 

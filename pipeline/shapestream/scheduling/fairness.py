@@ -67,16 +67,7 @@ LineT = TypeVar("LineT", bound="Line")
 class Client(Generic[LineT]):
     """The account of a client at the models that share slots."""
 
-    __slots__ = (
-        "held",
-        "held_bytes",
-        "held_s",
-        "lines",
-        "queued",
-        "start_s",
-        "unfinished",
-        "virtual_s",
-    )
+    __slots__ = ("lines", "queued", "start_s", "unfinished", "virtual_s")
 
     def __init__(self) -> None:
         self.start_s = 0.0
@@ -87,11 +78,6 @@ class Client(Generic[LineT]):
         """Requests that have not ended."""
         self.queued = 0
         """Lines with queued requests."""
-        self.held = 0
-        """Requests that take room in the queue: for their first turn, or to run again."""
-        self.held_bytes = 0
-        self.held_s = 0.0
-        """Predicted seconds of all slots that these take in good company."""
         self.lines: dict[str, LineT] = {}
         """By model."""
 
@@ -99,7 +85,7 @@ class Client(Generic[LineT]):
 class Line:
     """The queued requests of one client for one model, counted, and their account within the client's."""
 
-    __slots__ = ("client", "last", "queued", "queued_bytes", "queued_s", "start_s")
+    __slots__ = ("client", "has_priorities", "last", "queued", "queued_bytes", "queued_s", "start_s")
 
     def __init__(self, client: Client[Any]) -> None:
         self.client = client
@@ -112,20 +98,15 @@ class Line:
         """Predicted seconds of all slots that these take in good company."""
         self.last: dict[int, float] = {}
         """By priority, the rank of the last request, as long as any are queued."""
+        self.has_priorities = False
+        """Whether the next request may have another priority than the first: one had, since any are queued."""
 
-    def left(self, share_s: float) -> None:
-        """Note that requests of so many seconds are queued no longer, which `queued` does not count any more."""
-        if self.queued:
-            self.queued_s -= share_s
-        else:  # sums of floats drift
-            self.queued_s = 0.0
-            self.last.clear()
-            self.client.queued -= 1
-
-    @property
-    def has_priorities(self) -> bool:
-        """Whether the next request may have another priority than the first."""
-        return len(self.last) > 1 or 0 not in self.last
+    def run_empty(self) -> None:
+        """Note that nothing is queued any more."""
+        self.queued_s = 0.0  # sums of floats drift
+        self.last.clear()
+        self.has_priorities = False
+        self.client.queued -= 1
 
 
 class Rework(Generic[LineT]):
@@ -241,6 +222,7 @@ class FairShares(Generic[LineT]):
         if priority:
             priority = _bounded(priority)
             bonus_s = _bonus_s(priority, present)
+            line.has_priorities = True
         self.present = present
         client.unfinished += 1
         if not client.queued:
@@ -294,8 +276,13 @@ class FairShares(Generic[LineT]):
         client = line.client
         if share_s < _LEAST_S:
             share_s = _LEAST_S
-        line.start_s = max(line.start_s + share_s, client.virtual_s - OWED_S)
-        start_s = max(client.start_s + share_s, self.virtual_s - OWED_S / self.present)
+        start_s = line.start_s + share_s
+        least_s = client.virtual_s - OWED_S
+        line.start_s = start_s if start_s > least_s else least_s
+        start_s = client.start_s + share_s
+        least_s = self.virtual_s - OWED_S / self.present
+        if start_s < least_s:
+            start_s = least_s
         client.start_s = start_s
         if start_s > self._furthest_s:
             self._furthest_s = start_s
@@ -329,9 +316,6 @@ class FairShares(Generic[LineT]):
                 continue
             own.unfinished += theirs.unfinished
             own.queued += theirs.queued
-            own.held += theirs.held
-            own.held_bytes += theirs.held_bytes
-            own.held_s += theirs.held_s
             own.start_s = max(own.start_s, theirs.start_s)
             own.virtual_s = max(own.virtual_s, theirs.virtual_s)
             own.lines.update(theirs.lines)
@@ -339,14 +323,13 @@ class FairShares(Generic[LineT]):
                 line.client = own
         self.present = sum([known.unfinished > 0 for known in self._clients.values()])
 
-    def unfinished(self) -> dict[int, tuple[int, int, int, int]]:
-        """Unfinished and queued requests, and those that take room and their bytes, of each client; for checks only."""
+    def unfinished(self) -> dict[int, tuple[int, int, int]]:
+        """Unfinished and queued requests, and bytes of these, of each client that has any; for checks only."""
         return {
             client: (
                 known.unfinished,
                 sum([line.queued for line in known.lines.values()]),
-                known.held,
-                known.held_bytes,
+                sum([line.queued_bytes for line in known.lines.values()]),
             )
             for client, known in self._clients.items()
             if known.unfinished
@@ -479,18 +462,23 @@ class GroupRoom:
 
     def exceeds(self, client: Client[Any], nbytes: int, parts: int) -> bool:
         """Whether one more request of a client would take it above its share, and leave no share free."""
-        most_requests, most_bytes = self.whole.max_requests / parts, self.whole.max_bytes / parts
-        return self._crowds(client.held, 1, self.requests, most_requests) or self._crowds(
-            client.held_bytes, nbytes, self.nbytes, most_bytes
+        most, most_bytes = self.whole.max_requests / parts, self.whole.max_bytes / parts
+        taken = 1.0 - 1.0 / self.sharing
+        if self.requests + 1 <= taken * most and self.nbytes + nbytes <= taken * most_bytes:
+            return False  # a share is free, whatever the client has
+        lines = client.lines.values()
+        return self._crowds(sum([line.queued for line in lines]), 1, self.requests, most) or self._crowds(
+            sum([line.queued_bytes for line in lines]), nbytes, self.nbytes, most_bytes
         )
 
     def exceeds_s(self, client: Client[Any], share_s: float, queued_s: float) -> bool:
         """The same in seconds of predicted work, of which `queued_s` wait."""
         most_s = self.whole.max_s
-        return most_s is not None and self._crowds(client.held_s, share_s, queued_s, most_s)
+        held_s = sum([line.queued_s for line in client.lines.values()])
+        return most_s is not None and self._crowds(held_s, share_s, queued_s, most_s)
 
     def _crowds(self, held: float, more: float, used: float, most: float) -> bool:
-        share = most / max(1, self.sharing)
+        share = most / self.sharing
         return held > 0 and held + more > share and used + more + share > most
 
     def exceeds_part(
@@ -505,18 +493,21 @@ class GroupRoom:
         return (
             self._crowds_models(models, requests, 1, self.requests, whole.max_requests / parts)
             or self._crowds_models(models, held_bytes, nbytes, self.nbytes, whole.max_bytes / parts)
-            or (whole.max_s is not None and self._crowds_models(models, held_s, share_s, queued_s, whole.max_s))
+            or (
+                whole.max_s is not None
+                and self._crowds_models(models, held_s, share_s, queued_s, whole.max_s)
+            )
         )
 
     def _crowds_models(self, models: int, held: float, more: float, used: float, most: float) -> bool:
-        share = most / max(1, self.sharing)
+        share = most / self.sharing
         part = share / models
         kept = part + (share if self.sharing > 1 else 0.0)
         return held > 0 and held + more > part and used + more + kept > most
 
-    def enter_new(self, client: Client[Any], nbytes: int, share_s: float) -> None:
+    def enter_new(self, nbytes: int) -> None:
         """A request waits that was admitted just now."""
-        self.enter(client, nbytes, share_s)
+        self.enter(1, nbytes)
         self._until_replaced -= 1
         if not self._until_replaced:
             self._replaced()
@@ -531,28 +522,22 @@ class GroupRoom:
         self.sharing = len(clients)
         self.several = {client for client in clients if self.models(client) > 1}
 
-    def enter(self, client: Client[Any], nbytes: int, share_s: float) -> None:
-        """A request of this client waits, beyond the bounds if it was admitted before."""
-        client.held += 1
-        client.held_bytes += nbytes
-        client.held_s += share_s
+    def enter(self, requests: int, nbytes: int) -> None:
+        """Some requests wait, beyond the bounds if they were admitted before."""
         whole = self.whole
         if not self.requests:
             whole.waiting += 1
-        self.requests += 1
+        self.requests += requests
         self.nbytes += nbytes
-        whole.requests += 1
+        whole.requests += requests
         whole.nbytes += nbytes
 
-    def leave(self, client: Client[Any], nbytes: int, share_s: float) -> None:
-        """A request of this client waits no longer."""
-        client.held -= 1
-        client.held_bytes -= nbytes
-        client.held_s = client.held_s - share_s if client.held else 0.0  # sums of floats drift
+    def leave(self, requests: int, nbytes: int) -> None:
+        """Some requests wait no longer."""
         whole = self.whole
-        self.requests -= 1
+        self.requests -= requests
         self.nbytes -= nbytes
-        whole.requests -= 1
+        whole.requests -= requests
         whole.nbytes -= nbytes
         if not self.requests:
             whole.waiting -= 1

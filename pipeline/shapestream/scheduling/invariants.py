@@ -20,7 +20,6 @@ from shapestream.scheduling.queueing import (
     ModelQueue,
     Queues,
     Request,
-    nanoseconds,
 )
 from shapestream.scheduling.recovery import Isolation
 from shapestream.scheduling.slots import Batch, BatchState, Slot, SlotPool, SlotState, SlotTable, Trial
@@ -69,12 +68,11 @@ def _check_ledger(ledger: Ledger, requests: Iterable[Request], queues: Queues, n
         assert shares.room.requests == len(held)
         assert shares.room.nbytes == sum(request.nbytes for request in held)
         queued = Counter(request.client for request in own if request.state is QUEUED)
-        taking = Counter(request.client for request in held)
         nbytes: Counter[int] = Counter()
-        for request in held:
-            nbytes[request.client] += request.nbytes
+        for request in own:
+            nbytes[request.client] += request.nbytes * (request.state is QUEUED)
         owned = {
-            client: (unfinished, queued[client], taking[client], nbytes[client])
+            client: (unfinished, queued[client], nbytes[client])
             for client, unfinished in Counter(request.client for request in own).items()
         }
         assert owned == shares.unfinished(), "clients own what is not here, or the reverse"
@@ -205,9 +203,9 @@ def _check_queue(queue: ModelQueue, own: list[Request]) -> None:
     again = [request for request in own if request.state is RERUN]
     assert queue.count == len(queued)
     assert queue.rows == sum(request.rows for request in queued.values())
-    assert queue.cost_s == sum(nanoseconds(request.cost_s) for request in queued.values()) / 1e9
+    assert queue.cost_s == sum(request.cost_ns for request in queued.values()) / 1e9
     assert queue.rerun_count == len(again)
-    again_ns = sum(nanoseconds(request.cost_s) for request in own if request.state in (RERUN, SUSPECT))
+    again_ns = sum(request.cost_ns for request in own if request.state in (RERUN, SUSPECT))
     assert queue.again_s == again_ns / 1e9
     grouped = [request for _, _, group in queue.reruns for request in group if request.state is RERUN]
     assert sorted(map(id, grouped)) == sorted(map(id, again)), (

@@ -195,7 +195,9 @@ def _line(shares: FairShares[Line], number: int) -> Line:
 def _leave(line: Line, share_s: float) -> None:
     """One request of this line is queued no longer."""
     line.queued -= 1
-    line.left(share_s)
+    line.queued_s -= share_s
+    if not line.queued:
+        line.run_empty()
 
 
 def _run(shares: FairShares[Line], line: Line, bonus_s: float, share_s: float) -> None:
