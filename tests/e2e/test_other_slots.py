@@ -35,23 +35,27 @@ SERVED = (
 ONES = np.ones((1, 4), np.float32)
 
 
-async def ask(client: shapestream.Client, model: str, ends: Counter[str]) -> None:
-    """Note how one request ends."""
+async def ask(client: shapestream.Client, model: str) -> str:
+    """How one request ends."""
     try:
         await client.infer(model, {"x": ONES})
-        ends["answered"] += 1
     except shapestream.RequestError as error:
-        ends[error.code] += 1
+        return error.code
+    return "answered"
 
 
 async def flood_and_ask(served: Any, same_client: bool) -> Counter[str]:
     """Flood the slow model until it refuses, and then ask the fast one: how that ends."""
-    flood: Counter[str] = Counter()
+    refused = trio.Event()
     fast: Counter[str] = Counter()
 
-    async def ask_in_turn(client: shapestream.Client) -> None:
+    async def ask_slow(client: shapestream.Client) -> None:
+        if await ask(client, "slow") == "overloaded":
+            refused.set()
+
+    async def ask_fast(client: shapestream.Client) -> None:
         for _ in range(ANSWERS // ASKING):
-            await ask(client, "fast", fast)
+            fast[await ask(client, "fast")] += 1
 
     async with (
         shapestream.connect(served.address) as flooding,
@@ -59,13 +63,12 @@ async def flood_and_ask(served: Any, same_client: bool) -> Counter[str]:
         trio.open_nursery() as flooded,
     ):
         for _ in range(FLOOD):
-            flooded.start_soon(ask, flooding, "slow", flood)
+            flooded.start_soon(ask_slow, flooding)
         with trio.fail_after(60.0):
-            while not flood["overloaded"]:
-                await trio.sleep(0.01)
+            await refused.wait()
             async with trio.open_nursery() as asking:
                 for _ in range(ASKING):
-                    asking.start_soon(ask_in_turn, flooding if same_client else other)
+                    asking.start_soon(ask_fast, flooding if same_client else other)
         flooded.cancel_scope.cancel()
     return fast
 

@@ -11,8 +11,8 @@ import numpy as np
 from shapestream.scheduling.call_costs import CallCosts
 from shapestream.scheduling.costs import CostModel
 from shapestream.scheduling.events import InputBytes, ModelProfile
-from shapestream.scheduling.planner import Cut
 from shapestream.scheduling.fairness import QueueRoom
+from shapestream.scheduling.planner import Cut
 from shapestream.scheduling.queueing import ModelQueue, Request
 
 
