@@ -1,7 +1,8 @@
 """Admission: the reasons to refuse a request at once, and what an admitted one counts for.
 
-The queue is bounded over all models, and divided between clients (`fairness.QueueRoom`). Without room, a request is
-refused as `overloaded`, with an estimate of when the queue will have drained. Requests that are to be run again were
+The queue is bounded over all models. It is divided between the groups of models that share slots (`fairness.QueueRoom`),
+and in these between clients (`fairness.GroupRoom`). Without room, a request is refused as `overloaded`, with an estimate
+of when the queue for its slots will have drained. Requests that are to be run again were
 admitted before, and are never refused. A deadline that will hardly be met refuses a request as well (deadlines.py).
 """
 
@@ -13,15 +14,15 @@ from typing import NamedTuple
 from shapestream.scheduling.deadlines import MAX_RETRY_AFTER_S, Deadlines, Refusal
 from shapestream.scheduling.events import Arrival
 from shapestream.scheduling.fairness import NOMINAL_S, QueueRoom
-from shapestream.scheduling.queueing import ModelQueue, Queues
+from shapestream.scheduling.queueing import ModelQueue, nanoseconds
 from shapestream.scheduling.slots import SlotTable
 
 
 class Terms(NamedTuple):
     """What a request is predicted to cost."""
 
-    cost_s: float
-    """Seconds of one slot, in good company; 0.0 while nothing is measured."""
+    cost_ns: int
+    """Nanoseconds of one slot, in good company; 0 while nothing is measured."""
     share_s: float
     """What counts for its client's share: the same divided by the model's slots, nominal while nothing is measured."""
     call_s: float = 0.0
@@ -31,15 +32,14 @@ class Terms(NamedTuple):
 class Admission:
     """What may come into the queue, and what it costs.
 
-    `room` is how much the queue holds and may hold, `queues` are what waits in it, and `slots` where it may run.
+    `room` is how much the queue holds and may hold, and `slots` are where it may run.
     """
 
-    __slots__ = ("_deadlines", "_slots", "_terms", "draining", "queues", "room")
+    __slots__ = ("_deadlines", "_slots", "_terms", "draining", "room")
 
-    def __init__(self, room: QueueRoom, queues: Queues, slots: SlotTable, deadlines: Deadlines) -> None:
+    def __init__(self, room: QueueRoom, slots: SlotTable, deadlines: Deadlines) -> None:
         self.room = room
         self._deadlines = deadlines
-        self.queues = queues
         self._slots = slots
         self.draining = False
         self._terms: dict[tuple[str, tuple[int, ...]], Terms | Refusal] = {}
@@ -61,35 +61,43 @@ class Admission:
             raise ValueError(f"{arrival.sizes} are no sizes of {', '.join(queue.profile.dimensions)}")
         if arrival.deadline is not None and arrival.deadline <= now:
             return Refusal("deadline_exceeded", "the deadline had passed on arrival")
-        room = self.room
+        whole = self.room
+        room = queue.shares.room
         room.ask(arrival.client, arrival.model)
-        if room.requests >= room.max_requests or room.nbytes + arrival.nbytes > room.max_bytes:
-            return self._full(arrival)
-        if room.exceeds(arrival.client, arrival.nbytes):
-            return self._above_share()
+        if whole.requests >= whole.max_requests or whole.nbytes + arrival.nbytes > whole.max_bytes:
+            return self._full(arrival, queue)
+        parts = 1 if whole.groups == 1 else room.parts
+        if parts > 1 and room.is_full(arrival.nbytes, parts):
+            return self._part_full(queue, parts)
+        divided = room.sharing > 1 or room.several
+        client = queue.shares.known(arrival.client) if divided else None
+        if client is not None and room.exceeds(client, arrival.nbytes, parts):
+            return self._above_share(queue)
         terms = self._terms_of(arrival, queue)
         if isinstance(terms, Refusal):
             return terms
-        if room.max_s is not None and terms.cost_s:
+        if whole.max_s is not None and terms.cost_ns:
             queued_s = self.queued_s(queue)
             # One request may always wait, however long it lasts.
-            if queued_s and queued_s + terms.share_s > room.max_s:
-                message = f"the queue is full: {queued_s:.3f} of {room.max_s:g} s of predicted work"
-                return Refusal("overloaded", message, self.drain_s())
-            if room.exceeds_s(arrival.client, terms.share_s, queued_s):
-                return self._above_share()
-        if arrival.client in room.several:
+            if queued_s and queued_s + terms.share_s > whole.max_s:
+                message = f"the queue is full: {queued_s:.3f} of {whole.max_s:g} s of predicted work"
+                return Refusal("overloaded", message, self.drain_s(queue))
+            if client is not None and room.exceeds_s(client, terms.share_s, queued_s):
+                return self._above_share(queue)
+        if client is not None and arrival.client in room.several:
             models = room.models(arrival.client)
-            line = queue.shares.line(arrival.client, arrival.model)
-            queued_s = 0.0 if room.max_s is None else self.queued_s(queue)
-            if line is not None and room.exceeds_part(line, models, arrival.nbytes, terms.share_s, queued_s):
-                return self._above_part(models)
+            line = client.lines.get(arrival.model)
+            queued_s = 0.0 if whole.max_s is None else self.queued_s(queue)
+            if line is not None and room.exceeds_part(
+                line, models, arrival.nbytes, terms.share_s, queued_s, parts
+            ):
+                return self._above_part(queue, models)
         if arrival.deadline is None:
             return terms
         refusal = self._deadlines.consider(arrival, arrival.deadline, queue, terms.call_s, now)
         return terms if refusal is None else refusal
 
-    def _full(self, arrival: Arrival) -> Refusal:
+    def _full(self, arrival: Arrival, queue: ModelQueue) -> Refusal:
         if self.room.requests < self.room.max_requests and arrival.nbytes > self.room.max_bytes:
             message = (
                 f"the request holds {arrival.nbytes} bytes; the queue takes {self.room.max_bytes} at most"
@@ -99,21 +107,30 @@ class Admission:
             f"the queue is full: {self.room.requests} of {self.room.max_requests} requests, "
             f"{self.room.nbytes} of {self.room.max_bytes} bytes"
         )
-        return Refusal("overloaded", message, self.drain_s())
+        return Refusal("overloaded", message, self.drain_s(queue))
 
-    def _above_share(self) -> Refusal:
+    def _part_full(self, queue: ModelQueue, parts: int) -> Refusal:
+        room = queue.shares.room
         message = (
-            f"this client has its share of the queue, which {self.room.sharing} clients divide, "
+            f"the queue for the slots of this model is full: {room.requests} requests, {room.nbytes} bytes; "
+            f"it has 1/{parts} of {self.room.max_requests} requests and {self.room.max_bytes} bytes, "
+            f"and what is left is kept for models on other slots"
+        )
+        return Refusal("overloaded", message, self.drain_s(queue))
+
+    def _above_share(self, queue: ModelQueue) -> Refusal:
+        message = (
+            f"this client has its share of the queue, which {queue.shares.room.sharing} clients divide, "
             f"and what is left is kept for the others"
         )
-        return Refusal("overloaded", message, self.drain_s())
+        return Refusal("overloaded", message, self.drain_s(queue))
 
-    def _above_part(self, models: int) -> Refusal:
+    def _above_part(self, queue: ModelQueue, models: int) -> Refusal:
         message = (
             f"this client has its share of the queue for this model, of {models} that it asks, "
             f"and what is left is kept for the others"
         )
-        return Refusal("overloaded", message, self.drain_s())
+        return Refusal("overloaded", message, self.drain_s(queue))
 
     def too_large(self, queue: ModelQueue, rows: int, shape: tuple[int, ...]) -> Refusal | None:
         """Refuses what would be filled up to a call that holds more than calls may; its own sizes may be any.
@@ -158,12 +175,12 @@ class Admission:
             slots = self._slots.serving(queue)
             if company is None:
                 rough_s = queue.costs.rough_s(sizes)
-                terms = Terms(0.0, (NOMINAL_S if rough_s is None else rough_s) / slots)
+                terms = Terms(0, (NOMINAL_S if rough_s is None else rough_s) / slots)
             else:
                 cost_s, call_s = company
                 if not (isfinite(1e9 * cost_s) and isfinite(call_s)):  # sums of costs are kept in nanoseconds
                     raise ArithmeticError(f"a request of sizes {sizes} cannot be priced")
-                terms = Terms(cost_s, cost_s / slots, call_s=call_s)
+                terms = Terms(nanoseconds(cost_s), cost_s / slots, call_s=call_s)
             self._terms[key] = terms
         return terms
 
@@ -174,17 +191,17 @@ class Admission:
         """
         return sum([other.waiting_s / self._slots.serving(other) for other in queue.sharing])
 
-    def drain_s(self) -> float | None:
-        """Seconds until what waits will have been started, as estimated; None while nothing is measured."""
+    def drain_s(self, queue: ModelQueue) -> float | None:
+        """Seconds until what waits for the slots of a model will have been started; None while nothing is measured."""
         total: float | None = None
-        for queue in self.queues.waiting():
-            if not queue.waiting:
+        for other in queue.sharing:
+            if not other.waiting:
                 continue
-            cost_s = queue.waiting_s
+            cost_s = other.waiting_s
             if not cost_s:  # it came before anything was measured
-                request_s = queue.costs.mean_request_s
+                request_s = other.costs.mean_request_s
                 if request_s is None:
                     continue
-                cost_s = queue.waiting * request_s
-            total = (total or 0.0) + cost_s / self._slots.serving(queue)
+                cost_s = other.waiting * request_s
+            total = (total or 0.0) + cost_s / self._slots.serving(other)
         return None if total is None else min(total, MAX_RETRY_AFTER_S)

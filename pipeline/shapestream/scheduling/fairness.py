@@ -21,14 +21,19 @@ Virtual time is the largest account that was given a turn; one that priority mov
 passes with all work that has its turn, divided between the clients that are here and one more. The original does not
 need that, since its flows are known and its packets have no priorities. Here it prevents starvation: see `begin`.
 
-**Room.** The queue is bounded in requests, in bytes and, if asked, in seconds of predicted work. A client's fair share
-is the whole, divided by the clients that asked lately. A client may have more than its share waiting, the whole queue if
-no other client asks, but it leaves one share free: it is refused while there is room for a client with less. The share of
-a client that asks several models is divided between these in the same way. No admitted request is dropped to make room. A
-client that comes when one other fills the queue is refused, and finds room when the
-queue has drained by its share.
+**Room.** The queue is bounded in requests, in bytes and, if asked, in seconds of predicted work. Requests and bytes are
+divided first between *groups* of models that share slots. Each group for which requests wait has an equal part, and one
+more part is for all the others: the first that comes finds room, whatever the rest does. No group has more than its
+part. Two groups whose requests wait therefore never wait for each other's slots. A request that is larger than a part
+may wait alone.
 
-The queue's content counts as replaced when as many requests were admitted, or as many clients asked, as it may hold
+Within a group, a client's fair share is the whole of the part, divided by the clients that asked lately. A client may
+have more than its share waiting, the whole part if no other client asks, but it leaves one share free: it is refused
+while there is room for a client with less. The share of a client that asks several models is divided between these in
+the same way. No admitted request is dropped to make room. A client that comes when one other fills the part is refused,
+and finds room when that has drained by its share.
+
+A group's content counts as replaced when as many requests were admitted, or as many clients asked, as the queue may hold
 requests. A client asked lately if it asked since the last replacement, or between the last two. That also bounds the
 clients that are remembered.
 """
@@ -80,7 +85,7 @@ class Client(Generic[LineT]):
 class Line:
     """The queued requests of one client for one model, counted, and their account within the client's."""
 
-    __slots__ = ("client", "last", "queued", "queued_bytes", "queued_s", "start_s")
+    __slots__ = ("client", "has_priorities", "last", "queued", "queued_bytes", "queued_s", "start_s")
 
     def __init__(self, client: Client[Any]) -> None:
         self.client = client
@@ -93,20 +98,15 @@ class Line:
         """Predicted seconds of all slots that these take in good company."""
         self.last: dict[int, float] = {}
         """By priority, the rank of the last request, as long as any are queued."""
+        self.has_priorities = False
+        """Whether the next request may have another priority than the first: one had, since any are queued."""
 
-    def left(self, share_s: float) -> None:
-        """Note that requests of so many seconds are queued no longer, which `queued` does not count any more."""
-        if self.queued:
-            self.queued_s -= share_s
-        else:  # sums of floats drift
-            self.queued_s = 0.0
-            self.last.clear()
-            self.client.queued -= 1
-
-    @property
-    def has_priorities(self) -> bool:
-        """Whether the next request may have another priority than the first."""
-        return len(self.last) > 1 or 0 not in self.last
+    def run_empty(self) -> None:
+        """Note that nothing is queued any more."""
+        self.queued_s = 0.0  # sums of floats drift
+        self.last.clear()
+        self.has_priorities = False
+        self.client.queued -= 1
 
 
 class Rework(Generic[LineT]):
@@ -146,11 +146,12 @@ class FairShares(Generic[LineT]):
     serves both (`absorb`).
     """
 
-    __slots__ = ("_clean_at", "_clients", "_first_start_s", "_furthest_s", "present", "virtual_s")
+    __slots__ = ("_clean_at", "_clients", "_first_start_s", "_furthest_s", "present", "room", "virtual_s")
 
-    def __init__(self, first_start_s: Callable[[], float | None]) -> None:
+    def __init__(self, first_start_s: Callable[[], float | None], room: GroupRoom) -> None:
         """`first_start_s` tells the account of the first client that waits for its turn; None if there is none."""
         self._first_start_s = first_start_s
+        self.room = room
         self.virtual_s = 0.0
         self.present = 0
         """Clients that have unfinished requests."""
@@ -171,10 +172,9 @@ class FairShares(Generic[LineT]):
             known = self._clients[number] = Client()
         return known
 
-    def line(self, number: int, model: str) -> LineT | None:
-        """The line of a client for a model; None where there is none."""
-        client = self._clients.get(number)
-        return None if client is None else client.lines.get(model)
+    def known(self, number: int) -> Client[LineT] | None:
+        """The account of a client; None where there is none."""
+        return self._clients.get(number)
 
     # ------------------------------------------------------------ forecasts
 
@@ -222,6 +222,7 @@ class FairShares(Generic[LineT]):
         if priority:
             priority = _bounded(priority)
             bonus_s = _bonus_s(priority, present)
+            line.has_priorities = True
         self.present = present
         client.unfinished += 1
         if not client.queued:
@@ -275,8 +276,13 @@ class FairShares(Generic[LineT]):
         client = line.client
         if share_s < _LEAST_S:
             share_s = _LEAST_S
-        line.start_s = max(line.start_s + share_s, client.virtual_s - OWED_S)
-        start_s = max(client.start_s + share_s, self.virtual_s - OWED_S / self.present)
+        start_s = line.start_s + share_s
+        least_s = client.virtual_s - OWED_S
+        line.start_s = start_s if start_s > least_s else least_s
+        start_s = client.start_s + share_s
+        least_s = self.virtual_s - OWED_S / self.present
+        if start_s < least_s:
+            start_s = least_s
         client.start_s = start_s
         if start_s > self._furthest_s:
             self._furthest_s = start_s
@@ -300,7 +306,8 @@ class FairShares(Generic[LineT]):
         self.virtual_s = max(self.virtual_s, self._furthest_s)
 
     def absorb(self, other: FairShares[LineT]) -> None:
-        """A slot joined that serves models of both: from now on they share one virtual time."""
+        """A slot joined that serves models of both: from now on they share one virtual time, and one part of the room."""
+        self.room.absorb(other.room)
         self.virtual_s = max(self.virtual_s, other.virtual_s)
         self._furthest_s = max(self._furthest_s, other._furthest_s)
         for number, theirs in other._clients.items():
@@ -316,10 +323,14 @@ class FairShares(Generic[LineT]):
                 line.client = own
         self.present = sum([known.unfinished > 0 for known in self._clients.values()])
 
-    def unfinished(self) -> dict[int, tuple[int, int]]:
-        """Unfinished and queued requests of each client that has any; for checks only."""
+    def unfinished(self) -> dict[int, tuple[int, int, int]]:
+        """Unfinished and queued requests, and bytes of these, of each client that has any; for checks only."""
         return {
-            client: (known.unfinished, sum([line.queued for line in known.lines.values()]))
+            client: (
+                known.unfinished,
+                sum([line.queued for line in known.lines.values()]),
+                sum([line.queued_bytes for line in known.lines.values()]),
+            )
             for client, known in self._clients.items()
             if known.unfinished
         }
@@ -359,21 +370,9 @@ def _ahead_s(line: Line) -> float:
 
 
 class QueueRoom:
-    """What waits, of all clients together and of each, and which clients asked for room lately."""
+    """What waits of all models together, how much may, and how many groups of models divide it."""
 
-    __slots__ = (
-        "_asked",
-        "_asked_before",
-        "_held",
-        "_until_replaced",
-        "max_bytes",
-        "max_requests",
-        "max_s",
-        "nbytes",
-        "requests",
-        "several",
-        "sharing",
-    )
+    __slots__ = ("groups", "max_bytes", "max_requests", "max_s", "nbytes", "requests", "waiting")
 
     def __init__(self, max_requests: int, max_bytes: int, max_s: float | None) -> None:
         if max_requests < 1 or max_bytes < 1:
@@ -383,22 +382,57 @@ class QueueRoom:
         self.max_requests = max_requests
         self.max_bytes = max_bytes
         self.max_s = max_s
+        """Bounds the predicted work for the slots of each group, not the sum of them."""
+        self.requests = 0
+        self.nbytes = 0
+        self.groups = 0
+        self.waiting = 0
+        """Groups for which a request waits."""
+
+    def __repr__(self) -> str:
+        return f"<queue room: {self.requests} of {self.max_requests} requests, {self.groups} groups>"
+
+
+class GroupRoom:
+    """What waits of the models that share slots, and which clients asked them for room lately."""
+
+    __slots__ = (
+        "_asked",
+        "_asked_before",
+        "_until_replaced",
+        "nbytes",
+        "requests",
+        "several",
+        "sharing",
+        "whole",
+    )
+
+    def __init__(self, whole: QueueRoom) -> None:
+        self.whole = whole
+        whole.groups += 1
         self.requests = 0
         self.nbytes = 0
         self.sharing = 0
-        """The number of clients that divide the queue: those that asked lately."""
+        """The number of clients that divide the group's part: those that asked lately."""
         self.several: set[int] = set()
         """Those of them that asked several models."""
-        self._held: dict[int, tuple[int, int, float]] = {}
-        """Requests, bytes and predicted seconds of each client that has any waiting."""
         self._asked: dict[int, set[str]] = {}
         """The clients that asked since the content was replaced, and the models that they asked."""
         self._asked_before: dict[int, set[str]] = {}
         """Those that did while it was being replaced."""
-        self._until_replaced = max_requests
+        self._until_replaced = whole.max_requests
 
     def __repr__(self) -> str:
-        return f"<queue room: {self.requests} of {self.max_requests} requests, {self.sharing} clients>"
+        return f"<room of a group: {self.requests} requests, {self.nbytes} bytes, {self.sharing} clients>"
+
+    @property
+    def parts(self) -> int:
+        """Into how many parts the room is divided once a request waits here.
+
+        One for each group for which requests wait, and one for the first that comes of all others.
+        """
+        waiting = self.whole.waiting + (not self.requests)
+        return waiting + (waiting < self.whole.groups)
 
     def ask(self, client: int, model: str) -> None:
         """A client wants room for a model: both have a share from now on."""
@@ -406,7 +440,7 @@ class QueueRoom:
         if asked is not None and model in asked:
             return
         if asked is None:
-            if len(self._asked) >= self.max_requests:
+            if len(self._asked) >= self.whole.max_requests:
                 self._replaced()
             asked = self._asked[client] = set()
             if client not in self._asked_before:
@@ -419,73 +453,103 @@ class QueueRoom:
         """Count the models that a client asked lately."""
         return len(self._asked.get(client, set()) | self._asked_before.get(client, set()))
 
-    def exceeds(self, client: int, nbytes: int) -> bool:
-        """Whether one more request of a client would take it above its share, and leave no share free."""
-        held = self._held.get(client)
-        if held is None:
-            return False
-        requests, held_bytes, _ = held
-        return self._crowds(requests, 1, self.requests, self.max_requests) or self._crowds(
-            held_bytes, nbytes, self.nbytes, self.max_bytes
+    def is_full(self, nbytes: int, parts: int) -> bool:
+        """Tell whether one more request would take the group above its part; a single one may have any size."""
+        whole = self.whole
+        return self.requests > 0 and (
+            self.requests + 1 > whole.max_requests / parts or self.nbytes + nbytes > whole.max_bytes / parts
         )
 
-    def exceeds_s(self, client: int, share_s: float, queued_s: float) -> bool:
+    def exceeds(self, client: Client[Any], nbytes: int, parts: int) -> bool:
+        """Whether one more request of a client would take it above its share, and leave no share free."""
+        most, most_bytes = self.whole.max_requests / parts, self.whole.max_bytes / parts
+        taken = 1.0 - 1.0 / self.sharing
+        if self.requests + 1 <= taken * most and self.nbytes + nbytes <= taken * most_bytes:
+            return False  # a share is free, whatever the client has
+        lines = client.lines.values()
+        return self._crowds(sum([line.queued for line in lines]), 1, self.requests, most) or self._crowds(
+            sum([line.queued_bytes for line in lines]), nbytes, self.nbytes, most_bytes
+        )
+
+    def exceeds_s(self, client: Client[Any], share_s: float, queued_s: float) -> bool:
         """The same in seconds of predicted work, of which `queued_s` wait."""
-        held_s = self._held.get(client, (0, 0, 0.0))[2]
-        return self.max_s is not None and self._crowds(held_s, share_s, queued_s, self.max_s)
+        most_s = self.whole.max_s
+        held_s = sum([line.queued_s for line in client.lines.values()])
+        return most_s is not None and self._crowds(held_s, share_s, queued_s, most_s)
 
     def _crowds(self, held: float, more: float, used: float, most: float) -> bool:
-        share = most / max(1, self.sharing)
+        share = most / self.sharing
         return held > 0 and held + more > share and used + more + share > most
 
-    def exceeds_part(self, line: Line, models: int, nbytes: int, share_s: float, queued_s: float) -> bool:
+    def exceeds_part(
+        self, line: Line, models: int, nbytes: int, share_s: float, queued_s: float, parts: int
+    ) -> bool:
         """Whether one more request would take a line above its part of its client's share, and leave none free.
 
         The client asks so many `models`. Apart from a part for one of the others, a share for another client stays free.
         """
+        whole = self.whole
         requests, held_bytes, held_s = line.queued, line.queued_bytes, line.queued_s
         return (
-            self._crowds_models(models, requests, 1, self.requests, self.max_requests)
-            or self._crowds_models(models, held_bytes, nbytes, self.nbytes, self.max_bytes)
-            or (self.max_s is not None and self._crowds_models(models, held_s, share_s, queued_s, self.max_s))
+            self._crowds_models(models, requests, 1, self.requests, whole.max_requests / parts)
+            or self._crowds_models(models, held_bytes, nbytes, self.nbytes, whole.max_bytes / parts)
+            or (
+                whole.max_s is not None
+                and self._crowds_models(models, held_s, share_s, queued_s, whole.max_s)
+            )
         )
 
     def _crowds_models(self, models: int, held: float, more: float, used: float, most: float) -> bool:
-        share = most / max(1, self.sharing)
+        share = most / self.sharing
         part = share / models
         kept = part + (share if self.sharing > 1 else 0.0)
         return held > 0 and held + more > part and used + more + kept > most
 
-    def enter_new(self, client: int, nbytes: int, share_s: float) -> None:
+    def enter_new(self, nbytes: int) -> None:
         """A request waits that was admitted just now."""
-        self.enter(client, nbytes, share_s)
+        self.enter(1, nbytes)
         self._until_replaced -= 1
         if not self._until_replaced:
             self._replaced()
 
     def _replaced(self) -> None:
         self._asked_before, self._asked = self._asked, {}
-        self.sharing = len(self._asked_before)
-        self.several = {client for client, models in self._asked_before.items() if len(models) > 1}
-        self._until_replaced = self.max_requests
+        self._until_replaced = self.whole.max_requests
+        self._count_sharing()
 
-    def enter(self, client: int, nbytes: int, share_s: float) -> None:
-        """A request of this client waits, beyond the bounds if it was admitted before."""
-        requests, held_bytes, held_s = self._held.get(client, (0, 0, 0.0))
-        self._held[client] = (requests + 1, held_bytes + nbytes, held_s + share_s)
-        self.requests += 1
+    def _count_sharing(self) -> None:
+        clients = self._asked.keys() | self._asked_before.keys()
+        self.sharing = len(clients)
+        self.several = {client for client in clients if self.models(client) > 1}
+
+    def enter(self, requests: int, nbytes: int) -> None:
+        """Some requests wait, beyond the bounds if they were admitted before."""
+        whole = self.whole
+        if not self.requests:
+            whole.waiting += 1
+        self.requests += requests
         self.nbytes += nbytes
+        whole.requests += requests
+        whole.nbytes += nbytes
 
-    def leave(self, client: int, nbytes: int, share_s: float) -> None:
-        """A request of this client waits no longer."""
-        requests, held_bytes, held_s = self._held[client]
-        if requests > 1:
-            self._held[client] = (requests - 1, held_bytes - nbytes, held_s - share_s)
-        else:
-            del self._held[client]
-        self.requests -= 1
+    def leave(self, requests: int, nbytes: int) -> None:
+        """Some requests wait no longer."""
+        whole = self.whole
+        self.requests -= requests
         self.nbytes -= nbytes
+        whole.requests -= requests
+        whole.nbytes -= nbytes
+        if not self.requests:
+            whole.waiting -= 1
 
-    def held(self) -> dict[int, tuple[int, int]]:
-        """Requests and bytes of each client that has any waiting; for checks only."""
-        return {client: (requests, nbytes) for client, (requests, nbytes, _) in self._held.items()}
+    def absorb(self, other: GroupRoom) -> None:
+        """The groups become one, with one part."""
+        whole = self.whole
+        whole.groups -= 1
+        whole.waiting -= bool(self.requests and other.requests)
+        self.requests += other.requests
+        self.nbytes += other.nbytes
+        for own, theirs in ((self._asked, other._asked), (self._asked_before, other._asked_before)):
+            for client, models in theirs.items():
+                own[client] = own.get(client, set()) | models
+        self._count_sharing()

@@ -20,7 +20,6 @@ from shapestream.scheduling.queueing import (
     ModelQueue,
     Queues,
     Request,
-    nanoseconds,
 )
 from shapestream.scheduling.recovery import Isolation
 from shapestream.scheduling.slots import Batch, BatchState, Slot, SlotPool, SlotState, SlotTable, Trial
@@ -59,15 +58,21 @@ def _check_ledger(ledger: Ledger, requests: Iterable[Request], queues: Queues, n
     room = ledger.admission.room
     assert room.requests == len(waiting)
     assert room.nbytes == sum(request.nbytes for request in waiting)
-    held = Counter(request.client for request in waiting)
-    assert {client: requests for client, (requests, _) in room.held().items()} == held
-    assert sum(nbytes for _, nbytes in room.held().values()) == room.nbytes
     assert ledger.running == sum(request.state is RUNNING for request in requests)
-    for shares in {queue.shares for queue in queues.values()}:
+    groups = {queue.shares for queue in queues.values()}
+    assert room.groups == len(groups)
+    assert room.waiting == len({request.queue.shares for request in waiting})
+    for shares in groups:
         own = [request for request in requests if request.queue.shares is shares]
+        held = [request for request in waiting if request.queue.shares is shares]
+        assert shares.room.requests == len(held)
+        assert shares.room.nbytes == sum(request.nbytes for request in held)
         queued = Counter(request.client for request in own if request.state is QUEUED)
+        nbytes: Counter[int] = Counter()
+        for request in own:
+            nbytes[request.client] += request.nbytes * (request.state is QUEUED)
         owned = {
-            client: (unfinished, queued[client])
+            client: (unfinished, queued[client], nbytes[client])
             for client, unfinished in Counter(request.client for request in own).items()
         }
         assert owned == shares.unfinished(), "clients own what is not here, or the reverse"
@@ -198,9 +203,9 @@ def _check_queue(queue: ModelQueue, own: list[Request]) -> None:
     again = [request for request in own if request.state is RERUN]
     assert queue.count == len(queued)
     assert queue.rows == sum(request.rows for request in queued.values())
-    assert queue.cost_s == sum(nanoseconds(request.cost_s) for request in queued.values()) / 1e9
+    assert queue.cost_s == sum(request.cost_ns for request in queued.values()) / 1e9
     assert queue.rerun_count == len(again)
-    again_ns = sum(nanoseconds(request.cost_s) for request in own if request.state in (RERUN, SUSPECT))
+    again_ns = sum(request.cost_ns for request in own if request.state in (RERUN, SUSPECT))
     assert queue.again_s == again_ns / 1e9
     grouped = [request for _, _, group in queue.reruns for request in group if request.state is RERUN]
     assert sorted(map(id, grouped)) == sorted(map(id, again)), (

@@ -67,7 +67,7 @@ class Ledger:
         sizes = arrival.sizes
         client = arrival.client
         shares = queue.shares
-        if not shares.present or not any(other.waiting for other in queue.sharing):
+        if not shares.room.requests:
             shares.catch_up()
         line = queue.line_of(client)
         rank, bonus_s = shares.stamp(line, terms.share_s, arrival.priority)
@@ -85,7 +85,7 @@ class Ledger:
             self.next_order,
             line,
             bonus_s,
-            terms.cost_s,
+            terms.cost_ns,
             terms.share_s,
             own,
         )
@@ -95,7 +95,7 @@ class Ledger:
         self.requests[request.id] = request
         if request.deadline is not None:
             self.deadlines.watch(request, request.deadline, sizes)
-        self.admission.room.enter_new(client, request.nbytes, terms.share_s)
+        shares.room.enter_new(request.nbytes)
         return request
 
     def refuse(self, arrival: Arrival, refusal: Refusal, now: float) -> FailRequest:
@@ -113,10 +113,11 @@ class Ledger:
 
         `first` is the request whose turn it was.
         """
-        leave = self.admission.room.leave
+        nbytes = 0
         for request in cut.members:
             request.batch = batch.id
-            leave(request.client, request.nbytes, request.share_s)
+            nbytes += request.nbytes
+        batch.queue.shares.room.leave(len(batch.ids), nbytes)
         self.running += len(batch.ids)
         queue = batch.queue
         profile = queue.profile
@@ -151,7 +152,7 @@ class Ledger:
         """Moves requests of a batch that is over back to what waits, beyond the bound if need be."""
         for request in requests:
             request.batch = None
-            self.admission.room.enter(request.client, request.nbytes, request.share_s)
+            request.queue.shares.room.enter(1, request.nbytes)
         self.running -= len(requests)
 
     def deliver(self, batch: Batch, now: float, actions: list[Action]) -> None:
@@ -209,7 +210,7 @@ class Ledger:
                     self.unwanted.append(batch)
         else:
             request.queue.drop(request)
-            self.admission.room.leave(request.client, request.nbytes, request.share_s)
+            request.queue.shares.room.leave(1, request.nbytes)
         self.deadlines.shrink(len(self.requests) - 1)
         self._remove(request)
 

@@ -44,7 +44,7 @@ def portion(
     """Return the upper limits of a batch with `anchor` on `slot`.
 
     At least as long as an even part of the rows takes, in a call of the anchor's shape. The queue's predicted seconds are
-    those of large batches (`Request.cost_s`), and small batches take more for each request. With limits by these seconds
+    those of large batches (`Request.cost_ns`), and small batches take more for each request. With limits by these seconds
     alone, the first slots would take too little, and the last slot would be left with the rest. While nothing is measured,
     the even part is the only limit. A model that waits for company (`max_delay_s`) is not divided: it asked for large
     batches.

@@ -29,7 +29,7 @@ from typing import Final, NamedTuple
 
 from shapestream.scheduling.costs import ModelCosts
 from shapestream.scheduling.events import ModelProfile
-from shapestream.scheduling.fairness import Client, FairShares, Line, Rework
+from shapestream.scheduling.fairness import Client, FairShares, GroupRoom, Line, QueueRoom, Rework
 
 
 class RequestState(IntEnum):
@@ -79,7 +79,7 @@ class Request:
         "bonus_s",
         "bucket",
         "client",
-        "cost_s",
+        "cost_ns",
         "deadline",
         "id",
         "line",
@@ -115,7 +115,7 @@ class Request:
         order: int,
         line: ClientLine,
         bonus_s: float = 0.0,
-        cost_s: float = 0.0,
+        cost_ns: int = 0,
         share_s: float = 0.0,
         own_shape: tuple[int, ...] | None = None,
     ) -> None:
@@ -136,9 +136,9 @@ class Request:
         self.line = line
         self.bonus_s = bonus_s
         """What its priority is worth in its turn; see fairness.py."""
-        self.cost_s = cost_s
-        """Predicted seconds of one slot, in good company: its part of a batch with as many of its like as pays
-        (`Surface.company_s`). Of what runs again, its part of its group's call. 0.0 while nothing is measured."""
+        self.cost_ns = cost_ns
+        """Predicted nanoseconds of one slot, in good company: its part of a batch with as many of its like as pays
+        (`Surface.company_s`). Of what runs again, its part of its group's call. 0 while nothing is measured."""
         self.share_s = share_s
         """The same of all slots of its model; nominal while nothing is measured."""
         self.losses = 0
@@ -317,10 +317,11 @@ class Turns:
                 line.listed = None
             else:
                 request = line.first()
-                if request.turn == turn:
+                own = request.turn
+                if own == turn:
                     return request
-                line.listed = request.turn
-                heapreplace(entries, (line.listed, line))
+                line.listed = own
+                heapreplace(entries, (own, line))
         return None
 
     def shrink(self, living: int) -> None:
@@ -433,7 +434,7 @@ class Bucket:
 
     def _insert(self, request: Request) -> None:
         chunks = self._chunks
-        at = bisect_right(chunks, request.place, key=_last_by_place)
+        at = bisect_right(chunks, request.place, key=_last_by_place) if len(chunks) > 1 else 0
         chunk = chunks[at]
         insort(chunk, request, key=_by_place)
         if len(chunk) > CHUNK:
@@ -627,7 +628,8 @@ class ModelQueue:
         "unavailable",
     )
 
-    def __init__(self, profile: ModelProfile, costs: ModelCosts) -> None:
+    def __init__(self, profile: ModelProfile, costs: ModelCosts, room: QueueRoom) -> None:
+        """`room`: of all models."""
         self.profile = profile
         self.costs = costs
         """The costs of its batches."""
@@ -647,7 +649,7 @@ class ModelQueue:
         self.suspects: list[tuple[float, int, Request]] = []
         self.sharing = [self]
         """The queues of all models that share slots with this one, directly or through others; one list for all of them."""
-        self.shares: FairShares[ClientLine] = FairShares(self._first_start_s)
+        self.shares: FairShares[ClientLine] = FairShares(self._first_start_s, GroupRoom(room))
         self.count = 0
         self.rows = 0
         # Whole numbers: seconds that differ by many orders would leave their rounding errors behind.
@@ -694,9 +696,9 @@ class ModelQueue:
         """Predicted slot seconds of all that waits."""
         return self.cost_s + self.again_s
 
-    def anew(self) -> ModelQueue:
+    def anew(self, room: QueueRoom) -> ModelQueue:
         """An empty queue of the same model, with what is known of it."""
-        queue = ModelQueue(self.profile, self.costs)
+        queue = ModelQueue(self.profile, self.costs, room)
         queue.alone, queue.unavailable, queue.seen = self.alone, self.unavailable, self.seen
         queue.predicted_s, queue.measured_s = self.predicted_s, self.measured_s
         return queue
@@ -741,7 +743,7 @@ class ModelQueue:
             self.turns.put(line, line.first())
         self.count += 1
         self.rows += request.rows
-        self._cost_ns += nanoseconds(request.cost_s)
+        self._cost_ns += request.cost_ns
         if self.delay_s and bucket.rows >= self.profile.max_batch:
             self.full[bucket.name] = bucket
 
@@ -790,11 +792,11 @@ class ModelQueue:
     def _remove(self, requests: Sequence[Request]) -> dict[ClientLine, float]:
         """Take requests out of buckets and lines. By line, their predicted seconds of all slots in good company."""
         left: dict[ClientLine, float] = {}
-        touched: dict[tuple[int, ...], Bucket] = {}
-        rows = 0
+        touched: dict[Bucket, None] = {}
+        rows = cost_ns = 0
         for request in requests:
             rows += request.rows
-            self._cost_ns -= nanoseconds(request.cost_s)
+            cost_ns += request.cost_ns
             line = request.line
             line.queued -= 1
             line.queued_bytes -= request.nbytes
@@ -802,15 +804,19 @@ class ModelQueue:
             bucket = request.bucket
             bucket.count -= 1
             bucket.rows -= request.rows
-            touched[bucket.name] = bucket
+            touched[bucket] = None
         self.count -= len(requests)
         self.rows -= rows
+        self._cost_ns -= cost_ns
         for line, share_s in left.items():
-            line.left(share_s)
             line.requests.shrink(line.queued)
-            if line.queued and line.has_priorities:
+            if not line.queued:
+                line.run_empty()
+                continue
+            line.queued_s -= share_s
+            if line.has_priorities:
                 self.turns.put(line, line.first())
-        for bucket in touched.values():
+        for bucket in touched:
             if bucket.count:
                 bucket.drop_dead()
                 if self.full and bucket.rows < self.profile.max_batch:
@@ -862,8 +868,8 @@ class ModelQueue:
         """Let a group wait for its first `by_rerun`, to run again as it is, in a call of so many predicted seconds."""
         for request in group:
             request.run_again()
-            request.cost_s = seconds / len(group)
-            self._again_ns += nanoseconds(request.cost_s)
+            request.cost_ns = nanoseconds(seconds / len(group))
+            self._again_ns += request.cost_ns
         self.rerun_count += len(group)
         heappush(self.reruns, (*min(map(by_rerun, group)), group))
 
@@ -900,7 +906,7 @@ class ModelQueue:
 
     def _again_less(self, requests: Sequence[Request]) -> None:
         """Count the seconds of these no longer."""
-        self._again_ns -= sum([nanoseconds(request.cost_s) for request in requests])
+        self._again_ns -= sum([request.cost_ns for request in requests])
         if not self.rerun_count:
             self.reruns.clear()
         if not self.suspect_count:
@@ -909,8 +915,8 @@ class ModelQueue:
     def put_suspect(self, request: Request, seconds: float) -> None:
         """Let a request wait at the front, to run for so many predicted seconds where nothing else runs."""
         request.suspect()
-        request.cost_s = seconds
-        self._again_ns += nanoseconds(seconds)
+        request.cost_ns = nanoseconds(seconds)
+        self._again_ns += request.cost_ns
         self.suspect_count += 1
         heappush(self.suspects, (request.rank, request.order, request))
 

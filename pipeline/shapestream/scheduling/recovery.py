@@ -487,7 +487,7 @@ class Recovery:
             seconds = queue.costs.batch_s(sizes) or 0.0
         except Exception:  # noqa: BLE001 - what is wrong is reported when its batch is cut
             seconds = inf
-        return seconds if isfinite(1e9 * seconds) else sum([request.cost_s for request in group])
+        return seconds if isfinite(1e9 * seconds) else sum([request.cost_ns for request in group]) / 1e9
 
 
 def _parts(members: list[Request]) -> tuple[list[Request], list[Request]]:

@@ -232,7 +232,7 @@ class Scheduler:
         self._queues = Queues()
         self._slots = SlotTable()
         self._deadlines = Deadlines(self._slots)
-        self._admission = Admission(QueueRoom(*self._room), self._queues, self._slots, self._deadlines)
+        self._admission = Admission(QueueRoom(*self._room), self._slots, self._deadlines)
         self._ledger = Ledger(self._admission, self._deadlines, self._slots, self._story)
         self._isolation = Isolation(self._ledger, self._slots, self._start_alone)
         self._recovery = Recovery(
@@ -295,7 +295,7 @@ class Scheduler:
         self._watch.next_look = inf
         self._admission.draining = draining or isinstance(event, DrainStarted)
         for queue in queues.values():
-            self._queues[queue.profile.name] = queue.anew()
+            self._queues[queue.profile.name] = queue.anew(self._admission.room)
             self._slots.add_model(self._queues[queue.profile.name])
         for slot in slots.slots.values():
             held = [
@@ -484,7 +484,9 @@ class Scheduler:
     def _add_model(self, profile: ModelProfile) -> None:
         known = self._queues.get(profile.name)
         if known is None:
-            queue = self._queues[profile.name] = ModelQueue(profile, self._costs.add_model(profile))
+            queue = self._queues[profile.name] = ModelQueue(
+                profile, self._costs.add_model(profile), self._admission.room
+            )
             self._slots.add_model(queue)
         elif known.profile != profile:
             raise ContractError(f"model {profile.name!r} is here already, with another profile")

@@ -61,8 +61,13 @@ class Load:
         while self._left > 0:
             await self._ask(client)
 
-    async def _ask(self, client: shapestream.Client) -> None:
-        question, kind = self._draw(), self._chance.random()
+    async def ask_alone(self, client: shapestream.Client) -> None:
+        """One request after the other for a model whose calls are not shared: what is withdrawn, runs."""
+        while self._left > 0:
+            await self._ask(client, self._chance.choice([model for model in MODELS if not model.shares]))
+
+    async def _ask(self, client: shapestream.Client, model: Model | None = None) -> None:
+        question, kind = self._draw(model), self._chance.random()
         withdraw_s = self._soon_s() if kind < self._withdrawn else float("inf")
         deadline_s = self._soon_s() if self._chance.random() < HURRIED else None
         began = trio.current_time()
@@ -137,6 +142,7 @@ class Load:
 KINDS: dict[str, Callable[[Load, shapestream.Client], Any]] = {
     "asking": Load.ask_on,
     "streaming": Load.stream_on,
+    "alone": Load.ask_alone,
 }
 
 

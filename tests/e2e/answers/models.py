@@ -1,8 +1,9 @@
 """The models of an answer run as formulas of NumPy, and the requests with their answers. No product code, no engine.
 
 `layers` and `places` compute whole numbers below 2^24 in f32, so every correct engine gives the same bits. They clip in
-each layer, so one wrong number early becomes many at the end. `mixing` is softmax attention and is compared within a
-tolerance. What shares a call with a request, and padding where the YAML allows it, changes none of these answers.
+each layer, so one wrong number early becomes many at the end. `mixing` is softmax attention, and `encoder` a transformer:
+both are compared within a tolerance. A call of `encoder` takes longer than the wait for it, and is never shared: so it
+is hit by most withdrawals while it runs. What shares a call with a request, and padding where the YAML allows it, changes none of these answers.
 """
 
 from __future__ import annotations
@@ -25,8 +26,14 @@ THRESHOLD = LARGEST * WIDTH / 2
 ROUNDS = 6
 HEADS = 4
 SHARPNESS = 0.016
+BLOCKS = 6
+"""Of `encoder`: attention, then a layer of `HIDDEN` features."""
+HIDDEN = 256
+EPSILON = 1e-5
+"""Added to variances."""
 TOLERANCE = 1e-3
-"""Of `mixing`, whose answers are between 0 and 7: f32 against f64 differed by 6e-6."""
+"""Of `mixing`, whose answers are between 0 and 7: f32 against f64 differed by 6e-6. Of `encoder`,
+whose answers are about 1: by 3e-6."""
 SIZES = (6, 230)
 """Sizes that come again and again: what a call leaves behind harms a later call of a shape that came before it."""
 ANY_SIZE = 0.2
@@ -38,6 +45,19 @@ _numbers = np.random.default_rng(21)
 LAYERS = _numbers.integers(-1, 2, (DEPTH, WIDTH, WIDTH)).astype(np.float32)
 BIASES = _numbers.integers(-2, 4, (DEPTH, WIDTH)).astype(np.float32)
 FINDERS = _numbers.integers(-1, 2, (8, WIDTH, WIDTH)).astype(np.float32)
+ROLES = {
+    "query": (WIDTH, WIDTH),
+    "key": (WIDTH, WIDTH),
+    "value": (WIDTH, WIDTH),
+    "mixed": (WIDTH, WIDTH),
+    "wide": (WIDTH, HIDDEN),
+    "narrow": (HIDDEN, WIDTH),
+}
+"""The matrices of a block of `encoder`."""
+ENCODER = {
+    role: (_numbers.standard_normal((BLOCKS, *shape)) / shape[0] ** 0.5).astype(np.float32)
+    for role, shape in ROLES.items()
+}
 
 
 def layers(x: Array) -> dict[str, Array]:
@@ -63,6 +83,31 @@ def mixing(x: Array) -> dict[str, Array]:
     return {"y": y, "top": y.max(axis=1)}
 
 
+def _normalised(x: Array) -> Array:
+    centred = x - x.mean(axis=-1, keepdims=True)
+    return centred / np.sqrt((centred**2).mean(axis=-1, keepdims=True) + EPSILON)
+
+
+def encoder(x: Array) -> dict[str, Array]:
+    """Blocks of attention and two dense layers, each added to its input and normalised; and the mean of the positions."""
+    rows, size, _ = x.shape
+
+    def heads(y: Array) -> Array:
+        return y.reshape(rows, size, HEADS, WIDTH // HEADS).transpose(0, 2, 1, 3)
+
+    y = _normalised(x.astype(np.float64))
+    for block in range(BLOCKS):
+        query, key, value = (heads(y @ ENCODER[role][block]) for role in ("query", "key", "value"))
+        scores = query @ key.transpose(0, 1, 3, 2) / (WIDTH // HEADS) ** 0.5
+        scores = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        mixed = (scores / scores.sum(axis=-1, keepdims=True)) @ value
+        mixed = mixed.transpose(0, 2, 1, 3).reshape(x.shape)
+        y = _normalised(y + mixed @ ENCODER["mixed"][block])
+        y = _normalised(y + np.maximum(y @ ENCODER["wide"][block], 0) @ ENCODER["narrow"][block])
+    y = y.astype(np.float32)
+    return {"y": y, "mean": y.mean(axis=1)}
+
+
 def places(x: Array) -> dict[str, Array]:
     """Where the features sum to much after eight layers without bias, so that padding by 0 finds nothing."""
     y = x
@@ -84,6 +129,9 @@ class Model:
     types: Mapping[str, str]
     """Element type of each output, in the protocol's words."""
     tolerance: float = 0.0
+    shares: bool = True
+    """Whether its requests may share calls. If not, they have one row and one of `SIZES`, so that the shape of a call that
+    was withdrawn stands between two equal ones."""
 
 
 MODELS = (
@@ -101,6 +149,15 @@ MODELS = (
         outputs="y: {rule: rows}, top: {rule: rows}",
         types={"y": "f32", "top": "f32"},
         tolerance=TOLERANCE,
+    ),
+    Model(
+        name="encoder",
+        answer=encoder,
+        inputs=f'x: {{shape: "batch:1..16, n:1..256, {WIDTH}"}}',
+        outputs="y: {rule: rows}, mean: {rule: rows}",
+        types={"y": "f32", "mean": "f32"},
+        tolerance=TOLERANCE,
+        shares=False,
     ),
     Model(
         name="places",
@@ -157,9 +214,9 @@ class Questions:
 
     def _make(self, model_number: int, number: int) -> Question:
         numbers = np.random.default_rng([self._seed, model_number, number])
-        any_size = numbers.random() < ANY_SIZE
-        size = int(LARGEST_SIZE ** numbers.random()) if any_size else int(numbers.choice(SIZES))
-        shape = int(numbers.choice(ROWS)), size, WIDTH
-        x = numbers.integers(0, LARGEST + 1, shape).astype(np.float32)
         model = MODELS[model_number]
+        any_size = numbers.random() < ANY_SIZE and model.shares
+        size = int(LARGEST_SIZE ** numbers.random()) if any_size else int(numbers.choice(SIZES))
+        shape = int(numbers.choice(ROWS if model.shares else ROWS[:1])), size, WIDTH
+        x = numbers.integers(0, LARGEST + 1, shape).astype(np.float32)
         return Question(model=model, number=number, x=x, answer=model.answer(x))

@@ -9,7 +9,10 @@ import numpy as np
 from onnx import TensorProto, helper
 from tests.e2e.answers.models import (
     BIASES,
+    BLOCKS,
     DEPTH,
+    ENCODER,
+    EPSILON,
     FINDERS,
     HEADS,
     LARGEST,
@@ -52,6 +55,7 @@ def write(folder: Path, *, defect: str | None = None) -> None:
     """The files `NAME.onnx`. Defects: `weight` changes one number, `size` makes some sizes fail."""
     write_layers(folder / "layers.onnx", defect=defect)
     _mixing(folder / "mixing.onnx")
+    _encoder(folder / "encoder.onnx")
     _places(folder / "places.onnx")
 
 
@@ -84,6 +88,35 @@ def _mixing(path: Path) -> None:
         last = graph.add("Min", sum_, np.float32(LARGEST), out="y" if number == ROUNDS else "")
     graph.add("ReduceMax", last, out="top", axes=[1], keepdims=0)
     write_onnx(path, graph.nodes, {"x": X}, {"y": X, "top": ["batch", WIDTH]}, graph.constants)
+
+
+def _encoder(path: Path) -> None:
+    graph = Graph()
+    flat = np.ones(WIDTH, np.float32), np.zeros(WIDTH, np.float32)
+
+    def normalised(value: str, out: str = "") -> str:
+        return graph.add("LayerNormalization", value, *flat, axis=-1, epsilon=EPSILON, out=out)
+
+    def heads(value: str, order: list[int]) -> str:
+        value = graph.add("Reshape", value, np.array([0, 0, HEADS, WIDTH // HEADS], np.int64))
+        return graph.add("Transpose", value, perm=order)
+
+    last = normalised("x")
+    for block in range(BLOCKS):
+        query, key, value = (
+            graph.add("MatMul", last, ENCODER[role][block]) for role in ("query", "key", "value")
+        )
+        scores = graph.add("MatMul", heads(query, [0, 2, 1, 3]), heads(key, [0, 2, 3, 1]))
+        scores = graph.add("Mul", scores, np.float32((WIDTH // HEADS) ** -0.5))
+        mixed = graph.add("MatMul", graph.add("Softmax", scores, axis=-1), heads(value, [0, 2, 1, 3]))
+        mixed = graph.add("Transpose", mixed, perm=[0, 2, 1, 3])
+        mixed = graph.add("Reshape", mixed, np.array([0, 0, WIDTH], np.int64))
+        last = normalised(graph.add("Add", last, graph.add("MatMul", mixed, ENCODER["mixed"][block])))
+        wide = graph.add("Relu", graph.add("MatMul", last, ENCODER["wide"][block]))
+        narrow = graph.add("MatMul", wide, ENCODER["narrow"][block])
+        last = normalised(graph.add("Add", last, narrow), out="y" if block == BLOCKS - 1 else "")
+    graph.add("ReduceMean", last, out="mean", axes=[1], keepdims=0)
+    write_onnx(path, graph.nodes, {"x": X}, {"y": X, "mean": ["batch", WIDTH]}, graph.constants)
 
 
 def _places(path: Path) -> None:

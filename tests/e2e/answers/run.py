@@ -29,7 +29,7 @@ FILES = {"openvino": "onnx_files", "onnxruntime": "onnx_files", "torch": "torch_
 """The module that writes the models of each engine."""
 FILE_DEFECTS = ("weight", "size")
 SERVER_DEFECTS = ("send-one-twice", "drop-a-reply")
-PLACES = ("raw", "asking", "streaming", "asking")
+PLACES = ("raw", "asking", "streaming", "alone")
 """Clients at a time."""
 LIVES = 24
 """The requests are divided among so many clients, more or less."""
@@ -158,7 +158,7 @@ def yaml(settings: Settings) -> str:
             f"    engine: {settings.engine}",
             f"    inputs: {{{model.inputs}}}",
             f"    outputs: {{{model.outputs}}}",
-            f"    batching: {{max_batch: {chance.choice((1, 16))}}}",
+            f"    batching: {{max_batch: {chance.choice((1, 16)) if model.shares else 1}}}",
             *(["    trust: true", "    calibration_s: 0"] if settings.trust else []),
         ]
     lines.append(f"workers: [{{count: 2, slots: {chance.choice((1, 1, 2))}, threads: 1}}]")

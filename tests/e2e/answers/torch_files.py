@@ -9,6 +9,9 @@ from typing import Any
 import torch
 from tests.e2e.answers.models import (
     BIASES,
+    BLOCKS,
+    ENCODER,
+    EPSILON,
     FINDERS,
     HEADS,
     LARGEST,
@@ -57,6 +60,32 @@ class Mixing(torch.nn.Module):
         return {"y": y, "top": y.amax(dim=1)}
 
 
+class Encoder(torch.nn.Module):
+    """As the formula."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for role, matrices in ENCODER.items():
+            self.register_buffer(role, torch.from_numpy(matrices))
+
+    def forward(self, x: Any) -> Any:
+        """The call."""
+
+        def normalised(y: Any) -> Any:
+            return torch.nn.functional.layer_norm(y, (WIDTH,), eps=EPSILON)
+
+        def heads(y: Any) -> Any:
+            return y.unflatten(2, (HEADS, WIDTH // HEADS)).transpose(1, 2)
+
+        y = normalised(x)
+        for block in range(BLOCKS):
+            query, key, value = (heads(y @ each[block]) for each in (self.query, self.key, self.value))
+            scores = torch.softmax(query @ key.transpose(2, 3) * (WIDTH // HEADS) ** -0.5, dim=-1)
+            y = normalised(y + (scores @ value).transpose(1, 2).flatten(2) @ self.mixed[block])
+            y = normalised(y + torch.relu(y @ self.wide[block]) @ self.narrow[block])
+        return {"y": y, "mean": y.mean(dim=1)}
+
+
 class Places(torch.nn.Module):
     """As the formula."""
 
@@ -77,7 +106,8 @@ class Places(torch.nn.Module):
 def write(folder: Path, *, defect: str | None = None) -> None:
     """The files `NAME.pt2`; defects as for ONNX."""
     dynamic = ({0: Dim("batch", min=1, max=16), 1: Dim("n", min=1, max=256)},)
-    for name, module in (("layers", Layers(defect)), ("mixing", Mixing()), ("places", Places())):
+    modules = {"layers": Layers(defect), "mixing": Mixing(), "encoder": Encoder(), "places": Places()}
+    for name, module in modules.items():
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of PyTorch's own affairs; the run judges the answers
             program = torch.export.export(module, (torch.ones(5, 9, WIDTH),), dynamic_shapes=dynamic)

@@ -11,6 +11,7 @@ import numpy as np
 from shapestream.scheduling.call_costs import CallCosts
 from shapestream.scheduling.costs import CostModel
 from shapestream.scheduling.events import InputBytes, ModelProfile
+from shapestream.scheduling.fairness import QueueRoom
 from shapestream.scheduling.planner import Cut
 from shapestream.scheduling.queueing import ModelQueue, Request
 
@@ -86,7 +87,7 @@ def make_queue(padded: Sequence[bool] = (True,), **options: Any) -> ModelQueue:
         inputs=(InputBytes(nbytes=1, axes=tuple(range(dimensions))),),
         **options,
     )
-    return ModelQueue(profile, CostModel().add_model(profile))
+    return ModelQueue(profile, CostModel().add_model(profile), QueueRoom(1000, 10**9, None))
 
 
 class Waiting:

@@ -9,13 +9,14 @@ from tests.pipeline.scheduling.stage import Stage
 
 from shapestream.scheduling.costs import CostModel
 from shapestream.scheduling.events import ModelProfile
+from shapestream.scheduling.fairness import QueueRoom
 from shapestream.scheduling.queueing import ModelQueue
 from shapestream.scheduling.slots import Slot, SlotPool
 
 
 def _pool() -> SlotPool:
     profile = ModelProfile(name="m", dimensions=("n",), has_batch=False, paddable=(False,), max_batch=1)
-    return SlotPool(ModelQueue(profile, CostModel().add_model(profile)))
+    return SlotPool(ModelQueue(profile, CostModel().add_model(profile), QueueRoom(1000, 10**9, None)))
 
 
 def _sizes(stage) -> list[int]:

@@ -11,7 +11,11 @@ from hypothesis import strategies as st
 from tests.pipeline.scheduling.stage import Stage, table
 
 from shapestream.scheduling.events import RequestsAbandoned, SlotJoined
-from shapestream.scheduling.fairness import FairShares, Line
+from shapestream.scheduling.fairness import FairShares, GroupRoom, Line, QueueRoom
+
+
+def _shares() -> FairShares[Line]:
+    return FairShares(lambda: None, GroupRoom(QueueRoom(1, 1, None)))
 
 
 def _order(stage, until: int = 10**6) -> list[int]:
@@ -191,7 +195,9 @@ def _line(shares: FairShares[Line], number: int) -> Line:
 def _leave(line: Line, share_s: float) -> None:
     """One request of this line is queued no longer."""
     line.queued -= 1
-    line.left(share_s)
+    line.queued_s -= share_s
+    if not line.queued:
+        line.run_empty()
 
 
 def _run(shares: FairShares[Line], line: Line, bonus_s: float, share_s: float) -> None:
@@ -206,7 +212,7 @@ def _run(shares: FairShares[Line], line: Line, bonus_s: float, share_s: float) -
 def test_backlogged_clients_get_equal_cost_within_one_request(costs, counts):
     """Two clients that always have something waiting, in any number of turns: within the largest cost of one request
     each."""
-    shares = FairShares[Line](lambda: None)
+    shares = _shares()
     lines = [_line(shares, client) for client in (1, 2)]
     served = [0.0, 0.0]
     for line in lines:
@@ -227,7 +233,7 @@ def test_backlogged_clients_get_equal_cost_within_one_request(costs, counts):
 )
 def test_ranks_of_a_client_and_a_priority_never_turn_around(steps):
     """However many clients come and go meanwhile: first come, first served, of those that are queued."""
-    shares = FairShares[Line](lambda: None)
+    shares = _shares()
     others: list[Line] = []
     waiting: list[tuple[Line, int, float, float]] = []
     for client, priority, cost_s, clients in steps:
@@ -253,7 +259,7 @@ def test_ranks_of_a_client_and_a_priority_never_turn_around(steps):
 def test_an_endless_stream_passes_nobody_for_ever(stream):
     """Newcomers of any priority, each from a client that was never here: after bounded work a waiting request goes
     first."""
-    shares = FairShares[Line](lambda: None)
+    shares = _shares()
     waiting = _line(shares, 0)
     shares.stamp(waiting, 0.1, 0)
     shares.stamp(_line(shares, -1), 0.0, 0)
@@ -275,7 +281,7 @@ def test_an_endless_stream_passes_nobody_for_ever(stream):
 
 def test_clients_that_are_gone_are_forgotten():
     """Memory follows those that are here, not all that ever came: 2 MB and more."""
-    shares = FairShares[Line](lambda: None)
+    shares = _shares()
     tracemalloc.start()
     try:
         for client in range(20_000):
@@ -334,7 +340,7 @@ def test_what_ran_is_charged_though_its_caller_left(alone):
 )
 def test_withdrawing_never_lets_a_client_pass_itself(share_s, dropped, newest_first, priority):
     """Whatever is dropped, in whatever order: the next request goes behind those that are left, and nothing is charged."""
-    shares = FairShares[Line](lambda: None)
+    shares = _shares()
     line = _line(shares, 1)
     ranks = [shares.stamp(line, share, priority)[0] for share in share_s]
     for at in sorted(dropped & set(range(len(ranks))), reverse=newest_first):
@@ -392,7 +398,7 @@ def test_a_priority_that_was_withdrawn_leaves_nothing_behind(alone):
 
 def test_blame_leaves_a_client_what_it_is_owed_for_turns_that_it_waits_for():
     """Only an account that nothing is queued for is first brought up to virtual time, or it would pay with the past."""
-    shares: FairShares[Line] = FairShares(lambda: None)
+    shares = _shares()
     waiting, other = (Line(shares.client(number)) for number in (1, 2))
     for line in (waiting, other):
         shares.stamp(line, 1.0, 0)

@@ -10,7 +10,7 @@ from tests.pipeline.scheduling.any_server import AnyServer, profiles
 
 from shapestream.scheduling.deadlines import Deadlines
 from shapestream.scheduling.events import ModelProfile, RequestCancelled
-from shapestream.scheduling.fairness import FairShares, QueueRoom, Rework
+from shapestream.scheduling.fairness import FairShares, GroupRoom, Rework
 from shapestream.scheduling.hang_watch import HangWatch
 from shapestream.scheduling.ledger import Ledger
 from shapestream.scheduling.queueing import Bucket, ModelQueue, Request
@@ -22,7 +22,7 @@ PLACES = [
     (FairShares, "begin"), (FairShares, "charge"), (FairShares, "ended"), (FairShares, "stamp"),
     (HangWatch, "began"), (HangWatch, "look"), (Isolation, "run"), (Isolation, "suspect"),
     (Ledger, "put_back"), (Ledger, "start"), (ModelQueue, "add"), (ModelQueue, "meet"),
-    (ModelQueue, "put_rerun"), (ModelQueue, "take"), (QueueRoom, "enter"), (QueueRoom, "leave"),
+    (ModelQueue, "put_rerun"), (ModelQueue, "take"), (GroupRoom, "enter"), (GroupRoom, "leave"),
     (Recovery, "finished"), (Recovery, "failed"), (Request, "end"), (Request, "start"), (SlotTable, "close"),
     (Rework, "leave"), (Rework, "pay"), (SlotTable, "end"), (SlotTable, "leave"), (SlotTable, "start"),
 ]  # fmt: skip

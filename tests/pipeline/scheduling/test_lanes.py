@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from shapestream.scheduling.costs import CostModel
 from shapestream.scheduling.events import ModelProfile
+from shapestream.scheduling.fairness import QueueRoom
 from shapestream.scheduling.queueing import CHUNK, DONE, QUEUED, Bucket, Lane, ModelQueue, Request
 
 
@@ -14,7 +15,7 @@ def _queue() -> ModelQueue:
     profile = ModelProfile(
         name="m", dimensions=("batch", "seq"), has_batch=True, paddable=(False, True), max_batch=8
     )
-    return ModelQueue(profile, CostModel().add_model(profile))
+    return ModelQueue(profile, CostModel().add_model(profile), QueueRoom(1000, 10**9, None))
 
 
 def _request(queue: ModelQueue, order: int, rank: float, rows: int = 1, length: int = 4) -> Request:

@@ -140,17 +140,12 @@ def test_what_was_admitted_is_never_dropped_to_make_room(make_stage):
     assert all(earlier.batch < later.batch for earlier, later in pairwise(stage.started))
 
 
-@pytest.mark.parametrize("slots", [{0: ("slow", "fast")}, {0: ("slow",), 1: ("fast",)}])
 @pytest.mark.parametrize(
     ("nbytes", "bound"), [(10, {"max_queued_requests": 12}), (100, {"max_queued_bytes": 1200})]
 )
-def test_a_model_above_its_part_leaves_one_part_free(make_stage, slots, nbytes, bound):
+def test_a_model_above_its_part_leaves_one_part_free(make_stage, nbytes, bound):
     """A client that asked two models may queue six of twelve requests for one of them, or of twelve hundred bytes."""
-    stage = make_stage(**bound)
-    for slot, models in slots.items():
-        for name in models:
-            stage.model(name, max_batch=1)
-        stage.slots(slot, models=models)
+    stage = _models(make_stage(**bound), {0: ("slow", "fast")})
     stage.arrive((1, 4), (1, 4), model="fast", nbytes=nbytes)
     many = stage.arrive(*[(1, 4)] * 9, model="slow", nbytes=nbytes)
     assert many[6:] == _refused(stage)
@@ -160,9 +155,8 @@ def test_a_model_above_its_part_leaves_one_part_free(make_stage, slots, nbytes, 
 
 def test_a_client_of_two_models_leaves_another_client_its_share(make_stage):
     """Of twelve places six are another client's, and three are a part for the client's other model."""
-    stage = make_stage(max_queued_requests=12)
-    stage.model("slow")
-    stage.model("fast")
+    stage = _models(make_stage(max_queued_requests=12), {0: ("slow", "fast")})
+    stage.arrive((1, 4), client=2, model="slow")  # it runs
     stage.arrive((1, 4), client=2, model="slow")
     stage.arrive((1, 4), client=1, model="fast")
     many = stage.arrive(*[(1, 4)] * 6, client=1, model="slow")
@@ -171,6 +165,91 @@ def test_a_client_of_two_models_leaves_another_client_its_share(make_stage):
     assert [] == _refused(stage)
     stage.arrive(*[(1, 4)] * 5, client=2, model="slow")
     assert [] == _refused(stage)
+
+
+# ------------------------------------------------------------ models on other slots
+
+
+def _models(stage, slots: dict[int, tuple[str, ...]]):
+    for slot, models in slots.items():
+        for name in models:
+            stage.model(name, max_batch=1)
+        stage.slots(slot, models=models)
+    return stage
+
+
+@pytest.mark.parametrize("client", [1, 2])
+@pytest.mark.parametrize(
+    ("nbytes", "bound"), [(10, {"max_queued_requests": 12}), (100, {"max_queued_bytes": 1200})]
+)
+def test_the_flood_of_a_model_leaves_room_for_a_model_on_other_slots(make_stage, client, nbytes, bound):
+    """It has half of the room where nothing waits for the other, from the same client or another."""
+    stage = _models(make_stage(**bound), {0: ("slow",), 1: ("fast",)})
+    many = stage.arrive(*[(1, 4)] * 9, model="slow", client=1, nbytes=nbytes)
+    assert many[6:] == _refused(stage)
+    assert stage.ends[many[-1]] == "overloaded"
+    stage.arrive(*[(1, 4)] * 6, model="fast", client=client, nbytes=nbytes)
+    assert [] == _refused(stage)
+
+
+def test_the_flood_of_a_client_leaves_room_for_its_own_model_on_other_slots(make_stage):
+    """However often both were asked before: what a client holds elsewhere is not counted here."""
+    stage = _models(make_stage(max_queued_requests=12), {0: ("slow",), 1: ("fast",)})
+    for _ in range(3):
+        for model in ("slow", "fast"):
+            for client in (1, 2, 3):
+                stage.arrive((1, 4), model=model, client=client)
+                for start in [start for start in stage.started if start.batch not in stage.finished]:
+                    stage.finish(start)
+    stage.arrive(*[(1, 4)] * 12, model="slow", client=1)
+    assert _refused(stage)
+    stage.arrive(*[(1, 4)] * 2, model="fast", client=1)
+    assert [] == _refused(stage)
+
+
+def test_models_on_other_slots_that_wait_have_equal_parts(make_stage):
+    """Two that wait and others that do not: a third of the room for each, and one for the first that comes."""
+    stage = _models(make_stage(max_queued_requests=12), {0: ("a",), 1: ("b",), 2: ("c",), 3: ("d",)})
+    assert 6 == len(stage.arrive(*[(1, 4)] * 9, model="a", client=1)) - len(_refused(stage))
+    assert 4 == len(stage.arrive(*[(1, 4)] * 9, model="b", client=2)) - len(_refused(stage))
+    stage.arrive((1, 4), (1, 4), model="c", client=3)
+    assert [] == _refused(stage)
+
+
+def test_what_waits_for_other_slots_says_nothing_about_when_to_come_back(make_stage):
+    """The queue of `fast` has drained within a second, whatever waits for `slow`."""
+    stage = make_stage(max_queued_requests=40)
+    for slot, (name, call_s) in enumerate({"slow": 10.0, "fast": 0.1}.items()):
+        stage.model(name, max_batch=1)
+        costs = {name: table(call_s, 0.0, key=name)}
+        stage.play(SlotJoined(slot=slot, models=frozenset({name}), costs=costs))
+    stage.arrive(*[(1, 4)] * 6, model="slow")
+    stage.arrive(*[(1, 4)] * 60, model="fast", client=2)
+    (last,) = [action for action in stage.last if isinstance(action, FailRequest)][-1:]
+    assert last.retry_after_s is not None
+    assert last.retry_after_s < 2.5
+
+
+def test_models_share_their_parts_when_a_slot_comes_that_serves_both(make_stage):
+    """Two parts become one, with all that waits in them; the third is as large."""
+    stage = _models(make_stage(max_queued_requests=12), {0: ("a",), 1: ("b",), 2: ("c",)})
+    stage.arrive(*[(1, 4)] * 5, model="a", client=1)
+    stage.arrive(*[(1, 4)] * 4, model="b", client=2)
+    stage.slots(3, models=("a", "b"))
+    held = stage.scheduler.statistics().queued
+    stage.arrive(*[(1, 4)] * 9, model="b", client=3)
+    assert 6 - held == 9 - len(_refused(stage))
+    stage.arrive(*[(1, 4)] * 6, model="c", client=1)
+    assert [] == _refused(stage)
+
+
+def test_one_request_larger_than_its_part_may_wait(make_stage):
+    """As long as the whole queue holds it; the next one may not."""
+    stage = _models(make_stage(max_queued_bytes=1000), {0: ("slow",), 1: ("fast",)})
+    stage.arrive((1, 4), model="slow")  # it runs
+    stage.arrive((1, 4), model="slow", nbytes=900)
+    assert [] == _refused(stage)
+    assert stage.arrive((1, 4), model="slow", nbytes=10) == _refused(stage)
 
 
 def test_seconds_of_models_on_other_slots_do_not_count(make_stage):

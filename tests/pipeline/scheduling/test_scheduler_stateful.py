@@ -145,10 +145,12 @@ class SchedulerMachine(Referee):
     def _above_a_share(
         self, arrivals: list[Arrival], failed: dict[int, str], queued_before: list[Known]
     ) -> bool:
-        """Whether each client that was refused would have more than a third of the room: there are three clients.
+        """Whether each client that was refused would have more than a third of a part of the room: there are three clients.
 
-        Or more than a third for one of the models that it asked, divided by their number.
+        Or more than a third for one of the models that it asked, divided by their number; or more than a part is taken.
+        There are no more parts than models, since those that share slots have one.
         """
+        parts = len(self.models)
         waiting = [*(known.arrival for known in queued_before), *(a for a in arrivals if a.id not in failed)]
         refused = [a for a in arrivals if failed.get(a.id) == "overloaded" and a.deadline is None]
 
@@ -162,7 +164,8 @@ class SchedulerMachine(Referee):
             known = [known.arrival for known in self.known.values()]
             models = {a.model for a in known if a.client == arrival.client}
             most = max(a.nbytes for a in refused)
-            if not (exceeds(own, most, 3) or exceeds(alike, most, 3 * len(models))):
+            shares = (own, 3 * parts), (alike, 3 * parts * len(models)), (waiting, parts)
+            if not any(exceeds(held, most, part) for held, part in shares):
                 return False
         return True
 
