@@ -36,13 +36,13 @@ def floats(
     )
 
 
-def ids(vocabulary: int, *, mask: bool = False, values: Values | None = None) -> Source:
+def ids(vocabulary: int, *, mask: bool = False, pad: float = 0.0, values: Values | None = None) -> Source:
     """Ids `[batch, seq]` below `vocabulary`."""
     return Source(
         name="ids",
         element_type="i64",
         features=None,
-        pad=0,
+        pad=pad,
         domain=values,
         vocabulary=vocabulary,
         has_mask=mask,
@@ -100,6 +100,11 @@ def embedded_with_zero(given: Array) -> Array:
     return embedded(given) * (given != 0)[..., None]
 
 
+def squares(given: Array) -> Array:
+    """Each id as a value, squared."""
+    return np.square(ids_as_numbers(given))
+
+
 def unchanged(given: Array) -> Array:
     """The input."""
     return given
@@ -113,6 +118,7 @@ def less_batch_mean(given: Array) -> Array:
 # name: verdict on padding, source, values, reduction, mask, head, element type, seq in the output
 R = REDUCTIONS
 UNIT = Uniform(0.0, 1.0)
+COUNTS = Integers(0, 29999)
 ROWS: dict[str, tuple[str, Source, Callable[[Array], Array], Reduction, str, Head, str, bool]] = {
     "min": ("refuted", floats(), unchanged, R["min"], "", plain, "f32", False),
     "min under a mask": ("proved", floats(mask=True), unchanged, R["min"], "heeded", plain, "f32", False),
@@ -226,6 +232,20 @@ ROWS: dict[str, tuple[str, Source, Callable[[Array], Array], Reduction, str, Hea
     ),
     "class of embeddings' sum, declared": (
         "refuted", ids(50, values=Integers(1, 49)), embedded, R["sum"], "", argmax, "i64", False,
+    ),
+    "norm of squares of small numbers": (
+        "refuted", ids(30000, pad=1.0, values=COUNTS), squares, R["norm"], "", plain, "f32", False,
+    ),
+    "norm of squares padded with zero": (
+        "proved", ids(30000, values=COUNTS), squares, R["norm"], "", plain, "f32", False,
+    ),
+    "a little of what lies ahead of large numbers": (
+        "refuted", ids(30000, mask=True, values=COUNTS), ids_as_numbers, families.far_ahead(16), "late", plain,
+        "f32", True,
+    ),
+    "a little of what lies ahead, under a mask": (
+        "proved", ids(30000, mask=True, values=COUNTS), ids_as_numbers, families.far_ahead(16), "heeded", plain,
+        "f32", True,
     ),
 }  # fmt: skip
 

@@ -332,9 +332,10 @@ class Evidence:
         for place, (member, got) in enumerate(zip(case.members, results, strict=True)):
             if member in case.guests:
                 continue
-            for number, tolerance in enumerate(self._baseline.tolerances):
+            for number in range(len(got)):
                 assert member.results is not None  # only requests that ran alone are put into cases
                 alone = member.results[number]
+                tolerance = self._tolerance_of(member, number)
                 is_same = same_bits(alone, got[number])
                 difference = _NO_DIFFERENCE if is_same else compare(alone, got[number], tolerance)
                 if self._shows_nothing(member, number, difference):
@@ -349,10 +350,14 @@ class Evidence:
                     words = f"request {place + 1} of {len(case.members)}, of {own}: {case.words}"
                     self._worst[number] = _Worst(difference, words if len(case.members) > 1 else case.words)
 
+    def _tolerance_of(self, member: Sample, number: int) -> OutputTolerance:
+        baseline = self._baseline
+        return baseline.pool.tolerance_of(member, number, baseline.tolerances[number])
+
     def _shows_nothing(self, member: Sample, number: int, difference: Difference) -> bool:
         """Tell whether a result would count as equal if it were another request's, or whether rounding decides it."""
         assert member.results is not None
-        tolerance = self._baseline.tolerances[number]
+        tolerance = self._tolerance_of(member, number)
         if difference.within:
             key = (member, number)
             if key not in self._hides:

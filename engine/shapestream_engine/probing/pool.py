@@ -9,6 +9,7 @@ search, and a float that jumps is found the same way.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping
 from time import monotonic
 from typing import Any
@@ -65,6 +66,9 @@ class Pool:
         self._made: dict[tuple[Any, ...], Sample | None] = {}
         self._known: dict[tuple[Any, ...], Sample | None] = {}
         """Contents by layout and bytes."""
+        self._alike: defaultdict[tuple[int, int], list[Sample]] = defaultdict(list)
+        """Contents by magnitude."""
+        self._tolerances: dict[tuple[Any, ...], OutputTolerance] = {}
         self._kept_nbytes = 0
         self.ends_at = math.inf
         """Time from which on no further contents are made, nor requests near thresholds."""
@@ -112,7 +116,7 @@ class Pool:
         if key not in self._made:
             if self._kept_nbytes > _MOST_NBYTES or monotonic() > self.ends_at:
                 return None
-            tensors, words = content_request(
+            tensors, recipe = content_request(
                 self._bench.signature,
                 self.values,
                 self._domains,
@@ -123,7 +127,11 @@ class Pool:
             )
             known = (tensors.layout, *tensors.buffers)
             if known not in self._known:
-                self._known[known] = self._made_up(tensors, words, "contents")
+                words = "random contents" if recipe is None else str(recipe)
+                self._known[known] = sample = self._made_up(tensors, words, "contents")
+                if sample is not None and recipe is not None:
+                    sample.magnitude = recipe.magnitude
+                    self._alike[recipe.magnitude].append(sample)
                 self._kept_nbytes += sum(len(buffer) for buffer in tensors.buffers)
             self._made[key] = self._known[known]
         return self._made[key]
@@ -162,6 +170,20 @@ class Pool:
             if compare(sample.results[output], other.results[output], tolerance).excess * ample >= excess:
                 return True
         return False
+
+    def tolerance_of(self, sample: Sample, output: int, tolerance: OutputTolerance) -> OutputTolerance:
+        """The tolerance of one request: its spread is at most that over the requests of its magnitude.
+
+        Otherwise numbers up to a million would excuse any answer to numbers below ten.
+        """
+        if sample.magnitude is None or tolerance.tolerance is None:
+            return tolerance
+        alike = self._alike[sample.magnitude]
+        key = (sample.magnitude, output, len(alike))
+        if key not in self._tolerances:
+            results = [each.results[output] for each in alike if each.results is not None]
+            self._tolerances[key] = tolerance.of_alike(results)
+        return self._tolerances[key]
 
     def all_results(self, output: int, *, contents: bool = False) -> list[tuple[tuple[int, ...], Array]]:
         """The results of ordinary requests alone, with the sizes of each; `contents`: of those as well."""

@@ -7,8 +7,9 @@ that saw a neighbour or the padding is off by a part of what makes results diffe
 
 `spread` is the standard deviation of the output over the probe's inputs, `largest` its largest absolute value in the
 result. Both are taken at each index of each axis, such as a class or a position, where enough results have it: a large
-value in one column allows nothing in another. Marks such as the lowest float of a banned class count for no other
-element, wherever they are.
+value in one column allows nothing in another. Nor do requests of large values allow anything to those of small ones: for
+a request of a known magnitude, `spread` is at most the deviation over the requests of that magnitude. Marks such as the
+lowest float of a banned class count for no other element, wherever they are.
 Whole numbers and truth values are compared exactly.
 """
 
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -118,6 +119,13 @@ class OutputTolerance:
             if any(result.shape[axis] != 1 for result in results)
         ]
         return cls(tolerance, tuple(spreads), float(_std(together[:, None], mark)[0]), mark)
+
+    def of_alike(self, results: Sequence[Array]) -> OutputTolerance:
+        """The tolerance of requests that have such results: no spread is larger than theirs, if they are enough."""
+        if self.tolerance is None or sum(result.size for result in results) < ENOUGH_ROWS:
+            return self
+        together = np.concatenate([result.astype(np.float64).reshape(-1) for result in results])
+        return replace(self, overall=min(self.overall, float(_std(together[:, None], self.mark)[0])))
 
     def allowed(self, reference: Array) -> Array | float:
         """The distance that each element of a result may be off; `reference` is as 64-bit floats."""
