@@ -2,8 +2,8 @@
 
 Padding ruins a minimum only where all values lie above it, a maximum only where all lie below. So a proof tries a
 request of each *recipe*: on which side of an anchor its values lie (of the pad value, or of the middle of ordinary
-values), how far they reach from it, and whether they are random, all at the end, mostly at the anchor, or constant along
-what is padded.
+values), how far they reach from it, and whether they are random, all at the end, mostly at the anchor, at the anchor but
+for the first or last position along what is padded, or constant along it.
 
 Declared values bound all contents. Where nothing is declared, floats reach `_WIDE`, and ids the largest that the model
 takes, of at most `MOST_ID`; what the model refuses alone is left out. No request here holds NaN or infinity: only
@@ -27,7 +27,7 @@ from shapestream_engine.signature import ModelSignature
 from shapestream_engine.tensor import Array
 
 Side: TypeAlias = Literal["above", "below", "around"]
-Pattern: TypeAlias = Literal["random", "end", "sparse", "constant"]
+Pattern: TypeAlias = Literal["random", "end", "sparse", "edge", "constant"]
 
 _WIDE = 1000.0
 """Largest float where nothing is declared: decibels, degrees and pixels lie within."""
@@ -111,6 +111,12 @@ class Domain:
                 return random.choice(ends, shape)
             case "sparse":
                 return np.where(random.random(shape) < _SPARSE, anchor, random.uniform(low, high, shape))
+            case "edge":
+                place = -int(random.integers(2))
+                own = tuple(place if axis in self.padded_axes else slice(None) for axis in range(len(shape)))
+                values = np.full(shape, anchor)
+                values[own] = random.uniform(low, high, values[own].shape)
+                return values
             case "constant":
                 one = [1 if axis in self.padded_axes else size for axis, size in enumerate(shape)]
                 return np.broadcast_to(random.uniform(low, high, one), shape)

@@ -182,7 +182,7 @@ class Pool:
         key = (sample.magnitude, output, len(alike))
         if key not in self._tolerances:
             results = [each.results[output] for each in alike if each.results is not None]
-            self._tolerances[key] = tolerance.of_alike(results)
+            self._tolerances[key] = tolerance.narrowed(results, max(map(_largest, alike)))
         return self._tolerances[key]
 
     def all_results(self, output: int, *, contents: bool = False) -> list[tuple[tuple[int, ...], Array]]:
@@ -319,6 +319,12 @@ class Pool:
                 self.misfit = self.misfit or f"{words}: {error}"
             return None
         return sample
+
+
+def _largest(sample: Sample) -> float:
+    return max(
+        float(np.abs(array.astype(np.float64)).max(initial=0.0)) for array in arrays_of(sample.tensors)
+    )
 
 
 def _apart(one: Sample, other: Sample, output: int, tolerance: OutputTolerance) -> float:

@@ -8,8 +8,9 @@ that saw a neighbour or the padding is off by a part of what makes results diffe
 `spread` is the standard deviation of the output over the probe's inputs, `largest` its largest absolute value in the
 result. Both are taken at each index of each axis, such as a class or a position, where enough results have it: a large
 value in one column allows nothing in another. Nor do requests of large values allow anything to those of small ones: for
-a request of a known magnitude, `spread` is at most the deviation over the requests of that magnitude. Marks such as the
-lowest float of a banned class count for no other element, wherever they are.
+a request of a known magnitude, `spread` is at most the deviation over the requests of that magnitude, or what allows as
+much for the largest input as for the largest result. Marks such as the lowest float of a banned class count for no other
+element, wherever they are.
 Whole numbers and truth values are compared exactly.
 """
 
@@ -120,12 +121,17 @@ class OutputTolerance:
         ]
         return cls(tolerance, tuple(spreads), float(_std(together[:, None], mark)[0]), mark)
 
-    def of_alike(self, results: Sequence[Array]) -> OutputTolerance:
-        """The tolerance of requests that have such results: no spread is larger than theirs, if they are enough."""
+    def narrowed(self, results: Sequence[Array], largest_input: float) -> OutputTolerance:
+        """The tolerance of requests whose inputs reach `largest_input`, from the results of all of them, each alone.
+
+        No spread is larger than theirs; but sums of such inputs round, however close together their results are.
+        """
         if self.tolerance is None or sum(result.size for result in results) < ENOUGH_ROWS:
             return self
         together = np.concatenate([result.astype(np.float64).reshape(-1) for result in results])
-        return replace(self, overall=min(self.overall, float(_std(together[:, None], self.mark)[0])))
+        own = float(_std(together[:, None], self.mark)[0])
+        rounding = self.tolerance.of_magnitude / self.tolerance.of_spread * largest_input
+        return replace(self, overall=min(self.overall, max(own, rounding)))
 
     def allowed(self, reference: Array) -> Array | float:
         """The distance that each element of a result may be off; `reference` is as 64-bit floats."""
