@@ -87,6 +87,21 @@ class Pool:
         }
         self._know(largest_ids=known)
 
+    def tried(self, number: int) -> str:
+        """The values of an input in words, and the range of the contents that the model took, where that is wider."""
+        values = self.values[self._bench.signature.inputs[number].name]
+        found = [
+            array
+            for sample in self._known.values()
+            if sample is not None
+            for (index, *_), array in zip(sample.tensors.layout, arrays_of(sample.tensors), strict=True)
+            if index == number and array.size
+        ]
+        low, high = values.range()
+        least = min((float(array.min()) for array in found), default=low)
+        most = max((float(array.max()) for array in found), default=high)
+        return str(values) + (f", contents {least:.4g}..{most:.4g}" if least < low or most > high else "")
+
     @property
     def contents(self) -> int:
         """Requests of one size: one of each recipe. As many again mix the recipes of several inputs, or any ids."""
@@ -213,7 +228,7 @@ class Pool:
                 for (index, *_), buffer in zip(usual.layout, usual.buffers, strict=True)
             ]
             tensors = Tensors(layout=usual.layout, buffers=buffers)
-            if self._made_up(tensors, f"ids of {tried}", "contents") is None:
+            if self._made_up(tensors, f"ids of {tried}", "ids") is None:
                 refused = tried
             else:
                 least = tried
@@ -248,6 +263,8 @@ class Pool:
         for _ in range(_HALVINGS):
             if self._is_near(one.tensors, other.tensors):
                 break
+            if monotonic() > self.ends_at:
+                return ()
             middle = (low + high) / 2
             tensors = _between(start, end, middle)
             if _same(tensors, one.tensors) or _same(tensors, other.tensors):
