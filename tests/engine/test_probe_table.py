@@ -233,6 +233,10 @@ ROWS: dict[str, tuple[str, Source, Callable[[Array], Array], Reduction, str, Hea
     "class of embeddings' sum, declared": (
         "refuted", ids(50, values=Integers(1, 49)), embedded, R["sum"], "", argmax, "i64", False,
     ),
+    "rounding of what is equal, less its mean": (
+        "proved", replace(floats(mask=True, pad=1.0, values=Uniform(0.0, 160.0)), features=1),
+        lambda x: np.tanh(0.1 * x + 0.5), R["centred"], "heeded", plain, "f32", True,
+    ),
     "norm of squares of small numbers": (
         "refuted", ids(30000, pad=1.0, values=COUNTS), squares, R["norm"], "", plain, "f32", False,
     ),
