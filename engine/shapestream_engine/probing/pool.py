@@ -29,7 +29,7 @@ from shapestream_engine.probing.inputs import (
     make_request,
     spell_sizes,
 )
-from shapestream_engine.probing.tolerances import OutputTolerance, Tolerance, coarser, compare
+from shapestream_engine.probing.tolerances import Moments, OutputTolerance, Tolerance, coarser, compare
 from shapestream_engine.tensor import Array
 
 _HALVINGS = 24
@@ -68,6 +68,9 @@ class Pool:
         """Contents by layout and bytes."""
         self._alike: defaultdict[tuple[int, int], list[Sample]] = defaultdict(list)
         """Contents by magnitude."""
+        self._largest: defaultdict[tuple[int, int], float] = defaultdict(float)
+        """Their largest input."""
+        self._moments: dict[tuple[Sample, int], Moments] = {}
         self._tolerances: dict[tuple[Any, ...], OutputTolerance] = {}
         self._kept_nbytes = 0
         self.ends_at = math.inf
@@ -147,6 +150,7 @@ class Pool:
                 if sample is not None and recipe is not None:
                     sample.magnitude = recipe.magnitude
                     self._alike[recipe.magnitude].append(sample)
+                    self._largest[recipe.magnitude] = max(self._largest[recipe.magnitude], _largest(sample))
                 self._kept_nbytes += sum(len(buffer) for buffer in tensors.buffers)
             self._made[key] = self._known[known]
         return self._made[key]
@@ -196,8 +200,8 @@ class Pool:
         alike = self._alike[sample.magnitude]
         key = (sample.magnitude, output, len(alike))
         if key not in self._tolerances:
-            results = [each.results[output] for each in alike if each.results is not None]
-            self._tolerances[key] = tolerance.narrowed(results, max(map(_largest, alike)))
+            moments = [self._moments_of(each, output, tolerance) for each in alike]
+            self._tolerances[key] = tolerance.narrowed(moments, self._largest[sample.magnitude])
         return self._tolerances[key]
 
     def all_results(self, output: int, *, contents: bool = False) -> list[tuple[tuple[int, ...], Array]]:
@@ -213,6 +217,13 @@ class Pool:
     def _know(self, largest_ids: Mapping[str, int]) -> None:
         self._domains = domains(self._bench.signature, self.values, self.declared, largest_ids)
         self._recipes = recipes(self._domains)
+
+    def _moments_of(self, sample: Sample, output: int, tolerance: OutputTolerance) -> Moments:
+        key = (sample, output)
+        if key not in self._moments:
+            assert sample.results is not None
+            self._moments[key] = tolerance.moments(sample.results[output])
+        return self._moments[key]
 
     def _largest_id(self, number: int, sizes: tuple[int, ...]) -> int:
         """The largest id that the model takes, in that input alone, between the ordinary ones and `MOST_ID`."""

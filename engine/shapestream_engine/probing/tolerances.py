@@ -61,6 +61,16 @@ def coarser(element_type: str, computed_in: str | None) -> Tolerance | None:
     return max(own, other, key=lambda tolerance: tolerance.of_spread)
 
 
+@dataclass(frozen=True, slots=True)
+class Moments:
+    """The moments of some values, of which those of all together are made."""
+
+    count: int
+    mean: float
+    squares: float
+    """Sum of the squared distances from the mean."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class OutputTolerance:
     """The tolerance of one output of one model."""
@@ -121,17 +131,26 @@ class OutputTolerance:
         ]
         return cls(tolerance, tuple(spreads), float(_std(together[:, None], mark)[0]), mark)
 
-    def narrowed(self, results: Sequence[Array], largest_input: float) -> OutputTolerance:
-        """The tolerance of requests whose inputs reach `largest_input`, from the results of all of them, each alone.
+    def moments(self, result: Array) -> Moments:
+        """The moments of one result's finite values that are no marks."""
+        own = result.astype(np.float64).reshape(-1)
+        with np.errstate(invalid="ignore", over="ignore"):
+            kept = own[np.abs(own) < self.mark]
+            mean = float(kept.mean()) if kept.size else 0.0
+            return Moments(kept.size, mean, float(((kept - mean) ** 2).sum()))
+
+    def narrowed(self, alike: Sequence[Moments], largest_input: float) -> OutputTolerance:
+        """The tolerance of requests of one magnitude: their inputs reach `largest_input`, their results have these moments.
 
         No spread is larger than theirs; but sums of such inputs round, however close together their results are.
         """
-        if self.tolerance is None or sum(result.size for result in results) < ENOUGH_ROWS:
+        numbers = sum(each.count for each in alike)
+        if self.tolerance is None or numbers < ENOUGH_ROWS:
             return self
-        together = np.concatenate([result.astype(np.float64).reshape(-1) for result in results])
-        own = float(_std(together[:, None], self.mark)[0])
+        mean = sum(each.count * each.mean for each in alike) / numbers
+        squares = sum(each.squares + each.count * (each.mean - mean) ** 2 for each in alike)
         rounding = self.tolerance.of_magnitude / self.tolerance.of_spread * largest_input
-        return replace(self, overall=min(self.overall, max(own, rounding)))
+        return replace(self, overall=min(self.overall, max(math.sqrt(squares / numbers), rounding)))
 
     def allowed(self, reference: Array) -> Array | float:
         """The distance that each element of a result may be off; `reference` is as 64-bit floats."""
