@@ -14,6 +14,7 @@ from openvino import opset13 as op
 
 from shapestream_engine import InputSpec, ModelSpec, OutputSpec, SignatureError, compile_model
 from shapestream_engine.probe import Finding, ProbeOptions, ProbeReport, ProofCache, prove
+from shapestream_engine.probing import examination, pool
 from shapestream_engine.probing.inputs import Integers, Normal, Uniform
 from shapestream_engine.strategy import parse_strategy
 
@@ -214,6 +215,30 @@ def test_inputs_and_sizes_are_looked_for() -> None:
     assert all(int(words.rpartition(" ")[2]) % 8 == 0 for words in report.sizes)
 
 
+@pytest.mark.parametrize(
+    ("function", "inputs", "output", "tried"),
+    [
+        ("mean_of_all", MASKED, "f32", "integers 0..1, contents 0..999"),
+        ("largest_of_small_ids", MASKED, "i64", "integers 0..1"),
+        ("partly_banned", ROWS, "f32", "normal 0 +- 1, contents -1000..1000"),
+    ],
+)
+def test_the_report_says_what_range_of_values_was_tried(
+    function: str, inputs: dict[str, InputSpec], output: str, tried: str
+) -> None:
+    """Where nothing is declared: negative ids, and those beyond 999, are never tried."""
+    shape = "batch, n" if inputs is ROWS else "batch, 1"
+    report = prove_spec(spec_of(function, inputs, y=OutputSpec(shape=shape, element_type=output)))
+    assert tried == report.inputs[next(iter(inputs))]
+
+
+def test_an_id_that_ends_the_process_leaves_the_others_tried() -> None:
+    """The largest id is looked for before all contents, and an engine may crash on one that is in no table."""
+    output = OutputSpec(shape="batch, 1", element_type="i64")
+    report = prove_spec(spec_of("largest_of_small_ids", MASKED, y=output))
+    assert {"batching: y": "proved", "padding of seq: y": "proved"} == verdicts(report)
+
+
 def test_samples_are_cut_and_repeated_to_size(tmp_path: Path) -> None:
     """A single real picture is enough where noise is not."""
     pictures = np.tile(np.linspace(0, 1, 100, dtype=np.float32).reshape(10, 10), (6, 1, 1))
@@ -382,6 +407,23 @@ def test_calls_that_take_too_long_are_not_tried_and_that_is_told() -> None:
     assert 1 < finding.rows < 64
     assert "calls of more rows, up to 64, were not tried: one would take longer than 0.5 s" == finding.why
     assert not report.conclusive
+
+
+def test_the_budget_begins_with_the_first_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The requests that a proof begins with count, too: here ten calls, and each takes a second. One call may begin late."""
+    now = [0.0]
+
+    def slow(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        now[0] += 1.0
+        return x
+
+    for module in (examination, pool):
+        monkeypatch.setattr(module, "monotonic", lambda: now[0])
+    spec = ModelSpec(name="slow", model=slow, inputs={"x": ROWS["x"]}, outputs={"y": SAME})
+    findings: list[Finding] = []
+    examination.examine(compile_model(spec), ProbeOptions(budget_s=30.0), findings.extend)
+    assert ["proved"] == [finding.verdict for finding in findings]
+    assert 30.0 < now[0] <= 31.0
 
 
 def test_calls_that_take_much_memory_are_not_tried_and_that_is_told() -> None:

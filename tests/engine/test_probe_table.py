@@ -36,13 +36,13 @@ def floats(
     )
 
 
-def ids(vocabulary: int, *, mask: bool = False, values: Values | None = None) -> Source:
+def ids(vocabulary: int, *, mask: bool = False, pad: float = 0.0, values: Values | None = None) -> Source:
     """Ids `[batch, seq]` below `vocabulary`."""
     return Source(
         name="ids",
         element_type="i64",
         features=None,
-        pad=0,
+        pad=pad,
         domain=values,
         vocabulary=vocabulary,
         has_mask=mask,
@@ -100,6 +100,11 @@ def embedded_with_zero(given: Array) -> Array:
     return embedded(given) * (given != 0)[..., None]
 
 
+def squares(given: Array) -> Array:
+    """Each id as a value, squared."""
+    return np.square(ids_as_numbers(given))
+
+
 def unchanged(given: Array) -> Array:
     """The input."""
     return given
@@ -113,6 +118,7 @@ def less_batch_mean(given: Array) -> Array:
 # name: verdict on padding, source, values, reduction, mask, head, element type, seq in the output
 R = REDUCTIONS
 UNIT = Uniform(0.0, 1.0)
+COUNTS = Integers(0, 29999)
 ROWS: dict[str, tuple[str, Source, Callable[[Array], Array], Reduction, str, Head, str, bool]] = {
     "min": ("refuted", floats(), unchanged, R["min"], "", plain, "f32", False),
     "min under a mask": ("proved", floats(mask=True), unchanged, R["min"], "heeded", plain, "f32", False),
@@ -227,6 +233,24 @@ ROWS: dict[str, tuple[str, Source, Callable[[Array], Array], Reduction, str, Hea
     "class of embeddings' sum, declared": (
         "refuted", ids(50, values=Integers(1, 49)), embedded, R["sum"], "", argmax, "i64", False,
     ),
+    "rounding of what is equal, less its mean": (
+        "proved", replace(floats(mask=True, pad=1.0, values=Uniform(0.0, 160.0)), features=1),
+        lambda x: np.tanh(0.1 * x + 0.5), R["centred"], "heeded", plain, "f32", True,
+    ),
+    "norm of squares of small numbers": (
+        "refuted", ids(30000, pad=1.0, values=COUNTS), squares, R["norm"], "", plain, "f32", False,
+    ),
+    "norm of squares padded with zero": (
+        "proved", ids(30000, values=COUNTS), squares, R["norm"], "", plain, "f32", False,
+    ),
+    "a little of what lies ahead of large numbers": (
+        "refuted", ids(30000, mask=True, values=COUNTS), ids_as_numbers, families.far_ahead(16), "late", plain,
+        "f32", True,
+    ),
+    "a little of what lies ahead, under a mask": (
+        "proved", ids(30000, mask=True, values=COUNTS), ids_as_numbers, families.far_ahead(16), "heeded", plain,
+        "f32", True,
+    ),
 }  # fmt: skip
 
 
@@ -274,14 +298,19 @@ def test_the_largest_ids_that_a_model_takes_are_tried(vocabulary: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_threshold_that_few_ids_come_near_is_found(seed: int) -> None:
-    """Draw 5837 of seed 912: a fiftieth of the batch's largest values flips a truth value in few requests only."""
-    drawn = draw(np.random.default_rng([912, 5837]))
+@pytest.mark.parametrize(
+    ("number", "treatment"),
+    [((912, 5837), "batching"), ((8101, 89), "padding of seq")],
+    ids=["a fiftieth of the batch's largest", "the first position, where no other is small"],
+)
+def test_what_few_requests_show_is_found(number: tuple[int, int], treatment: str, seed: int) -> None:
+    """Random models that were proved once: few requests lie near their thresholds."""
+    drawn = draw(np.random.default_rng(number))
     findings: list[Finding] = []
     model = compile_model(drawn.spec)
     examine(model, replace(drawn.options, seed=seed), findings.extend)
     model.close()
-    assert "refuted" == {str(finding.treatment): finding.verdict for finding in findings}["batching"]
+    assert "refuted" == {str(finding.treatment): finding.verdict for finding in findings}[treatment]
 
 
 def test_the_report_counts_different_requests() -> None:

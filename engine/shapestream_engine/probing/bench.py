@@ -32,6 +32,8 @@ class Sample:
     shape: RequestShape
     words: str
     results: list[Array] | None = None
+    magnitude: tuple[int, int] | None = None
+    """Requests that agree in it have values in the same range; None: in any."""
     near: frozenset[int] = frozenset()
     """Outputs that a request beside it, which is nearly equal, gets otherwise: it lies near a threshold of each."""
 

@@ -318,8 +318,9 @@ def _at_ratios(
 def _ladder(
     signature: ModelSignature, baseline: Baseline, padded: Sequence[int], base: tuple[int, ...]
 ) -> Iterator[tuple[int, ...]]:
-    """The base with other sizes along the padded dimensions, all of them together."""
-    per_dimension = [rungs(signature.bounds[number], baseline.ladder) for number in padded]
+    """The base with other sizes along the padded dimensions, all of them together, from the lower bounds on."""
+    bounds = [signature.bounds[number] for number in padded]
+    per_dimension = [[max(1, each.minimum), *rungs(each, baseline.ladder)] for each in bounds]
     for turn in range(max(map(len, per_dimension))):
         sizes = list(base)
         for number, known in zip(padded, per_dimension, strict=True):

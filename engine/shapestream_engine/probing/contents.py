@@ -2,8 +2,8 @@
 
 Padding ruins a minimum only where all values lie above it, a maximum only where all lie below. So a proof tries a
 request of each *recipe*: on which side of an anchor its values lie (of the pad value, or of the middle of ordinary
-values), how far they reach from it, and whether they are random, all at the end, mostly at the anchor, or constant along
-what is padded.
+values), how far they reach from it, and whether they are random, all at the end, mostly at the anchor, at the anchor but
+for the first or last position along what is padded, or constant along it.
 
 Declared values bound all contents. Where nothing is declared, floats reach `_WIDE`, and ids the largest that the model
 takes, of at most `MOST_ID`; what the model refuses alone is left out. No request here holds NaN or infinity: only
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import count, product, takewhile
 from typing import Literal, TypeAlias, get_args
 
 import numpy as np
@@ -27,7 +27,7 @@ from shapestream_engine.signature import ModelSignature
 from shapestream_engine.tensor import Array
 
 Side: TypeAlias = Literal["above", "below", "around"]
-Pattern: TypeAlias = Literal["random", "end", "sparse", "constant"]
+Pattern: TypeAlias = Literal["random", "end", "sparse", "edge", "constant"]
 
 _WIDE = 1000.0
 """Largest float where nothing is declared: decibels, degrees and pixels lie within."""
@@ -36,7 +36,7 @@ MOST_ID = 999
 _STEP = 10.0
 """Factor between one reach and the next."""
 _NARROWER = 2
-"""Reaches that are smaller than the ordinary one."""
+"""Reaches of floats that are smaller than the ordinary one. Those of whole numbers go down to units."""
 _SPARSE = 0.9
 """Part of the values that are the anchor's."""
 
@@ -49,6 +49,11 @@ class Recipe:
     pattern: Pattern
     side: Side
     anchor: int
+
+    @property
+    def magnitude(self) -> tuple[int, int]:
+        """Anchor and reach: the values of requests that agree in both lie in the same range."""
+        return self.anchor, self.reach
 
     def __str__(self) -> str:
         return f"{self.pattern} values {self.side} {('the padding', 'the middle')[self.anchor]}, reach {self.reach}"
@@ -83,7 +88,8 @@ class Domain:
         reaches = [own]
         while reaches[-1] < high - low:
             reaches.append(min(reaches[-1] * _STEP or _STEP, high - low))
-        reaches += [own / _STEP**turn for turn in range(1, _NARROWER + 1) if own / _STEP**turn > least]
+        turns = count(1) if kind in "biu" else range(1, _NARROWER + 1)
+        reaches += takewhile(lambda reach: reach > least, (own / _STEP**turn for turn in turns))
         axes = tuple(axis for axis, name in enumerate(port.axis_names) if name in port.pad)
         return cls(low, high, tuple(dict.fromkeys((pad, middle))), tuple(reaches), axes, kind in "biu")
 
@@ -105,6 +111,12 @@ class Domain:
                 return random.choice(ends, shape)
             case "sparse":
                 return np.where(random.random(shape) < _SPARSE, anchor, random.uniform(low, high, shape))
+            case "edge":
+                place = -int(random.integers(2))
+                own = tuple(place if axis in self.padded_axes else slice(None) for axis in range(len(shape)))
+                values = np.full(shape, anchor)
+                values[own] = random.uniform(low, high, values[own].shape)
+                return values
             case "constant":
                 one = [1 if axis in self.padded_axes else size for axis, size in enumerate(shape)]
                 return np.broadcast_to(random.uniform(low, high, one), shape)
@@ -153,22 +165,19 @@ def content_request(
     *,
     number: int,
     seed: int,
-) -> tuple[Tensors, str]:
-    """The request of that number, each another one, and its content in words; masks are left to the server.
+) -> tuple[Tensors, Recipe | None]:
+    """The request of that number, each another one, and its recipe, if it has one; masks are left to the server.
 
     After one request of each recipe, every input of floats has a random recipe. Whole numbers are then any of all, at each
     element: as ids they have no order, so that a way between two leads nowhere near a threshold, and only chance does.
     """
     random = np.random.default_rng([seed, number, *sizes, 1])
     arrays: dict[int, Array] = {}
-    words = "random contents"
+    own_recipe = all_recipes[number] if number < len(all_recipes) else None
     for index, (port, shape) in enumerate(zip(signature.inputs, signature.input_shapes(sizes), strict=True)):
         if port.mask_of is not None:
             continue
-        recipe = all_recipes[int(random.integers(len(all_recipes)))]
-        if number < len(all_recipes):
-            recipe = all_recipes[number]
-            words = str(recipe)
+        recipe = own_recipe or all_recipes[int(random.integers(len(all_recipes)))]
         own, domain = values[port.name], known[port.name]
         if isinstance(own, Samples) and recipe.pattern != "end":
             arrays[index] = own.cut(shape, number).astype(dtype_of(port.element_type))
@@ -176,4 +185,4 @@ def content_request(
             is_any = domain.is_whole and number >= len(all_recipes)
             drawn = domain.any(shape, random) if is_any else domain.draw(recipe, shape, random)
             arrays[index] = held(drawn, dtype_of(port.element_type))
-    return tensors_of(signature, arrays), words
+    return tensors_of(signature, arrays), own_recipe

@@ -66,9 +66,10 @@ class ProbeOptions:
     batch_invariant: bool = False
     """True if results must be the same to the bit in any company; calls then have a fixed number of rows."""
     budget_s: float = 30.0
-    """Seconds after which a treatment with enough evidence gets no further cases.
+    """Seconds from the first request on, when the model is compiled, after which nothing is tried that may be left out.
 
-    No call that may be served is tried that would take half of it, and those of a calibration's sizes take a twentieth
+    What must be tried may take longer: `ENOUGH` results of each output, the largest calls that may be served, and every
+    static shape. No such call is tried that would take half of the budget. Those of a calibration's sizes take a twentieth
     of it together.
     """
     hang_s: float = 30.0
@@ -119,6 +120,7 @@ def examine(
 
     `model` takes every shape as it comes; `served` is the same with a strategy, if it has one.
     """
+    ends_at = monotonic() + options.budget_s
     signature = model.signature if served is None else served.signature
     bench = Bench(model, signature, announce)
     wanted = [treatment for treatment in treatments(signature, options) if str(treatment) not in skip]
@@ -130,10 +132,9 @@ def examine(
     why = f"the model took none of the probe's inputs: {complaint}"
     if baseline is not None:
         why = _unrepeatable(bench, baseline)
-        outcome.inputs = _words_of_inputs(signature, baseline)
         outcome.sizes = spelled(signature, baseline.sizes)
         if not why:
-            baseline.pool.ends_at = monotonic() + options.budget_s / 10
+            baseline.pool.ends_at = min(ends_at, monotonic() + options.budget_s / 10)
             baseline.pool.look_for_ids(max(baseline.sizes, key=math.prod))
             baseline.look_again(signature)
     if baseline is None or why:
@@ -141,7 +142,7 @@ def examine(
     else:
         service = None if served is None else Service(served, announce)
         trial = _Trial(bench, service, baseline, options, skip)
-        trial.run(wanted, emit)
+        trial.run(wanted, emit, ends_at)
         outcome.tolerances = {
             port.name: tolerance.to_dict()
             for number, (port, tolerance) in enumerate(
@@ -149,6 +150,8 @@ def examine(
             )
             if number not in baseline.blank or tolerance.tolerance is None
         }
+    if baseline is not None:
+        outcome.inputs = _words_of_inputs(signature, baseline)
     outcome.follows = followed(signature, bench.shapes)
     return outcome
 
@@ -171,9 +174,10 @@ class _Trial:
         self._skip = skip
         self._rows = most_rows(bench.signature, options.max_batch)
 
-    def run(self, wanted: Sequence[Treatment], emit: Callable[[Sequence[Finding]], None]) -> None:
+    def run(
+        self, wanted: Sequence[Treatment], emit: Callable[[Sequence[Finding]], None], ends_at: float
+    ) -> None:
         """A treatment that has enough evidence makes way when its share of the time is over."""
-        ends_at = monotonic() + self._options.budget_s
         for number, treatment in enumerate(wanted):
             share_s = (ends_at - monotonic()) / (len(wanted) - number)
             baseline = self._baseline
@@ -332,9 +336,10 @@ class Evidence:
         for place, (member, got) in enumerate(zip(case.members, results, strict=True)):
             if member in case.guests:
                 continue
-            for number, tolerance in enumerate(self._baseline.tolerances):
+            for number in range(len(got)):
                 assert member.results is not None  # only requests that ran alone are put into cases
                 alone = member.results[number]
+                tolerance = self._tolerance_of(member, number)
                 is_same = same_bits(alone, got[number])
                 difference = _NO_DIFFERENCE if is_same else compare(alone, got[number], tolerance)
                 if self._shows_nothing(member, number, difference):
@@ -349,10 +354,14 @@ class Evidence:
                     words = f"request {place + 1} of {len(case.members)}, of {own}: {case.words}"
                     self._worst[number] = _Worst(difference, words if len(case.members) > 1 else case.words)
 
+    def _tolerance_of(self, member: Sample, number: int) -> OutputTolerance:
+        baseline = self._baseline
+        return baseline.pool.tolerance_of(member, number, baseline.tolerances[number])
+
     def _shows_nothing(self, member: Sample, number: int, difference: Difference) -> bool:
         """Tell whether a result would count as equal if it were another request's, or whether rounding decides it."""
         assert member.results is not None
-        tolerance = self._baseline.tolerances[number]
+        tolerance = self._tolerance_of(member, number)
         if difference.within:
             key = (member, number)
             if key not in self._hides:
@@ -486,8 +495,8 @@ def _words_of_inputs(signature: ModelSignature, baseline: Baseline) -> dict[str,
     return {
         port.name: "made by the server, or all ones"
         if port.mask_of is not None
-        else str(baseline.pool.values[port.name])
-        for port in signature.inputs
+        else baseline.pool.tried(number)
+        for number, port in enumerate(signature.inputs)
     }
 
 

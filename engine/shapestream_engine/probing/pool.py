@@ -9,6 +9,7 @@ search, and a float that jumps is found the same way.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping
 from time import monotonic
 from typing import Any
@@ -28,7 +29,7 @@ from shapestream_engine.probing.inputs import (
     make_request,
     spell_sizes,
 )
-from shapestream_engine.probing.tolerances import OutputTolerance, Tolerance, coarser, compare
+from shapestream_engine.probing.tolerances import Moments, OutputTolerance, Tolerance, coarser, compare
 from shapestream_engine.tensor import Array
 
 _HALVINGS = 24
@@ -65,6 +66,12 @@ class Pool:
         self._made: dict[tuple[Any, ...], Sample | None] = {}
         self._known: dict[tuple[Any, ...], Sample | None] = {}
         """Contents by layout and bytes."""
+        self._alike: defaultdict[tuple[int, int], list[Sample]] = defaultdict(list)
+        """Contents by magnitude."""
+        self._largest: defaultdict[tuple[int, int], float] = defaultdict(float)
+        """Their largest input."""
+        self._moments: dict[tuple[Sample, int], Moments] = {}
+        self._tolerances: dict[tuple[Any, ...], OutputTolerance] = {}
         self._kept_nbytes = 0
         self.ends_at = math.inf
         """Time from which on no further contents are made, nor requests near thresholds."""
@@ -82,6 +89,21 @@ class Pool:
             if has_ids(port, self.declared)
         }
         self._know(largest_ids=known)
+
+    def tried(self, number: int) -> str:
+        """The values of an input in words, and the range of the contents that the model took, where that is wider."""
+        values = self.values[self._bench.signature.inputs[number].name]
+        found = [
+            array
+            for sample in self._known.values()
+            if sample is not None
+            for (index, *_), array in zip(sample.tensors.layout, arrays_of(sample.tensors), strict=True)
+            if index == number and array.size
+        ]
+        low, high = values.range()
+        least = min((float(array.min()) for array in found), default=low)
+        most = max((float(array.max()) for array in found), default=high)
+        return str(values) + (f", contents {least:.4g}..{most:.4g}" if least < low or most > high else "")
 
     @property
     def contents(self) -> int:
@@ -112,7 +134,7 @@ class Pool:
         if key not in self._made:
             if self._kept_nbytes > _MOST_NBYTES or monotonic() > self.ends_at:
                 return None
-            tensors, words = content_request(
+            tensors, recipe = content_request(
                 self._bench.signature,
                 self.values,
                 self._domains,
@@ -123,7 +145,12 @@ class Pool:
             )
             known = (tensors.layout, *tensors.buffers)
             if known not in self._known:
-                self._known[known] = self._made_up(tensors, words, "contents")
+                words = "random contents" if recipe is None else str(recipe)
+                self._known[known] = sample = self._made_up(tensors, words, "contents")
+                if sample is not None and recipe is not None:
+                    sample.magnitude = recipe.magnitude
+                    self._alike[recipe.magnitude].append(sample)
+                    self._largest[recipe.magnitude] = max(self._largest[recipe.magnitude], _largest(sample))
                 self._kept_nbytes += sum(len(buffer) for buffer in tensors.buffers)
             self._made[key] = self._known[known]
         return self._made[key]
@@ -163,6 +190,20 @@ class Pool:
                 return True
         return False
 
+    def tolerance_of(self, sample: Sample, output: int, tolerance: OutputTolerance) -> OutputTolerance:
+        """The tolerance of one request: its spread is at most that over the requests of its magnitude.
+
+        Otherwise numbers up to a million would excuse any answer to numbers below ten.
+        """
+        if sample.magnitude is None or tolerance.tolerance is None:
+            return tolerance
+        alike = self._alike[sample.magnitude]
+        key = (sample.magnitude, output, len(alike))
+        if key not in self._tolerances:
+            moments = [self._moments_of(each, output, tolerance) for each in alike]
+            self._tolerances[key] = tolerance.narrowed(moments, self._largest[sample.magnitude])
+        return self._tolerances[key]
+
     def all_results(self, output: int, *, contents: bool = False) -> list[tuple[tuple[int, ...], Array]]:
         """The results of ordinary requests alone, with the sizes of each; `contents`: of those as well."""
         return [
@@ -176,6 +217,13 @@ class Pool:
     def _know(self, largest_ids: Mapping[str, int]) -> None:
         self._domains = domains(self._bench.signature, self.values, self.declared, largest_ids)
         self._recipes = recipes(self._domains)
+
+    def _moments_of(self, sample: Sample, output: int, tolerance: OutputTolerance) -> Moments:
+        key = (sample, output)
+        if key not in self._moments:
+            assert sample.results is not None
+            self._moments[key] = tolerance.moments(sample.results[output])
+        return self._moments[key]
 
     def _largest_id(self, number: int, sizes: tuple[int, ...]) -> int:
         """The largest id that the model takes, in that input alone, between the ordinary ones and `MOST_ID`."""
@@ -191,7 +239,7 @@ class Pool:
                 for (index, *_), buffer in zip(usual.layout, usual.buffers, strict=True)
             ]
             tensors = Tensors(layout=usual.layout, buffers=buffers)
-            if self._made_up(tensors, f"ids of {tried}", "contents") is None:
+            if self._made_up(tensors, f"ids of {tried}", "ids") is None:
                 refused = tried
             else:
                 least = tried
@@ -226,6 +274,8 @@ class Pool:
         for _ in range(_HALVINGS):
             if self._is_near(one.tensors, other.tensors):
                 break
+            if monotonic() > self.ends_at:
+                return ()
             middle = (low + high) / 2
             tensors = _between(start, end, middle)
             if _same(tensors, one.tensors) or _same(tensors, other.tensors):
@@ -297,6 +347,12 @@ class Pool:
                 self.misfit = self.misfit or f"{words}: {error}"
             return None
         return sample
+
+
+def _largest(sample: Sample) -> float:
+    return max(
+        float(np.abs(array.astype(np.float64)).max(initial=0.0)) for array in arrays_of(sample.tensors)
+    )
 
 
 def _apart(one: Sample, other: Sample, output: int, tolerance: OutputTolerance) -> float:

@@ -7,7 +7,9 @@ that saw a neighbour or the padding is off by a part of what makes results diffe
 
 `spread` is the standard deviation of the output over the probe's inputs, `largest` its largest absolute value in the
 result. Both are taken at each index of each axis, such as a class or a position, where enough results have it: a large
-value in one column allows nothing in another. Marks such as the lowest float of a banned class count for no other
+value in one column allows nothing in another. Nor do requests of large values allow anything to those of small ones: for
+a request of a known magnitude, `spread` is at most the deviation over the requests of that magnitude, or what allows as
+much for the largest input as for the largest result. Marks such as the lowest float of a banned class count for no other
 element, wherever they are.
 Whole numbers and truth values are compared exactly.
 """
@@ -16,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -57,6 +59,16 @@ def coarser(element_type: str, computed_in: str | None) -> Tolerance | None:
     if own is None or other is None:
         return own
     return max(own, other, key=lambda tolerance: tolerance.of_spread)
+
+
+@dataclass(frozen=True, slots=True)
+class Moments:
+    """The moments of some values, of which those of all together are made."""
+
+    count: int
+    mean: float
+    squares: float
+    """Sum of the squared distances from the mean."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -118,6 +130,27 @@ class OutputTolerance:
             if any(result.shape[axis] != 1 for result in results)
         ]
         return cls(tolerance, tuple(spreads), float(_std(together[:, None], mark)[0]), mark)
+
+    def moments(self, result: Array) -> Moments:
+        """The moments of one result's finite values that are no marks."""
+        own = result.astype(np.float64).reshape(-1)
+        with np.errstate(invalid="ignore", over="ignore"):
+            kept = own[np.abs(own) < self.mark]
+            mean = float(kept.mean()) if kept.size else 0.0
+            return Moments(kept.size, mean, float(((kept - mean) ** 2).sum()))
+
+    def narrowed(self, alike: Sequence[Moments], largest_input: float) -> OutputTolerance:
+        """The tolerance of requests of one magnitude: their inputs reach `largest_input`, their results have these moments.
+
+        No spread is larger than theirs; but sums of such inputs round, however close together their results are.
+        """
+        numbers = sum(each.count for each in alike)
+        if self.tolerance is None or numbers < ENOUGH_ROWS:
+            return self
+        mean = sum(each.count * each.mean for each in alike) / numbers
+        squares = sum(each.squares + each.count * (each.mean - mean) ** 2 for each in alike)
+        rounding = self.tolerance.of_magnitude / self.tolerance.of_spread * largest_input
+        return replace(self, overall=min(self.overall, max(math.sqrt(squares / numbers), rounding)))
 
     def allowed(self, reference: Array) -> Array | float:
         """The distance that each element of a result may be off; `reference` is as 64-bit floats."""

@@ -99,6 +99,13 @@ def abort_in_company(x: Array) -> Array:
     return x
 
 
+def largest_of_small_ids(ids: Array, mask: Array) -> Array:
+    """The largest id; one that is not in a table of a hundred ends the process."""
+    if ids.max() > 99:
+        os._exit(7)
+    return ids.max(1, keepdims=True)
+
+
 def hang_on_padding(ids: Array, mask: Array) -> Array:
     """Never returns once anything is masked."""
     while not mask.all():
