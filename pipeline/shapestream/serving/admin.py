@@ -17,7 +17,7 @@ import os
 import re
 import socket
 import threading
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import copy_context
 from dataclasses import dataclass
@@ -45,6 +45,7 @@ from shapestream.errors import ConfigurationError
 from shapestream.serving.event_stream import MOST_VIEWERS, Feed
 from shapestream.serving.server import Server
 from shapestream.settings import AdminSettings
+from shapestream.slices import Slices
 from shapestream.telemetry.logging import LEVELS, PRESENT
 from shapestream.telemetry.metrics import Buckets, Kind, Metric, Sample, observe
 
@@ -71,7 +72,7 @@ class Page:
     """One path of the port."""
 
     read: Callable[..., Any] | None
-    """Called on the main loop, so it is quick; None: the answer needs nothing from there."""
+    """Called on the main loop, so it is quick, or returns `Slices`; None: the answer needs nothing from there."""
     write: Callable[[Any], Response]
     """The answer, made of what `read` returned in the port's own thread."""
     hidden: Callable[[Any], Response] | None = None
@@ -86,7 +87,7 @@ class Page:
 class EventStream:
     """A path whose answer is a stream of server-sent events, until its viewer leaves."""
 
-    read: Callable[[int], dict[str, Any]]
+    read: Callable[[int], Slices[dict[str, Any]]]
     """`Server.live`, called on the main loop."""
 
 
@@ -103,7 +104,7 @@ def health_page(word: str, reasons: Callable[[], list[str]]) -> Page:
     )
 
 
-def json_page(read: Callable[[], dict[str, Any]]) -> Page:
+def json_page(read: Callable[[], dict[str, Any] | Slices[dict[str, Any]]]) -> Page:
     """A page of plain data."""
     return Page(read=read, write=JSONResponse)
 
@@ -213,6 +214,8 @@ class _Thread:
         self._stopped = trio.Event()
         self._application: Starlette | None = None
         self._nursery: trio.Nursery
+        self._slicing: trio.Lock
+        """Held by the answer that is read in slices: a turn of the main loop has one of them, however many callers ask."""
         self._feeds: list[Feed] = []
         """Those that run, from their first viewer on."""
 
@@ -271,6 +274,7 @@ class _Thread:
 
     async def _serve(self, config: Config) -> None:
         self._loop = trio.lowlevel.current_trio_token()
+        self._slicing = trio.Lock()
         self._feeds.clear()
         async with trio.open_nursery() as self._nursery:
             if not self._ends.is_set():
@@ -350,7 +354,27 @@ class _Thread:
         return answer
 
     async def _on_main_loop(self, read: Callable[[], Any]) -> Any:
-        """Call `read` on the main loop. Raises TooSlowError where that does not answer in time, or has ended."""
+        """Call `read` on the main loop, where it returns `Slices` each slice in a turn of its own.
+
+        Raises TooSlowError where the loop does not answer in time, or has ended.
+        """
+        found = await self._in_one_turn(read)
+        if not isinstance(found, Generator):
+            return found
+        ended: list[Any] = []
+
+        def advance() -> None:
+            try:
+                next(found)
+            except StopIteration as end:
+                ended.append(end.value)
+
+        async with self._slicing:
+            while not ended:
+                await self._in_one_turn(advance)
+        return ended[0]
+
+    async def _in_one_turn(self, read: Callable[[], Any]) -> Any:
         if self._main_loop is None:
             return read()
         here, answered = trio.lowlevel.current_trio_token(), trio.Event()
@@ -482,7 +506,7 @@ def server_pages(server: Server) -> dict[str, Page | EventStream]:
         why = server.standstill()
         return [] if why is None else [why]
 
-    def slowest_stories(slowest: str = "10") -> dict[str, Any]:
+    def slowest_stories(slowest: str = "10") -> Slices[dict[str, Any]]:
         if not (slowest.isdecimal() and len(slowest) < 5):
             raise ConfigurationError(["slowest is a number of requests"])
         return server.explain("", int(slowest))
@@ -502,7 +526,7 @@ def server_pages(server: Server) -> dict[str, Page | EventStream]:
         "/events": EventStream(read=server.live),
         "/health/live": health_page("live", standstill),
         "/health/ready": health_page("ready", server.not_ready),
-        "/statistics": json_page(server.statistics),
+        "/statistics": json_page(server.statistics_in_slices),
         "/audit": json_page(server.audit),
         "/logging": Page(read=log_settings, write=JSONResponse, change=change_log_level),
         "/metrics": Page(read=lambda: observe(server.observation()), write=_exposition),
