@@ -13,14 +13,14 @@ import base64
 import hashlib
 import hmac
 import json
-import os
 import re
 import socket
 import threading
 from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from contextvars import copy_context
+from contextvars import ContextVar, copy_context
 from dataclasses import dataclass
+from enum import IntEnum
 from functools import partial
 from importlib.resources import files
 from ipaddress import ip_address
@@ -31,7 +31,10 @@ import outcome
 import structlog
 import trio
 from hypercorn.config import Config
-from hypercorn.trio import serve
+from hypercorn.trio.tcp_server import TCPServer
+from hypercorn.trio.worker_context import WorkerContext
+from hypercorn.typing import ConnectionState
+from hypercorn.utils import wrap_app
 from prometheus_client import CONTENT_TYPE_LATEST, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric as MetricFamily
@@ -48,6 +51,7 @@ from shapestream.settings import AdminSettings
 from shapestream.slices import Slices
 from shapestream.telemetry.logging import LEVELS, PRESENT
 from shapestream.telemetry.metrics import Buckets, Kind, Metric, Sample, observe
+from shapestream.transport.guards import admin_connections
 
 log = structlog.get_logger()
 
@@ -193,6 +197,61 @@ class _Callers:
         return hmac.compare_digest(given.encode(), f"Bearer {self._token}".encode())
 
 
+class Standing(IntEnum):
+    """The standing of a connection: where there are too many, the lowest ends first."""
+
+    IDLE = 0
+    """It has not asked, or not all of it has come."""
+    ASKED = 1
+    """It waits for its answer, or for its reader."""
+    VIEWER = 2
+    """It is sent the page's data."""
+
+
+@dataclass(slots=True, eq=False)
+class Connection:
+    """One connection of the port."""
+
+    stream: trio.SocketStream
+    scope: trio.CancelScope
+    standing: Standing = Standing.IDLE
+
+    def end(self) -> None:
+        """Give its descriptor back at once; what waits for its reader fails."""
+        self.stream.socket.close()
+        self.scope.cancel()
+
+
+_CONNECTION: ContextVar[Connection] = ContextVar("connection")
+"""That of a task of Hypercorn's."""
+
+
+class Connections:
+    """The connections that are open: at most so many, so that callers of this port leave descriptors to others."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._open: dict[Connection, None] = {}
+        """The oldest first."""
+
+    @contextmanager
+    def holding(self, stream: trio.SocketStream) -> Iterator[None]:
+        """Count a connection for the time of the block. Where they are too many, the oldest of the lowest ends."""
+        if len(self._open) >= self._most:
+            ended = min(self._open, key=lambda connection: connection.standing)
+            del self._open[ended]
+            ended.end()
+        connection = Connection(stream, trio.CancelScope())
+        self._open[connection] = None
+        _CONNECTION.set(connection)
+        try:
+            with connection.scope:
+                yield
+        finally:
+            stream.socket.close()
+            self._open.pop(connection, None)
+
+
 def _is_ip_address(host: str) -> bool:
     try:
         ip_address(host)
@@ -262,7 +321,6 @@ class _Thread:
 
     def _serve_once(self) -> None:
         config = Config()
-        config.bind = [f"fd://{os.dup(self._listener.fileno())}"]
         config.errorlog = config.accesslog = None
         config.include_server_header = False
         config.h11_max_incomplete_size = MAX_HEAD_BYTES
@@ -276,12 +334,22 @@ class _Thread:
         self._loop = trio.lowlevel.current_trio_token()
         self._slicing = trio.Lock()
         self._feeds.clear()
+        application = wrap_app(cast(Any, self._answer), config.wsgi_max_body_size, None)
+        connections = Connections(admin_connections())
+
+        async def converse(stream: trio.SocketStream) -> None:
+            with connections.holding(stream):
+                await TCPServer(application, config, WorkerContext(None), ConnectionState({}), cast(Any, stream))
+
+        listener = trio.SocketListener(trio.socket.from_stdlib_socket(self._listener.dup()))
         async with trio.open_nursery() as self._nursery:
             if not self._ends.is_set():
-                await serve(cast(Any, self._answer), config, shutdown_trigger=self._stopped.wait)
+                self._nursery.start_soon(trio.serve_listeners, converse, [listener])
+                await self._stopped.wait()
             self._nursery.cancel_scope.cancel()
 
     async def _answer(self, *call: Any) -> None:
+        _CONNECTION.get().standing = Standing.ASKED
         while (application := self._application) is None:  # noqa: ASYNC110 - the main thread sets it, in a moment
             await trio.sleep(LOOK_S)
         await application(*call)
@@ -337,6 +405,7 @@ class _Thread:
         feed = Feed(lambda batches: self._on_main_loop(partial(stream.read, batches)))
 
         async def serve_and_close(*asgi: Any) -> None:
+            _CONNECTION.get().standing = Standing.VIEWER
             await feed.serve(*asgi)
             # Hypercorn frees no connection whose caller vanished and had sent more requests ahead: end its tasks.
             connection = trio.lowlevel.current_task().parent_nursery
