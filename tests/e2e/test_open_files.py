@@ -8,16 +8,19 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
+import psutil
 import pytest
-from tests.e2e.conftest import COMMAND, PATIENCE_S, Workplace
+from tests.e2e.conftest import COMMAND, PATIENCE_S, Workplace, until
 
 from shapestream import blocking
+from shapestream.transport.guards import ADMIN_PART
 
 pytestmark = pytest.mark.e2e
 
+LIMIT = 128
 CONFIG = """\
     models:
       - name: m
@@ -73,6 +76,39 @@ def test_connections_beyond_the_limit_of_open_files_are_refused(workplace: Workp
             connection.close()
     with blocking.connect(served.address, connect_timeout=PATIENCE_S) as client:
         assert 0 < client.statistics()["uptime_s"]
+
+
+@pytest.mark.alone
+def test_callers_of_the_admin_port_leave_descriptors_to_clients(workplace: Workplace) -> None:
+    """Of 200 silent ones few are held, and they end within seconds. A check is answered, and a client served."""
+    pytest.importorskip("hypercorn", reason="the extra [admin] is not installed")
+    with limit_of_open_files(LIMIT):
+        served = workplace.serve("    server: {listen: [ipc://s.sock], admin: 127.0.0.1:0}\n" + CONFIG)
+    (event,) = served.wait_for("admin port ready")
+    port = int(event["address"].rpartition(":")[2])
+    served.wait_for("workers ready")
+    process = psutil.Process(served.process.pid)
+    before = process.num_fds()
+    silent = [socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) for _ in range(200)]
+    try:
+        most, answer = before, b""
+        with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) as check:
+            check.sendall(b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            check.settimeout(0.01)
+            while not answer:
+                most = max(most, process.num_fds())
+                with suppress(TimeoutError):
+                    answer = check.recv(64)
+        assert b" 200 " in answer
+        assert most <= before + LIMIT // ADMIN_PART + 2
+        with blocking.connect(served.address, connect_timeout=PATIENCE_S) as client:
+            assert 0 < client.statistics()["uptime_s"]
+        until("their end", lambda: process.num_fds() <= before + 2)
+        assert [b""] * 200 == [connection.recv(1) for connection in silent]
+    finally:
+        for connection in silent:
+            connection.close()
+    assert [] == served.events("admin port failed")
 
 
 def test_a_limit_that_no_client_fits_into_is_refused_at_the_start(workplace: Workplace) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 from shapestream.errors import ConfigurationError, ProtocolError
 from shapestream.serving.models import ServedModels
 from shapestream.settings import load_settings
+from shapestream.slices import at_once
 from shapestream.wire.codec import decode, pack_messages
 from shapestream.wire.layouts import LayoutBook
 from shapestream.wire.limits import CLIENT_LIMITS, WORKER_LIMITS, Limits
@@ -98,7 +99,7 @@ def signature(data: bytes) -> None:
         try:
             signatures = {name: ModelSignature.from_dict(plain) for name, plain in hello.models.items()}
             tables = [CostTable.from_dict(plain) for plain in hello.costs.values()]
-            models.add_all(signatures)
+            at_once(models.add_all(signatures))
         except (EngineError, ConfigurationError):
             continue
         for table in tables:

@@ -153,7 +153,7 @@ def _clients_that_fit(loaded: LoadedSettings) -> int:
         group.count * divide_cpus(cpus, workers, group.slots, group.threads)[0]
         for group in settings.worker_groups
     )
-    fits = connections_that_fit(workers, slots)
+    fits = connections_that_fit(workers, slots, admin=settings.server.admin is not None)
     if fits is None or fits >= wanted:
         return wanted
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -185,7 +185,7 @@ class Worker:
             welcomed = session.welcome
             for frames in messages:
                 try:
-                    entries = _CODEC.read(frames)
+                    entries = [*_CODEC.read(frames)]
                 except ProtocolError as error:
                     session.ended = f"the server sent what cannot be read: {error}"
                     break

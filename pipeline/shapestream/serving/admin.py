@@ -13,14 +13,14 @@ import base64
 import hashlib
 import hmac
 import json
-import os
 import re
 import socket
 import threading
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from contextvars import copy_context
+from contextvars import ContextVar, copy_context
 from dataclasses import dataclass
+from enum import IntEnum
 from functools import partial
 from importlib.resources import files
 from ipaddress import ip_address
@@ -31,7 +31,10 @@ import outcome
 import structlog
 import trio
 from hypercorn.config import Config
-from hypercorn.trio import serve
+from hypercorn.trio.tcp_server import TCPServer
+from hypercorn.trio.worker_context import WorkerContext
+from hypercorn.typing import ConnectionState
+from hypercorn.utils import wrap_app
 from prometheus_client import CONTENT_TYPE_LATEST, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric as MetricFamily
@@ -45,8 +48,10 @@ from shapestream.errors import ConfigurationError
 from shapestream.serving.event_stream import MOST_VIEWERS, Feed
 from shapestream.serving.server import Server
 from shapestream.settings import AdminSettings
+from shapestream.slices import Slices
 from shapestream.telemetry.logging import LEVELS, PRESENT
 from shapestream.telemetry.metrics import Buckets, Kind, Metric, Sample, observe
+from shapestream.transport.guards import admin_connections
 from shapestream_engine.regular_files import read_regular
 
 log = structlog.get_logger()
@@ -72,7 +77,7 @@ class Page:
     """One path of the port."""
 
     read: Callable[..., Any] | None
-    """Called on the main loop, so it is quick; None: the answer needs nothing from there."""
+    """Called on the main loop, so it is quick, or returns `Slices`; None: the answer needs nothing from there."""
     write: Callable[[Any], Response]
     """The answer, made of what `read` returned in the port's own thread."""
     hidden: Callable[[Any], Response] | None = None
@@ -87,7 +92,7 @@ class Page:
 class EventStream:
     """A path whose answer is a stream of server-sent events, until its viewer leaves."""
 
-    read: Callable[[int], dict[str, Any]]
+    read: Callable[[int], Slices[dict[str, Any]]]
     """`Server.live`, called on the main loop."""
 
 
@@ -129,7 +134,7 @@ def ready_page(server: Server) -> Page:
     return Page(read=look, write=write, hidden=hidden, takes=("model",))
 
 
-def json_page(read: Callable[[], dict[str, Any]]) -> Page:
+def json_page(read: Callable[[], dict[str, Any] | Slices[dict[str, Any]]]) -> Page:
     """A page of plain data."""
     return Page(read=read, write=JSONResponse)
 
@@ -218,6 +223,61 @@ class _Callers:
         return hmac.compare_digest(given.encode(), f"Bearer {self._token}".encode())
 
 
+class Standing(IntEnum):
+    """The standing of a connection: where there are too many, the lowest ends first."""
+
+    IDLE = 0
+    """It has not asked, or not all of it has come."""
+    ASKED = 1
+    """It waits for its answer, or for its reader."""
+    VIEWER = 2
+    """It is sent the page's data."""
+
+
+@dataclass(slots=True, eq=False)
+class Connection:
+    """One connection of the port."""
+
+    stream: trio.SocketStream
+    scope: trio.CancelScope
+    standing: Standing = Standing.IDLE
+
+    def end(self) -> None:
+        """Give its descriptor back at once; what waits for its reader fails."""
+        self.stream.socket.close()
+        self.scope.cancel()
+
+
+_CONNECTION: ContextVar[Connection] = ContextVar("connection")
+"""That of a task of Hypercorn's."""
+
+
+class Connections:
+    """The connections that are open: at most so many, so that callers of this port leave descriptors to others."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._open: dict[Connection, None] = {}
+        """The oldest first."""
+
+    @contextmanager
+    def holding(self, stream: trio.SocketStream) -> Iterator[None]:
+        """Count a connection for the time of the block. Where they are too many, the oldest of the lowest ends."""
+        if len(self._open) >= self._most:
+            ended = min(self._open, key=lambda connection: connection.standing)
+            del self._open[ended]
+            ended.end()
+        connection = Connection(stream, trio.CancelScope())
+        self._open[connection] = None
+        _CONNECTION.set(connection)
+        try:
+            with connection.scope:
+                yield
+        finally:
+            stream.socket.close()
+            self._open.pop(connection, None)
+
+
 def _is_ip_address(host: str) -> bool:
     try:
         ip_address(host)
@@ -239,6 +299,8 @@ class _Thread:
         self._stopped = trio.Event()
         self._application: Starlette | None = None
         self._nursery: trio.Nursery
+        self._slicing: trio.Lock
+        """Held by the answer that is read in slices: a turn of the main loop has one of them, however many callers ask."""
         self._feeds: list[Feed] = []
         """Those that run, from their first viewer on."""
 
@@ -285,7 +347,6 @@ class _Thread:
 
     def _serve_once(self) -> None:
         config = Config()
-        config.bind = [f"fd://{os.dup(self._listener.fileno())}"]
         config.errorlog = config.accesslog = None
         config.include_server_header = False
         config.h11_max_incomplete_size = MAX_HEAD_BYTES
@@ -297,13 +358,26 @@ class _Thread:
 
     async def _serve(self, config: Config) -> None:
         self._loop = trio.lowlevel.current_trio_token()
+        self._slicing = trio.Lock()
         self._feeds.clear()
+        application = wrap_app(cast(Any, self._answer), config.wsgi_max_body_size, None)
+        connections = Connections(admin_connections())
+
+        async def converse(stream: trio.SocketStream) -> None:
+            with connections.holding(stream):
+                await TCPServer(
+                    application, config, WorkerContext(None), ConnectionState({}), cast(Any, stream)
+                )
+
+        listener = trio.SocketListener(trio.socket.from_stdlib_socket(self._listener.dup()))
         async with trio.open_nursery() as self._nursery:
             if not self._ends.is_set():
-                await serve(cast(Any, self._answer), config, shutdown_trigger=self._stopped.wait)
+                self._nursery.start_soon(trio.serve_listeners, converse, [listener])
+                await self._stopped.wait()
             self._nursery.cancel_scope.cancel()
 
     async def _answer(self, *call: Any) -> None:
+        _CONNECTION.get().standing = Standing.ASKED
         while (application := self._application) is None:  # noqa: ASYNC110 - the main thread sets it, in a moment
             await trio.sleep(LOOK_S)
         await application(*call)
@@ -359,6 +433,7 @@ class _Thread:
         feed = Feed(lambda batches: self._on_main_loop(partial(stream.read, batches)))
 
         async def serve_and_close(*asgi: Any) -> None:
+            _CONNECTION.get().standing = Standing.VIEWER
             await feed.serve(*asgi)
             # Hypercorn frees no connection whose caller vanished and had sent more requests ahead: end its tasks.
             connection = trio.lowlevel.current_task().parent_nursery
@@ -376,7 +451,27 @@ class _Thread:
         return answer
 
     async def _on_main_loop(self, read: Callable[[], Any]) -> Any:
-        """Call `read` on the main loop. Raises TooSlowError where that does not answer in time, or has ended."""
+        """Call `read` on the main loop, where it returns `Slices` each slice in a turn of its own.
+
+        Raises TooSlowError where the loop does not answer in time, or has ended.
+        """
+        found = await self._in_one_turn(read)
+        if not isinstance(found, Generator):
+            return found
+        ended: list[Any] = []
+
+        def advance() -> None:
+            try:
+                next(found)
+            except StopIteration as end:
+                ended.append(end.value)
+
+        async with self._slicing:
+            while not ended:
+                await self._in_one_turn(advance)
+        return ended[0]
+
+    async def _in_one_turn(self, read: Callable[[], Any]) -> Any:
         if self._main_loop is None:
             return read()
         here, answered = trio.lowlevel.current_trio_token(), trio.Event()
@@ -534,7 +629,7 @@ def server_pages(server: Server) -> dict[str, Page | EventStream]:
         why = server.standstill()
         return [] if why is None else [why]
 
-    def slowest_stories(slowest: str = "10") -> dict[str, Any]:
+    def slowest_stories(slowest: str = "10") -> Slices[dict[str, Any]]:
         if not (slowest.isdecimal() and len(slowest) < 5):
             raise ConfigurationError(["slowest is a number of requests"])
         return server.explain("", int(slowest))
@@ -554,7 +649,7 @@ def server_pages(server: Server) -> dict[str, Page | EventStream]:
         "/events": EventStream(read=server.live),
         "/health/live": health_page("live", standstill),
         "/health/ready": ready_page(server),
-        "/statistics": json_page(server.statistics),
+        "/statistics": json_page(server.statistics_in_slices),
         "/audit": json_page(server.audit),
         "/logging": Page(read=log_settings, write=JSONResponse, change=change_log_level),
         "/metrics": Page(read=lambda: observe(server.observation()), write=_exposition),

@@ -17,12 +17,13 @@ import trio
 from shapestream.errors import AlreadyAnswered, Conflict, ProtocolError, Unavailable
 from shapestream.serving.dispatcher import Dispatcher
 from shapestream.serving.egress import Egress
-from shapestream.serving.inbox import DEAR, QUANTUM, Inbox, Item
+from shapestream.serving.inbox import DEAR, QUANTUM, TENSORS_PER_POINT, Inbox, Item
 from shapestream.serving.kept_replies import ClientId, same_tensors
 from shapestream.serving.models import ServedModel, ServedModels
 from shapestream.serving.outgoing import GONE, Link
 from shapestream.serving.sessions import RequestRecord, Session, Sessions
 from shapestream.settings import ServerSettings
+from shapestream.slices import SlicedWork, Slices
 from shapestream.telemetry.logging import PRESENT, RateLimit
 from shapestream.wire.codec import BadEntry
 from shapestream.wire.messages import (
@@ -50,6 +51,8 @@ from shapestream_engine.errors import ShapeError
 
 log = structlog.get_logger()
 
+MOST_QUESTIONS = 16
+"""Questions for stories of one session that wait for their answers, at most."""
 _CONFLICT = "use a number once: another request of this client has it"
 
 
@@ -64,9 +67,9 @@ class ClientPort:
         settings: ServerSettings,
         *,
         epoch: bytes,
-        describe: Callable[[], dict[str, Any]],
+        describe: Callable[[], Slices[dict[str, Any]]],
         acknowledge: Callable[[str], None],
-        explain: Callable[[str, int, ClientId | None], dict[str, Any]],
+        explain: Callable[[str, int, ClientId | None], Slices[dict[str, Any]]],
     ) -> None:
         """`describe` gives the counters that `Statistics` carries; `acknowledge` is `Auditor.acknowledge`, `explain` is
         `Server.explain`."""
@@ -101,12 +104,16 @@ class ClientPort:
         self._arrived: list[RequestRecord] = []
         """Requests of this turn that the dispatcher has not been given."""
         self._limit = RateLimit()
+        self._answers = SlicedWork()
+        """Counters and stories: a session waits for one answer of the former, and for `MOST_QUESTIONS` of the latter."""
 
     # ---------------------------------------------------------------- turns
 
     async def run(self) -> None:
         """Serve the port until cancelled."""
-        await self._inbox.run()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._answers.run, self._dispatcher.end_turn)
+            await self._inbox.run()
 
     def heard(self, peers: Set[bytes], now: float) -> None:
         """Begin a turn: something arrived from these connections."""
@@ -122,7 +129,8 @@ class ClientPort:
         """Serve what a connection sent; returns its price in points."""
         session = self.sessions.by_peer.get(peer)
         if type(item) is Request and session is not None:
-            return 1 if self._admit(session, item, now) else DEAR
+            admitted = self._admit(session, item, now)
+            return len(item.tensors.buffers) // TENSORS_PER_POINT + (1 if admitted else DEAR)
         if type(item) is Clock and session is not None:
             session.clock.heard(item.sent_us, now)
             return 1
@@ -133,7 +141,7 @@ class ClientPort:
             self._refuse(peer, session, item, now)
         else:
             self._obey(peer, session, item, now)
-        # The counters, or a story, take about a millisecond to put together.
+        # The counters, or a story, take about a millisecond to put together, in a turn of their own.
         return QUANTUM if type(item) in (StatisticsRequest, Explain) else DEAR
 
     def end_turn(self, now: float) -> None:
@@ -166,15 +174,15 @@ class ClientPort:
                 if record is not None:
                     self._dispatcher.cancel(record.id, now)
             case StatisticsRequest():
-                values = self._describe() if self._socket.is_admin(peer) else self._for_clients()
-                self.outgoing.say(session, Statistics(values=values))
+                if self._socket.is_admin(peer):
+                    self._ask_for_statistics(session)
+                else:
+                    self.outgoing.say(session, Statistics(values=self._for_clients()))
             case AcknowledgeAudit():
                 if self._socket.is_admin(peer):
                     self._acknowledge(entry.model)
             case Explain():
-                asker = None if self._socket.is_admin(peer) else session.client
-                values = self._explain(entry.request, entry.slowest, asker)
-                self.outgoing.say(session, Explanation(question=entry.question, values=values))
+                self._ask_for_stories(session, entry, None if self._socket.is_admin(peer) else session.client)
             case Goodbye():
                 self._egress.kept.drop(session.answered)  # the client will ask for nothing again
                 self._end(session, "goodbye", now)
@@ -182,6 +190,35 @@ class ClientPort:
                 session.clock.repeated()
             case _:
                 self.outgoing.refuse(peer, f"unexpected {type(entry).__name__}", now)
+
+    def _ask_for_statistics(self, session: Session) -> None:
+        """Answer in later turns; questions that come before that answer is begun share it."""
+        session.statistics_asked += 1
+        if session.statistics_asked == 1:
+            self._answers.add(self._tell_statistics(session))
+
+    def _tell_statistics(self, session: Session) -> Slices[None]:
+        asked = session.statistics_asked
+        values = yield from self._describe()
+        self.outgoing.say(session, Statistics(values=values))
+        session.statistics_asked -= asked
+        if session.statistics_asked:
+            self._answers.add(self._tell_statistics(session))
+
+    def _ask_for_stories(self, session: Session, entry: Explain, asker: ClientId | None) -> None:
+        """Answer in later turns; at once, and without stories, where the session waits for too many answers."""
+        if session.questions < MOST_QUESTIONS:
+            session.questions += 1
+            self._answers.add(self._tell_stories(session, entry, asker))
+        else:
+            why = f"{MOST_QUESTIONS} questions of this client wait for their answers; ask again after one of them"
+            values = {"stories": [], "unknown": why}
+            self.outgoing.say(session, Explanation(question=entry.question, values=values))
+
+    def _tell_stories(self, session: Session, entry: Explain, asker: ClientId | None) -> Slices[None]:
+        values = yield from self._explain(entry.request, entry.slowest, asker)
+        session.questions -= 1
+        self.outgoing.say(session, Explanation(question=entry.question, values=values))
 
     def _for_clients(self) -> dict[str, Any]:
         """What a key without the role `admin` may see: the models, and nothing of what other clients do."""

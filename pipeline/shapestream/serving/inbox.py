@@ -9,7 +9,7 @@ RFC 8290, section 4.2. A connection that sends far more than its credit allows, 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Set
+from collections.abc import Iterator, Set
 from typing import Protocol, TypeAlias
 
 import trio
@@ -32,6 +32,13 @@ TURN = 2 * QUANTUM
 FRAMES_PER_POINT = 32
 """Each message costs a point, and one more for so many frames. So a turn serves less than the socket reads at once, of
 messages and of frames: a flood lies here, where it is counted, and not in libzmq."""
+
+TENSORS_PER_POINT = 8
+"""A request costs one more for so many tensors: with 32 dimensions each they take as long as a request with one."""
+BYTES_PER_POINT = 1024
+"""Each entry costs one more for so many bytes of its message's header / its entries."""
+SHORTEST = 6
+"""Bytes of the shortest header that holds an entry; a shorter one is empty, or no message."""
 
 MORE_ENTRIES = 4096
 """What one connection may have unserved beyond its credit: cancels of all its requests, heartbeats, mistakes."""
@@ -58,12 +65,14 @@ class Receiver(Protocol):
 class _Line:
     """One connection's messages, in their order."""
 
-    __slots__ = ("balance", "behind", "entries", "items", "nbytes", "next", "peer")
+    __slots__ = ("balance", "behind", "entries", "items", "nbytes", "next", "peer", "price")
 
     def __init__(self, peer: bytes, message: Message) -> None:
         self.peer = peer
-        self.items: list[Item] = []
-        """What is left of the message that is being served, the next one last."""
+        self.items: Iterator[Item] | None = None
+        """What is left of the message that is being served; None between two."""
+        self.price = 0
+        """Points of each entry of that message beside its own: what unpacking it takes."""
         self.next: Message | None = message
         self.behind: deque[tuple[Message, int, int]] = deque()
         """Messages behind the next one, each with the entries that it announces, and its bytes."""
@@ -91,8 +100,7 @@ class _Line:
 
     def clear(self) -> None:
         """Drop everything."""
-        self.items.clear()
-        self.next = None
+        self.items = self.next = None
         self.behind.clear()
         self.entries = self.nbytes = 0
 
@@ -210,20 +218,27 @@ class Inbox:
         serve, peer = self._receiver.serve, line.peer
         balance = full = line.balance + QUANTUM
         while balance > 0:
-            if line.items:
-                balance -= serve(peer, line.items.pop(), now)
-            elif (message := line.take()) is not None:
+            if line.items is not None:
+                item: Item | None
                 try:
-                    line.items = [*reversed(self._read(message))]
+                    item = next(line.items, None)
                 except ProtocolError as error:
-                    line.items = [error]
+                    item = error
+                if item is None:
+                    line.items = None
+                else:
+                    balance -= line.price + serve(peer, item, now)
+            elif (message := line.take()) is not None:
+                line.items = iter(self._read(message))
+                entries = entries_announced(message[0])
+                line.price = len(message[0]) // entries // BYTES_PER_POINT
                 # An empty message costs as much as the smallest entry.
-                balance -= 1 + len(message) // FRAMES_PER_POINT + (not line.items)
+                balance -= 1 + len(message) // FRAMES_PER_POINT + (len(message[0]) < SHORTEST)
             else:
                 break
         line.balance = balance
         if self._lines.get(peer) is line:  # else it was cut off
-            if line.items or line.next is not None or line.behind:
+            if line.items is not None or line.next is not None or line.behind:
                 self._backlogged.append(line)
             else:
                 del self._lines[peer]

@@ -12,6 +12,7 @@ import structlog
 from shapestream.errors import ConfigurationError
 from shapestream.scheduling.events import InputBytes, ModelProfile
 from shapestream.settings import ModelSettings
+from shapestream.slices import Slices
 from shapestream.wire.limits import MAX_INLINE_BYTES, MAX_RANK, MAX_TENSORS, WORKER_LIMITS, Limits
 from shapestream_engine.batching.calls import CallPlanner
 from shapestream_engine.calibration_shapes import DEFAULT_MAX_BATCH
@@ -256,31 +257,36 @@ class ServedModels:
         signatures: Mapping[str, ModelSignature],
         digests: Mapping[str, str] | None = None,
         once: Collection[str] = (),
-    ) -> list[ServedModel]:
+    ) -> Slices[list[ServedModel]]:
         """Take the models of a worker, all or none, and the digests of their files. Returns those that are new.
 
-        `once` names the models whose requests must not run twice, beside those that the configuration says it of.
+        A slice is a model; all are taken in the last one. `once` names the models whose requests must not run twice,
+        beside those that the configuration says it of.
         Raises ConfigurationError when one is known with another signature, or cannot travel on the wire, and when
         there would be more than `MAX_MODELS`: a model is never forgotten, so workers could fill the memory with them.
         """
         new: list[ServedModel] = []
         for name, signature in signatures.items():
-            model = self._checked(len(self.by_number) + len(new), name, signature, name in once)
+            model = self._checked(name, signature, name in once)
             if model is not None:
                 new.append(model)
+            yield
+        if any(model.name in self._by_name for model in new):  # another port has taken it meanwhile
+            return (yield from self.add_all(signatures, digests, once))
         if len(self.by_number) + len(new) > MAX_MODELS:
             raise ConfigurationError(
                 [f"more than {MAX_MODELS} models; restart the server to forget the old ones"]
             )
         for model in new:
+            model.number = len(self.by_number)
             self._by_name[model.name] = model
             self.by_number.append(model)
         for name, digest in (digests or {}).items():
             self.digests.setdefault(name, digest)
         return new
 
-    def _checked(self, number: int, name: str, signature: ModelSignature, once: bool) -> ServedModel | None:
-        """The model to be, or None if it is known already."""
+    def _checked(self, name: str, signature: ModelSignature, once: bool) -> ServedModel | None:
+        """The model to be, without its number, or None if it is known already."""
         if name != signature.name:
             raise ConfigurationError([f"model {name!r} calls itself {signature.name!r}"])
         if max(len(signature.inputs), len(signature.outputs)) > MAX_TENSORS:
@@ -306,4 +312,4 @@ class ServedModels:
         settings = self._expected.get(name) or ModelSettings(name=name)
         if once:
             settings = settings.model_copy(update={"idempotent": False})
-        return ServedModel(number, name, signature, settings)
+        return ServedModel(-1, name, signature, settings)

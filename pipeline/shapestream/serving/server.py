@@ -41,9 +41,10 @@ from shapestream.serving.models import ServedModels
 from shapestream.serving.outgoing import Outgoing
 from shapestream.serving.quarantine import Quarantine
 from shapestream.serving.slot_threads import SlotThreads
-from shapestream.serving.stories import Stories, nothing_of, story_of
+from shapestream.serving.stories import MOST_SLOWEST, Stories, nothing_of, story_of
 from shapestream.serving.worker_port import LastState, ProcessOwner, WorkerPort
 from shapestream.settings import ModelSettings, ServerSettings
+from shapestream.slices import Slices, at_once
 from shapestream.telemetry.last_minute import LastMinute
 from shapestream.telemetry.logging import LogFormat, LogLevel, change
 from shapestream.telemetry.metrics import Observation
@@ -146,7 +147,7 @@ class Server:
             self._models,
             settings,
             epoch=epoch,
-            describe=self.statistics,
+            describe=self.statistics_in_slices,
             acknowledge=self._auditor.acknowledge,
             explain=self.explain,
         )
@@ -356,8 +357,16 @@ class Server:
 
     def statistics(self) -> dict[str, Any]:
         """The counters, as plain data: what `Statistics` carries."""
-        scheduler, dispatcher, now = self._scheduler.statistics(), self._dispatcher, trio.current_time()
-        last_minute = self._last_minute.to_dict(now, self._models.names)
+        return at_once(self.statistics_in_slices())
+
+    def statistics_in_slices(self) -> Slices[dict[str, Any]]:
+        """The same, of which some numbers are a few turns older than others."""
+        dispatcher, now = self._dispatcher, trio.current_time()
+        last_minute = yield from self._last_minute.to_dict(now, self._models.names)
+        counters = yield from self._counters.to_dict()
+        scheduler = self._scheduler.statistics()
+        in_scheduler = scheduler.to_dict(last_minute["models"])
+        yield
         return {
             "uptime_s": round(now - self._started, 3),
             "pid": os.getpid(),
@@ -371,7 +380,7 @@ class Server:
             "quarantined": len(dispatcher.quarantine),
             "kept_replies": len(self._kept),
             "kept_bytes": self._kept.nbytes,
-            "scheduler": scheduler.to_dict(last_minute["models"]),
+            "scheduler": in_scheduler,
             "last_minute": last_minute,
             "slots": {
                 slot.label: {"batches": slot.batches, "busy_s": round(slot.busy_s, 6)}
@@ -380,36 +389,44 @@ class Server:
             "slots_in_all": len(dispatcher.slots),
             "peers_refused": self._peers_refused(),
             "audit": self.audit(),
-            **self._counters.to_dict(),
+            **counters,
         }
 
-    def explain(self, request: str, slowest: int, asker: ClientId | None = None) -> dict[str, Any]:
+    def explain(self, request: str, slowest: int, asker: ClientId | None = None) -> Slices[dict[str, Any]]:
         """The `stories` of the requests with this id, else of the slowest, as plain data; where none, `unknown` says why.
 
         Only of requests that the asker may see; None: an admin.
         """
         if not request:
-            return {"stories": self.slowest_stories(slowest, asker)}
+            return {"stories": (yield from self._slowest_stories(slowest, asker))}
         now = trio.current_time()
-        found = self._stories.of(request, self._dispatcher.requests, now, asker)
-        stories = [story_of(past, now, asker) for past in found]
+        stories = []
+        for past in (yield from self._stories.of(request, self._dispatcher.requests, now, asker)):
+            stories.append(story_of(past, now, asker))
+            yield
         unknown = {} if stories else {"unknown": nothing_of(request, self._stories.reach_s(now))}
         return {"stories": stories, **unknown}
 
-    def slowest_stories(self, count: int, asker: ClientId | None = None) -> list[dict[str, Any]]:
+    def _slowest_stories(self, count: int, asker: ClientId | None = None) -> Slices[list[dict[str, Any]]]:
         """The slowest requests of the last ten minutes that the asker may see, one of a batch, the slowest first."""
         now = trio.current_time()
-        return [story_of(past, now, asker) for past in islice(self._stories.slowest(now, asker), count)]
+        stories = []
+        for past in islice(self._stories.slowest(now, asker), min(count, MOST_SLOWEST)):
+            stories.append(story_of(past, now, asker))
+            yield
+        return stories
 
     def _labels_of(self, model: str) -> list[str]:
         """The slots that serve a model."""
         return [slot.label for slot in self._dispatcher.slots.values() if model in slot.worker.models]
 
-    def live(self, batches: int) -> dict[str, Any]:
+    def live(self, batches: int) -> Slices[dict[str, Any]]:
         """The page's data: counters, queue by size, slots, errors, and the batches after the first `batches` ones.
 
         Times are those of this process's monotonic clock, in seconds, beside `now`.
         """
+        statistics = yield from self.statistics_in_slices()
+        slowest = yield from self._slowest_stories(SLOWEST_SHOWN)
         recent = self._counters.recent
         standstill = self.standstill()
         return {
@@ -425,7 +442,7 @@ class Server:
                     if audit["stopped"]
                 ],
             ],
-            "statistics": self.statistics(),
+            "statistics": statistics,
             "queues": {
                 name: [
                     queue.waiting,
@@ -450,7 +467,7 @@ class Server:
                 [error.time, error.model, error.code, error.message, error.request_id]
                 for error in recent.errors
             ],
-            "slowest": self.slowest_stories(SLOWEST_SHOWN),
+            "slowest": slowest,
             "batches_in_all": recent.batches,
             "batches": recent.since(batches),
         }
@@ -508,7 +525,6 @@ class Server:
             await trio.sleep_until(due)
             now = trio.current_time()  # once: it may stand still between two looks, too
             self._counters.lag_us.record(round((now - due) * 1e6))
-            self._last_minute.take(now)
             self._stories.look(now)
             if now > due + STALL_S:
                 log.warning("the server stood still", seconds=round(now - due, 1))
@@ -519,6 +535,8 @@ class Server:
             self._dispatcher.end_turn()
             if not self._dispatcher.unfinished:
                 give_back_freed_memory(above_bytes=IDLE_BYTES)
+            for _ in self._last_minute.take(now):
+                await trio.lowlevel.checkpoint()
 
     async def _drain(self) -> None:
         await self._drain_asked.wait()

@@ -67,8 +67,10 @@ class Session(Link):
         "held_bytes",
         "key_use",
         "number",
+        "questions",
         "running",
         "software",
+        "statistics_asked",
     )
 
     def __init__(
@@ -97,6 +99,10 @@ class Session(Link):
         """Bytes of the tensors of `running`."""
         self.clock = PeerClock()
         """The client's, which its deadlines count by."""
+        self.questions = 0
+        """Questions for stories that wait for their answers."""
+        self.statistics_asked = 0
+        """Questions for the counters that wait for their answer."""
 
     @property
     def label(self) -> str:

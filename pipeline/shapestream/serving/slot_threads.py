@@ -312,7 +312,7 @@ class _SlotThread(Thread):
     ) -> str | None:
         """Carry out a message, of which nothing is held afterwards; returns why the connection is of no use, if so."""
         try:
-            entries = self._codec.read(frames)
+            entries = [*self._codec.read(frames)]
         except ProtocolError as error:
             return f"the server sent what cannot be read: {error}"
         for entry in entries:

@@ -28,6 +28,7 @@ from shapestream.scheduling.statistics import Told
 from shapestream.serving.kept_replies import ClientId
 from shapestream.serving.sessions import RequestRecord
 from shapestream.serving.workers import RunningBatch
+from shapestream.slices import Slices
 from shapestream.wire.tags import REQUEST_ID
 from shapestream_engine.batch import ErrorCode
 
@@ -45,6 +46,10 @@ COMPANY = 16
 """Other members of a batch that a story names, at most; and models and slots that it waited behind."""
 MOST_STORIES = 16
 """Requests of one id that are told of, at most: the newest."""
+MOST_SLOWEST = 32
+"""Stories of the slowest that one answer tells, at most: a message holds so many, also with long errors."""
+ROWS_PER_SLICE = 2048
+"""Answered requests that are compared with an id in one turn of the event loop: half a millisecond."""
 MOST_BEHIND = 512
 """Batches that ended during a wait and are looked at, at most: the last ones. Each takes the event loop a microsecond."""
 _ID = re.compile(r"([0-9a-f]{32})-(\d{1,19})")
@@ -85,8 +90,8 @@ class Run(NamedTuple):
     code: str | None
     """The code of a run that failed."""
     why: str
-    clients: Sequence[ClientId]
-    """Those of all its requests, where it answered none."""
+    clients: Mapping[int, ClientId]
+    """Those of all its requests by the scheduler's ids, where it answered none."""
     members: Sequence[tuple[Any, ...]]
     """The requests that it answered, as `Member` has them."""
 
@@ -219,7 +224,7 @@ class Stories:
             report.calls,
             None,
             "",
-            (),
+            _NOBODY,
             members,
         )
         runs = self._runs
@@ -274,13 +279,17 @@ class Stories:
     # ------------------------------------------------------------ what is asked for
 
     def slowest(self, now: float, asker: ClientId | None = None) -> Iterator[Past]:
-        """The slowest requests of the last minutes that the asker may see, one of a batch, the slowest first."""
+        """The slowest requests of the last minutes that the asker may see, one of a batch, the slowest first.
+
+        Each takes a slice of the event loop's time, of up to two milliseconds.
+        """
         kept = [
             (entry, heap) for heap in self._slow for entry in heap if entry[2].ended > now - 60.0 * MINUTES
         ]
+        shares: _Shares = {}
         for entry, heap in sorted(kept, key=lambda one: -one[0][0]):
             if may_see(asker, entry[2].member.client):
-                yield self._looked_at(entry, heap, now)
+                yield self._looked_at(entry, heap, now, shares)
 
     def look(self, now: float) -> None:
         """Look at what the slowest request waited behind, unless that is known: soon it is forgotten.
@@ -290,34 +299,32 @@ class Stories:
         """
         news = [(entry, heap) for heap in self._slow for entry in heap if entry[2].behind is None]
         if news:
-            self._looked_at(*max(news, key=lambda one: one[0][0]), now)
+            self._looked_at(*max(news, key=lambda one: one[0][0]), now, {})
 
-    def _looked_at(self, entry: _Slow, heap: list[_Slow], now: float) -> Past:
+    def _looked_at(self, entry: _Slow, heap: list[_Slow], now: float, shares: _Shares) -> Past:
         past = entry[2]
         if past.behind is None:
-            past = self._told(past, now)
-            if not past.runs or past.runs[-1].ended != inf:
-                heap[heap.index(entry)] = (*entry[:2], past)  # its key stays
+            past = self._told(past, now, shares)
+            # A slower one may have taken its place since the question was asked.
+            place = next((place for place, kept in enumerate(heap) if kept is entry), None)
+            if place is not None and (not past.runs or past.runs[-1].ended != inf):
+                heap[place] = (*entry[:2], past)  # its key stays
         return past
 
     def of(
         self, text: str, records: Iterable[RequestRecord], now: float, asker: ClientId | None = None
-    ) -> list[Past]:
+    ) -> Slices[list[Past]]:
         """The newest requests with this id that the asker may see, the latest last; `records` are those without an end."""
         match = _ID.fullmatch(text)
         client, sequence = (bytes.fromhex(match[1]), int(match[2])) if match else (b"", -1)
+        shares: _Shares = {}
 
         def asked(row: tuple[Any, ...]) -> bool:
             mine = (row[3] == sequence and row[2][0] == client) or row[5] == text
             return mine and may_see(asker, row[2])
 
-        # In one expression, and newest first: 16,384 rows take three milliseconds, or fewer where many have this id.
-        answered = (
-            (run, row)
-            for run in reversed(self._runs)
-            for row in run[-1]
-            if (row[3] == sequence or row[5] == text) and asked(row)
-        )
+        # Copies of what the next turns change; the newest first.
+        runs = list(reversed(self._runs))
         failed = (row for row in reversed(self._failed) if asked(row[0]))
         open_ = [
             record
@@ -329,15 +336,32 @@ class Stories:
         for heap in self._slow:
             for entry in heap:
                 if asked(entry[2].member):
-                    found[entry[1]] = partial(self._looked_at, entry, heap, now)
+                    found[entry[1]] = partial(self._looked_at, entry, heap, now, shares)
         for row in islice(failed, MOST_STORIES):
             found.setdefault(row[0][1], partial(self._failed_as, row))
-        for run, row in islice(answered, MOST_STORIES):
-            found.setdefault(row[1], partial(self._answered_by, Run(*run), Member(*row)))
-        for record in [record for record in open_ if asked(_row_of(record))][-MOST_STORIES:]:
-            found[record.id] = partial(self._open, record, member_of(record))
-        pasts = [found[number]() for number in sorted(found)[-MOST_STORIES:]]
-        return [past if past.behind is not None else self._told(past, now) for past in pasts]
+        mine = (record for record in reversed(open_) if asked(_row_of(record)))
+        for record in islice(mine, MOST_STORIES):
+            found[record.id] = partial(_itself, self._open(record, member_of(record)))
+        yield
+        left, seen = MOST_STORIES, 0
+        for run in runs:
+            if seen >= ROWS_PER_SLICE:
+                seen = 0
+                yield
+            # In one expression: an id that is not there takes a quarter of a microsecond per row.
+            rows = [row for row in run[-1] if (row[3] == sequence or row[5] == text) and asked(row)]
+            for row in rows[::-1][:left]:
+                found.setdefault(row[1], partial(self._answered_by, Run(*run), Member(*row)))
+            seen += 1 + len(run[-1])
+            left -= len(rows)
+            if left <= 0:
+                break
+        pasts = []
+        for number in sorted(found)[-MOST_STORIES:]:
+            yield
+            past = found[number]()
+            pasts.append(past if past.behind is not None else self._told(past, now, shares))
+        return pasts
 
     @property
     def latest(self) -> Run:
@@ -377,9 +401,7 @@ class Stories:
         if past.code is not None or not runs or runs[-1].start.facts.reason in _AGAIN:
             known = {run.start.batch for run in runs}
             earlier = [
-                run
-                for run in self._failed_runs
-                if number in run.start.requests and run.start.batch not in known
+                run for run in self._failed_runs if number in run.clients and run.start.batch not in known
             ]
             runs = (*earlier, *runs)
             troubles = self._troubles(number)
@@ -388,12 +410,12 @@ class Stories:
             ahead = runs[0].start.facts.ahead[runs[0].start.requests.index(number)]
         return past._replace(ahead=ahead, runs=runs, troubles=troubles)
 
-    def _told(self, past: Past, now: float) -> Past:
+    def _told(self, past: Past, now: float, shares: _Shares) -> Past:
         """The same, with what became of a call that the request did not wait for, and with what it waited behind."""
         if past.code is not None and past.runs and past.runs[-1].ended == inf:
             *earlier, last = past.runs
             past = past._replace(runs=(*earlier, last._replace(ended=self._end_of(last, past.ended))))
-        return past._replace(behind=self._behind(past, now))
+        return past._replace(behind=self._behind(past, now, shares))
 
     def _end_of(self, run: Run, after: float) -> float:
         """When a run ended that had not `after`; `inf` if it still runs, `nan` if that is forgotten."""
@@ -404,7 +426,7 @@ class Stories:
         ends = (ended[4] for ended in chain(reversed(self._failed_runs), later) if ended[0].batch == batch)
         return next(ends, nan)
 
-    def _behind(self, past: Past, now: float) -> Behind:
+    def _behind(self, past: Past, now: float, shares: _Shares) -> Behind:
         waits = [(at, until) for kind, at, until, _ in phases_of(past, now) if kind in _WAITS and until > at]
         slots = {*self._slots_of(past.model), *[run.slot for run in past.runs]}
         own = {run.start.batch for run in past.runs if run.began < inf}
@@ -418,7 +440,11 @@ class Stories:
             if len(self._failed_runs) == MOST_FAILED_RUNS:
                 complete = complete and since >= self._failed_runs[0].ended
             others = [run for run in self._failed_runs if run.ended > since]
-            others += [_run_of(running) for running in self._batches().values() if running.action.requests]
+            others += [
+                _run_of(running)
+                for running in self._batches().values()
+                if running.action.requests and running.slot.label in slots
+            ]
             seen = chain(islice(runs, low, high), _first_on_each(slots, islice(runs, high, None)), others)
             free = dict.fromkeys(slots, since)
             for run in sorted(seen, key=_ENDED):
@@ -431,7 +457,10 @@ class Stories:
                 if began >= ended:
                     continue
                 free[slot] = ended
-                share = _share(past.member.client, run)
+                asked = past.member.client, start.batch
+                share = shares.get(asked)
+                if share is None:
+                    share = shares[asked] = _share(past.member.client, run)
                 batches, own_s, others_s = taken.get(start.model, (0, 0.0, 0.0))
                 taken[start.model] = (
                     batches + (start.batch not in counted),
@@ -445,8 +474,11 @@ class Stories:
 _AGAIN = (CutReason.RERUN, CutReason.SUSPECT)
 _ENDED = itemgetter(Run._fields.index("ended"))
 _WAITS = (PhaseKind.QUEUED, PhaseKind.BEHIND)
+_NOBODY: Mapping[int, ClientId] = {}
 _Slow: TypeAlias = tuple[float, int, Past]
 """Seconds, the request's number, and its story."""
+_Shares: TypeAlias = dict[tuple[ClientId, int], float]
+"""A client's part of a batch, by its number: the stories of one answer have the same batches behind them."""
 
 
 def phases_of(past: Past, now: float) -> list[Phase]:
@@ -485,6 +517,10 @@ _IN_VAIN = (None, ErrorCode.CANCELLED)
 """Codes of a run that went on, or was interrupted, after its request had ended."""
 
 
+def _itself(past: Past) -> Past:
+    return past
+
+
 def _first_on_each(slots: Collection[str], runs: Iterable[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
     """The first of these runs on each of the slots: of those that ended after a wait, only it may have begun before."""
     awaited = set(slots)
@@ -498,7 +534,7 @@ def _first_on_each(slots: Collection[str], runs: Iterable[tuple[Any, ...]]) -> I
 
 def _share(client: ClientId, run: tuple[Any, ...]) -> float:
     """The part of a run's members that belong to this client, or to its key where clients prove keys."""
-    clients = [row[2] for row in run[-1]] or run[-2]
+    clients = [row[2] for row in run[-1]] or run[-2].values()
     own = [one for one in clients if one == client or (one[1] is not None and one[1] == client[1])]
     return len(own) / len(clients)
 
@@ -520,7 +556,7 @@ def _run_of(running: RunningBatch) -> Run:
     began = running.started
     if running.report is None and running.action.behind is not None:
         began = inf if running.slot_free is None else running.slot_free
-    clients = tuple([record.session.client for record in running.records])
+    clients = {record.id: record.session.client for record in running.records}
     return Run(
         running.action, running.slot.label, running.sent_at, began, inf, 0, 0.0, 0, (), None, "", clients, ()
     )

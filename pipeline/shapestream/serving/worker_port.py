@@ -38,6 +38,7 @@ from shapestream.serving.slot_threads import (
 )
 from shapestream.serving.workers import Offer, OwnWorker, SlotRecord, Worker, read_tolerances
 from shapestream.settings import ServerSettings
+from shapestream.slices import SlicedWork, Slices, at_once
 from shapestream.wire.codec import BadEntry
 from shapestream.wire.messages import (
     WORKER_PROTOCOL,
@@ -66,6 +67,9 @@ log = structlog.get_logger()
 READ_BURSTS = 8
 # Clients are told the name with every result, and people read it in logs.
 MAX_NAME = 200
+# Models of one worker, and the same times its slots: for each pair the scheduler takes 2 us when the worker joins.
+MOST_OFFERED = 256
+MOST_PAIRS = 2048
 # Slots that may join at once, and per second after that. A worker with 256 takes about 20 ms to come and go, so that endless
 # greetings take a fiftieth of the event loop's time.
 MOST_JOINS = 8192
@@ -167,12 +171,17 @@ class WorkerPort:
         """Slots that may join now; negative after a large worker."""
         self._joined_at = trio.current_time()
         self._reports: list[BatchReport] = []
+        self._greetings = SlicedWork()
+        self._greeting: dict[bytes, WorkerHello] = {}
+        """Greetings that are read, by the routing id of the control; `_take_join_room` bounds them."""
 
     # ---------------------------------------------------------------- turns
 
     async def run(self) -> None:
         """Serve the port until cancelled."""
-        await self._inbox.run()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._greetings.run, self._dispatcher.end_turn)
+            await self._inbox.run()
 
     def heard(self, peers: Set[bytes], now: float) -> None:
         """Begin a turn: something arrived from these connections."""
@@ -224,6 +233,10 @@ class WorkerPort:
             return
         if type(entry) is SlotHello and worker is None:
             self._greet_slot(peer, entry, now)
+            return
+        if worker is None and peer in self._greeting:
+            if type(entry) is Goodbye:
+                del self._greeting[peer]
             return
         if worker is None:
             self.outgoing.tell_stranger(peer, now)
@@ -286,7 +299,7 @@ class WorkerPort:
         """Start the slots of this process; they join when they have greeted."""
         own, now = self._own, trio.current_time()
         assert own is not None, "this port is for workers"
-        added = self._models.add_all(own.models, own.digests)
+        added = at_once(self._models.add_all(own.models, own.digests))
         worker = OwnWorker(own, self.outgoing, now, session=next(self._sessions))
         self._tokens[worker.token] = worker
         self._availability.models_added(added, now)
@@ -344,18 +357,37 @@ class WorkerPort:
             return
         if worker is not None:
             self._leave(worker, "greets again", now)
+        self._greeting[peer] = hello
+        self._greetings.add(self._welcome(peer, hello))
+
+    def _welcome(self, peer: bytes, hello: WorkerHello) -> Slices[None]:
+        """Read what a worker offers, and welcome it. Without effect where it has gone or greeted again meanwhile."""
         try:
-            self._check_identity(peer, hello)
-            offer = read_offer(hello)
-            if served := self._models.other_files(offer.models, offer.digests):
-                self._refuse_other_files(peer, hello, served, offer, now)
+            offer = yield from read_offer(hello)
+            if self._greeting.get(peer) is not hello:
                 return
-            added = self._models.add_all(offer.models, offer.digests, hello.once)
+            self._check_identity(peer, hello)
+            if served := self._models.other_files(offer.models, offer.digests):
+                del self._greeting[peer]
+                self._refuse_other_files(peer, hello, served, offer, trio.current_time())
+                return
+            added = yield from self._models.add_all(offer.models, offer.digests, hello.once)
         except (GreetingRefused, ConfigurationError) as error:
-            self._refuse(peer, None, hello, error, now)
+            if self._greeting.get(peer) is hello:
+                del self._greeting[peer]
+                self._refuse(peer, None, hello, error, trio.current_time())
             return
+        for model in added:
+            self._availability.models_added([model], trio.current_time())
+            yield
+        if self._greeting.get(peer) is hello:
+            del self._greeting[peer]
+            self._let_in(peer, offer, trio.current_time())
+
+    def _let_in(self, peer: bytes, offer: Offer, now: float) -> None:
+        """Begin a worker's session."""
         for other in list(self.workers.values()):
-            if other.name == hello.worker:
+            if other.name == offer.name:
                 self._leave(other, "came back on another connection", now)
         worker = Worker(peer, offer, self.outgoing, now, session=next(self._sessions))
         self.workers[peer] = worker
@@ -379,7 +411,6 @@ class WorkerPort:
             models=list(offer.models),
             digests=offer.digests,
         )
-        self._availability.models_added(added, now)
 
     def _greet_slot(self, peer: bytes, hello: SlotHello, now: float) -> None:
         """Let a slot in, by its worker's token and key. With the last of its slots the worker joins."""
@@ -419,11 +450,16 @@ class WorkerPort:
         self.outgoing.say(worker, Clock(sent_us=round(now * 1e6)))
 
     def _take_join_room(self, hello: WorkerHello, now: float) -> None:
-        """Raises GreetingRefused where slots join faster than the event loop has time for; not for processes of our own."""
+        """Raises GreetingRefused where slots join faster than the event loop has time for, or with too many models.
+
+        Not for processes of our own.
+        """
         refilled = self._join_room + JOINS_PER_S * (now - self._joined_at)
         self._join_room, self._joined_at = min(float(MOST_JOINS), refilled), now
-        if self._join_room <= 0.0 and not self._owns(hello.worker):
-            raise GreetingRefused("too many slots join at a time; it may greet again in a few seconds")
+        if not self._owns(hello.worker):
+            check_number(hello)
+            if self._join_room <= 0.0:
+                raise GreetingRefused("too many slots join at a time; it may greet again in a few seconds")
         self._join_room -= hello.slots
 
     def _check_identity(self, peer: bytes, hello: WorkerHello) -> None:
@@ -537,6 +573,7 @@ class WorkerPort:
             self._turn_away(control)
 
     def _turn_away(self, peer: bytes) -> None:
+        self._greeting.pop(peer, None)
         self.outgoing.say_once(peer, Goodbye())
         self._inbox.cut_off(peer)
 
@@ -583,6 +620,9 @@ class WorkerPort:
 
         `died`: by a signal, or with an error. Returns what is known of it.
         """
+        for peer, hello in list(self._greeting.items()):
+            if hello.worker == name:
+                del self._greeting[peer]
         worker = self._named(name)
         if worker is not None:
             self._part(worker, trio.current_time())
@@ -660,11 +700,26 @@ def check_form(hello: WorkerHello) -> None:
         raise GreetingRefused(f"it has {hello.slots} slots; 1 to {MAX_SLOTS} it may have")
 
 
-def read_offer(hello: WorkerHello) -> Offer:
+def check_number(hello: WorkerHello) -> None:
+    """Raises GreetingRefused for more models than the event loop has time for."""
+    number = max(len(hello.models), len(hello.costs))
+    if number > MOST_OFFERED:
+        raise GreetingRefused(f"it has {number} models; {MOST_OFFERED} it may have at most")
+    if number * hello.slots > MOST_PAIRS:
+        text = f"it has {number} models in {hello.slots} slots; models x slots may be {MOST_PAIRS} at most"
+        raise GreetingRefused(text)
+
+
+def read_offer(hello: WorkerHello) -> Slices[Offer]:
     """Raises GreetingRefused for what is no signature, or no table of costs of a model that it serves."""
+    models, costs = {}, {}
     try:
-        models = {name: ModelSignature.from_dict(plain) for name, plain in hello.models.items()}
-        costs = {name: CostTable.from_dict(plain) for name, plain in hello.costs.items()}
+        for name, plain in hello.models.items():
+            models[name] = ModelSignature.from_dict(plain)
+            yield
+        for name, plain in hello.costs.items():
+            costs[name] = CostTable.from_dict(plain)
+            yield
         tolerances = read_tolerances(hello.tolerances, models)
     except EngineError as error:
         raise GreetingRefused(str(error)) from None

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import msgpack
 
+from shapestream.slices import Slices
 from shapestream.telemetry.statistics import ModelCounters, ServerStatistics
 
 WINDOW_S = 60.0
@@ -22,6 +23,10 @@ MAX_BYTES = 256 * 1024
 """Room for the models in a `Statistics` entry, which holds 1 MiB and more than these. Quiet models are left out first."""
 # Bytes of a model in the scheduler's numbers, which name the same models: 7 numbers of 9 bytes, and their keys.
 _SCHEDULER_BYTES = 160
+MODELS_PER_SLICE = 4
+"""Models that one turn of the event loop describes: each takes up to 0.4 ms."""
+COPIES_PER_SLICE = 64
+"""Models that one turn of the event loop copies for a snapshot: each takes up to 20 us."""
 _NOTHING = ModelCounters()
 
 
@@ -42,21 +47,23 @@ class LastMinute:
         self._snapshots = deque([_Snapshot(now, {}, Counter())])
         """The oldest first: at most one of them is older than a minute when it is taken."""
 
-    def take(self, now: float) -> None:
-        """Take a snapshot, unless the last one is young."""
+    def take(self, now: float) -> Slices[None]:
+        """Take a snapshot, unless the last one is young. Only one at a time is taken."""
         snapshots = self._snapshots
         last = snapshots[-1]
         if now < last.taken_at + SNAPSHOT_S:
             return
         models = {}
-        for name, model in self._counters.models.items():
+        for place, (name, model) in enumerate(list(self._counters.models.items())):
+            if place % COPIES_PER_SLICE == 0:
+                yield
             before = last.models.get(name, _NOTHING)
             models[name] = copy(model) if model.activity != before.activity else before
         snapshots.append(_Snapshot(now, models, self._counters.refused))
         while snapshots[1].taken_at <= now - WINDOW_S:
             snapshots.popleft()
 
-    def to_dict(self, now: float, served: Iterable[str]) -> dict[str, Any]:
+    def to_dict(self, now: float, served: Iterable[str]) -> Slices[dict[str, Any]]:
         """The last minute as plain data: of the models with any change, and of those that are served.
 
         `seconds` is the time that it spans: less than a minute after the start, else up to a snapshot and a heartbeat
@@ -72,7 +79,9 @@ class LastMinute:
                 models[name] = model, before
         told: dict[str, Any] = {}
         room = MAX_BYTES
-        for name, (model, before) in sorted(models.items(), key=_busiest):
+        for place, (name, (model, before)) in enumerate(sorted(models.items(), key=_busiest)):
+            if place % MODELS_PER_SLICE == 0:
+                yield
             row = (model - before).to_dict()
             room -= len(msgpack.packb(row)) + _SCHEDULER_BYTES + 2 * len(name.encode())
             if room < 0:

@@ -12,9 +12,12 @@ from enum import StrEnum
 from typing import NamedTuple, TypeAlias
 
 from shapestream.scheduling.statistics import ModelStatistics, Statistics
+from shapestream.slices import Slices
 from shapestream.telemetry.statistics import Histogram, ModelCounters, ServerStatistics
 
 _US = 1e-6
+# Samples that one turn of the event loop reads; a histogram takes up to 30 us.
+SAMPLES_PER_SLICE = 64
 # Bounds of buckets by exponents of two: times from 64 us to 134 s; sizes from 1 to 8191, which are whole numbers below
 # the power.
 _TIMES = {exponent: f"{(1 << exponent) * _US:g}" for exponent in range(6, 28)}
@@ -75,9 +78,17 @@ class Metric:
     read: Callable[[Observation], Iterable[Sample]]
 
 
-def observe(observation: Observation) -> list[tuple[Metric, list[Sample]]]:
+def observe(observation: Observation) -> Slices[list[tuple[Metric, list[Sample]]]]:
     """All metrics with their samples."""
-    return [(metric, list(metric.read(observation))) for metric in METRICS]
+    found: list[tuple[Metric, list[Sample]]] = []
+    for metric in METRICS:
+        found.append((metric, []))
+        for sample in metric.read(observation):
+            found[-1][1].append(sample)
+            if len(found[-1][1]) % SAMPLES_PER_SLICE == 0:
+                yield
+        yield
+    return found
 
 
 # ---------------------------------------------------------------- ways to read a row
@@ -98,8 +109,9 @@ def _of_model(
 ) -> Metric:
     """A row of one sample per model that the server counts."""
 
-    def samples(seen: Observation) -> list[Sample]:
-        return [((model,), read(counters)) for model, counters in seen.counters.models.items()]
+    def samples(seen: Observation) -> Iterator[Sample]:
+        for model, counters in list(seen.counters.models.items()):
+            yield (model,), read(counters)
 
     return _row(name, text, ("model",), samples, kind)
 
@@ -146,14 +158,14 @@ def _seconds(histogram: Histogram) -> Buckets:
 
 
 def _outcomes(seen: Observation) -> Iterator[Sample]:
-    for name, model in seen.counters.models.items():
+    for name, model in list(seen.counters.models.items()):
         yield (name, "ok"), model.results
-        for code, count in model.failures.items():
+        for code, count in list(model.failures.items()):
             yield (name, code), count
 
 
 def _batches(seen: Observation) -> Iterator[Sample]:
-    for name, model in seen.counters.models.items():
+    for name, model in list(seen.counters.models.items()):
         yield (name, "ran"), model.batches
         yield (name, "failed"), model.batches_failed
 

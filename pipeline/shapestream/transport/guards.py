@@ -34,6 +34,10 @@ OWN = 32
 PER_WORKER = 4
 # Descriptors per slot of a worker: its connection, and another while its process is replaced.
 PER_SLOT = 2
+# Connections of the admin port, at most: 16 viewers of the page, and as many scrapes, checks and callers that are silent.
+MOST_ADMIN = 32
+# The same as a part of a small limit.
+ADMIN_PART = 8
 # Shortest pause between two looks: in it, a flood takes a third of the reserve. A look takes 20 us with 50 open
 # descriptors, and 3 ms with 10,000.
 LOOK_S = 0.005
@@ -65,13 +69,23 @@ def free_descriptors() -> tuple[int, int] | None:
         return None  # not Linux, or not even one is left to look with
 
 
-def connections_that_fit(workers: int, slots: int) -> int | None:
-    """Number of clients that fit beside these processes, their slots, and the reserve; None where it is unknown."""
+def admin_connections() -> int:
+    """Number of connections that the admin port holds at most."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MOST_ADMIN if limit == resource.RLIM_INFINITY else min(MOST_ADMIN, limit // ADMIN_PART)
+
+
+def connections_that_fit(workers: int, slots: int, *, admin: bool) -> int | None:
+    """Number of clients that fit beside these processes, their slots, the reserve, and an `admin` port.
+
+    None where it is unknown.
+    """
     found = free_descriptors()
     if found is None:
         return None
     free, limit = found
-    return free - OWN - PER_WORKER * workers - PER_SLOT * slots - _reserve(limit)
+    used = OWN + PER_WORKER * workers + PER_SLOT * slots + (admin_connections() if admin else 0)
+    return free - used - _reserve(limit)
 
 
 def _reserve(limit: int) -> int:

@@ -8,10 +8,10 @@ its id. `ModelSignature.resolve` checks whether tensors suit a model.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import msgpack
 
@@ -21,7 +21,9 @@ from shapestream.wire.fields import BadEntryError, Fields, Reader, Writer, colum
 from shapestream.wire.layouts import refuse_extension
 from shapestream.wire.limits import (
     CLIENT_LIMITS,
+    MAX_CLIENT_ENTRY_BYTES,
     MAX_CLIENT_ITEMS,
+    MAX_CLIENT_PAIRS,
     MAX_INTEGER,
     MAX_PLAIN_ITEMS,
     WORKER_LIMITS,
@@ -85,20 +87,22 @@ def decode(frames: Sequence[Buffer], *, role: Role, limits: Limits = CLIENT_LIMI
 
     Large tensors are not copied: the entries hold the frames that were given.
     """
-    entries, bad = _divide(frames, role, limits)
+    entries: list[Entry] = []
+    bad: list[BadEntry] = []
+    for item in _divide(frames, role, limits):
+        if type(item) is BadEntry:
+            bad.append(item)
+        else:
+            entries.append(cast(Entry, item))
     return Envelope(entries=entries, bad=bad)
 
 
-def _divide(frames: Sequence[Buffer], role: Role, limits: Limits) -> tuple[list[Entry], list[BadEntry]]:
+def _divide(frames: Sequence[Buffer], role: Role, limits: Limits) -> Iterator[Entry | BadEntry]:
+    """The entries one by one, each read when it is asked for: a caller may do other work between two."""
     readers = _READERS[role]
-    entries: list[Entry] = []
-    bad: list[BadEntry] = []
     first = 1
     total = len(frames)
-    most_items = (
-        MAX_CLIENT_ITEMS if role is Role.SERVER_OF_CLIENTS else max(MAX_PLAIN_ITEMS, limits.max_members)
-    )
-    for fields in _unpack(frames, limits, most_items):
+    for fields in _unpack(frames, role, limits):
         if type(fields) is not tuple or len(fields) < 2:
             raise ProtocolError("an entry is not an array of at least [kind, frame count]")
         kind, count = fields[0], fields[1]
@@ -109,16 +113,17 @@ def _divide(frames: Sequence[Buffer], role: Role, limits: Limits) -> tuple[list[
             raise ProtocolError(f"the entries claim more than the {total - 1} raw frames of the message")
         reader = readers.get(kind)
         if reader is None:
-            bad.append(BadEntry(kind=kind, id=_entry_id(fields), message=f"kind {kind} is not expected here"))
+            yield BadEntry(kind=kind, id=_entry_id(fields), message=f"kind {kind} is not expected here")
         else:
+            entry: Entry | BadEntry
             try:
-                entries.append(reader(fields, frames, first, last, limits))
+                entry = reader(fields, frames, first, last, limits)
             except BadEntryError as error:
-                bad.append(BadEntry(kind=kind, id=_entry_id(fields), message=str(error)))
+                entry = BadEntry(kind=kind, id=_entry_id(fields), message=str(error))
+            yield entry
         first = last
     if first != total:
         raise ProtocolError(f"the entries claim {first - 1} of the {total - 1} raw frames of the message")
-    return entries, bad
 
 
 def _entry_id(fields: Fields) -> int | None:
@@ -147,23 +152,23 @@ def entries_announced(header: Buffer) -> int:
     return 1
 
 
-def _unpack(frames: Sequence[Buffer], limits: Limits, most_items: int) -> tuple[Any, ...]:
-    """The unpacked entries, unchecked."""
+def _unpack(frames: Sequence[Buffer], role: Role, limits: Limits) -> Iterable[Any]:
+    """The unpacked entries, unchecked; of a long header from a client each when it is asked for."""
     if not 1 <= len(frames) <= limits.max_frames + 1:
         raise ProtocolError(f"{len(frames)} frames; a message has 1 to {limits.max_frames + 1}")
     header = frames[0]
     if len(header) > limits.max_header_bytes:
         raise ProtocolError(f"the header has {len(header)} bytes; the limit is {limits.max_header_bytes}")
+    if role is not Role.SERVER_OF_CLIENTS:
+        options = _PLAIN_OPTIONS
+        if limits.max_members > MAX_PLAIN_ITEMS:
+            options = {**options, "max_array_len": limits.max_members}
+    elif len(header) > MAX_CLIENT_ENTRY_BYTES:
+        return _unpack_long(header, limits)
+    else:
+        options = {**_CLIENT_OPTIONS, "object_pairs_hook": _Maps(limits.max_entries).take}
     try:
-        document = msgpack.unpackb(
-            header,
-            use_list=False,
-            object_pairs_hook=_unique_keys,
-            ext_hook=refuse_extension,
-            max_array_len=most_items,
-            max_map_len=min(MAX_PLAIN_ITEMS, most_items),
-            max_ext_len=0,
-        )
+        document = msgpack.unpackb(header, **options)
     except ValueError as error:
         # msgpack's own errors, and UnicodeDecodeError, are ValueErrors all.
         raise ProtocolError(f"the header is not acceptable msgpack: {str(error)[:200]}") from error
@@ -177,13 +182,84 @@ def _unpack(frames: Sequence[Buffer], limits: Limits, most_items: int) -> tuple[
     return rows
 
 
+def _unpack_long(header: Buffer, limits: Limits) -> Iterator[Any]:
+    """The entries of a header that is longer than one entry may be. Of it no more is held at once than that."""
+    unpacker = msgpack.Unpacker(
+        **_CLIENT_OPTIONS,
+        object_pairs_hook=_Maps(limits.max_entries).take,
+        max_buffer_size=2 * MAX_CLIENT_ENTRY_BYTES,
+    )
+    view, fed = memoryview(header), 0
+
+    def next_of(read: Callable[[], Any]) -> Any:
+        nonlocal fed
+        while True:
+            try:
+                return read()
+            except msgpack.OutOfData:
+                if fed == len(view):
+                    raise ProtocolError("the header ends within an entry") from None
+                if fed - unpacker.tell() >= MAX_CLIENT_ENTRY_BYTES:
+                    raise ProtocolError(_LONG_ENTRY) from None
+                unpacker.feed(view[fed : fed + MAX_CLIENT_ENTRY_BYTES])
+                fed = min(len(view), fed + MAX_CLIENT_ENTRY_BYTES)
+            except ValueError as error:
+                raise ProtocolError(f"the header is not acceptable msgpack: {str(error)[:200]}") from error
+
+    if next_of(unpacker.read_array_header) != 2:
+        raise ProtocolError("the header is not [version, [entry, ...]]")
+    version = next_of(unpacker.unpack)
+    if type(version) is not int or version != PROTOCOL_VERSION:
+        raise ProtocolError(f"the message is not of protocol version {PROTOCOL_VERSION}")
+    count = next_of(unpacker.read_array_header)
+    if count > limits.max_entries:
+        raise ProtocolError(f"the header must hold an array of at most {limits.max_entries} entries")
+    for _ in range(count):
+        begin = unpacker.tell()
+        entry = next_of(unpacker.unpack)
+        if unpacker.tell() - begin > MAX_CLIENT_ENTRY_BYTES:
+            raise ProtocolError(_LONG_ENTRY)
+        yield entry
+    if unpacker.tell() != len(view):
+        raise ProtocolError("the header goes on behind its last entry")
+
+
+_LONG_ENTRY = f"an entry has more than {MAX_CLIENT_ENTRY_BYTES} bytes"
+
+
+class _Maps:
+    """The maps of one message from a client: few, since each costs a call."""
+
+    __slots__ = ("_left",)
+
+    def __init__(self, most: int) -> None:
+        self._left = most
+
+    def take(self, pairs: Sequence[tuple[Any, Any]]) -> dict[str, Any]:
+        """The map of these pairs. Raises ValueError for one too many."""
+        self._left -= 1
+        if self._left < 0:
+            raise ValueError("more maps than a message has entries")
+        return _unique_keys(pairs)
+
+
 def _unique_keys(pairs: Sequence[tuple[Any, Any]]) -> dict[str, Any]:
     result = dict(pairs)
     if len(result) != len(pairs):
         raise ValueError("a map has a key twice")
-    if not all(type(key) is str for key in result):
+    if {*map(type, result)} - _TEXT:
         raise ValueError("a map has a key that is not a string")
     return result
+
+
+_TEXT = {str}
+_OPTIONS: dict[str, Any] = {"use_list": False, "ext_hook": refuse_extension, "max_ext_len": 0}
+_CLIENT_OPTIONS = _OPTIONS | {"max_array_len": MAX_CLIENT_ITEMS, "max_map_len": MAX_CLIENT_PAIRS}
+_PLAIN_OPTIONS = _OPTIONS | {
+    "object_pairs_hook": _unique_keys,
+    "max_array_len": MAX_PLAIN_ITEMS,
+    "max_map_len": MAX_PLAIN_ITEMS,
+}
 
 
 # ---------------------------------------------------------------- writing
@@ -280,8 +356,11 @@ class Codec:
 
     pack: Callable[[Sequence[Entry]], list[list[Buffer]]]
     """The messages of these entries; raises `RequestError` where one of them fits no message."""
-    read: Callable[[Sequence[Buffer]], list[Entry | BadEntry]]
-    """The entries of a message, the bad ones last; raises `ProtocolError`."""
+    read: Callable[[Sequence[Buffer]], Iterable[Entry | BadEntry]]
+    """The entries of a message in their order, each read when it is asked for.
+
+    Raises `ProtocolError` where the message goes no further, also behind entries that could be read.
+    """
 
 
 def codec_of(role: Role) -> Codec:
@@ -292,7 +371,7 @@ def codec_of(role: Role) -> Codec:
     if role in (Role.SERVER_OF_CLIENTS, Role.CLIENT):
         return Codec(
             pack=partial(pack_messages, limits=CLIENT_LIMITS),
-            read=partial(_read, role=role, limits=CLIENT_LIMITS),
+            read=partial(_divide, role=role, limits=CLIENT_LIMITS),
         )
     return Codec(
         pack=partial(pack_messages, limits=WORKER_LIMITS),
@@ -300,13 +379,8 @@ def codec_of(role: Role) -> Codec:
     )
 
 
-def _read(frames: Sequence[Buffer], *, role: Role, limits: Limits) -> list[Entry | BadEntry]:
-    entries, bad = _divide(frames, role, limits)
-    return [*entries, *bad]
-
-
-def _read_whole(frames: Sequence[Buffer], *, role: Role, limits: Limits) -> list[Entry | BadEntry]:
-    entries, bad = _divide(frames, role, limits)
-    if bad:
-        raise ProtocolError(bad[0].message)
-    return [*entries]
+def _read_whole(frames: Sequence[Buffer], *, role: Role, limits: Limits) -> Iterator[Entry | BadEntry]:
+    for entry in _divide(frames, role, limits):
+        if type(entry) is BadEntry:
+            raise ProtocolError(entry.message)
+        yield entry

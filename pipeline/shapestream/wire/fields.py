@@ -109,11 +109,14 @@ def plain_map(value: Any) -> dict[str, Any]:
 
 
 def _is_deeper_than(limit: int, value: Any) -> bool:
-    if type(value) is dict:
-        value = value.values()
-    elif type(value) is not tuple:
-        return False
-    return limit == 0 or any(_is_deeper_than(limit - 1, item) for item in value)
+    """Whether a map or an array is nested deeper."""
+    if limit == 0:
+        return True
+    items = value.values() if type(value) is dict else value
+    return any(_is_deeper_than(limit - 1, item) for item in items if type(item) in _NESTED)
+
+
+_NESTED = (dict, tuple)
 
 
 def names(value: Any) -> tuple[str, ...]:
@@ -125,7 +128,12 @@ def names(value: Any) -> tuple[str, ...]:
 
 def map_of_maps(value: Any) -> dict[str, dict[str, Any]]:
     """A map of maps of plain data."""
-    return {name(key): plain_map(item) for key, item in plain_map(value).items()}
+    for key, item in plain_map(value).items():
+        name(key)
+        if type(item) is not dict:
+            raise BadEntryError("must be a map")
+    known: dict[str, dict[str, Any]] = value
+    return known
 
 
 def map_of_names(value: Any) -> dict[str, str]:

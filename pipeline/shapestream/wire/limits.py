@@ -34,6 +34,10 @@ MAX_CLIENT_ITEMS = 1024
 """Elements of one array or map from a client, which sends no plain data. msgpack allocates an array when it reads its
 head, in up to 1,024 levels: without this limit 1 KiB of heads asks for 32 MiB."""
 
+MAX_CLIENT_PAIRS = 64
+"""Elements of one map from a client. Its only maps are tags, one of an entry; one of more than `MAX_TAGS` fails alone."""
+MAX_CLIENT_ENTRY_BYTES = 128 * 1024
+"""One packed entry from a client. The longest request with all that it may have inside the header takes 86 KiB."""
 MAX_PLAIN_DEPTH = 32
 """Nesting of plain data; printing or comparing deeper data could exhaust the stack."""
 

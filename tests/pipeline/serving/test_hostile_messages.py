@@ -20,7 +20,7 @@ from tests.pipeline.serving.raw_messages import (
     packed,
 )
 
-from shapestream.wire.messages import Goodbye, Heartbeat, Result
+from shapestream.wire.messages import AcknowledgeAudit, Goodbye, Heartbeat, Result
 
 pytestmark = pytest.mark.usefixtures("resident_at_first")
 
@@ -107,6 +107,9 @@ def nested(depth: int) -> bytes:
     return b"\x92\x01\x91\x93\x00\x00" + b"\x91" * depth + b"\x90"
 
 
+LONG = [[AcknowledgeAudit.KIND, 0, text(512)]] * 255
+"""Entries that together take more bytes than one may."""
+
 UNREADABLE: dict[str, dict[str, Frames]] = {
     "is not [version": {
         "a map as header": [packed({"version": 1})],
@@ -119,9 +122,23 @@ UNREADABLE: dict[str, dict[str, Frames]] = {
         "boolean version": message(entry(), version=True),
         "version 1.0": message(entry(), version=1.0),
     },
+    "[version, [entry": {
+        "a bomb of arrays, one in another": [b"\xdd\x00\x00\x0f\xff" * 200_000],
+    },
+    "more than 131072 bytes": {
+        "an entry of 129 KiB": [packed([1, [[99, 0, text(129 * 1024)]]])],
+        "an entry of 1 MB": [packed([1, [[99, 0, [[[]] * 1000] * 520]]])],
+    },
+    "ends within an entry": {
+        "a long header without its last byte": [packed([1, LONG])[:-1]],
+    },
+    "goes on behind": {
+        "a long header with trailing bytes": [packed([1, LONG]) + b"\0"],
+    },
     "at most 256 entries": {
         "entries in a map": [packed([1, {}])],
         "too many entries": message(*[[Heartbeat.KIND, 0]] * 257),
+        "65,537 entries": [packed([1, [[0, 0]] * 65_537])],
     },
     "an entry is not an array": {
         "an entry that is no array": message("request"),
@@ -170,12 +187,12 @@ UNREADABLE: dict[str, dict[str, Frames]] = {
         "string bomb": [b"\x92\x01\xdb\xff\xff\xff\xff"],
         "extension type": [packed([1, [[0, 0, msgpack.ExtType(5, b"x")]]])],
         "the header's last byte is missing": [HEADER[:-1]],
-        "65,537 entries": [packed([1, [[0, 0]] * 65_537])],
         "an array of 1,025 elements": [packed([1, [[14, 0, [None] * 1_025]]])],
-        "a map of 1,025 keys": [packed([1, [[14, 0, {str(n): None for n in range(1_025)}]]])],
+        "a map of 65 keys": [packed([1, [[14, 0, {str(n): None for n in range(65)}]]])],
+        "a map of 65 keys in a long message": [packed([1, [*LONG, [14, 0, {str(n): None for n in range(65)}]]])],
+        "more maps than entries": [packed([1, [[14, 0, [{}] * 257]]])],
         "100,000 levels of nesting": [nested(100_000)],
         "a bomb of maps": [b"\x92\x01\xdf\xff\xff\xff\xff"],
-        "a bomb of arrays, one in another": [b"\xdd\x00\x00\x0f\xff" * 200_000],
         "an array of 4 million nils": [b"\x92\x01\x91\x93\x0b\x00\xdd\x00\x0f\x00\x00" + b"\xc0" * 0xF0000],
         "text that is no UTF-8": [b"\x92\x01\x91\x93\x0b\x00\xa2\xc3\x28"],
         "the byte that msgpack never uses": [b"\x92\x01\x91\x93\x0b\x00\xc1"],

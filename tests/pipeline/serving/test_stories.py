@@ -34,6 +34,7 @@ from shapestream.serving.stories import (
     may_see,
     story_of,
 )
+from shapestream.slices import at_once
 from shapestream.wire.messages import Explain, Explanation, Failure, Result
 
 CLIENT, OTHER = (b"c" * 16, None), (b"d" * 16, None)
@@ -104,7 +105,7 @@ class Bench:
 
     def of(self, sequence: int, now: float = 0.0) -> list[dict[str, Any]]:
         """The stories of a request."""
-        return [story_of(past, now, None) for past in self.stories.of(id_of(sequence), (), now)]
+        return [story_of(past, now, None) for past in at_once(self.stories.of(id_of(sequence), (), now))]
 
 
 Ends = st.lists(
@@ -228,7 +229,7 @@ def test_another_key_cannot_hide_a_story_behind_newer_ones_of_the_same_id() -> N
         record = bench.record(number, float(number), keyed if number == 1 else other)
         record.tags = {"request_id": "same"}
         bench.answer(record, at=number + 0.5)
-    assert [1] == [past.member.number for past in bench.stories.of("same", (), 101.0, keyed)]
+    assert [1] == [past.member.number for past in at_once(bench.stories.of("same", (), 101.0, keyed))]
 
 
 def test_of_one_id_the_newest_stories_are_told() -> None:
@@ -238,7 +239,7 @@ def test_of_one_id_the_newest_stories_are_told() -> None:
         record = bench.record(number, float(number))
         record.tags = {"request_id": "same"}
         bench.answer(record, at=number + 0.5)
-    told = bench.stories.of("same", (), 1001.0)
+    told = at_once(bench.stories.of("same", (), 1001.0))
     assert list(range(1001 - MOST_STORIES, 1001)) == [past.member.number for past in told]
 
 
@@ -277,7 +278,7 @@ def test_a_wait_at_the_slot_is_told_apart_from_that_in_the_queue() -> None:
     running = bench.run(record, at=1.0)
     running.action = replace(running.action, behind=7)
     bench.running[1] = running
-    story = story_of(bench.stories.of(id_of(1), [record], 2.0)[0], 2.0, None)
+    story = story_of(at_once(bench.stories.of(id_of(1), [record], 2.0))[0], 2.0, None)
     assert ("queued", 0) == (story["state"], story["attempts"])
     running.slot_free = 3.0
     bench.stories.lost(running, "model_error", "no", 7.0)
@@ -428,9 +429,9 @@ class World:
         """Every story adds up, and says of its attempts and of others what happened."""
         for record in self.known.values():
             if record.id in self.ended:
-                (past,) = self.bench.stories.of(self.id_of(record), (), self.now / 1000)
+                (past,) = at_once(self.bench.stories.of(self.id_of(record), (), self.now / 1000))
             else:
-                (past,) = self.bench.stories.of(self.id_of(record), [record], self.now / 1000)
+                (past,) = at_once(self.bench.stories.of(self.id_of(record), [record], self.now / 1000))
             self._check_one(record, story_of(past, self.now / 1000, None))
 
     def id_of(self, record: Any) -> str:

@@ -16,6 +16,7 @@ from tests.pipeline.serving.echo_model import echo_tensors, request
 from tests.pipeline.serving.harness import Running, memory_serving, scripted_client
 from tests.pipeline.serving.scripted_slots import ScriptedSlots
 
+from shapestream.slices import at_once
 from shapestream.telemetry.logging import (
     LEVELS,
     PRESENT,
@@ -274,7 +275,7 @@ def test_calls_and_padding_are_counted_by_the_requests_real_sizes() -> None:
         reallocations=0,
         preparations=1,
     )
-    plain = statistics.to_dict()
+    plain = at_once(statistics.to_dict())
     assert (1, 2, 1, 1, 2) == tuple(
         plain[name] for name in ("batches", "calls", "preparations", "prepared_hits", "distinct_shapes")
     )
@@ -339,11 +340,11 @@ def test_lines_about_a_request_name_its_trace() -> None:
 async def test_deciding_is_timed() -> None:
     """All of it, over the requests that the scheduler was given: it reads no clock itself."""
     statistics = ServerStatistics()
-    assert 0.0 == statistics.to_dict()["scheduling_us_per_request"]
+    assert 0.0 == at_once(statistics.to_dict())["scheduling_us_per_request"]
     statistics.scheduling_s, statistics.scheduled_requests = 0.003, 200
     assert (0.003, 15.0) == (
-        statistics.to_dict()["scheduling_s"],
-        statistics.to_dict()["scheduling_us_per_request"],
+        at_once(statistics.to_dict())["scheduling_s"],
+        at_once(statistics.to_dict())["scheduling_us_per_request"],
     )
     slots = ScriptedSlots()
     async with memory_serving(slots) as running:
@@ -395,7 +396,7 @@ async def test_metrics_tell_refused_requests_from_failed_ones() -> None:
     """A request that no model takes has a code and no model; the series of a model begin with 0."""
 
     def samples(running: Running, name: str) -> dict[tuple[str, ...], object]:
-        found = {metric.name: dict(read) for metric, read in observe(running.server.observation())}
+        found = {metric.name: dict(read) for metric, read in at_once(observe(running.server.observation()))}
         return found[f"shapestream_{name}"]
 
     async with memory_serving() as running:

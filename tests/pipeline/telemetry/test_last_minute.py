@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shapestream.slices import at_once
 from shapestream.telemetry.last_minute import MAX_BYTES, SNAPSHOT_S, WINDOW_S, LastMinute
 from shapestream.telemetry.statistics import Histogram, ServerStatistics
 
@@ -31,7 +32,7 @@ class World:
         """Let time pass, then take a snapshot as the server's heartbeat does."""
         self.now += seconds
         self.widest_beat = max(self.widest_beat, seconds)
-        self.minute.take(self.now)
+        at_once(self.minute.take(self.now))
 
     def answer(self, model: str, us: int) -> None:
         """A request that arrives, runs alone for `us`, and is answered."""
@@ -82,7 +83,7 @@ def test_the_window_counts_what_a_recount_finds(minutes: list[list[tuple]], unse
         for name, *arguments in steps:
             getattr(world, name)(*arguments)
         now = world.now + unseen
-        told = world.minute.to_dict(now, ["served"])
+        told = at_once(world.minute.to_dict(now, ["served"]))
         seconds, begin = told["seconds"], now - told["seconds"]
         if now - START < WINDOW_S:
             assert now - START == seconds
@@ -136,7 +137,7 @@ def check_histogram(told: dict[str, object], numbers: list[int]) -> None:
 def test_no_traffic_is_no_rows_but_those_of_served_models() -> None:
     """At the first moment, too: nothing is divided by the time that has passed."""
     world = World()
-    told = world.minute.to_dict(START, ["m"])
+    told = at_once(world.minute.to_dict(START, ["m"]))
     assert (0.0, 0, {}) == (told["seconds"], told["models_left_out"], told["refused"])
     assert {"count": 0, "mean": 0.0, "p50": 0, "p90": 0, "p95": 0, "p99": 0, "buckets": []} == told["models"][
         "m"
@@ -149,7 +150,7 @@ def test_what_rests_for_a_minute_leaves() -> None:
     world.answer("gone", 5)
     for _ in range(int(WINDOW_S + 2 * SNAPSHOT_S)):
         world.beat(1.0)
-    assert {} == world.minute.to_dict(world.now, [])["models"]
+    assert {} == at_once(world.minute.to_dict(world.now, []))["models"]
     kept = [snapshot.models["gone"] for snapshot in world.minute._snapshots]
     assert 1 == len({id(model) for model in kept})
     assert WINDOW_S / SNAPSHOT_S <= len(kept) <= WINDOW_S / SNAPSHOT_S + 2
@@ -161,7 +162,7 @@ def test_very_many_models_keep_to_their_room() -> None:
     for number in range(1024):
         for repeat in range(number // 64):
             world.answer(f"{number}-{'x' * 100}", 3**repeat)
-    told = world.minute.to_dict(START, [])
+    told = at_once(world.minute.to_dict(START, []))
     assert MAX_BYTES / 2 < len(msgpack.packb(told["models"])) < MAX_BYTES
     assert 1024 - 64 == len(told["models"]) + told["models_left_out"]
     assert {15} == {row["arrived"] for name, row in list(told["models"].items())[:64]}

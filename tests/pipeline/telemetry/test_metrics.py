@@ -11,6 +11,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shapestream.slices import at_once
 from shapestream.telemetry.metrics import METRICS, Kind, table
 from shapestream.telemetry.statistics import Histogram
 
@@ -46,7 +47,7 @@ def test_buckets_hold_what_is_below_their_bounds(numbers: list[int], exponents: 
     halves = [Histogram(), Histogram()]
     for position, number in enumerate(numbers):
         halves[position % 2].record(number)
-    whole = Histogram.of_all(halves)
+    whole = at_once(Histogram.of_all(halves))
     assert [sum(number < 2**exponent for number in numbers) for exponent in exponents] == whole.up_to(
         exponents
     )

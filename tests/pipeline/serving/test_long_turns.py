@@ -1,0 +1,271 @@
+"""No peer makes a turn of the event loop long: each kind of message at its legal limits, by CPU time of the longest turn.
+
+The one test that asserts a time: how long a turn holds everybody up is what it is about. It counts the CPU time of the
+server's tasks within a turn, not the test's own, and without collections of garbage.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+from typing import Any
+
+import msgpack
+import pytest
+import structlog
+import trio
+from tests.pipeline.serving.clocks import virtual_time
+from tests.pipeline.serving.echo_model import SIGNATURE, request
+from tests.pipeline.serving.harness import Running, memory_serving
+from tests.pipeline.serving.raw_peer import RawPeer, hello_of
+from tests.pipeline.serving.scripted_slots import ScriptedSlots
+from trio.testing import wait_all_tasks_blocked
+
+from shapestream.slices import at_once
+from shapestream.telemetry.metrics import observe
+from shapestream.wire.codec import encode
+from shapestream.wire.limits import CLIENT_LIMITS, WORKER_LIMITS
+from shapestream.wire.messages import SlotHello, WorkerHello, WorkerWelcome
+from shapestream_engine.layout import Buffer
+
+pytestmark = pytest.mark.alone
+
+LONGEST_S = 0.020
+"""No turn may take longer."""
+MANY = 16_384
+LAYOUT = msgpack.packb([[0, "f32", [1, 4]], [1, "f32", [1]]])
+SMALL = [bytes(16), bytes(4)]
+Messages = list[list[Buffer]]
+
+
+class Turns(trio.abc.Instrument):
+    """The longest turn so far of the tasks of others than the one that made this."""
+
+    def __init__(self) -> None:
+        self.longest_s = 0.0
+        self._own = trio.lowlevel.current_task()
+        self._turn_s = self._began = 0.0
+
+    def before_task_step(self, task: trio.lowlevel.Task) -> None:
+        """Begin to count."""
+        self._began = time.thread_time()
+
+    def after_task_step(self, task: trio.lowlevel.Task) -> None:
+        """Count a step."""
+        if task is not self._own:
+            self._turn_s += time.thread_time() - self._began
+
+    def before_io_wait(self, timeout: float) -> None:
+        """End a turn."""
+        self.longest_s, self._turn_s = max(self.longest_s, self._turn_s), 0.0
+
+
+@asynccontextmanager
+async def watched() -> AsyncIterator[Turns]:
+    """The turns of the block, and the assertion that none was long."""
+    turns = Turns()
+    gc.collect()
+    gc.disable()
+    trio.lowlevel.add_instrument(turns)
+    try:
+        yield turns
+        await wait_all_tasks_blocked()
+    finally:
+        trio.lowlevel.remove_instrument(turns)
+        gc.enable()
+    assert turns.longest_s <= LONGEST_S
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Any:
+    """What a log costs is limited elsewhere."""
+    before = structlog.get_config()["wrapper_class"]
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    yield
+    structlog.configure(wrapper_class=before)
+
+
+def full(row: Callable[[int], list[Any]], frames: int = 0) -> list[Buffer]:
+    """A message of as many of these entries as the limits allow."""
+    rows: list[list[Any]] = []
+    room = CLIENT_LIMITS.max_header_bytes - 16
+    while len(rows) < CLIENT_LIMITS.max_entries:
+        rows.append(row(len(rows)))
+        room -= len(msgpack.packb(rows[-1]))
+        if room < 0:
+            rows.pop()
+            break
+    return [msgpack.packb([1, rows]), *[bytes(1025)] * frames]
+
+
+def ask(sequence: int, layout: bytes = LAYOUT, inline: list[Any] | None = None, **fields: Any) -> list[Any]:
+    """A request as it travels."""
+    inline = SMALL if inline is None else inline
+    tags = [fields["tags"]] if "tags" in fields else []
+    return [12, fields.get("frames", 0), sequence, fields.get("model", 0), None, 0, layout, inline, *tags]
+
+
+def wide(number: int) -> bytes:
+    """The layout of 64 tensors of 32 dimensions, none of which was seen before."""
+    return msgpack.packb([[port, "f32", [0, *[1] * 30, 300 + number]] for port in range(64)])
+
+
+FLAGS = msgpack.packb([[port, "boolean", [1024]] for port in range(64)])
+FRAMED_FLAGS = msgpack.packb([[port, "boolean", [1025]] for port in range(4)])
+FLOODS: dict[str, Messages] = {
+    "requests of 64 tensors of 32 dimensions": [full(lambda n: ask(n, wide(n), [b""] * 64))] * 4,
+    "requests that are served": [full(lambda n, part=part: ask(256 * part + n)) for part in range(4)],
+    "requests of other sizes each": [
+        full(
+            lambda n: ask(
+                n, msgpack.packb([[0, "f32", [1, n + 1]], [1, "f32", [1]]]), [bytes(4 * n + 4), bytes(4)]
+            )
+        )
+    ],
+    "requests with tags": [full(lambda n: ask(n, tags={f"{n}-{tag}": "x" * 100 for tag in range(8)}))],
+    "requests with one number": [full(lambda n: ask(0))] * 4,
+    "requests for no model": [full(lambda n: ask(n, model=99))] * 4,
+    "requests of 64 truth tensors": [full(lambda n: ask(n, FLAGS, [bytes(1024)] * 64))] * 4,
+    "requests of 4 frames": [full(lambda n: ask(n, FRAMED_FLAGS, [None] * 4, frames=4), 1024)] * 4,
+    "greetings": [full(lambda n: [10, 0, os.urandom(16), "x" * 512])] * 4,
+    "models by name": [full(lambda n: [11, 0, f"{n}" + "x" * 500])] * 4,
+    "cancels": [full(lambda n, part=part: [13, 0, 256 * part + n]) for part in range(4)],
+    "statistics": [full(lambda n: [14, 0])] * 4,
+    "questions about no request": [full(lambda n: [15, 0, n, "x" * 512, 0])] * 4,
+    "credits": [full(lambda n: [26, 0, 2**63 - 1, 2**63 - 1])] * 4,
+    "clocks": [full(lambda n: [2, 0, n])] * 4,
+    "audits acknowledged": [full(lambda n: [17, 0, "x" * 512])] * 4,
+    "unknown kinds": [full(lambda n: [99, 0, [n] * 1000])] * 4,
+    "unknown kinds with maps": [full(lambda n: [99, 0, {f"{key}": n for key in range(64)}])] * 4,
+    "a long unknown entry": [[msgpack.packb([1, [[99, 0, *[[[]] * 1000] * 127]]])]],
+    "an endless unknown entry": [[msgpack.packb([1, [[99, 0, *[[[]] * 1000] * 1000]]])]],
+}
+
+
+@pytest.mark.parametrize("kind", list(FLOODS))
+@virtual_time
+async def test_no_message_of_a_client_makes_a_turn_long(kind: str) -> None:
+    """Full messages of one kind, from a client that has 1,024 requests in the queue."""
+    async with memory_serving(ScriptedSlots()) as running:
+        peer = await running.greeted()
+        if kind == "cancels":
+            for message in FLOODS["requests that are served"]:
+                peer.connection.send_nowait(message)
+        peer.say(request(2**40))  # imports what the first request imports
+        await wait_all_tasks_blocked()
+        async with watched():
+            for message in FLOODS[kind]:
+                peer.connection.send_nowait(message)
+
+
+async def many_alike(running: Running, slots: ScriptedSlots, *, served: bool) -> RawPeer:
+    """A client that has sent 16,384 requests with one id."""
+    peer = await running.greeted()
+    for part in range(MANY // 256):
+        rows = full(lambda n, part=part: ask(256 * part + n, tags={"request_id": "same"}))
+        peer.connection.send_nowait(rows)
+    await wait_all_tasks_blocked()
+    left = MANY if served else 0
+    while left:
+        batch = await slots.next_batch()
+        left -= len(batch.members)
+        slots.finish(batch)
+        await wait_all_tasks_blocked()
+    peer.take_arrived()
+    return peer
+
+
+async def _none(running: Running, slots: ScriptedSlots) -> RawPeer:
+    return await running.greeted()
+
+
+async def _queued(running: Running, slots: ScriptedSlots) -> RawPeer:
+    return await many_alike(running, slots, served=False)
+
+
+async def _served(running: Running, slots: ScriptedSlots) -> RawPeer:
+    return await many_alike(running, slots, served=True)
+
+
+Beginning = Callable[[Running, ScriptedSlots], Awaitable[RawPeer]]
+
+
+@pytest.mark.parametrize("beginning", [_none, _queued, _served])
+@pytest.mark.parametrize("question", ["same", "", f"{'0' * 32}-1"], ids=["an id", "the slowest", "nothing"])
+@virtual_time
+async def test_no_question_about_requests_makes_a_turn_long(beginning: Beginning, question: str) -> None:
+    """Of 16,384 with one id, queued or answered; 256 questions at once, and the admin port's way."""
+    slots = ScriptedSlots()
+    async with memory_serving(slots, window_requests=MANY, max_queued_requests=MANY) as running:
+        peer = await beginning(running, slots)
+        async with watched():
+            peer.connection.send_nowait(full(lambda n: [15, 0, n, question, 2**63 - 1]))
+        async with watched():
+            for _ in running.server.explain(question, 9999):
+                await trio.lowlevel.checkpoint()
+
+
+@virtual_time
+async def test_no_answer_about_many_busy_models_makes_a_turn_long() -> None:
+    """Statistics, metrics and the page of 200 models whose histograms are full, and the snapshots of the last minute."""
+    plain = SIGNATURE.to_dict()
+    names = [f"m{number}" for number in range(200)]
+    async with memory_serving() as running:
+        worker = running.worker()
+        await worker.greet_as_worker(
+            hello_of(worker="w", models={name: plain | {"name": name} for name in names})
+        )
+        peer = await running.greeted(model=None)
+        for number, name in enumerate(names):
+            counters = running.server._counters.of(name)
+            for histogram in vars(counters).values():
+                for exponent in range(2 * number % 40, 40) if hasattr(histogram, "record") else ():
+                    histogram.record(3 << exponent)
+        async with watched():
+            assert 200 == len((await peer.statistics())["models"])
+        server = running.server
+        for read in (
+            server.statistics_in_slices,
+            lambda: server.live(0),
+            lambda: observe(server.observation()),
+        ):
+            async with watched():
+                work: Any = read()
+                for _ in work:
+                    await trio.lowlevel.checkpoint()
+        async with watched():
+            await trio.sleep(20.0)
+        assert 200 == len(at_once(server.statistics_in_slices())["models"])
+
+
+def offering(models: int, slots: int = 1) -> WorkerHello:
+    """The greeting of a worker with so many models."""
+    plain = replace(SIGNATURE, name="m").to_dict()
+    named = {f"m{number}": plain | {"name": f"m{number}"} for number in range(models)}
+    points = [[[rows, size], 0.001, 0.1] for rows in range(1, 9) for size in range(1, 9)]
+    costs = {name: {"key": "k", "dimensions": ["batch", "n"], "points": points} for name in named}
+    return hello_of(worker="w", slots=slots, models=named, costs=costs if models == 1 else {})
+
+
+@pytest.mark.parametrize(("models", "slots"), [(1, 256), (8, 256), (256, 8), (1024, 1)])
+@virtual_time
+async def test_no_greeting_of_a_worker_makes_a_turn_long(models: int, slots: int) -> None:
+    """With as many models and slots as a worker may have; one with more is refused before its models are read."""
+    async with memory_serving() as running:
+        (await running.joined("first")).say()
+        worker = running.worker()
+        frames = encode([offering(models, slots)], limits=WORKER_LIMITS)
+        async with watched():
+            worker.connection.send_nowait(frames)
+        with suppress(trio.TooSlowError), trio.fail_after(1.0):
+            welcome = await worker.hear(WorkerWelcome)
+            async with watched():
+                for slot in range(slots):
+                    greeting = encode([SlotHello(token=welcome.token, slot=slot)], limits=WORKER_LIMITS)
+                    running.workers.connect().send_nowait(greeting)
+        assert 1 + (slots if models <= 256 else 0) == running.server.statistics()["slots_in_all"]
