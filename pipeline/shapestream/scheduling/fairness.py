@@ -40,7 +40,7 @@ clients that are remembered.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 AGEING_S = 1.0
@@ -271,21 +271,23 @@ class FairShares(Generic[LineT]):
         if line.start_s - bonus_s > client.virtual_s:
             client.virtual_s = line.start_s - bonus_s
 
-    def charge(self, line: LineT, share_s: float) -> None:
-        """A request of this line runs, and `share_s` is its part of the call; none is free of charge."""
-        client = line.client
-        if share_s < _LEAST_S:
-            share_s = _LEAST_S
-        start_s = line.start_s + share_s
-        least_s = client.virtual_s - OWED_S
-        line.start_s = start_s if start_s > least_s else least_s
-        start_s = client.start_s + share_s
-        least_s = self.virtual_s - OWED_S / self.present
-        if start_s < least_s:
-            start_s = least_s
-        client.start_s = start_s
-        if start_s > self._furthest_s:
-            self._furthest_s = start_s
+    def charge(self, company_s: Mapping[LineT, float], part: float) -> None:
+        """Requests of these lines run in one call, of which each pays `part` of its seconds here; none is free of charge."""
+        least_start_s = self.virtual_s - OWED_S / self.present
+        for line, share_s in company_s.items():
+            share_s *= part
+            if share_s < _LEAST_S:
+                share_s = _LEAST_S
+            client = line.client
+            start_s = line.start_s + share_s
+            least_s = client.virtual_s - OWED_S
+            line.start_s = start_s if start_s > least_s else least_s
+            start_s = client.start_s + share_s
+            if start_s < least_start_s:
+                start_s = least_start_s
+            client.start_s = start_s
+            if start_s > self._furthest_s:
+                self._furthest_s = start_s
 
     def blame(self, line: LineT, share_s: float) -> None:
         """Slots work for `share_s` because of a request of this line, and not as its turn: it pays with later turns.

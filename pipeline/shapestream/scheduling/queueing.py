@@ -316,10 +316,11 @@ class Turns:
                 heappop(entries)
                 line.listed = None
             else:
-                request = line.first()
-                own = request.turn
+                first = line.requests.first()
+                assert first is not None
+                own = first[2].turn
                 if own == turn:
-                    return request
+                    return first[2]
                 line.listed = own
                 heapreplace(entries, (own, line))
         return None
@@ -773,8 +774,7 @@ class ModelQueue:
             share_s = total_s
         self.shares.begin(anchor.line, anchor.bonus_s, share_s)
         part = share_s / total_s if total_s else 0.0
-        for line, line_s in company_s.items():
-            self.shares.charge(line, part * line_s)
+        self.shares.charge(company_s, part)
 
     def drop(self, request: Request) -> None:
         """End a request that waits, wherever it does."""

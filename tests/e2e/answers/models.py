@@ -2,8 +2,8 @@
 
 `layers` and `places` compute whole numbers below 2^24 in f32, so every correct engine gives the same bits. They clip in
 each layer, so one wrong number early becomes many at the end. `mixing` is softmax attention, and `encoder` a transformer:
-both are compared within a tolerance. A call of `encoder` takes longer than the wait for it, and is never shared: so it
-is hit by most withdrawals while it runs. What shares a call with a request, and padding where the YAML allows it, changes none of these answers.
+both are compared within a tolerance. Calls of `encoder` take long and are never shared, so that requests are withdrawn
+while they run. What shares a call with a request, and padding where the YAML allows it, changes none of these answers.
 """
 
 from __future__ import annotations

@@ -203,7 +203,7 @@ def _leave(line: Line, share_s: float) -> None:
 def _run(shares: FairShares[Line], line: Line, bonus_s: float, share_s: float) -> None:
     """A request of this line gets a batch, alone."""
     shares.begin(line, bonus_s, share_s)
-    shares.charge(line, share_s)
+    shares.charge({line: share_s}, 1.0)
     _leave(line, share_s)
 
 
@@ -404,7 +404,7 @@ def test_blame_leaves_a_client_what_it_is_owed_for_turns_that_it_waits_for():
         shares.stamp(line, 1.0, 0)
     for _ in range(10):
         shares.begin(other, 0.0, 1.0)
-        shares.charge(other, 1.0)
+        shares.charge({other: 1.0}, 1.0)
     assert shares.virtual_s > waiting.client.start_s
     shares.blame(waiting, 1.0)
     assert waiting.client.start_s == 1.0
