@@ -221,6 +221,12 @@ ROWS: dict[str, tuple[str, Source, Callable[[Array], Array], Reduction, str, Hea
         "refuted", floats(), unchanged, families.convolution(5, 4, 0.3, causal=False), "", plain, "f32", True,
     ),
     "wide receptive field": ("refuted", floats(), unchanged, families.far_ahead(50), "", plain, "f32", True),
+    "wide receptive field under a shifted mask": (
+        "refuted", floats(mask=True), unchanged, families.far_ahead(40), "shifted", plain, "f32", True,
+    ),
+    "threshold of a wide receptive field under a shifted mask": (
+        "refuted", floats(mask=True), unchanged, families.far_ahead(40), "shifted", above(1.0), "boolean", True,
+    ),
     "elementwise": ("proved", floats(), np.tanh, R["identity"], "", plain, "f32", True),
     "embeddings' mean": ("refuted", ids(50), embedded, R["mean"], "", plain, "f32", False),
     "embeddings' mean under a mask": (

@@ -165,19 +165,32 @@ def padding_cases(
 ) -> Iterator[Case]:
     """Small requests padded, along the dimensions numbered `padded`, to the size of others, and to set sizes."""
     steps: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
+    long: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
     for base in baseline.sizes:
         small = _taken(signature, baseline, padded, base)
         if len(small) >= 2:
             least, middle, largest = small[0], small[len(small) // 2], small[-1]
             yield from _beside_longer(signature, baseline, (least, middle, largest), rows)
         if small:
-            steps += _steps(small, list(_set_sizes(signature, baseline, padded, small[0])))
+            targets = list(_set_sizes(signature, baseline, padded, small[0]))
+            steps += _steps(small, targets)
+            long += [
+                (own, target)
+                for target in targets[-1:]
+                if baseline.pool.typical(own := _less_one(signature, padded, target), 0) is not None
+            ]
+    for own, target in dict.fromkeys(long):
+        yield from _alone(signature, baseline, own, target)
     for turn in range(_rounds(baseline)):
         for own, target in dict.fromkeys(steps):
             yield from _padded(signature, baseline, own, target, turn, rows)
         if turn == 0:
             for base in baseline.sizes:
                 yield from _at_ratios(signature, baseline, padded, base)
+    # Last, since their contents take most time and memory.
+    for turn in range(_rounds(baseline)):
+        for own, target in dict.fromkeys(long):
+            yield from _padded(signature, baseline, own, target, turn, rows)
 
 
 def _taken(
@@ -196,6 +209,14 @@ def _steps(
     yield from ((small[0], target) for target in further)
     yield from pairwise(small)
     yield from ((own, further[-1]) for own in small[1:] if further)
+
+
+def _less_one(signature: ModelSignature, padded: Sequence[int], target: tuple[int, ...]) -> tuple[int, ...]:
+    """One less along each padded dimension: what looks far ahead sees the padding from long requests only."""
+    return tuple(
+        size - 1 if number in padded and size - 1 in signature.bounds[number] else size
+        for number, size in enumerate(target)
+    )
 
 
 def _rounds(baseline: Baseline) -> int:
