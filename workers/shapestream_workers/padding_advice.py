@@ -46,7 +46,12 @@ class PaddingAdvice:
                 f"padding of {names} with {PAD_VALUE} was tried for advice, and proved: requests of different sizes share "
                 "calls with these lines in the model"
             )
-            yield from (f"  {line}" for line in yaml.safe_dump(self.to_yaml(), sort_keys=False).splitlines())
+            yield from (
+                f"  {line}"
+                for line in yaml.safe_dump(
+                    self.to_yaml(), sort_keys=False, default_flow_style=None
+                ).splitlines()
+            )
 
     def to_yaml(self) -> dict[str, Any]:
         """The lines as plain data."""
