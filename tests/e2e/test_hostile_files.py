@@ -61,6 +61,14 @@ def test_weights_outside_the_folder_of_an_onnx_file_are_not_read(workplace: Any,
     assert "outside its folder" in words
 
 
+def test_serve_ends_where_check_does(workplace: Any) -> None:
+    """Neither the server, which digests its models' files, nor a worker waits for the device."""
+    scaling(workplace.folder / "m.onnx", "/dev/zero")
+    served = workplace.try_serve(model_yaml("m.onnx") + "workers: [{count: 2}]\n")
+    assert 3 == served.wait()
+    assert "outside its folder" in served.log.read_text()
+
+
 @pytest.mark.parametrize(
     "disguise",
     [

@@ -55,6 +55,24 @@ def prepared(workplace: Any) -> Any:
     return workplace
 
 
+def test_a_precision_is_tried_where_the_user_accepts_it_and_what_was_not_measured_is_said_first(
+    prepared: Any,
+) -> None:
+    """With the least budget not all can be measured. The precision is a candidate with properties of its own."""
+    tune = ("tune", "sums.yaml", "--trace", "sums.trace", "--budget", "5", "--precision", "bf16")
+    ran = prepared.run(*tune)
+    assert 0 == ran.returncode, ran.stderr
+    first = ran.stdout.splitlines()[0]
+    assert first.startswith("Not measured, or not in all rounds, for lack of time: ")
+    assert "native, bf16" in ran.stdout
+    text = (prepared.folder / "sums.tuned.yaml").read_text()
+    assert first in text.splitlines()[1]
+    report = json.loads(prepared.run(*tune, "--json").stdout)
+    (bf16,) = [each for each in report["candidates"] if each["properties"] and not each["shapes"]]
+    assert {"INFERENCE_PRECISION_HINT": "bf16"} == bf16["properties"]
+    assert report["lacked_time"] >= 1
+
+
 def test_a_tuned_file_is_written_with_what_justifies_it(prepared: Any) -> None:
     """The user's file is measured too, something is chosen among what was measured, and the result can be used."""
     folder = prepared.folder

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -280,3 +281,66 @@ def test_every_command_infers_the_same_rules(tmp_path: Path, engine: str) -> Non
         f"simulate {tmp_path}/x.yaml --sizes batch=1 --rate 100 --requests 20 --cost fixed_ms=1".split(),
     )
     assert 0 == simulated.exit_code, simulated.output
+
+
+def yaml_lines(ran: Result) -> str:
+    """The lines that `check` advises, as they stand below a model."""
+    lines = ran.stdout.splitlines()
+    start = lines.index("    inputs:")
+    end = next(number for number in range(start + 1, len(lines)) if not lines[number].startswith("     "))
+    return "\n".join(lines[start:end])
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_padding_is_proved_before_it_is_advised(tmp_path: Path, engine: str) -> None:
+    """The lines are printed; with them the YAML allows the padding, and nothing more is advised."""
+    transformer(tmp_path / "m.onnx", "batch_size", "sequence_length")
+    ran = run(tmp_path, "check", engine=engine)
+    assert (
+        "  padding of sequence_length with 0 was tried for advice, and proved: requests of different sizes share calls "
+        "with these lines in the model"
+    ) in ran.stdout.splitlines()
+    lines = yaml_lines(ran)
+    port = {"pad": {"sequence_length": 0}}
+    assert {"inputs": {"input_ids": port, "attention_mask": port}} == yaml.safe_load(lines)
+    helped = run(tmp_path, "check", lines, engine=engine)
+    assert (0, "") == (helped.exit_code, helped.stderr)
+    assert "  sequence_length: ?, may be padded" in helped.stdout.splitlines()
+    assert "for advice" not in helped.stdout
+
+
+def test_an_axis_without_a_name_gets_one_in_the_lines(tmp_path: Path) -> None:
+    """Only named axes may be padded; a sum over the axis stays what it is."""
+    x = ops.parameter([-1, -1, 4], np.float32, name="x")
+    y = ops.reduce_sum(x, ops.constant([1]))
+    ov.save_model(ov.Model([ops.result(y)], [x]), tmp_path / "m.xml")
+    ran = run(tmp_path, "check", file="m.xml")
+    lines = yaml_lines(ran)
+    assert {"inputs": {"x": {"shape": "batch, size1, 4", "pad": {"size1": 0}}}} == yaml.safe_load(lines)
+    helped = run(tmp_path, "check", lines, file="m.xml")
+    assert (0, "") == (helped.exit_code, helped.stderr)
+    assert "  size1: ?, may be padded" in helped.stdout.splitlines()
+
+
+def test_padding_that_changes_results_is_not_advised(tmp_path: Path) -> None:
+    """Of two dimensions the sum's may be padded, and the mean's may not: evidence for one, lines for the other."""
+    write_onnx(
+        tmp_path / "m.onnx",
+        [
+            helper.make_node("ReduceMean", ["x"], ["mean"], axes=[2], keepdims=0),
+            helper.make_node("ReduceSum", ["mean", "one"], ["y"], keepdims=0),
+        ],
+        {"x": ["batch", "summed", "averaged", 3]},
+        {"y": ["batch", 3]},
+        {"one": np.array([1], np.int64)},
+    )
+    ran = run(tmp_path, "check")
+    assert (0, "") == (ran.exit_code, ran.stderr)
+    (against,) = [line for line in ran.stdout.splitlines() if "is no good" in line]
+    assert against.startswith(
+        "  padding of averaged with 0 was tried for advice, and is no good: output 'y' changes: "
+    )
+    assert {"inputs": {"x": {"pad": {"summed": 0}}}} == yaml.safe_load(yaml_lines(ran))
+    report = CliRunner().invoke(app, ["check", "--json", str(tmp_path / "x.yaml")])
+    (model,) = json.loads(report.stdout)["models"]
+    assert (["summed"], ["averaged"]) == (model["padding"]["proved"], list(model["padding"]["refused"]))

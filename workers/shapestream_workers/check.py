@@ -3,14 +3,14 @@
 Each model is compiled, its batching and padding are put to the proof, and it is run on made-up inputs: a request alone
 at the smallest sizes and at middling ones, and, where there is a batch axis, two in one call, divided again by the
 rules. That finds a file that does not load, a shape that does not fit, a rule that does not hold, and a model
-that does not keep requests apart.
+that does not keep requests apart. Padding that the YAML does not allow is tried, too, and advised where it is proved.
 """
 
 from __future__ import annotations
 
 import queue
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -33,6 +33,7 @@ from shapestream_engine.signature import ModelSignature
 from shapestream_engine.slot import Runner
 from shapestream_workers.model_trust import require_trusted
 from shapestream_workers.models import model_spec, problem_of, processes_of
+from shapestream_workers.padding_advice import PaddingAdvice, advise_padding
 from shapestream_workers.proof import probe_options, try_model
 from shapestream_workers.security import server_security
 
@@ -53,6 +54,7 @@ class ModelReport:
     properties: dict[str, str]
     calls: tuple[str, ...]
     proof: ProbeReport
+    padding: PaddingAdvice
 
 
 @dataclass(slots=True, kw_only=True)
@@ -78,6 +80,7 @@ class CheckReport:
                 )
             yield from (f"  {line}" for line in model.proof.lines())
             yield from (f"  ran {call}" for call in model.calls)
+            yield from (f"  {line}" for line in model.padding.lines())
         if not self.problems:
             yield f"ok: {len(self.models)} model{'s' if len(self.models) != 1 else ''} compiled and run"
 
@@ -95,6 +98,7 @@ class CheckReport:
                     "proof": {
                         key: value for key, value in model.proof.to_dict().items() if key != "tolerances"
                     },
+                    "padding": {**asdict(model.padding), "proved": list(model.padding.proved)},
                 }
                 for model in self.models
             ],
@@ -169,6 +173,7 @@ def _check_model(loaded: LoadedSettings, index: int, settings: ModelSettings, re
                 properties=dict(compiled.properties),
                 calls=tuple(calls),
                 proof=proof,
+                padding=advise_padding(settings, tried, slots=slots, threads=threads),
             )
         )
     finally:

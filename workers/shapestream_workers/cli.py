@@ -460,7 +460,7 @@ def health(context: typer.Context) -> None:
 
 
 def tune(**options: Any) -> None:
-    """Measure strategies, roundings, static shapes, slots and threads on the model and a trace; write the best YAML."""
+    """Measure strategies, static shapes, slots, threads and precisions on the model and a trace; write the best YAML."""
     read = TuneOptions(**options)
     with reported(as_json=read.as_json):
         from shapestream_workers.lab.tune import tune_file

@@ -62,6 +62,20 @@ def test_the_best_of_several_is_chosen_among_those_that_did_not_fail() -> None:
     assert choose([mine, trial()]) is None
 
 
+def test_of_those_within_2_percent_of_the_best_the_smallest_is_chosen() -> None:
+    """Memory decides nothing else: not for what is slower by more, nor against the file as it is."""
+    mine, best = trial(100, 100, 100, baseline=True), trial(300, 300, 300)
+    near, slower = trial(295, 295, 295), trial(290, 290, 290)
+    for each, memory in ((mine, 5), (best, 900), (near, 800), (slower, 100)):
+        each.memory_bytes = memory
+    assert near is choose([mine, slower, best, near])
+    near.memory_bytes = 901
+    assert best is choose([mine, slower, best, near])
+    equal = trial(101, 101, 101)
+    equal.memory_bytes = 1
+    assert mine is choose([mine, equal])
+
+
 @given(left_s=st.floats(-10, 1000), count=st.integers(1, MOST_FINALISTS))
 def test_a_plan_fits_the_time_that_is_left(left_s: float, count: int) -> None:
     """Warming up and all rounds; only the least that means anything is done whatever it takes."""

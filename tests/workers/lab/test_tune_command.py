@@ -60,6 +60,12 @@ def write(path: Path, models: dict[str, tuple[str, ...]], *sizes: tuple[int, ...
         ("two", "both", [], "is not clear: the file has sort, other"),
         ("none", "sort", [], "none are started, so none can be measured"),
         ("engine", "sort", [], "sorted_not"),
+        (
+            "sort",
+            "sort",
+            ["--precision", "bf16"],
+            "the engine function has no choice of precisions; openvino, torch have (leave out --precision)",
+        ),
     ],
 )
 def test_what_does_not_fit_together_is_told_before_anything_is_measured(

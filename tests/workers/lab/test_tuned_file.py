@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,7 @@ CANDIDATES = st.builds(
             {"static": [{"batch": 1, "seq": 8}, {"batch": 2, "seq": 8}]},
         ]
     ),
+    properties=st.sampled_from([{}, {"INFERENCE_PRECISION_HINT": "bf16"}]),
 )
 
 
@@ -75,7 +77,7 @@ def test_the_text_says_what_the_values_do(candidate: Candidate, tail: str) -> No
     if "in_process" in tail:
         place = candidate.placement
         inside = Placement(processes=None, slots=place.slots, threads=place.threads)
-        candidate = Candidate(placement=inside, shapes=candidate.shapes)
+        candidate = replace(candidate, placement=inside)
     values = yaml.safe_load(FILE + tail)
     apply_candidate(values, candidate, model=0, group=0)
     text = edited_text(

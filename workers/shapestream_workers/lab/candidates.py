@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,8 @@ MOST_STATIC = 8
 """Shapes that get a static model."""
 HOT_SHARE = 0.02
 """Least share of the requests that a shape with a static model has; that of a rarer one would stand idle."""
+PRECISIONS = {"openvino": "INFERENCE_PRECISION_HINT", "torch": "float32_matmul_precision"}
+"""Engine -> the property that says in which precision it computes."""
 MAX_DISTINCT = 512
 """Sizes that boundaries are chosen among, to bound the memory of the search."""
 
@@ -58,18 +60,21 @@ class Candidate:
     placement: Placement
     shapes: Mapping[str, Any]
     """`shapes` of the YAML."""
+    properties: Mapping[str, str] = field(default_factory=dict)
+    """`properties` of the YAML that differ from the file's: the precision."""
     is_baseline: bool = False
     """True for the user's file without edits."""
 
     @property
     def shapes_label(self) -> str:
-        """The shapes in a few words, for tables."""
+        """The shapes and the precision in a few words, for tables."""
         words = [str(self.shapes.get("strategy", "native"))]
         for key, said in self.shapes.items():
             if key == "static":
                 words.append(f"{len(said)} static")
             elif key != "strategy":
                 words.append(f"{key} {said}")
+        words += self.properties.values()
         return ", ".join(words) + (" (as it is)" if self.is_baseline else "")
 
     @property

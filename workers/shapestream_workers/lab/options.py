@@ -123,6 +123,13 @@ class TuneOptions:
     in_flight: Annotated[
         int, typer.Option(min=1, max=4096, help="Requests under way at a time; 1: a lone request's latency.")
     ] = 64
+    precision: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Also try this precision: bf16 or f16 of OpenVINO, high or medium of PyTorch. It rounds answers more.",
+        ),
+    ] = None
     out: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="The tuned YAML. Default: CONFIG.tuned.yaml beside CONFIG."),

@@ -30,7 +30,7 @@ MOST_FINALISTS = 4
 ROUNDS = (5, 3)
 """Rounds of the final, as many as time allows: a candidate has to win all of them, and fewer than three is luck."""
 LEAST_GAIN = 0.02
-"""Relative: a smaller gain is no reason to change a file."""
+"""Relative: a smaller gain is no reason to change a file, nor to take more memory."""
 HEAT_SHARE = 0.01
 """Part of the budget for one round of a heat, as long as the warm-up before it."""
 LEAST_ROUND_S, MOST_ROUND_S = 0.7, 10.0
@@ -61,7 +61,9 @@ class Trial:
     problem: str | None = None
     """Reason why it is out: a crash, a refusal, a failed request."""
     skipped: str | None = None
-    """Measurements that were left out for lack of time."""
+    """Measurements that were left out, and why."""
+    lacks_time: bool = False
+    """True if they were left out for lack of time."""
 
     @property
     def standing(self) -> float:
@@ -103,7 +105,8 @@ def choose(trials: Sequence[Trial]) -> Trial | None:
     """The best of the final; None where nothing was measured.
 
     The file as it is stays unless another is better in every round, of at least three, and by `LEAST_GAIN` in the
-    median: rounds are paired, so that noise that all share decides nothing.
+    median: rounds are paired, so that noise that all share decides nothing. Of several such, and of those within
+    `LEAST_GAIN` of the best of them, it is the one that takes the least memory.
     """
     rounds = max((len(trial.rounds) for trial in trials), default=0)
     able = [
@@ -119,7 +122,9 @@ def choose(trials: Sequence[Trial]) -> Trial | None:
             and all(mine > before for mine, before in zip(trial.rounds, baseline.rounds, strict=True))
             and median(trial.rounds) > least
         ]
-    return max(able, key=lambda trial: median(trial.rounds), default=baseline)
+    best = max((median(trial.rounds) for trial in able), default=0.0)
+    near = [trial for trial in able if median(trial.rounds) >= best * (1 - LEAST_GAIN)]
+    return min(near, key=lambda trial: (trial.memory_bytes, -median(trial.rounds)), default=baseline)
 
 
 @dataclass(slots=True)
@@ -160,7 +165,7 @@ class Race:
         if candidate.is_baseline:
             patience_s = max(MOST_OF_LEFT * left_s, BASELINE_START_S)
         elif left_s < usual_s + 2 * round_s:
-            trial.skipped = "not measured: no time left"
+            trial.skipped, trial.lacks_time = "not measured: no time left", True
             return
         else:
             patience_s = max(MOST_OF_LEFT * left_s, min(left_s, PATIENCE * usual_s))
@@ -188,6 +193,7 @@ class Race:
                 if number and self.left_s() < round_s * len(running):
                     for trial, _ in running:
                         trial.skipped = f"{rounds - number} of {rounds} rounds left out: no time"
+                        trial.lacks_time = True
                     return
                 self.say(f"round {number + 1} of {rounds}: {len(running)} candidates")
                 # Each round begins with another one: the first may find caches cold.

@@ -120,11 +120,13 @@ class Subject:
 def apply_candidate(
     values: Any, candidate: Candidate, *, model: int, group: int, placed: bool = True
 ) -> None:
-    """Change the values of a file to this candidate, in place; without `placed`, to its shapes alone."""
+    """Change the values of a file to this candidate, in place; without `placed`, not to its slots and threads."""
     if candidate.shapes:
         values["models"][model]["shapes"] = candidate.shapes
     else:
         values["models"][model].pop("shapes", None)
+    if candidate.properties:
+        values["models"][model].setdefault("properties", {}).update(candidate.properties)
     if not placed:
         return
     place = candidate.placement

@@ -1,14 +1,15 @@
 """`shapestream tune`: measure candidates on the model and a trace, write the best YAML, and report.
 
-Heats of other placements (slots, threads, processes) come first, then heats of shapes at the best placement, then the
-final, which alone decides.
+Heats of other placements (slots, threads, processes) come first, then those of the precisions that the user accepts and
+of shapes at the best placement, then the final, which alone decides.
 """
 
 from __future__ import annotations
 
 import json
 import signal
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -22,7 +23,7 @@ from shapestream.settings import LoadedSettings, load_settings
 from shapestream.telemetry.logging import configure
 from shapestream.telemetry.trace import TraceReader
 from shapestream_engine.signature import ModelSignature
-from shapestream_workers.lab.candidates import Candidate, Placement, placements, propose
+from shapestream_workers.lab.candidates import PRECISIONS, Candidate, Placement, placements, propose
 from shapestream_workers.lab.options import TuneOptions
 from shapestream_workers.lab.race import Race, Trial, choose, finalists
 from shapestream_workers.lab.replay import InputMaker, read_requests
@@ -58,20 +59,22 @@ def tune_file(options: TuneOptions) -> None:
         message = "none are started, so none can be measured (tune with a file that starts them)"
         raise ConfigurationError([loaded.problem(("workers",), message)])
     (signature,) = read_signatures(loaded, [subject.settings]).signatures
+    precisions = _precisions(subject, options.precision or ())
     requests = read_requests(trace, signature)
     maker = InputMaker(subject.settings, signature)
     # The path of a socket must be short: not below the user's TMPDIR.
     with TemporaryDirectory(prefix="shapestream-tune-", dir="/tmp", ignore_cleanup_errors=True) as folder:
         race = Race(subject, requests, maker, options, Path(folder), lambda line: typer.echo(line, err=True))
-        chosen = trio.run(_run, race, signature)
+        chosen = trio.run(_run, race, signature, precisions)
     lines = verdict(race, chosen)
     made_of = f"Made by `shapestream tune` from {config.name} and {trace.name}."
-    header = "\n".join([made_of, *lines, "", report_table(race, chosen), ""])
+    header = "\n".join([made_of, *left_out(race), *lines, "", report_table(race, chosen), ""])
     subject.write_tuned(chosen.candidate, target, header)
     if options.as_json:
         typer.echo(json.dumps({**plain_report(race, chosen), "written": str(target)}, indent=2))
     else:
-        typer.echo("\n".join([report_table(race, chosen), *lines, f"written: {target}"]))
+        table = report_table(race, chosen)
+        typer.echo("\n".join([*left_out(race), table, *lines, f"written: {target}"]))
 
 
 def _model_number(loaded: LoadedSettings, reader: TraceReader, wanted: str | None) -> int:
@@ -91,7 +94,16 @@ def _model_number(loaded: LoadedSettings, reader: TraceReader, wanted: str | Non
     return names.index(shared[0])
 
 
-async def _run(race: Race, signature: ModelSignature) -> Trial:
+def _precisions(subject: Subject, wanted: Sequence[str]) -> list[dict[str, str]]:
+    """The properties of each precision to try; raises `ConfigurationError` for an engine that has none."""
+    engine = subject.settings.effective_engine
+    if wanted and engine not in PRECISIONS:
+        message = f"the engine {engine} has no choice of precisions; {', '.join(PRECISIONS)} have (leave out --precision)"
+        raise ConfigurationError([subject.loaded.problem(("models", subject.model), message)])
+    return [{PRECISIONS[engine]: name} for name in wanted]
+
+
+async def _run(race: Race, signature: ModelSignature, precisions: Sequence[Mapping[str, str]]) -> Trial:
     """Measure candidates and choose one. Raises as `tune_file` does."""
     subject, trials = race.subject, race.trials
     baseline = subject.baseline()
@@ -102,12 +114,16 @@ async def _run(race: Race, signature: ModelSignature) -> Trial:
             if place != baseline.placement:
                 candidate = Candidate(placement=place, shapes=baseline.shapes)
                 await race.heat(candidate, kept_share=PLACEMENTS_UNTIL)
-        best = max(trials, key=lambda trial: trial.standing).candidate.placement
+        place = max(trials, key=lambda trial: trial.standing).candidate.placement
+        for properties in precisions:
+            candidate = Candidate(placement=place, shapes=baseline.shapes, properties=properties)
+            await race.heat(candidate, kept_share=SHAPES_UNTIL)
+        best = max(trials, key=lambda trial: trial.standing).candidate
         max_batch = ServedModel(0, signature.name, signature, subject.settings).profile.max_batch
         choices, left_out = propose(race.requests, signature, baseline.shapes, max_batch=max_batch)
         race.notes += [f"not tried: {what}" for what in left_out]
         for shapes in choices:
-            await race.heat(Candidate(placement=best, shapes=shapes), kept_share=SHAPES_UNTIL)
+            await race.heat(replace(best, shapes=shapes, is_baseline=False), kept_share=SHAPES_UNTIL)
         await race.final(finalists(trials, race.left_s()))
         nursery.cancel_scope.cancel()
     for trial in trials:
@@ -139,6 +155,17 @@ async def _obey_sigterm() -> None:
 
 
 # ---------------------------------------------------------------- the report
+
+
+def left_out(race: Race) -> list[str]:
+    """What the time did not suffice for, to be said before anything else; empty where it did."""
+    found = [trial.candidate.label for trial in race.trials if trial.lacks_time]
+    if not found:
+        return []
+    count = f"{len(found)} of {len(race.trials)} candidates"
+    return [
+        f"Not measured, or not in all rounds, for lack of time: {count} (raise --budget): {' | '.join(found)}"
+    ]
 
 
 def report_table(race: Race, chosen: Trial) -> str:
@@ -186,10 +213,12 @@ def plain_report(race: Race, chosen: Trial) -> dict[str, Any]:
         "shapes": len({request.sizes for request in race.requests}),
         "seconds": round(race.spent_s(), 3),
         "notes": race.notes,
+        "lacked_time": sum(trial.lacks_time for trial in race.trials),
         "candidates": [
             {
                 "placement": asdict(trial.candidate.placement),
                 "shapes": dict(trial.candidate.shapes),
+                "properties": dict(trial.candidate.properties),
                 "as_it_is": trial.candidate.is_baseline,
                 "chosen": trial is chosen,
                 "alone": trial.alone,
