@@ -663,21 +663,21 @@ MECHANISMS |= {
     "first tries: any padding": Mechanism(
         off=constant("tries", "MOST_PADDED", inf),
         watched="tries",
-        scenarios=EVERYWHERE,
+        scenarios=("one row measured, linear", *EVERYWHERE),
         replaced=True,
         is_here=True,
     ),
     "belief: any factor": Mechanism(
         off=constant("cost_grid", "FIRST_CLIP", inf),
         watched="believed",
-        scenarios=NON_LINEAR,
+        scenarios=("the first shared call stalls", *NON_LINEAR),
         replaced=True,
         is_here=True,
     ),
     "belief: a factor of 2": Mechanism(
         off=constant("cost_grid", "FIRST_CLIP", log(2.0)),
         watched="believed",
-        scenarios=NON_LINEAR,
+        scenarios=("the first shared call stalls", *NON_LINEAR),
         replaced=True,
         is_here=True,
     ),
@@ -689,7 +689,7 @@ MECHANISMS |= {
             replaced=True,
             is_here=True,
         )
-        for calls in (4, 64)
+        for calls in (4, 64, 1 << 40)
     },
     "tries and belief": Mechanism(
         off=_several("tries", "belief"), watched="tries", scenarios=EVERYWHERE, is_here=True

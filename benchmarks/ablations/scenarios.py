@@ -82,6 +82,8 @@ class Scenario:
     noise: float = 0.1
     stalls_s: tuple[float, float] | None = None
     """Mean seconds between stalls of the event loop, and of each slot, and their mean length; exponential, both."""
+    stall: tuple[float, float] | None = None
+    """When the first slot stands still once, and for how many seconds."""
     belief: float = 1.0
     """Calibrated seconds / true seconds."""
     measured_rows: int | None = None
@@ -208,6 +210,8 @@ def _with_loop(simulation: Any, spent: Callable[[], float], scenario: Scenario, 
 
 def _stalls(scenario: Scenario, seed: int, which: int) -> list[tuple[float, float]]:
     """When something stands still, and for how long, in order of time: the loop (0), or a slot."""
+    if scenario.stall is not None and which == 1:
+        return [scenario.stall]
     if scenario.stalls_s is None:
         return []
     rng = np.random.default_rng((seed, which))
@@ -560,6 +564,14 @@ SCENARIOS = {
         shaped(
             "one point of 1 s, 16", rows(1e3, 0.0, largest=(64, 1)), in_flight=16, measured_rows=1, apart_s=2e-3,
             streams=(Stream(requests=480),),
+        ),
+        shaped(
+            "one row measured, linear", formula(0.2, 0.1, largest=(64, 256)), draw=lognormal, measured_rows=1,
+            in_flight=32, streams=(Stream(requests=1500),),
+        ),
+        shaped(
+            "the first shared call stalls", rows(20.0, 0.2, largest=(64, 1)), measured_rows=1, in_flight=32,
+            stall=(0.03, 0.2), streams=(Stream(requests=6000),),
         ),
         shaped("linear, sharing pays now", rows(0.0, 10.0), then=(3.0, rows(10.0, 0.0))),
         shaped("sharing paid, linear now", rows(10.0, 0.0), then=(0.3, rows(0.0, 10.0))),
