@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from itertools import zip_longest
-from math import inf
+from math import inf, log
 from typing import Any
 
 Patch = Callable[["Patches"], None]
@@ -80,6 +80,7 @@ def here(names: Sequence[str]) -> Iterator[Patches]:
             MECHANISMS[name].off(patches)
         patches.watch("tries", module("surface").Kind, "try_began")
         patches.watch("believed", module("cost_grid").Grid, "believe")
+        patches.watch("awaited", module("company").Company, "is_awaited", lambda waits, given, named: waits)
         _price_programmes(patches, "planner")
         yield patches
     finally:
@@ -493,6 +494,23 @@ def _no_grid(patches: Patches) -> None:
     patches.set(kind, "__init__", begun)
 
 
+def _no_company(patches: Patches) -> None:
+    """A free slot never waits for the requests that follow answers, and everything is prefetched."""
+    company = module("company").Company
+    patches.set(company, "is_awaited", lambda self, anchor, slot, now: False)
+    patches.set(company, "will_be_awaited", lambda self, anchor, slot: False)
+
+
+def constant(of: str, name: str, value: float, *also: str) -> Patch:
+    """Another value of a constant, in its module and in those that import it."""
+
+    def patch(patches: Patches) -> None:
+        for owner in (of, *also):
+            patches.set(module(owner), name, value)
+
+    return patch
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mechanism:
     """Something that can be turned off."""
@@ -609,6 +627,10 @@ MECHANISMS[THIS] = Mechanism(
     replaced=True,
     is_here=True,
 )
+HEAVY = (
+    "heavy, 16 in flight", "heavy, 16 in flight, two slots", "heavy, 24 in flight", "heavy, 30 %", "heavy, 60 %",
+    "heavy, 90 %", "one point of 1 s, 16", "ten times slower",
+)  # fmt: skip
 NON_LINEAR = (
     "device not full, 64", "steps of 8 rows, 64", "attention, 64", "calls of 1 s, 32", "one point of 1 s, 32",
     "one point of 0.3 s, 32", "linear, sharing pays now", "sharing paid, linear now", "ten times slower",
@@ -627,6 +649,48 @@ MECHANISMS |= {
     "grid": Mechanism(off=_no_grid, watched="believed", scenarios=EVERYWHERE, is_here=True),
     "tries": Mechanism(off=_no_tries, watched="tries", scenarios=EVERYWHERE, is_here=True),
     "belief": Mechanism(off=_no_belief, watched="believed", scenarios=EVERYWHERE, is_here=True),
+    "company": Mechanism(off=_no_company, watched="awaited", scenarios=(*HEAVY, *EVERYWHERE), is_here=True),
+    **{
+        f"company: 1/{part}": Mechanism(
+            off=constant("company", "SHARE", 1 / part, "recovery"),
+            watched="awaited",
+            scenarios=HEAVY,
+            replaced=True,
+            is_here=True,
+        )
+        for part in (4, 16, 32, 64)
+    },
+    "first tries: any padding": Mechanism(
+        off=constant("tries", "MOST_PADDED", inf),
+        watched="tries",
+        scenarios=("one row measured, linear", *EVERYWHERE),
+        replaced=True,
+        is_here=True,
+    ),
+    "belief: any factor": Mechanism(
+        off=constant("cost_grid", "FIRST_CLIP", inf),
+        watched="believed",
+        scenarios=("the first shared call stalls", *NON_LINEAR),
+        replaced=True,
+        is_here=True,
+    ),
+    "belief: a factor of 2": Mechanism(
+        off=constant("cost_grid", "FIRST_CLIP", log(2.0)),
+        watched="believed",
+        scenarios=("the first shared call stalls", *NON_LINEAR),
+        replaced=True,
+        is_here=True,
+    ),
+    **{
+        f"lately: {calls} calls": Mechanism(
+            off=constant("cost_grid", "LATELY", calls, "surface"),
+            watched="believed",
+            scenarios=NON_LINEAR,
+            replaced=True,
+            is_here=True,
+        )
+        for calls in (4, 64, 1 << 40)
+    },
     "tries and belief": Mechanism(
         off=_several("tries", "belief"), watched="tries", scenarios=EVERYWHERE, is_here=True
     ),

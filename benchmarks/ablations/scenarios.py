@@ -74,12 +74,16 @@ class Scenario:
     max_shapes: int | None = None
     streams: Sequence[Stream] = (Stream(),)
     in_flight: int | None = None
+    apart_s: float = 0.0
+    """In a closed loop: seconds from the first request that follows the answers of a batch to the last."""
     speeds: Sequence[float] = (1.0, 1.0)
     """Speed of each slot; each has a worker of its own, unless all are equally fast."""
     way_s: float = 0.25e-3
     noise: float = 0.1
     stalls_s: tuple[float, float] | None = None
     """Mean seconds between stalls of the event loop, and of each slot, and their mean length; exponential, both."""
+    stall: tuple[float, float] | None = None
+    """When the first slot stands still once, and for how many seconds."""
     belief: float = 1.0
     """Calibrated seconds / true seconds."""
     measured_rows: int | None = None
@@ -192,13 +196,22 @@ def _with_loop(simulation: Any, spent: Callable[[], float], scenario: Scenario, 
             for action in actions:
                 self._act(action, ends)
             if in_flight is not None and self._finished > finished:
-                self._returning.append((ends + ROUND_TRIP_S, self._finished - finished))
+                count = self._finished - finished
+                if scenario.apart_s:
+                    gap_s = scenario.apart_s / max(1, count - 1)
+                    self._returning.extend(
+                        [(ends + ROUND_TRIP_S + number * gap_s, 1) for number in range(count)]
+                    )
+                else:
+                    self._returning.append((ends + ROUND_TRIP_S, count))
 
     return Looped
 
 
 def _stalls(scenario: Scenario, seed: int, which: int) -> list[tuple[float, float]]:
     """When something stands still, and for how long, in order of time: the loop (0), or a slot."""
+    if scenario.stall is not None and which == 1:
+        return [scenario.stall]
     if scenario.stalls_s is None:
         return []
     rng = np.random.default_rng((seed, which))
@@ -534,6 +547,31 @@ SCENARIOS = {
         shaped(
             "one point of 0.3 s, 32", rows(300.0, 0.0, largest=(64, 1)), in_flight=32, measured_rows=1,
             streams=(Stream(requests=1000),),
+        ),
+        *[
+            shaped(f"heavy, {name}", rows(300.0, 10.0), max_batch=16, **more)
+            for name, more in (
+                ("16 in flight", {"in_flight": 16, "apart_s": 2e-3, "streams": (Stream(requests=800),)}),
+                ("16 in flight, two slots", {
+                    "in_flight": 16, "apart_s": 2e-3, "streams": (Stream(requests=800),), "speeds": (1.0, 1.0),
+                }),
+                ("24 in flight", {"in_flight": 24, "apart_s": 2e-3, "streams": (Stream(requests=1200),)}),
+                ("30 %", {"in_flight": None, "streams": (Stream(rate=10.5, requests=800),), "figures": ("mean", "p99")}),
+                ("60 %", {"in_flight": None, "streams": (Stream(rate=21.0, requests=800),), "figures": ("mean", "p99")}),
+                ("90 %", {"in_flight": None, "streams": (Stream(rate=31.0, requests=800),), "figures": ("mean", "p99")}),
+            )
+        ],
+        shaped(
+            "one point of 1 s, 16", rows(1e3, 0.0, largest=(64, 1)), in_flight=16, measured_rows=1, apart_s=2e-3,
+            streams=(Stream(requests=480),),
+        ),
+        shaped(
+            "one row measured, linear", formula(0.2, 0.1, largest=(64, 256)), draw=lognormal, measured_rows=1,
+            in_flight=32, streams=(Stream(requests=1500),),
+        ),
+        shaped(
+            "the first shared call stalls", rows(20.0, 0.2, largest=(64, 1)), measured_rows=1, in_flight=32,
+            stall=(0.03, 0.2), streams=(Stream(requests=6000),),
         ),
         shaped("linear, sharing pays now", rows(0.0, 10.0), then=(3.0, rows(10.0, 0.0))),
         shaped("sharing paid, linear now", rows(10.0, 0.0), then=(0.3, rows(0.0, 10.0))),

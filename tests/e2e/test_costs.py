@@ -135,3 +135,18 @@ def test_a_model_of_which_one_call_was_measured_shares_its_calls(
     rows = [result.timings.batch_rows for result in results]
     assert max(rows[:64]) >= 8
     assert sum([1 / each for each in rows]) <= 40  # calls; 160 of one request each, without tries
+
+
+def test_requests_in_flight_do_not_part_into_two_waves(
+    workplace: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Calls of 0.3 s have room for more than the 16 in flight: from the first calls on all of them share one."""
+    monkeypatch.setenv(ENVIRONMENT, str(tmp_path / "costs"))
+    (workplace.folder / "pace").write_text("0.3")
+    served = workplace.serve(HEAVY.replace("batch:1..16", "batch:1..64"))
+    served.wait_for("worker joined")
+    row = {"x": np.zeros((1, 4), np.float32)}
+    with served.client() as client, ThreadPoolExecutor(16) as threads:
+        results = list(threads.map(lambda _: client.infer("paced", row), range(320)))
+    rows = [result.timings.batch_rows for result in results]
+    assert sum([1 / each for each in rows]) <= 30  # calls: 20 at best, 40 in two waves

@@ -361,7 +361,8 @@ class Grid:
         known_s = sum([weight * self._live_flat[node] * exp(self._learned[node]) for node, weight in known])
         expected_s = self.expected(sizes)
         if expected_s * exp(difference) > known_s:
-            difference = log((expected_s * exp(difference) - known_s) / (expected_s - known_s))
+            unknown_s = max(LEAST_S, expected_s - known_s)  # by rounding, nothing may be left of it
+            difference = log((expected_s * exp(difference) - known_s) / unknown_s)
         for node, _ in near:
             if self._seen[node] < self._known_since:
                 self._learned[node] += min(FIRST_CLIP, difference)

@@ -16,6 +16,7 @@ Until costs are measured, only deadlines that have passed refuse or end anything
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from math import inf
 from typing import Final, NamedTuple
 
@@ -168,11 +169,15 @@ class Deadlines:
 
     def wait_until(self, arrival: Arrival, queue: ModelQueue, now: float) -> float:
         """Return until when a request may wait for company."""
-        until = now + queue.delay_s
+        until = now + queue.delay_s if queue.delay_s else queue.waits_until
         if arrival.deadline is None:
             return until
         call_s = queue.costs.batch_s(arrival.sizes) or 0.0
         return until if until + call_s < arrival.deadline else now
+
+    def allow(self, members: Iterable[Request], until: float, call_s: float) -> bool:
+        """Tell whether the batch of these requests may start as late as that, and nobody is late by it."""
+        return all(request.deadline is None or until + call_s < request.deadline for request in members)
 
     def due(self, now: float) -> Request | None:
         """A request whose deadline has passed, or, while it waits, cannot be met any more; None if there is none."""

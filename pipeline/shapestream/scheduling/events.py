@@ -42,7 +42,7 @@ class ModelProfile:
     max_batch: int
     """Rows in one call, at most. A larger single request runs alone."""
     max_delay_s: float = 0.0
-    """Seconds that a free slot may wait for company; 0 is work-conserving."""
+    """Seconds that a free slot may wait for company; 0: as company.py says."""
     max_padding_ratio: float | None = None
     """Elements computed only as padding / elements computed, at most, when requests are padded together.
     None: as much as measured costs make worth it."""
@@ -293,6 +293,8 @@ class CutFacts(NamedTuple):
     reason: CutReason = CutReason.COST
     ahead: tuple[int, ...] = ()
     """Parallel to the requests: how many of their model were queued when each arrived."""
+    company_s: float = 0.0
+    """Seconds that its slot was free, while the request whose turn it was waited for company."""
 
 
 NO_FACTS = CutFacts()
@@ -321,6 +323,7 @@ class StartBatch:
             f"{facts.padding} elements of it padding; in the turn of request {facts.first}{predicted}"
             + ("; a new shape" if facts.new_shape else "")
             + ("" if self.behind is None else f"; queued behind batch {self.behind}")
+            + (f"; its slot waited {facts.company_s:.6f} s for company" if facts.company_s else "")
         )
 
 

@@ -108,10 +108,12 @@ class Ledger:
             retry_after_s=refusal.retry_after_s,
         )
 
-    def start(self, batch: Batch, cut: Cut, first: Request, behind: Batch | None, now: float) -> StartBatch:
+    def start(
+        self, batch: Batch, cut: Cut, first: Request, behind: Batch | None, company_s: float, now: float
+    ) -> StartBatch:
         """Move the members of a batch out of the queue's room; they have left their lane already.
 
-        `first` is the request whose turn it was.
+        `first` is the request whose turn it was; `company_s` is for how long it waited for company while the slot was free.
         """
         nbytes = 0
         for request in cut.members:
@@ -137,6 +139,7 @@ class Ledger:
                 profile.max_batch,
                 cut.reason,
                 tuple([request.ahead for request in cut.members]),
+                company_s,
             ),
         )
         self.story.note(now, batch.ids, "{}", start)

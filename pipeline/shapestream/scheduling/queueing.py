@@ -23,10 +23,11 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from enum import IntEnum
 from heapq import heapify, heappop, heappush, heapreplace
 from itertools import chain, islice
-from math import prod
+from math import inf, prod
 from operator import attrgetter
 from typing import Final, NamedTuple
 
+from shapestream.scheduling.answers import OVER, Awaited, Returns
 from shapestream.scheduling.costs import ModelCosts
 from shapestream.scheduling.events import ModelProfile
 from shapestream.scheduling.fairness import Client, FairShares, GroupRoom, Line, QueueRoom, Rework
@@ -605,6 +606,7 @@ class ModelQueue:
         "_again_ns",
         "_cost_ns",
         "alone",
+        "awaited",
         "buckets",
         "costs",
         "count",
@@ -619,6 +621,7 @@ class ModelQueue:
         "profile",
         "rerun_count",
         "reruns",
+        "returns",
         "rows",
         "seen",
         "shares",
@@ -644,6 +647,10 @@ class ModelQueue:
         """The lines with what waits in lanes."""
         self.due = LazyHeap(QUEUED)
         """By the end of their delay; filled only where the model has one."""
+        self.returns = Returns()
+        """How soon requests follow answers."""
+        self.awaited: Awaited | None = None
+        """The wait for requests that follow answers, over or not, since a batch started last."""
         self.full: dict[tuple[int, ...], Bucket] = {}
         """The buckets that could fill a batch by themselves; kept only where the model has a delay."""
         self.reruns: list[tuple[float, int, Sequence[Request]]] = []
@@ -697,6 +704,20 @@ class ModelQueue:
         """Predicted slot seconds of all that waits."""
         return self.cost_s + self.again_s
 
+    @property
+    def waits_until(self) -> float:
+        """Until when what is queued may wait for company; -inf where it does not."""
+        if self.delay_s:
+            due = self.due.first()
+            return -inf if due is None else due[0]
+        awaited = self.awaited
+        return -inf if awaited is None or self.rows >= awaited.rows else awaited.until
+
+    def await_no_longer(self) -> None:
+        """End the wait for requests that follow answers."""
+        if self.awaited is not None:
+            self.awaited = OVER
+
     def anew(self, room: QueueRoom) -> ModelQueue:
         """An empty queue of the same model, with what is known of it."""
         queue = ModelQueue(self.profile, self.costs, room)
@@ -744,6 +765,7 @@ class ModelQueue:
             self.turns.put(line, line.first())
         self.count += 1
         self.rows += request.rows
+        self.returns.arrived(request.rows, request.arrived)
         self._cost_ns += request.cost_ns
         if self.delay_s and bucket.rows >= self.profile.max_batch:
             self.full[bucket.name] = bucket

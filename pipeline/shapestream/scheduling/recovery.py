@@ -22,6 +22,8 @@ from collections.abc import Callable, Sequence
 from math import inf, isfinite
 from typing import TypeAlias
 
+from shapestream.scheduling.answers import Answered
+from shapestream.scheduling.company import SHARE
 from shapestream.scheduling.costs import CostModel
 from shapestream.scheduling.events import (
     Action,
@@ -241,7 +243,20 @@ class Recovery:
                 self._learn(batch, event)
             except Exception as error:  # noqa: BLE001 - results are delivered, whatever they teach
                 actions.append(ReportFault(error=error, about="costs of a batch", requests=batch.ids))
+        self._watch_returns(batch, now)
         self.ledger.deliver(batch, now, actions)
+
+    def _watch_returns(self, batch: Batch, now: float) -> None:
+        """Watch how soon requests follow those that a batch answers."""
+        queue, slot = batch.queue, batch.slot
+        if not queue.has_batch:
+            return
+        rows = sum([request.rows for request in batch.members if request.state is RUNNING])
+        ran_s = now - batch.started
+        if slot.idle:
+            name, shape = queue.profile.name, batch.sizes[1:]
+            slot.answered = Answered(name, now, ran_s, rows, shape, queue.returns.arrived_rows)
+        queue.returns.answered(rows, now, SHARE * ran_s)
 
     def _learn(self, batch: Batch, event: BatchFinished) -> None:
         slot, queue = batch.slot, batch.queue

@@ -19,6 +19,7 @@ from shapestream.scheduling import rebuilding
 from shapestream.scheduling.admission import Admission
 from shapestream.scheduling.audit import Audit, is_in_the_way
 from shapestream.scheduling.call_costs import CallCosts
+from shapestream.scheduling.company import Company
 from shapestream.scheduling.costs import NOTHING_LEARNED, CostModel
 from shapestream.scheduling.deadlines import Deadlines, Refusal
 from shapestream.scheduling.events import (
@@ -114,7 +115,12 @@ def _of_its_models(request: Request, now: float, ready: Callable[[ModelQueue, fl
     """
     best, best_key = request, (request.line.start_s - request.bonus_s, request.order)
     for line in request.line.client.lines.values():
-        if line is request.line or not line.queued or not ready(line.queue, now) or _waits(line.queue, now):
+        if (
+            line is request.line
+            or not line.queued
+            or not ready(line.queue, now)
+            or line.queue.waits_until > now
+        ):
             continue
         first = line.first()
         key = (line.start_s - first.bonus_s, first.order)
@@ -126,21 +132,13 @@ def _of_its_models(request: Request, now: float, ready: Callable[[ModelQueue, fl
 def next_anchor(queue: ModelQueue, now: float, full: Callable[[Request], bool]) -> Request | None:
     """The request of this model that goes next, or None while all of them may wait for company.
 
-    Without a delay that is the first of the line that has the turn. With one, nothing goes until some request's delay has
-    ended or a batch would be full.
+    It is the first of the line that has the turn. With a delay, nothing goes until some request's delay has ended or a batch
+    would be full; nor does it while requests are awaited that follow answers (company.py).
     """
     first = queue.turns.first()
-    if first is not None and queue.delay_s and _waits(queue, now):
+    if first is not None and queue.waits_until > now:
         return _first_of_full(queue, first, full)
     return first
-
-
-def _waits(queue: ModelQueue, now: float) -> bool:
-    """Tell whether all queued requests of a model may wait for company."""
-    if not queue.delay_s:
-        return False
-    due = queue.due.first()
-    return due is None or due[0] > now
 
 
 def _first_of_full(queue: ModelQueue, first: Request, full: Callable[[Request], bool]) -> Request | None:
@@ -157,8 +155,7 @@ def faster_first(pool: SlotPool) -> Slot:
     """The free slot that should work: the one that has been free longest, unless one of the next few is clearly
     faster.
 
-    A slow slot is never left idle for the sake of a fast one that will be free soon: the scheduler is
-    work-conserving.
+    A slow slot is never left idle for the sake of a fast one that will be free soon.
     """
     slots = iter(pool.free.values())
     best = next(slots)
@@ -245,6 +242,7 @@ class Scheduler:
             self._max_attempts,
         )
         self._audit = Audit(self._queues, self._slots, self._isolation, self._start_audit)
+        self._company = Company(self._slots, self._deadlines)
         self._plan = Plan()
 
     # ------------------------------------------------------------ what the caller uses
@@ -408,8 +406,8 @@ class Scheduler:
             start_at = -inf if self._has_free(queue, self._now) else self._prefetch_due(queue)
             if start_at is None or not queue.startable:
                 continue
-            if queue.delay_s and not queue.rerun_count and (due := queue.due.first()) is not None:
-                start_at = max(start_at, due[0])
+            if not queue.rerun_count:
+                start_at = max(start_at, queue.waits_until)
             if start_at > -inf:
                 first = min(first, start_at)
         return first
@@ -531,7 +529,7 @@ class Scheduler:
                 # until then stays: it is about what was asked for.
                 terms = admission.consider(arrival, queue, now)
                 if queue is not None and not isinstance(terms, Refusal):
-                    if queue.delay_s:
+                    if queue.delay_s or queue.awaited is not None:
                         due = self._deadlines.wait_until(arrival, queue, now)
                     costs = queue.costs
                     if costs.rounding is not None and 0 not in arrival.sizes:
@@ -550,6 +548,8 @@ class Scheduler:
             queues.wait(queue)
             if queue.delay_s:
                 queue.due.push(due, request)
+            elif due <= now:
+                queue.await_no_longer()
         if admitted:
             ledger.story.note(now, tuple(admitted), "admitted")
 
@@ -576,7 +576,10 @@ class Scheduler:
     # ------------------------------------------------------------ batches
 
     def _give_work(self, now: float, actions: list[Action]) -> None:
-        """Start batches until no slot is free or nothing may start, then prefetch: the scheduler is work-conserving."""
+        """Start batches until no slot is free or nothing may start, then prefetch.
+
+        A free slot idles only while requests wait for company: for `max_delay_s`, or as company.py says.
+        """
         self._plan.begin_turn()
         waiting = self._queues.waiting()
         slots = self._slots
@@ -587,14 +590,20 @@ class Scheduler:
             request = next_up(waiting, now, self._has_free, self._fills)
             if request is None:
                 break
-            self._dispatch(request, faster_first(slots.pools[request.queue.profile.name]), now, actions)
+            slot = faster_first(slots.pools[request.queue.profile.name])
+            if request.state is RERUN or not self._company.is_awaited(request, slot, now):
+                self._dispatch(request, slot, now, actions)
         if self._audit.active:
             self._audit.tend(now, actions, draining=self._admission.draining)
         if waiting:
             while (request := next_up(waiting, now, self._wants_prefetch, self._fills)) is not None:
                 first = slots.pools[request.queue.profile.name].prefetches.first()
                 assert first is not None
-                self._dispatch(request, first[1], now, actions)
+                slot = first[1]
+                if request.state is RERUN or not self._company.will_be_awaited(request, slot):
+                    self._dispatch(request, slot, now, actions)
+                else:
+                    slots.stop_prefetch(slot)
             self._queues.forget_empty()
 
     def _has_free(self, queue: ModelQueue, now: float) -> bool:
@@ -621,6 +630,7 @@ class Scheduler:
             actions.append(self._ledger.fail_late(request, now))
             return
         queue = request.queue
+        company_s = 0.0
         if queue.costs.rounding is not None and not queue.alone:
             # Since it was admitted, the cap on shapes may have left none that holds it within `max_batch_bytes`.
             for member in queue.next_rerun() if request.state is RERUN else (request,):
@@ -632,9 +642,11 @@ class Scheduler:
             cut, predicted_s = self._cut(queue.take_rerun(), slot, now, actions, fixed=CutReason.RERUN)
         else:
             cut, predicted_s = self._cut([request], slot, now, actions)
+            if slot.batch is None and (queue.delay_s or queue.awaited is not None):
+                company_s = now - max(request.arrived, slot.idle_since, slot.rests_until)
             serving = self._slots.serving(queue)
             queue.take(request, cut.members, None if predicted_s is None else predicted_s / serving)
-        actions.append(self._start(queue, slot, cut, request, predicted_s, now))
+        actions.append(self._start(queue, slot, cut, request, predicted_s, now, company_s=company_s))
 
     def _planned(self, anchor: Request, slot: Slot, costs: CallCosts, slowdown: float, now: float) -> Cut:
         """The batch that a request goes in."""
@@ -713,18 +725,20 @@ class Scheduler:
         predicted_s: float | None,
         now: float,
         trial: Trial = Trial.NONE,
+        company_s: float = 0.0,
     ) -> StartBatch:
         batch = Batch(
             self._next_batch, slot, queue, cut.members, cut.sizes(queue.has_batch), predicted_s, trial
         )
         self._next_batch += 1
+        queue.awaited = None
         behind = slot.batch
         if behind is None:
             self._slots.start(slot, batch, now)
             self._watch.began(batch, now)
         else:
             self._slots.queue_behind(slot, batch)
-        return self._ledger.start(batch, cut, first, behind, now)
+        return self._ledger.start(batch, cut, first, behind, company_s, now)
 
     def _fills(self, anchor: Request) -> bool:
         """Whether the batch of this request would be full; asked only for models that wait for company."""

@@ -16,6 +16,7 @@ from enum import Enum
 from math import inf
 from typing import Final
 
+from shapestream.scheduling.answers import Answered
 from shapestream.scheduling.events import ContractError
 from shapestream.scheduling.queueing import SAMPLE, ModelQueue, Request
 
@@ -279,6 +280,7 @@ class Slot:
     """
 
     __slots__ = (
+        "answered",
         "batch",
         "behind",
         "id",
@@ -317,6 +319,8 @@ class Slot:
         """By model: seconds here / seconds on the most common kind of slot, as far as known."""
         self.idle_since = 0.0
         """When its last batch was over."""
+        self.answered: Answered | None = None
+        """That batch, if it was answered, until the next one begins."""
         self.rests_until = 0.0
         """The end of its rest, while it rests."""
         self.unavailable_count = 0
@@ -364,7 +368,7 @@ class Slot:
         """List the slot in the pool of one of its models, which was added."""
         self.pools.append(pool)
         if self.free:
-            pool.free[self.id] = self
+            pool.show(self)
         elif self.batch is not None:
             pool.ends.add(self.batch.ends_at, self)
             if self.behind is None and self.batch.prefetch_at is not None:
@@ -476,6 +480,11 @@ class SlotPool:
         if self._fastest is None:
             self._fastest = min(self._paces, default=1.0)
         return self._fastest
+
+    def show(self, slot: Slot) -> None:
+        """List a slot that has become free, behind those that have been free for longer."""
+        self.free[slot.id] = slot
+        self.queue.await_no_longer()
 
     def add_pace(self, pace: float) -> None:
         """Count a slot with this pace."""
@@ -596,10 +605,10 @@ class SlotTable:
                 self._show(slot)
 
     def _show(self, slot: Slot) -> None:
-        """List a slot that has become free, behind those that have been free for longer."""
+        """List a slot that has become free."""
         self.free_count += 1
         for pool in slot.pools:
-            pool.free[slot.id] = slot
+            pool.show(slot)
 
     def _hide(self, slot: Slot) -> None:
         self.free_count -= 1
@@ -747,6 +756,7 @@ class SlotTable:
 
     def _begin(self, slot: Slot, batch: Batch, now: float) -> None:
         slot.batch = batch
+        slot.answered = None
         batch.state = BATCH_TABLE["begin"][batch.state]
         batch.started = now
         batch.ends_at = now + (batch.predicted_s or 0.0)

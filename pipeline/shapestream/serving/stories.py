@@ -725,7 +725,11 @@ def _parts(story: dict[str, Any], past: Past, phases: Sequence[Phase]) -> Iterat
     )
     queue = "" if not past.ahead else f", behind {_count(past.ahead, 'queued request')}"
     first_ms = ms_of(*_WAITS, among=plain[:begun])
-    yield first_ms, f"waited {first_ms:g} ms for a slot{queue}{behind}"
+    company_ms = min(first_ms, _ms(past.runs[0].start.facts.company_s)) if past.runs else 0.0
+    company = (
+        f", {company_ms:g} ms of it while the slot was free and waited for company" if company_ms else ""
+    )
+    yield first_ms, f"waited {first_ms:g} ms for a slot{queue}{behind}{company}"
     again_ms = ms_of(*_WAITS, among=plain[begun:])
     yield again_ms, f"waited {again_ms:g} ms to run again"
     failed = [phase.run for phase in phases if phase.run and phase.kind is PhaseKind.FAILED]

@@ -455,7 +455,7 @@ class BatchingSettings(Section):
     max_batch: int | None = Field(default=None, ge=1, le=1 << 20)
     """Rows in one call, at most. Default: the upper bound of `batch` in the shapes, or 64."""
     max_delay_ms: float = Field(default=0.0, ge=0, le=60_000, allow_inf_nan=False)
-    """Milliseconds that a free slot may wait for more requests. 0: it never waits."""
+    """Milliseconds that a free slot may wait for more requests. 0: only for those that follow answers, where that pays."""
     max_padding_ratio: float | None = Field(default=None, ge=0, lt=1, allow_inf_nan=False)
     """Padding elements / computed elements of a call, at most. Default: as much padding as pays by measured costs."""
     max_batch_bytes: Bytes | None = None

@@ -24,6 +24,7 @@ from tests.pipeline.scheduling.books import (
 )
 
 from shapestream.scheduling import Scheduler
+from shapestream.scheduling.company import SHARE
 from shapestream.scheduling.events import (
     Action,
     AuditWanted,
@@ -69,6 +70,8 @@ class Referee(RuleBasedStateMachine):
         """Slots that answered their last batches `unavailable`: how many in a row, and when the last time."""
         self.owing: set[int] = set()
         """Slots that did so while another batch waited there: they rest when that one has ended."""
+        self.answered: dict[int, tuple[str, float]] = {}
+        """By slot, the model of the batch that it has just answered, and until when it may wait for company."""
         self.slot_ids = count()
         self.batches: dict[int, Running] = {}
         self.models: set[str] = set()
@@ -275,8 +278,12 @@ class Referee(RuleBasedStateMachine):
                     self.owing.discard(slot)
                     self.refusals[slot] = (self.refusals[slot][0], self.now)
             case BatchFinished() | BatchFailed(code="model_error" | "internal"):
-                self.refusals.pop(self.batches[event.batch].start.slot, None)
-                self.owing.discard(self.batches[event.batch].start.slot)
+                running = self.batches[event.batch]
+                self.refusals.pop(running.start.slot, None)
+                self.owing.discard(running.start.slot)
+                if isinstance(event, BatchFinished):
+                    until = self.now + SHARE * (self.now - running.began)
+                    self.answered[running.start.slot] = running.start.model, until
             case _:
                 pass
 
@@ -349,6 +356,7 @@ class Referee(RuleBasedStateMachine):
             member.starts += 1
             assert profile.idempotent or member.starts == 1, "what may not run twice was started again"
             assert member.deaths < 2, "it may have killed two processes, and is started again"
+        self.answered.pop(start.slot, None)
         alone = members[0].suspect
         self.batches[start.batch] = Running(
             start, start.behind, began=self.now, alone=alone, wanted=set(start.requests)
@@ -442,17 +450,22 @@ class Referee(RuleBasedStateMachine):
 
     @invariant()
     def no_free_slot_idles(self) -> None:
-        """A free slot never idles while a request that it could run waits, unless for its delay."""
+        """A free slot never idles while a request that it could run waits, unless for its delay, or for company."""
         free = self._free_slots(for_certain=True)
         kept = self.scheduler.statistics().slots_reserved
         last = self.log[-1][1] if self.log else 0.0
         for known in self._queued():
             serving = [slot for slot in free if known.arrival.model in self.slots[slot]]
             if len(serving) > kept and not known.suspect:
-                delay_s = PROFILES[known.arrival.model].max_delay_s
-                assert delay_s, "a free slot idles while a request waits"
+                model = known.arrival.model
+                delay_s = PROFILES[model].max_delay_s
                 assert known.group is None, "a free slot idles while a request waits to run again"
-                assert known.arrived + delay_s > last, "a request waited longer than its delay"
+                if delay_s:
+                    assert known.arrived + delay_s > last, "a request waited longer than its delay"
+                    continue
+                answered = [self.answered.get(slot, ("", -inf)) for slot in serving]
+                assert {model} == {name for name, _ in answered}, "a free slot idles while a request waits"
+                assert any(until > last for _, until in answered), "a request waited too long for company"
 
     @invariant()
     def nobody_waits_past_the_deadline(self) -> None:

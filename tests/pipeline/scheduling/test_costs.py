@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shapestream.scheduling.cost_grid import Line
+from shapestream.scheduling.cost_grid import LEAST_S, Grid, Line
 from shapestream.scheduling.costs import CostModel
 from shapestream.scheduling.events import ModelProfile
 from shapestream.scheduling.surface import Surface
@@ -681,6 +681,15 @@ def test_sizes_far_beyond_the_table_have_prices_of_their_own():
     asked = (1, 8), (4, 64), (4, 4000), (16, 4000)
     after = costs_with(WORKER, known=costs.learned(1.0))
     assert predictions(costs, *asked) == pytest.approx(predictions(after, *asked), rel=0.011)
+
+
+def test_a_first_call_is_believed_beside_a_node_that_takes_far_longer():
+    """Seconds of a node that is not known vanish beside those of a known one, by rounding alone."""
+    grid = Grid({(1, 4): LEAST_S, (4, 4): 1e9}, known=[(4, 4)])
+    grid.believe((2, 4), 1.0)
+    grid.publish(0.0)
+    assert grid.knows((1, 4))
+    assert isfinite(grid.expected((2, 4)))
 
 
 def test_a_single_long_call_is_not_believed_in_full():

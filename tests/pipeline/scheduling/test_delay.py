@@ -1,4 +1,4 @@
-"""`max_delay_s`: the one case in which a free slot waits for company."""
+"""`max_delay_s`: how long a free slot waits for company. Without it, test_company.py says when one does."""
 
 from __future__ import annotations
 

@@ -343,6 +343,29 @@ class SchedulerMachine(Referee):
         running = data.draw(st.sampled_from(self._active()))
         may_expire = [i for i in running.start.requests if self.known[i].arrival.deadline is not None]
         expired = frozenset(i for i in may_expire if data.draw(st.integers(0, 3)) == 0)
+        self._finish(running, run_s, expired)
+
+    @precondition(lambda self: self._active())
+    @rule(times=st.integers(1, 6), trip_s=st.sampled_from([0.0, 0.001]), more=st.integers(0, 3))
+    def answers_are_followed(self, times, trip_s, more) -> None:
+        """Clients have a number of requests in flight: one follows each answer, and others of them wait meanwhile."""
+        for turn in range(times):
+            running = next((other for other in self._active() if other.wanted and not other.cancelled), None)
+            if running is None:
+                return
+            self.now = max(self.now, running.began + 0.4)
+            self._play(TimePassed())
+            if running.cancelled or running.hung or not running.wanted:
+                return
+            answered = [self.known[id_].arrival for id_ in sorted(running.wanted)]
+            alike = [(a.model, a.sizes, a.client, 1, None, a.priority) for a in answered]
+            if not turn and more:
+                self.requests_arrive(specs=alike[:more])
+            self._finish(running, 0.4)
+            self.now += trip_s
+            self.requests_arrive(specs=alike)
+
+    def _finish(self, running: Running, run_s: float, expired: frozenset[int] = frozenset()) -> None:
         self._finish_off(running)
         wanted = set(running.wanted)
         batch = running.start.batch

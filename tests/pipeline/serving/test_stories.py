@@ -293,6 +293,15 @@ def test_a_wait_at_the_slot_is_told_apart_from_that_in_the_queue() -> None:
     assert [3000.0, "batch 1 began"] in told["events"]
 
 
+def test_a_wait_for_company_is_told() -> None:
+    """One request waited for a second, the last half of it beside a free slot; another one came only then."""
+    bench = Bench()
+    bench.answer(bench.record(1, 0.0), bench.record(2, 0.9), at=1.0, company_s=0.5)
+    told = [bench.of(number)[0]["why"] for number in (1, 2)]
+    assert "waited 1000 ms for a slot, 500 ms of it while the slot was free and waited for company" in told[0]
+    assert "waited 100 ms for a slot, 100 ms of it while the slot was free and waited for company" in told[1]
+
+
 def test_a_batch_that_never_began_is_no_attempt() -> None:
     """It was queued behind another one when its slot left."""
     bench = Bench()

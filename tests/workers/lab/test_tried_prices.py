@@ -138,6 +138,20 @@ def test_sixteen_in_flight_share_their_calls(points: int) -> None:
     assert world.play(Watched())["goodput"] >= 0.8 * fixed
 
 
+@pytest.mark.parametrize("in_flight", [8, 16, 32])
+@pytest.mark.parametrize("truth", [FLAT, QUICKER])
+def test_two_waves_join(truth: TrueCost, in_flight: int) -> None:
+    """Batches have room for more than is in flight, so that only the slot can bring both waves together."""
+    world = World(
+        cost=measured(truth, 1),
+        in_flight=in_flight,
+        requests=40 * in_flight,
+        profile={"max_batch": 64, "bounds": (64, 256)},
+    )
+    fixed = world.play(PlainServer(in_flight))["goodput"]
+    assert world.play(Watched())["goodput"] >= 0.9 * fixed
+
+
 def test_one_length_that_was_measured_says_little_about_others() -> None:
     """One call of 8 tokens was measured, and all requests have 16."""
     world = World(cost=lambda: Measured(truth=FLAT, points=((1, 8),)))

@@ -1,0 +1,135 @@
+"""Company: how long a free slot waits for the requests that follow those it has just answered.
+
+Clients that keep a number of requests in flight send the next ones a round trip after their answers. A slot that starts at
+once with what waits runs for a whole call without them, and they wait for a whole call. So the requests in flight part into
+two waves, and a slot that never waits does not join them again.
+
+A slot that has just answered a batch therefore waits, if all of these hold:
+
+- What waits and as many rows as were answered take less in one call than in two, by predicted seconds. At most `SHARE` of
+  what that saves is waited, and of the call that was answered. Where seconds are linear, no slot waits.
+- When answers were watched last, half as many rows came within that time (`Returns`). No slot waits for that to be seen,
+  so where requests come at times of their own, a wait in vain is followed by none.
+- No member of the batch that could start would miss its deadline.
+- Every free slot of the model has just answered, and no request is to run again. A slot that has idled is not held back.
+
+The wait is over with its time, when as many rows have come as were answered, when a batch would be full, when another slot
+is free, and when a request comes that has no time for it. What would wait after the running batch is not prefetched. A model
+with `max_delay_s` waits for that instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import islice
+from math import inf, isfinite
+
+from shapestream.scheduling.answers import Awaited
+from shapestream.scheduling.call_costs import CallCosts
+from shapestream.scheduling.cost_grid import Sizes, elements_of
+from shapestream.scheduling.deadlines import Deadlines
+from shapestream.scheduling.events import CutReason
+from shapestream.scheduling.planner import Plan, plan_batch
+from shapestream.scheduling.queueing import RUNNING, Request
+from shapestream.scheduling.slots import Slot, SlotTable
+
+SHARE = 1 / 8
+"""Part of the seconds that sharing a call is predicted to save, up to which a free slot waits for it (docs/decisions.md)."""
+MOST_SLOTS = 8
+"""Free slots of a model, up to which they wait: all of them are looked at. Where more are free, requests seldom wait."""
+
+
+class Company:
+    """Tells which free slots wait."""
+
+    __slots__ = ("_deadlines", "_slots")
+
+    def __init__(self, slots: SlotTable, deadlines: Deadlines) -> None:
+        self._slots = slots
+        self._deadlines = deadlines
+
+    def is_awaited(self, anchor: Request, slot: Slot, now: float) -> bool:
+        """Tell whether a free slot waits before it takes the request whose turn it is; if so, its queue notes the wait."""
+        queue = anchor.queue
+        returns, last = queue.returns, slot.answered
+        if last is None or queue.awaited is not None or returns.after_s == inf:
+            return False
+        name = queue.profile.name
+        free = [other.answered for other in islice(self._slots.pools[name].free.values(), MOST_SLOTS + 1)]
+        answered = [one for one in free if one is not None and one.model == name]
+        if len(answered) < len(free) or len(free) > MOST_SLOTS:
+            return False
+        arrived = returns.arrived_rows - min([one.arrived_rows for one in answered])
+        missing = sum([one.rows for one in answered]) - arrived
+        if missing <= 0:
+            return False
+        until = min([one.at for one in answered])
+        until += self._worth_s(anchor, slot, missing, last.shape, last.ran_s, now)
+        if until <= now:
+            return False
+        queue.awaited = Awaited(until, min(queue.rows + missing, queue.profile.max_batch))
+        return True
+
+    def will_be_awaited(self, anchor: Request, slot: Slot) -> bool:
+        """Tell whether a slot will wait when its batch is over, before it takes the request whose turn it is now."""
+        batch = slot.batch
+        assert batch is not None
+        if batch.queue is not anchor.queue or anchor.queue.returns.after_s == inf:
+            return False
+        rows = sum([request.rows for request in batch.members if request.state is RUNNING])
+        ran_s = batch.ends_at - batch.started
+        return self._worth_s(anchor, slot, rows, batch.sizes[1:], ran_s, batch.ends_at) > 0.0
+
+    def _worth_s(
+        self, anchor: Request, slot: Slot, rows: int, shape: Sizes, ran_s: float, starts_at: float
+    ) -> float:
+        """Return how long a slot waits for so many rows; 0.0 where it does not.
+
+        `shape`, `ran_s`: of the call that was answered. `starts_at`: when the slot could start without these rows.
+        """
+        queue = anchor.queue
+        after_s = queue.returns.after_s
+        if SHARE * ran_s < after_s or queue.delay_s or queue.alone or anchor.empty:
+            return 0.0
+        try:
+            costs = queue.costs.call_costs(slot.id)
+            slowdown = queue.costs.slowdown(slot.id)
+            cut = plan_batch(anchor, costs, Plan(), slowdown=slowdown, starts_at=starts_at)
+            saved = slowdown * saved_s(cut.rows, cut.largest, rows, shape, costs, queue.padded)
+        except Exception:  # noqa: BLE001 - it goes now, and what is wrong is reported when its batch is cut
+            return 0.0
+        worth_s = SHARE * min(saved, ran_s)
+        if cut.reason is not CutReason.COST or worth_s < after_s:
+            return 0.0
+        in_time = self._deadlines.allow(cut.members, starts_at + worth_s, cut.seconds * slowdown)
+        return worth_s if in_time else 0.0
+
+
+def saved_s(
+    rows: int, shape: Sizes, more_rows: int, more_shape: Sizes, costs: CallCosts, paddable: Sequence[bool]
+) -> float:
+    """Return the predicted seconds that two batches take less where as much as possible of the second joins the first.
+
+    0 where seconds are not measured, or no limit of a batch allows them to share a call. `paddable`: of the shapes.
+    """
+    profile = costs.profile
+    joined = min(more_rows, profile.max_batch - rows)
+    if joined <= 0 or not costs.surface.measured:
+        return 0.0
+    if any(
+        own != other and not padded for own, other, padded in zip(shape, more_shape, paddable, strict=True)
+    ):
+        return 0.0
+    largest = tuple(map(max, shape, more_shape))
+    most = costs.bytes.planned_most
+    if most is not None and costs.bytes.of_batch(rows + joined, largest) > most:
+        return 0.0
+    if profile.max_padding_ratio is not None:
+        real = rows * elements_of(shape) + joined * elements_of(more_shape)
+        if real < (1.0 - profile.max_padding_ratio) * (rows + joined) * elements_of(largest):
+            return 0.0
+    saved = costs.call(rows, shape).seconds + costs.call(more_rows, more_shape).seconds
+    saved -= costs.call(rows + joined, largest).seconds
+    if joined < more_rows:
+        saved -= costs.call(more_rows - joined, more_shape).seconds
+    return saved if isfinite(saved) else 0.0
