@@ -12,7 +12,7 @@ import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,21 +27,23 @@ from shapestream import blocking
 from shapestream.client.results import Failed
 
 CONFIG = """\
-    server: {listen: [ipc://s.sock], hang_grace_s: 0.5, kept_bytes: 1 MiB}
+    server: {listen: [ipc://s.sock], hang_grace_s: 0.5, worker_silence_s: 60, kept_bytes: 1 MiB}
     models:
       - name: poisonous
         function: poisonous:double
         inputs: {x: {shape: "batch:1..8, n:1..64", element_type: f32}}
         outputs: {y: {shape: "batch, n", element_type: f32, rule: rows}}
-        batching: {max_batch: 8, hang_after_s: 5}
+        batching: {max_batch: 8, hang_after_s: HANG_AFTER}
         trust: true
         calibration_s: 0
     workers: [{count: 2, slots: 1, threads: 1}]
 """
 # What the server may grow by over a run after its warm-up: the allocator meets its worst moment late.
 MOST_GROWTH_MB = 5.0
-POISONS = ((CRASH, -signal.SIGSEGV), (HANG, -signal.SIGKILL))
-"""What each does, and the status that its workers end with; in turns."""
+CRASHES, HANGS = (CRASH, -signal.SIGSEGV), (HANG, -signal.SIGKILL)
+"""Poisons: what each does, and the status that its workers end with."""
+# A batch takes 50 ms. On a machine that stands still for a moment it must not be taken for one that hangs.
+HANG_AFTER_S = 10
 STREAMED = 4
 PAUSE_S = 0.02
 
@@ -96,10 +98,17 @@ class Report:
     processes: list[int] = field(default_factory=list)
 
 
-def soak(place: Workplace, reloads: int, *, every: int, say: Callable[[str], None] = print) -> Report:
-    """Reload so often, with a poison after each `every`th."""
+def soak(
+    place: Workplace,
+    reloads: int,
+    *,
+    every: int,
+    kinds: Sequence[tuple[int, int]] = (CRASHES, HANGS),
+    say: Callable[[str], None] = print,
+) -> Report:
+    """Reload so often, with a poison after each `every`th, of these kinds in turns. Without hangs none is looked for."""
     report = Report()
-    served = place.serve(CONFIG)
+    served = place.serve(CONFIG.replace("HANG_AFTER", str(HANG_AFTER_S) if HANGS in kinds else "off"))
     served.wait_for("workers ready")
     server, poisons, deaths = psutil.Process(served.pid), 0, 0
     with served.client() as client, served.client() as other, Honest(client) as honest:
@@ -110,7 +119,7 @@ def soak(place: Workplace, reloads: int, *, every: int, say: Callable[[str], Non
             report.resident_mb.append(server.memory_info().rss / 1e6)
             report.descriptors.append(float(server.num_fds()))
             if number % every == 0:
-                poison, status = POISONS[poisons % len(POISONS)]
+                poison, status = kinds[poisons % len(kinds)]
                 poisons += 1
                 report.problems += _poisoned(
                     served, other, poison, size=poisons, statuses=[status] * 2, before=deaths
