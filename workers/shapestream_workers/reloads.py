@@ -24,6 +24,7 @@ from shapestream.serving.server import Server
 from shapestream.settings import LoadedSettings, ModelSettings, ServerSettings, Settings, load_settings
 from shapestream_workers.model_trust import digests_of
 from shapestream_workers.security import server_security
+from shapestream_workers.supervisor.core import Restarted
 from shapestream_workers.supervisor.processes import WorkerProcesses
 
 log = structlog.get_logger()
@@ -151,10 +152,12 @@ class Reloads:
         own_digests: Mapping[str, str],
         workers: Callable[[], WorkerProcesses | None],
         expect: Callable[[Settings], None],
+        settled: Callable[[Restarted], None],
     ) -> None:
         """`digests`: of the files that models are served from; `own_digests` of them: by this process.
 
-        `workers`: the worker processes, None without any. `expect` is called before they read new settings.
+        `workers`: the worker processes, None without any. `expect` is called before they read new settings, `settled` when
+        each was replaced or cannot be.
         """
         self._loaded = loaded
         self._server = server
@@ -163,6 +166,7 @@ class Reloads:
         self._own_digests = own_digests
         self._workers = workers
         self._expect = expect
+        self._settled = settled
         self._asked = trio.Event()
         self._next: Reload | None = None
         """The reload that was asked for and has not begun; there is no second one behind it."""
@@ -267,7 +271,7 @@ class Reloads:
         return fresh, digests_of(fresh.settings.models)
 
     async def _replace(self, reload: Reload, workers: WorkerProcesses) -> None:
-        """Replace the workers, and give up models that none of them could bring."""
+        """Replace the workers, and note how that ended."""
         restarted = await workers.restart()
         if restarted is None:
             reload.why.append("the workers have ended")
@@ -278,11 +282,7 @@ class Reloads:
             restarted.kept,
             restarted.given_up,
         )
-        if restarted.kept:
-            reasons = "; ".join(dict.fromkeys(restarted.kept.values()))
-            for name in self._present.models_by_name:
-                if not self._server.serves(name):
-                    self._server.model_given_up(name, f"no worker could be started with it: {reasons}")
+        self._settled(restarted)
         sound = not (reload.why or restarted.kept or restarted.given_up)
         self._end(reload, ReloadState.OK if sound else ReloadState.INCOMPLETE)
 

@@ -45,7 +45,7 @@ from shapestream_workers.process import (
 )
 from shapestream_workers.reloads import Reload, Reloads
 from shapestream_workers.security import server_security
-from shapestream_workers.supervisor.core import RestartPolicy
+from shapestream_workers.supervisor.core import Restarted, RestartPolicy
 from shapestream_workers.supervisor.processes import GaveUp, WorkerProcesses
 from shapestream_workers.systemd import notify, tend_watchdog
 
@@ -258,6 +258,7 @@ class _Serving:
             own_digests={} if self._local is None else self._local.digests,
             workers=lambda: self._workers,
             expect=partial(self._expect, server),
+            settled=partial(self._give_up_new_models, server),
         )
 
     def _pages(self, server: Server, reloads: Reloads) -> dict[str, Page | EventStream]:
@@ -331,6 +332,13 @@ class _Serving:
             server.model_expected(name, models[name])
         for name in sorted(before - now):
             server.model_withdrawn(name, "the configuration, as read on SIGHUP, gives it to no worker")
+
+    def _give_up_new_models(self, server: Server, restarted: Restarted) -> None:
+        """End the requests for models that only workers would have which could not be replaced."""
+        for worker, why in restarted.kept.items():
+            for name in self._models[worker].difference(*[self._models[one] for one in restarted.replaced]):
+                if server.was_never_served(name):
+                    server.model_given_up(name, f"no worker could be started with it: {why}")
 
     def _ask_for_reload(self, reloads: Reloads) -> Reload:
         """Raises `ConfigurationError` while the server stops."""

@@ -241,9 +241,9 @@ class Server:
         model = self._models.get(name)
         return None if model is None else model.settings
 
-    def serves(self, name: str) -> bool:
-        """Whether any slot has this model."""
-        return self._availability.is_served(name)
+    def was_never_served(self, name: str) -> bool:
+        """Whether this model was added while the server ran, and no worker has brought it since."""
+        return name in self._models.new
 
     def count_reloads(self, results: Iterable[str]) -> None:
         """Begin the counters of reloads, by result, with 0."""

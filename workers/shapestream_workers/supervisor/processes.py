@@ -183,7 +183,8 @@ class WorkerProcesses:
         wakeup = self._supervisor.next_wakeup()
         with trio.CancelScope(deadline=float("inf") if wakeup is None else wakeup):
             await self._changed.wait()
-        self._changed = trio.Event()
+        if self._changed.is_set():  # else `restart` may wait for it yet
+            self._changed = trio.Event()
 
     def _handle(self, event: Event) -> None:
         self._act(self._decide(event))
