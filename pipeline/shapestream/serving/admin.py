@@ -339,7 +339,9 @@ class _Thread:
 
         async def converse(stream: trio.SocketStream) -> None:
             with connections.holding(stream):
-                await TCPServer(application, config, WorkerContext(None), ConnectionState({}), cast(Any, stream))
+                await TCPServer(
+                    application, config, WorkerContext(None), ConnectionState({}), cast(Any, stream)
+                )
 
         listener = trio.SocketListener(trio.socket.from_stdlib_socket(self._listener.dup()))
         async with trio.open_nursery() as self._nursery:
