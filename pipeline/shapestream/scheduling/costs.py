@@ -85,6 +85,11 @@ class ModelCosts:
         self._slots[slot] = self._kind(table).join(worker)
         self._slots_changed()
 
+    def take_in(self, table: CostTable) -> None:
+        """Take in a table before the slots that bring it."""
+        if table.dimensions == self.profile.dimensions:
+            self._kind(table)
+
     def leave(self, slot: int) -> None:
         """Forget a slot; what it has shown stays known."""
         surface = self._slots.pop(slot, None)
@@ -247,6 +252,11 @@ class CostModel(dict[str, ModelCosts]):
             if profile.name in models:
                 model.join(slot, worker, costs.get(profile.name))
         return model
+
+    def take_in(self, model: str, table: CostTable) -> None:
+        """Take in a table of a model, if it is known, before the slots that bring it."""
+        if (costs := self.get(model)) is not None:
+            costs.take_in(table)
 
     def join(self, slot: int, worker: str, costs: Mapping[str, CostTable], models: Iterable[str]) -> None:
         """Take in a slot; with worker "" it is a worker of its own."""

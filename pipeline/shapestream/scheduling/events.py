@@ -139,6 +139,14 @@ class RequestsAbandoned:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CostsTold:
+    """A worker whose slots will join has measured these costs of a model: to take them in takes milliseconds per model."""
+
+    model: str
+    costs: CostTable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SlotJoined:
     """A slot can run batches of these models."""
 
@@ -246,6 +254,7 @@ Event: TypeAlias = (
     | RequestsArrived
     | RequestCancelled
     | RequestsAbandoned
+    | CostsTold
     | SlotJoined
     | SlotsJoined
     | SlotClosing

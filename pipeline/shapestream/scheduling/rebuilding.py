@@ -17,6 +17,7 @@ from shapestream.scheduling.events import (
     BatchFailed,
     BatchFinished,
     CancelBatch,
+    CostsTold,
     DeliverResults,
     DrainStarted,
     Event,
@@ -66,8 +67,8 @@ def has_taken(event: Event, queues: Queues, slots: SlotTable, ledger: Ledger, au
             return ledger.admission.draining
         case AuditWanted():
             return audit.active
-        case RequestsArrived() | RequestCancelled() | TimePassed():
-            return True  # what was to be withdrawn is answered in its turn
+        case RequestsArrived() | RequestCancelled() | CostsTold() | TimePassed():
+            return True  # what was to be withdrawn is answered in its turn, and slots bring their costs
         case _:
             assert_never(event)
 

@@ -30,6 +30,7 @@ from shapestream.scheduling.events import (
     BatchFinished,
     CancelBatch,
     ContractError,
+    CostsTold,
     CutReason,
     DrainStarted,
     Event,
@@ -354,6 +355,11 @@ class Scheduler:
                 ledger.forget(event.ids, now, actions)
             case BatchFailed():
                 self._recovery.failed(event, now, actions)
+            case CostsTold():
+                try:
+                    self._costs.take_in(event.model, event.costs)
+                except Exception as error:  # noqa: BLE001 - the slots serve without what was measured
+                    actions.append(ReportFault(error=error, about="costs of a model"))
             case SlotJoined():
                 self._slots_joined((event,), actions)
             case SlotsJoined():

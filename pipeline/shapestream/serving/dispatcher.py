@@ -36,6 +36,7 @@ from shapestream.serving.quarantine import Quarantine
 from shapestream.serving.sessions import RequestRecord, Session
 from shapestream.serving.workers import RunningBatch, SlotRecord, Worker
 from shapestream_engine.batch import BatchReport, ErrorCode
+from shapestream_engine.cost_table import CostTable
 from shapestream_engine.layout import Tensors
 
 
@@ -123,6 +124,10 @@ class Dispatcher:
     def model_given_up(self, name: str, message: str, now: float) -> None:
         """Nobody will serve it: what waits for it ends as `unavailable`."""
         self._handle(events.ModelUnavailable(model=name, message=message), now)
+
+    def costs_told(self, model: str, costs: CostTable, now: float) -> None:
+        """Take in what a worker has measured, before it joins."""
+        self._handle(events.CostsTold(model=model, costs=costs), now)
 
     def worker_joined(self, worker: Worker, now: float) -> None:
         """Its slots can be used from now on."""

@@ -45,7 +45,10 @@ def listen(
             [f"{address}: other machines reach it (security is needed)" for address in open_to_all]
         )
     if open_to_all and keys is None:
-        log.warning("every peer that reaches these addresses is let in", port=port, listen=open_to_all)
+        advice = "each can end this process, too: use keys (docs/security.md)"
+        log.warning(
+            "every peer that reaches these addresses is let in", port=port, listen=open_to_all, advice=advice
+        )
     # CURVE asks for keys at tcp addresses only.
     asks = keys is not None and any(map(is_protectable, addresses))
     # The header frame, and one frame too many: by that the decoder knows a message that is refused.

@@ -380,6 +380,9 @@ class WorkerPort:
         for model in added:
             self._availability.models_added([model], trio.current_time())
             yield
+        for name, table in offer.costs.items():
+            self._dispatcher.costs_told(name, table, trio.current_time())
+            yield
         if self._greeting.get(peer) is hello:
             del self._greeting[peer]
             self._let_in(peer, offer, trio.current_time())

@@ -12,7 +12,7 @@ import trio
 import zmq
 
 from shapestream.errors import AddressInUse, OutboxFull, PeerGone, TransportError
-from shapestream.transport.guards import Doorkeeper, seed_routing_ids
+from shapestream.transport.guards import Doorkeeper, backlog, seed_routing_ids
 from shapestream.transport.interface import RECEIVE_BURST, Addressed
 from shapestream.transport.ipc_path import IpcPath
 from shapestream.transport.socket_options import SocketOptions
@@ -128,6 +128,7 @@ class RouterSocket(WatchedSocket):
         seed_routing_ids()
         context = context or zmq.Context.instance()
         super().__init__(zmq.ROUTER, self._options, context)
+        self._socket.set(zmq.BACKLOG, backlog())
         self._monitor = HandshakeMonitor(self._socket, context)
         self._addresses: list[str] = []
         self._paths: list[IpcPath] = []

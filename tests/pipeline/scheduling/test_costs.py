@@ -67,6 +67,27 @@ def linear(sizes: Sizes) -> float:
     return 2e-3 + 1e-6 * prod(sizes)
 
 
+def test_a_table_that_is_told_before_the_slots_join_says_the_same() -> None:
+    """And they make no second kind of it; one of other dimensions, or of a model that is not known, is left out."""
+    points = {(rows, size): linear((rows, size)) for rows in (1, 8, 64) for size in (16, 256)}
+    own = profile()
+    table = CostTable(
+        key="k",
+        dimensions=own.dimensions,
+        points=tuple(CostPoint(sizes=sizes, seconds=seconds) for sizes, seconds in points.items()),
+    )
+    costs = CostModel()
+    costs.take_in("m", table)
+    costs.add_model(own)
+    costs.take_in("m", table)
+    costs.take_in("m", replace(table, key="other", dimensions=("batch", "x", "y"), points=()))
+    kinds = dict(costs["m"].kinds)
+    costs.join(0, "w", {"m": table}, ["m"])
+    assert (["k"], kinds) == ([*kinds], costs["m"].kinds)
+    calls = [(rows, (size,)) for rows in (1, 5, 64) for size in (16, 100)]
+    assert predicted(surface(points), calls) == predicted(costs["m"].surface(), calls)
+
+
 AXIS = st.lists(st.integers(1, 300), min_size=1, max_size=4, unique=True).map(sorted)
 CALLS = st.lists(st.tuples(st.integers(1, 400), st.integers(0, 400)), min_size=1, max_size=20)
 

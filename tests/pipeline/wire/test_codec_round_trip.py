@@ -14,7 +14,13 @@ from tests.pipeline.wire.strategies import comparable, entries_for
 from shapestream.errors import InvalidRequest, TooLarge
 from shapestream.transport.socket_options import SocketOptions
 from shapestream.wire.codec import decode, encode, pack_messages
-from shapestream.wire.limits import CLIENT_LIMITS, MAX_FRAME_BYTES, WORKER_LIMITS, Limits
+from shapestream.wire.limits import (
+    CLIENT_LIMITS,
+    MAX_CLIENT_ENTRY_BYTES,
+    MAX_FRAME_BYTES,
+    WORKER_LIMITS,
+    Limits,
+)
 from shapestream.wire.messages import (
     BatchDone,
     BatchFailed,
@@ -91,6 +97,17 @@ def test_requests_keep_their_order(data: st.DataObject) -> None:
     assert [comparable(entry) for entry in entries if isinstance(entry, Request)] == [
         comparable(entry) for entry in came if isinstance(entry, Request)
     ]
+
+
+@given(st.lists(st.lists(st.integers(0, 700), min_size=60, max_size=64), min_size=8, max_size=8))
+@settings(max_examples=40, deadline=None)
+def test_long_headers_are_read_in_parts(sizes: list[list[int]]) -> None:
+    """Of more bytes than one entry may have: each request comes out as it went in, wherever a part ends."""
+    some = [request(number, *map(bytes, of_one)) for number, of_one in enumerate(sizes)]
+    entries = [*some, *[request(99, *[bytes(1024)] * 64)] * 3, *some[::-1]]
+    frames = encode([request(), *entries])
+    assert len(frames[0]) > MAX_CLIENT_ENTRY_BYTES
+    assert [request(), *entries] == decode(frames, role=Role.SERVER_OF_CLIENTS).entries
 
 
 def test_large_tensors_are_not_copied() -> None:
