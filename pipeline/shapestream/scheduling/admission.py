@@ -11,7 +11,7 @@ from math import isfinite
 from typing import NamedTuple
 
 from shapestream.scheduling.deadlines import MAX_RETRY_AFTER_S, Deadlines, Refusal
-from shapestream.scheduling.events import Arrival
+from shapestream.scheduling.events import Arrival, Overload
 from shapestream.scheduling.fairness import NOMINAL_S, QueueRoom
 from shapestream.scheduling.queueing import ModelQueue, Queues
 from shapestream.scheduling.slots import SlotTable
@@ -75,7 +75,7 @@ class Admission:
             # One request may always wait, however long it lasts.
             if queued_s and queued_s + terms.share_s > room.max_s:
                 message = f"the queue is full: {queued_s:.3f} of {room.max_s:g} s of predicted work"
-                return Refusal("overloaded", message, self.drain_s())
+                return Refusal("overloaded", message, self.drain_s(), Overload.QUEUE_SECONDS)
             if room.exceeds_s(arrival.client, terms.share_s, queued_s):
                 return self._above_share()
         if arrival.client in room.several:
@@ -99,21 +99,21 @@ class Admission:
             f"the queue is full: {self.room.requests} of {self.room.max_requests} requests, "
             f"{self.room.nbytes} of {self.room.max_bytes} bytes"
         )
-        return Refusal("overloaded", message, self.drain_s())
+        return Refusal("overloaded", message, self.drain_s(), Overload.QUEUE)
 
     def _above_share(self) -> Refusal:
         message = (
             f"this client has its share of the queue, which {self.room.sharing} clients divide, "
             f"and what is left is kept for the others"
         )
-        return Refusal("overloaded", message, self.drain_s())
+        return Refusal("overloaded", message, self.drain_s(), Overload.CLIENT_SHARE)
 
     def _above_part(self, models: int) -> Refusal:
         message = (
             f"this client has its share of the queue for this model, of {models} that it asks, "
             f"and what is left is kept for the others"
         )
-        return Refusal("overloaded", message, self.drain_s())
+        return Refusal("overloaded", message, self.drain_s(), Overload.MODEL_SHARE)
 
     def too_large(self, queue: ModelQueue, rows: int, shape: tuple[int, ...]) -> Refusal | None:
         """Refuses what would be filled up to a call that holds more than calls may; its own sizes may be any.

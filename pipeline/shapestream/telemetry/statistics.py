@@ -223,6 +223,8 @@ class ServerStatistics:
         self.requests = 0
         self.failures: Counter[str] = Counter()
         """Failed requests by code."""
+        self.overloaded: Counter[str] = Counter()
+        """Those that were `overloaded`, by the bound that they met."""
         self.duplicates = 0
         """Requests that were sent again while they ran; they share the one reply."""
         self.faults = 0
@@ -249,6 +251,8 @@ class ServerStatistics:
         """Requests that the scheduler was given."""
         self.worker_ends: Counter[tuple[int, str]] = Counter()
         """Worker processes of this server that have ended, by the number of their entry in `workers`, `died` or `ended`."""
+        self.dialled_in_ends: Counter[str] = Counter()
+        """Workers that dialled in and left: `drained`, or `lost` without a goodbye."""
         self.lag_us = Histogram()
         """How late the event loop came to its heartbeats."""
         self.models: defaultdict[str, ModelCounters] = defaultdict(ModelCounters)
