@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -46,7 +47,7 @@ from shapestream.settings import ModelSettings, ServerSettings
 from shapestream.telemetry.last_minute import LastMinute
 from shapestream.telemetry.logging import LogFormat, LogLevel, change
 from shapestream.telemetry.metrics import Observation
-from shapestream.telemetry.roll import ConfiguredWorker
+from shapestream.telemetry.roll import ConfiguredWorker, Presence
 from shapestream.telemetry.statistics import ServerStatistics
 from shapestream.telemetry.trace import TraceRecorder
 from shapestream.transport.curve import KeyRing, KeyRole, ProtectedRouter, ServerSecurity
@@ -416,6 +417,7 @@ class Server:
         """
         recent = self._counters.recent
         standstill = self.standstill()
+        workers = self._configured_workers()
         return {
             "now": trio.current_time(),
             "addresses": list(self.addresses),
@@ -423,6 +425,11 @@ class Server:
                 *self.not_ready(),
                 *map(_no_slot_for, sorted(self._models.new)),
                 *([] if standstill is None else [standstill]),
+                *[
+                    f"worker {name} of entry {group} is {standing.presence}"
+                    for name, group, standing, _ in workers
+                    if standing.presence in (Presence.MISSING, Presence.GIVEN_UP)
+                ],
                 *[
                     f"{name} shares no calls: audits found answers that differ (see shapestream audit)"
                     for name, audit in self.audit().items()
@@ -438,6 +445,10 @@ class Server:
                 ]
                 for name, queue in self._scheduler.sizes_waiting().items()
             },
+            "workers": [
+                {"worker": name, "entry": group, **asdict(standing), "memory_bytes": memory_bytes}
+                for name, group, standing, memory_bytes in workers
+            ],
             "slots": [
                 {
                     "slot": slot.label,

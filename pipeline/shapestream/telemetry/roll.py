@@ -37,7 +37,7 @@ class Standing:
     last_end: str = ""
     """How the last process that ended did, such as "status 1" or "SIGKILL"; empty before one has ended."""
     why: str = ""
-    """The reason that the log gave last for an end, a kill or a giving up; empty where it gave none."""
+    """The reason that the log gave for that end, or for giving up; empty where it gave none."""
     ended_at: float | None = None
     """Time of that end."""
 
@@ -55,26 +55,28 @@ class ConfiguredWorker(NamedTuple):
 class Roll:
     """The standing of each configured worker, by name."""
 
-    __slots__ = ("_serving", "_standings", "_started")
+    __slots__ = ("_reasons", "_serving", "_standings", "_started")
 
     def __init__(self, names: Iterable[str], now: float) -> None:
         self._standings = {name: Standing(Presence.STARTING, now) for name in names}
         self._serving: dict[str, set[int]] = {name: set() for name in self._standings}
         """The processes that serve in each place: two, for a moment, while one is replaced."""
         self._started: set[str] = set()
+        self._reasons: dict[str, str] = {}
+        """Why the next end of a process of a worker comes, where that is known before."""
 
     @property
     def standings(self) -> Mapping[str, Standing]:
         """By name, as they are now."""
         return self._standings
 
-    def started(self, name: str, now: float) -> None:
+    def started(self, name: str) -> None:
         """Note that a process is started; one that was given up is awaited again."""
         one = self._standings[name]
         one.restarts += name in self._started
         self._started.add(name)
         if one.presence is Presence.GIVEN_UP:
-            one.presence, one.since = Presence.MISSING, now
+            one.presence = Presence.MISSING
 
     def serves(self, name: str, pid: int, now: float) -> None:
         """Note that a process is ready."""
@@ -85,13 +87,13 @@ class Roll:
 
     def reason(self, name: str, why: str) -> None:
         """Note why a process of this worker is about to end."""
-        self._standings[name].why = why
+        self._reasons[name] = why
 
     def ended(self, name: str, pid: int, status: int, now: float) -> None:
         """Note the end of a process, with the status that `subprocess` tells."""
         one = self._standings[name]
         self._serving[name].discard(pid)
-        one.last_end, one.ended_at = spell_status(status), now
+        one.last_end, one.ended_at, one.why = spell_status(status), now, self._reasons.pop(name, "")
         if one.presence is not Presence.GIVEN_UP and not self._serving[name]:
             # One that never served is missing since its place was first to be filled.
             one.since = now if one.presence is Presence.SERVING else one.since

@@ -189,7 +189,7 @@ class WorkerProcesses:
         for action in actions:
             match action:
                 case StartWorker(worker=name, attempt=attempt, role=role):
-                    self._roll.started(role, trio.current_time())
+                    self._roll.started(role)
                     if attempt:
                         log.info("worker restarts", worker=name, attempt=attempt)
                     elif name != role:
@@ -204,7 +204,9 @@ class WorkerProcesses:
                 case KeepWorker(worker=name, reason=reason):
                     log.error("worker cannot be replaced", worker=name, why=reason)
                 case KillWorker(worker=name):
-                    log.warning("worker killed", worker=name, why="it did not end in time")
+                    reason = "it did not end in time"
+                    log.warning("worker killed", worker=name, why=reason)
+                    self._roll.reason(self._supervisor.role_of(name), reason)
                     self._told_to_end.add(name)
                     if name in self._processes:
                         self._processes[name].kill()
