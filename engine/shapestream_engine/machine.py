@@ -49,6 +49,14 @@ def resident_bytes(statm: Path = Path("/proc/self/statm")) -> int:
     return int(statm.read_text().split()[1]) * _PAGE_BYTES
 
 
+def resident_bytes_of(pid: int) -> int:
+    """The same of another process; 0 where it has ended, and where there is no /proc."""
+    try:
+        return resident_bytes(Path(f"/proc/{pid}/statm"))
+    except (OSError, IndexError):
+        return 0
+
+
 def runtime_of(engine: str) -> dict[str, list[str]]:
     """The distributions, each as `name==version`, that bring the modules of an engine, and NumPy.
 

@@ -6,11 +6,12 @@ import base64
 import hashlib
 import http.client
 import json
+import os
 import re
 import signal
 import socket
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from typing import Any
@@ -158,6 +159,38 @@ def test_the_queue_is_counted_by_size_while_it_waits(workplace: Any) -> None:
         workplace.open_gate()
         for future in [running, *waiting]:
             future.result()
+
+
+def test_a_dead_worker_is_told_with_its_last_words(workplace: Any) -> None:
+    """By its entry of `workers`: how its process ended, while it is missing and after; given up where none can start."""
+    served = workplace.serve(METERED.replace("in_process: true", "workers: [{count: 1}, {count: 1}]"))
+    served.wait_for("workers ready")
+    with closing(Viewer(port_of(served))) as viewer:
+
+        def worker_when(told: Callable[[dict[str, Any]], bool]) -> tuple[dict[str, Any], dict[str, Any]]:
+            while not told((state := viewer.next()["state"])["workers"][1]):
+                pass
+            return state, state["workers"][1]
+
+        state, _ = worker_when(lambda worker: worker["presence"] == "serving")
+        assert [("w0", 0, "serving", ""), ("w1", 1, "serving", "")] == [
+            (one["worker"], one["entry"], one["presence"], one["last_end"]) for one in state["workers"]
+        ]
+        os.kill(served.workers()["w1"], signal.SIGKILL)
+        state, worker = worker_when(lambda worker: worker["last_end"] != "")
+        assert ("SIGKILL", "") == (worker["last_end"], worker["why"])
+        assert worker["ended_at"] <= state["now"]
+        _, worker = worker_when(lambda worker: worker["presence"] == "serving")
+        assert ("SIGKILL", 1) == (worker["last_end"], worker["restarts"])
+        served.config.write_text("models: 3")
+        os.kill(served.workers()["w1"], signal.SIGKILL)
+        state, worker = worker_when(lambda worker: worker["presence"] == "given up")
+        assert "status 3" == worker["last_end"]
+        assert "configuration" in worker["why"]
+        assert worker["since"] <= worker["ended_at"] <= state["now"]
+        assert "worker w1 of entry 1 is given up" in state["notices"]
+        assert ["serving", "given up"] == [one["presence"] for one in state["workers"]]
+        assert 1 == len(state["slots"])
 
 
 @pytest.mark.parametrize("wrong", [{}, {"Authorization": "Bearer no"}])

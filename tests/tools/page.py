@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import re
 import shutil
+import signal
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import pytest
@@ -51,7 +55,8 @@ def browser() -> Iterator[Browser]:
 class Load:
     """Threads that send requests of many sizes to a server, one of fifty with an error, until `stop`."""
 
-    def __init__(self, served: Served) -> None:
+    def __init__(self, served: Served, models: Sequence[str] = ("pictures",)) -> None:
+        self._models = models
         self._stopped = threading.Event()
         self._threads = [
             threading.Thread(target=self._send, args=(served, number), daemon=True) for number in range(12)
@@ -67,7 +72,7 @@ class Load:
                 if random.random() < 0.02:
                     x[:] = 14
                 try:
-                    client.infer("pictures", {"x": x})
+                    client.infer(self._models[number % len(self._models)], {"x": x})
                 except ModelError:
                     pass
                 except RequestError:
@@ -192,7 +197,9 @@ def test_the_keyboard_reaches_everything(look: Open, loaded: Served) -> None:
             expect(page.locator("#rate-key")).to_contain_text("ago")
         if what == "row-button":
             break
-    assert ["theme", "rate", "latency", "timeline", "scroll low", "scroll", "row-button"] == reached
+    assert [
+        "theme", "rate", "latency", "timeline", "by-worker", "scroll low", "scroll", "row-button"
+    ] == reached  # fmt: skip
     page.keyboard.press("Enter")
     story = page.locator(".story:visible")
     expect(story).to_have_count(1)
@@ -250,6 +257,95 @@ def test_the_token_is_asked_for(workplace: Workplace, look: Open) -> None:
     expect_live(page)
     assert "secret-word" not in page.content()
     assert all("401" in complaint for complaint in look.complaints)  # type: ignore[attr-defined]
+    look.complaints.clear()  # type: ignore[attr-defined]
+
+
+def test_a_dead_worker_stays_on_the_page(workplace: Workplace, look: Open) -> None:
+    """Missing, since when and how it ended; the note above the slots counts it."""
+    served = workplace.serve(CONFIG.replace("SERVER", OPEN))
+    served.wait_for("workers ready")
+    page = look(port_of(served), width=390)
+    expect(page.locator("#slots-note")).to_have_text("2 of 2 configured workers, 2 slots")
+    rows = page.locator("#workers tr")
+    expect(rows.nth(1)).to_contain_text("w1 serves for")
+    os.kill(served.workers()["w1"], signal.SIGKILL)
+    expect(rows.nth(1)).to_contain_text("SIGKILL, ")
+    expect(rows.nth(1)).to_contain_text("w1 serves for")
+    served.config.write_text("models: 3")
+    os.kill(served.workers()["w1"], signal.SIGKILL)
+    expect(rows.nth(1)).to_contain_text("w1 given up for")
+    expect(rows.nth(1)).to_contain_text("status 3, ")
+    expect(rows.nth(1)).to_contain_text("configuration")
+    expect(rows.nth(0)).to_contain_text("w0 serves for")
+    expect(page.locator("#slots-note")).to_have_text("1 of 2 configured workers, 1 slot")
+    expect(page.locator("#notices")).to_contain_text("worker w1 of entry 0 is given up")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+
+
+MANY = 30
+NONE = "\u2013"
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A server with thirty models, under load for five of them; one has a queue."""
+    head, rest = CONFIG.replace("SERVER", OPEN).split("      - name")
+    model, _ = rest.split("    workers")
+    models = "".join(
+        f"      - name{model}".replace("pictures\n", f"pictures-of-{number:02}\n") for number in range(MANY)
+    )
+    for place in _workplace(tmp_path_factory):
+        served = place.serve(f"{head}{models}    workers: [{{count: 2, slots: 1}}]\n")
+        load = Load(served, [f"pictures-of-{number:02}" for number in range(5)])
+        yield served
+        load.stop()
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_thirty_models_can_be_read(look: Open, many: Served, width: int) -> None:
+    """One row each with rate, 99 %, queue, padding and errors; bars name their model; a click shows one alone."""
+    page = look(port_of(many), width=width)
+    expect_live(page)
+    rows = page.locator("#models tr")
+    expect(rows).to_have_count(MANY)
+    busy, idle = rows.nth(0).locator("td"), rows.nth(MANY - 1).locator("td")
+    expect(busy.nth(0)).to_have_text("pictures-of-00")
+    expect(busy.nth(1)).to_have_text(re.compile(r"^[0-9.]+$"))
+    expect(busy.nth(2)).to_have_text(re.compile(r"^[0-9.]+ (ms|s)$"))
+    expect(busy.nth(3)).to_have_text(re.compile(r"^[0-9]+$"))
+    expect(busy.nth(5)).to_have_text(re.compile(r"^[0-9.]+ %$"))
+    expect(busy.nth(6)).to_have_text(re.compile(r"^[1-9][0-9]*$"))
+    assert ["pictures-of-29", "0", NONE, "0", NONE, NONE, "0"] == idle.all_text_contents()
+    expect(page.locator("#timeline .name").first).to_have_text(re.compile(r"^p.*0?[0-4]$"))
+    # Nothing is cut off, and no number touches its neighbour.
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    cut = """[...document.querySelectorAll('#models td, .models th')].filter((cell) => cell.offsetParent &&
+        cell.scrollWidth > cell.clientWidth).map((cell) => cell.textContent)"""
+    assert [] == page.evaluate(cut)
+    assert page.evaluate("document.querySelector('#models tr').offsetHeight") <= 34
+    rows.nth(3).locator("button").click()
+    expect(page.locator("#model")).to_have_value("pictures-of-03")
+    expect(rows).to_have_count(MANY)
+
+
+def test_the_age_of_what_is_shown_counts_from_the_last_word(workplace: Workplace, look: Open) -> None:
+    """While the server stands still the page says for how long, whatever it tries meanwhile; then it goes on."""
+    served = workplace.serve(CONFIG.replace("SERVER", OPEN))
+    page = look(port_of(served))
+    expect_live(page)
+    served.send(signal.SIGSTOP)
+    stopped = time.monotonic()
+    try:
+        expect(page.locator("#gone")).to_contain_text("No live data for")
+        for patience_s in (12, 20):  # beyond several new tries
+            page.wait_for_timeout(max(0.0, stopped + patience_s - time.monotonic()) * 1000)
+            since = time.monotonic() - stopped
+            (told,) = re.findall(r"for ([0-9]+) s", page.locator("#gone").inner_text())
+            assert abs(since - int(told)) <= 3
+    finally:
+        served.send(signal.SIGCONT)
+    expect_live(page)
+    assert all("net::ERR" in complaint for complaint in look.complaints)  # type: ignore[attr-defined]
     look.complaints.clear()  # type: ignore[attr-defined]
 
 

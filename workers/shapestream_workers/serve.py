@@ -303,7 +303,7 @@ class _Serving:
             given_up=given_up,
             revived=revived,
         )
-        server.own_processes(self._workers, groups.values())
+        server.own_processes(self._workers, groups)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._stop_workers_after_server, self._workers)
             try:

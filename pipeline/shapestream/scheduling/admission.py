@@ -12,7 +12,7 @@ from math import isfinite
 from typing import NamedTuple
 
 from shapestream.scheduling.deadlines import MAX_RETRY_AFTER_S, Deadlines, Refusal
-from shapestream.scheduling.events import Arrival
+from shapestream.scheduling.events import Arrival, Overload
 from shapestream.scheduling.fairness import NOMINAL_S, QueueRoom
 from shapestream.scheduling.queueing import ModelQueue, nanoseconds
 from shapestream.scheduling.slots import SlotTable
@@ -81,7 +81,7 @@ class Admission:
             # One request may always wait, however long it lasts.
             if queued_s and queued_s + terms.share_s > whole.max_s:
                 message = f"the queue is full: {queued_s:.3f} of {whole.max_s:g} s of predicted work"
-                return Refusal("overloaded", message, self.drain_s(queue))
+                return Refusal("overloaded", message, self.drain_s(queue), Overload.QUEUE_SECONDS)
             if client is not None and room.exceeds_s(client, terms.share_s, queued_s):
                 return self._above_share(queue)
         if client is not None and arrival.client in room.several:
@@ -107,7 +107,7 @@ class Admission:
             f"the queue is full: {self.room.requests} of {self.room.max_requests} requests, "
             f"{self.room.nbytes} of {self.room.max_bytes} bytes"
         )
-        return Refusal("overloaded", message, self.drain_s(queue))
+        return Refusal("overloaded", message, self.drain_s(queue), Overload.QUEUE)
 
     def _part_full(self, queue: ModelQueue, parts: int) -> Refusal:
         room = queue.shares.room
@@ -116,21 +116,21 @@ class Admission:
             f"it has 1/{parts} of {self.room.max_requests} requests and {self.room.max_bytes} bytes, "
             f"and what is left is kept for models on other slots"
         )
-        return Refusal("overloaded", message, self.drain_s(queue))
+        return Refusal("overloaded", message, self.drain_s(queue), Overload.QUEUE)
 
     def _above_share(self, queue: ModelQueue) -> Refusal:
         message = (
             f"this client has its share of the queue, which {queue.shares.room.sharing} clients divide, "
             f"and what is left is kept for the others"
         )
-        return Refusal("overloaded", message, self.drain_s(queue))
+        return Refusal("overloaded", message, self.drain_s(queue), Overload.CLIENT_SHARE)
 
     def _above_part(self, queue: ModelQueue, models: int) -> Refusal:
         message = (
             f"this client has its share of the queue for this model, of {models} that it asks, "
             f"and what is left is kept for the others"
         )
-        return Refusal("overloaded", message, self.drain_s(queue))
+        return Refusal("overloaded", message, self.drain_s(queue), Overload.MODEL_SHARE)
 
     def too_large(self, queue: ModelQueue, rows: int, shape: tuple[int, ...]) -> Refusal | None:
         """Refuses what would be filled up to a call that holds more than calls may; its own sizes may be any.

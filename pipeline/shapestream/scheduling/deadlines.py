@@ -20,7 +20,7 @@ from collections.abc import Iterable
 from math import inf
 from typing import Final, NamedTuple
 
-from shapestream.scheduling.events import Arrival
+from shapestream.scheduling.events import Arrival, Overload
 from shapestream.scheduling.queueing import RERUN, RUNNING, LazyHeap, ModelQueue, Request
 from shapestream.scheduling.slots import Slot, SlotTable
 
@@ -50,6 +50,8 @@ class Refusal(NamedTuple):
     code: str
     message: str
     retry_after_s: float | None = None
+    cause: Overload | None = None
+    """The bound that was met, where the code is `overloaded`."""
 
 
 class Deadlines:
@@ -127,7 +129,7 @@ class Deadlines:
             f"the deadline would pass: {left_s:.3f} s are left, the wait is about {wait_s:.3f} s, "
             f"and then it takes about {call_s:.3f} s"
         )
-        return Refusal("overloaded", message, min(wait_s, MAX_RETRY_AFTER_S))
+        return Refusal("overloaded", message, min(wait_s, MAX_RETRY_AFTER_S), Overload.DEADLINE)
 
     def _before_s(
         self,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import Enum, StrEnum
 from typing import NamedTuple, TypeAlias
 
 from shapestream_engine.batch import ErrorCode
@@ -344,6 +344,23 @@ class DeliverResults:
     requests: tuple[int, ...]
 
 
+class Overload(StrEnum):
+    """The bounds by which a request is refused as `overloaded`, by their names in metrics."""
+
+    QUEUE = "queue"
+    """The requests or bytes of the queue."""
+    QUEUE_SECONDS = "queue_seconds"
+    """The predicted seconds of the queue."""
+    CLIENT_SHARE = "client_share"
+    """A client's share of the queue."""
+    MODEL_SHARE = "model_share"
+    """The part of that which is for one of the models that the client asks."""
+    DEADLINE = "deadline"
+    """The request's own deadline, which the queue would let pass."""
+    CREDIT = "credit"
+    """The credit of its client, or of its key: refused before the scheduler sees it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailRequest:
     """This request ends without a result. The terminal reply carries `code` (see errors.py)."""
@@ -356,6 +373,8 @@ class FailRequest:
     """Requests of its model that were queued when it arrived; None: it was not admitted."""
     batch: int | None = field(default=None, compare=False)
     """The batch that it was in; None: it was queued, or not admitted."""
+    cause: Overload | None = field(default=None, compare=False)
+    """The bound that an `overloaded` one met."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

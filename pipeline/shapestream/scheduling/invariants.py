@@ -226,6 +226,9 @@ def _check_queue(queue: ModelQueue, own: list[Request]) -> None:
     assert len(queue.turns) <= 2 * len(queued) + 64, "the dead were not thrown out"
     if queue.delay_s:
         assert {request.id for request in queue.due.living()} == set(queued)
+    waiting = sorted((request for request in own if request.state <= SUSPECT), key=lambda one: one.order)
+    assert queue.arrivals.waiting() == waiting, "the order of arrivals is wrong"
+    assert queue.waits.present == len(waiting), "what waits was not counted when it came, or when it went"
     found: list[int] = []
     for lane in queue.lanes.values():
         found.extend(_check_lane(queue, lane))

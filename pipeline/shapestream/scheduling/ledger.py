@@ -91,6 +91,7 @@ class Ledger:
         )
         request.ahead = queue.count
         queue.add(request)
+        queue.waits.enter(1, now)
         self.next_order += 1
         self.requests[request.id] = request
         if request.deadline is not None:
@@ -106,6 +107,7 @@ class Ledger:
             code=refusal.code,
             message=refusal.message,
             retry_after_s=refusal.retry_after_s,
+            cause=refusal.cause,
         )
 
     def start(
@@ -122,6 +124,7 @@ class Ledger:
         batch.queue.shares.room.leave(len(batch.ids), nbytes)
         self.running += len(batch.ids)
         queue = batch.queue
+        queue.leave(len(cut.members), now)
         profile = queue.profile
         start = StartBatch(
             batch=batch.id,
@@ -151,10 +154,12 @@ class Ledger:
         self.story.trouble(now, batch.ids, "batch {} is recalled: {}", batch.id, reason)
         return RecallBatch(batch=batch.id, slot=batch.slot.id)
 
-    def put_back(self, requests: Sequence[Request]) -> None:
+    def put_back(self, requests: Sequence[Request], now: float) -> None:
         """Moves requests of a batch that is over back to what waits, beyond the bound if need be."""
         for request in requests:
             request.batch = None
+            request.queue.arrivals.add_again(request)
+            request.queue.waits.enter(1, now)
             request.queue.shares.room.enter(1, request.nbytes)
         self.running -= len(requests)
 
@@ -178,7 +183,7 @@ class Ledger:
         failed = FailRequest(
             id=request.id, code=code, message=message, ahead=request.ahead, batch=request.batch
         )
-        self._withdraw(request)
+        self._withdraw(request, now)
         return failed
 
     def fail_late(self, request: Request, now: float) -> FailRequest:
@@ -199,11 +204,11 @@ class Ledger:
         """End requests whose client is gone."""
         for id_ in ids:
             if (request := self.requests.get(id_)) is not None:
-                self._withdraw(request)
+                self._withdraw(request, now)
                 self.story.note(now, (id_,), "forgotten: its client left")
                 actions.append(ForgetRequest(id=id_))
 
-    def _withdraw(self, request: Request) -> None:
+    def _withdraw(self, request: Request, now: float) -> None:
         if request.state is RUNNING:
             request.end()
             self.running -= 1
@@ -213,6 +218,7 @@ class Ledger:
                     self.unwanted.append(batch)
         else:
             request.queue.drop(request)
+            request.queue.leave(1, now)
             request.queue.shares.room.leave(1, request.nbytes)
         self.deadlines.shrink(len(self.requests) - 1)
         self._remove(request)

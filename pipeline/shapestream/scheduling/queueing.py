@@ -31,6 +31,7 @@ from shapestream.scheduling.answers import OVER, Awaited, Returns
 from shapestream.scheduling.costs import ModelCosts
 from shapestream.scheduling.events import ModelProfile
 from shapestream.scheduling.fairness import Client, FairShares, GroupRoom, Line, QueueRoom, Rework
+from shapestream.scheduling.occupancy import Occupancy
 
 
 class RequestState(IntEnum):
@@ -261,6 +262,49 @@ class LazyHeap:
         return [entry[2] for entry in self._entries if entry[2].state <= self._last_live]
 
 
+class Arrivals:
+    """The waiting requests of one model in the order of their admission, so that the oldest is known.
+
+    Requests that wait no longer are skipped in front, and thrown out once they outnumber the others.
+    """
+
+    __slots__ = ("_requests",)
+
+    def __init__(self) -> None:
+        self._requests: list[Request] = []
+
+    def __len__(self) -> int:
+        """Requests held, those that wait no longer included."""
+        return len(self._requests)
+
+    def add(self, request: Request) -> None:
+        """Add the newest request."""
+        self._requests.append(request)
+
+    def add_again(self, request: Request) -> None:
+        """Put a request that waits again in its place, unless it is still there."""
+        place = bisect_left(self._requests, request.order, key=_by_order)
+        if place == len(self._requests) or self._requests[place] is not request:
+            self._requests.insert(place, request)
+
+    def oldest(self) -> Request | None:
+        """The request that was admitted first of all that wait; None if none does."""
+        gone = next((place for place, one in enumerate(self._requests) if one.state <= SUSPECT), len(self))
+        del self._requests[:gone]
+        return self._requests[0] if self._requests else None
+
+    def shrink(self, waiting: int) -> None:
+        """Throw out what waits no longer if it outnumbers what does, so many requests, or none waits."""
+        if not waiting:
+            self._requests.clear()
+        elif len(self._requests) > 2 * waiting + _SMALL:
+            self._requests = self.waiting()
+
+    def waiting(self) -> list[Request]:
+        """Every request that waits."""
+        return [request for request in self._requests if request.state <= SUSPECT]
+
+
 class ClientLine(Line):
     """The queued requests of one client for one model, by rank."""
 
@@ -367,6 +411,7 @@ CHUNK = 512
 _FEW_DEAD = 32
 
 
+_by_order = attrgetter("order")
 _by_place = attrgetter("place")
 """A key that is no call in Python: with many clients nearly each arrival is inserted somewhere."""
 
@@ -606,6 +651,7 @@ class ModelQueue:
         "_again_ns",
         "_cost_ns",
         "alone",
+        "arrivals",
         "awaited",
         "buckets",
         "costs",
@@ -630,6 +676,7 @@ class ModelQueue:
         "suspects",
         "turns",
         "unavailable",
+        "waits",
     )
 
     def __init__(self, profile: ModelProfile, costs: ModelCosts, room: QueueRoom) -> None:
@@ -675,6 +722,10 @@ class ModelQueue:
         """Predicted seconds of all batches that ran and had a prediction."""
         self.measured_s = 0.0
         """Seconds that these took."""
+        self.arrivals = Arrivals()
+        """Everything that waits, also what is to run again; what left is thrown out later."""
+        self.waits = Occupancy()
+        """The same, counted in seconds; the ledger tells what comes and goes."""
 
     def __repr__(self) -> str:
         return f"<{self.profile.name}: {self.waiting} waiting>"
@@ -718,11 +769,12 @@ class ModelQueue:
         if self.awaited is not None:
             self.awaited = OVER
 
-    def anew(self, room: QueueRoom) -> ModelQueue:
+    def anew(self, room: QueueRoom, now: float) -> ModelQueue:
         """An empty queue of the same model, with what is known of it."""
         queue = ModelQueue(self.profile, self.costs, room)
         queue.alone, queue.unavailable, queue.seen = self.alone, self.unavailable, self.seen
         queue.predicted_s, queue.measured_s = self.predicted_s, self.measured_s
+        queue.waits = Occupancy(self.waits.seconds(now))
         return queue
 
     def _first_start_s(self) -> float | None:
@@ -756,6 +808,7 @@ class ModelQueue:
             bucket = self.buckets[name] = self._open_bucket(request)
         request.bucket = bucket
         bucket.add(request)
+        self.arrivals.add(request)
         line = request.line
         line.queued_bytes += request.nbytes
         line.requests.push(request.rank, request)
@@ -810,6 +863,11 @@ class ModelQueue:
         else:
             self.suspect_count -= 1
             self._again_less((request,))
+
+    def leave(self, count: int, now: float) -> None:
+        """Count the waits of so many requests that were taken out, to run, or have ended."""
+        self.waits.leave(count, now)
+        self.arrivals.shrink(self.waits.present)
 
     def _remove(self, requests: Sequence[Request]) -> dict[ClientLine, float]:
         """Take requests out of buckets and lines. By line, their predicted seconds of all slots in good company."""

@@ -473,14 +473,14 @@ class Recovery:
     def _suspect(self, request: Request, now: float, actions: list[Action]) -> None:
         if self._has_nowhere_to_run([request], now, actions):
             return
-        self.ledger.put_back([request])
+        self.ledger.put_back([request], now)
         self._isolation.suspect(request, self._call_s([request]))
         self._queues.wait(request.queue)
 
     def _run_again(self, group: list[Request], now: float, actions: list[Action]) -> None:
         if self._has_nowhere_to_run(group, now, actions):
             return
-        self.ledger.put_back(group)
+        self.ledger.put_back(group, now)
         queue = group[0].queue
         queue.put_rerun(group, self._call_s(group))
         self._queues.wait(queue)

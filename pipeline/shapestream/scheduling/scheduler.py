@@ -294,7 +294,7 @@ class Scheduler:
         self._watch.next_look = inf
         self._admission.draining = draining or isinstance(event, DrainStarted)
         for queue in queues.values():
-            self._queues[queue.profile.name] = queue.anew(self._admission.room)
+            self._queues[queue.profile.name] = queue.anew(self._admission.room, now)
             self._slots.add_model(self._queues[queue.profile.name])
         for slot in slots.slots.values():
             held = [
@@ -436,9 +436,14 @@ class Scheduler:
         """The part of that which is no request's usual way; it is remembered for longer."""
         return self._ledger.story.troubles_of(id)
 
-    def statistics(self) -> Statistics:
-        """The present state."""
+    def statistics(self, now: float | None = None) -> Statistics:
+        """The state now; None: at the last event."""
         queues, admission = self._queues, self._admission
+        now = self._now if now is None else max(now, self._now)
+        per_slot_s: dict[int, float] = {}
+        for queue in queues.waiting():
+            if (group := id(queue.sharing)) not in per_slot_s:  # one sum for all models that share slots
+                per_slot_s[group] = admission.queued_s(queue)
         slots = self._slots.slots.values()
         return Statistics(
             queued=admission.room.requests,
@@ -458,6 +463,9 @@ class Scheduler:
                     name=name,
                     queued=queue.waiting,
                     queued_s=queue.waiting_s,
+                    queued_s_per_slot=per_slot_s.get(id(queue.sharing), 0.0),
+                    oldest_s=0.0 if (oldest := queue.arrivals.oldest()) is None else now - oldest.arrived,
+                    waited_s=queue.waits.seconds(now),
                     slots=self._slots.pools[name].count,
                     free_slots=len(self._slots.pools[name].free),
                     shapes_seen=queue.costs.shapes,

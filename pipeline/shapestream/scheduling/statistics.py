@@ -55,6 +55,12 @@ class ModelStatistics:
     queued: int
     queued_s: float
     """Predicted seconds of one slot for what waits; those that came before anything was measured count nothing."""
+    queued_s_per_slot: float
+    """The same of all models that share slots with this one, divided by the slots of each: until a slot is free."""
+    oldest_s: float
+    """Seconds since the arrival of the oldest request of those that wait; 0 without any."""
+    waited_s: float
+    """Seconds that requests have spent in the queue, also those that are still there."""
     slots: int
     free_slots: int
     shapes_seen: int

@@ -15,6 +15,7 @@ import structlog
 import trio
 
 from shapestream.errors import AlreadyAnswered, Conflict, ProtocolError, Unavailable
+from shapestream.scheduling.events import Overload
 from shapestream.serving.dispatcher import Dispatcher
 from shapestream.serving.egress import Egress
 from shapestream.serving.inbox import DEAR, QUANTUM, TENSORS_PER_POINT, Inbox, Item
@@ -259,6 +260,7 @@ class ClientPort:
             self._fail(session, sequence, "too_large", text, entry.tags)
             return False
         if (excess := self.sessions.excess(session, nbytes)) is not None:
+            self._statistics.overloaded[Overload.CREDIT] += 1
             self._fail(session, sequence, "overloaded", excess, entry.tags)
             return False
         remaining_ms = entry.remaining_ms

@@ -27,6 +27,7 @@ from shapestream.scheduling.events import (
     ReportFault,
     StartBatch,
 )
+from shapestream.scheduling.occupancy import Occupancy
 from shapestream.scheduling.scheduler import Scheduler
 from shapestream.serving.audits import AuditBook, AuditRun
 from shapestream.serving.egress import Egress
@@ -174,7 +175,7 @@ class Dispatcher:
 
     def _leave(self, slots: Sequence[SlotRecord], why: str, now: float) -> None:
         """Forget slots, and the audit that ran there or could run nowhere else."""
-        for running in self._book.leave(slots):
+        for running in self._book.leave(slots, now):
             self._journal.lost(running, why, now)
         if (run := self._audit) is not None and (
             run.slots.isdisjoint(self.slots) if run.batch is None else run.batch not in self._book.batches
@@ -390,14 +391,20 @@ class Dispatcher:
         """Requests that have no terminal reply yet."""
         return len(self._requests)
 
+    def busy_s(self, now: float) -> float:
+        """Seconds that slots have had batches, all slots together, also those of batches that still run."""
+        return self._book.busy.seconds(now)
+
 
 class SlotBook:
     """All slots, by the scheduler's numbers, and the batches that were started on them and not reported yet."""
 
-    __slots__ = ("_numbers", "batches", "slots")
+    __slots__ = ("_numbers", "batches", "busy", "slots")
 
     def __init__(self) -> None:
         self._numbers = count()
+        self.busy = Occupancy()
+        """The slots that have a batch."""
         self.slots: dict[int, SlotRecord] = {}
         self.batches: dict[int, RunningBatch] = {}
 
@@ -412,7 +419,7 @@ class SlotBook:
         """The slots of this worker that have joined and not left."""
         return [slot for slot in worker.slots if slot.number in self.slots]
 
-    def leave(self, left: Sequence[SlotRecord]) -> list[RunningBatch]:
+    def leave(self, left: Sequence[SlotRecord], now: float) -> list[RunningBatch]:
         """Forgets these slots, and what ran or was queued there, which is returned."""
         numbers = {slot.number for slot in left}
         lost = [running for running in self.batches.values() if running.slot.number in numbers]
@@ -420,6 +427,7 @@ class SlotBook:
             del self.batches[running.action.batch]
         for slot in left:
             slot.running.clear()
+            self._rest(slot, now)
             del self.slots[slot.number]
         return lost
 
@@ -430,7 +438,16 @@ class SlotBook:
         slot.running[action.batch] = running
         if action.behind is not None:
             slot.behind = running
+        if not slot.at_work:
+            slot.at_work = True
+            self.busy.enter(1, now)
         return running
+
+    def _rest(self, slot: SlotRecord, now: float) -> None:
+        """Count the time of a slot no longer, if it has no batch."""
+        if slot.at_work and not slot.running:
+            slot.at_work = False
+            self.busy.leave(1, now)
 
     def reported(self, batch: int, now: float) -> RunningBatch | None:
         """The batch of a report that has come; what was queued behind it runs now. None: it was lost, or is dropped."""
@@ -441,4 +458,5 @@ class SlotBook:
             behind, slot.behind = slot.behind, None
             if behind is not None:
                 behind.slot_free = now
+            self._rest(slot, now)
         return running

@@ -41,6 +41,8 @@ class Feed:
         self._published = trio.Event()
         """Set by the next reading."""
         self._readings = 0
+        self._read_at: float | None = None
+        """When the server was last read."""
         self._state = "{}"
         """The last reading but for the batches: a JSON object."""
         self._batches: deque[tuple[Any, ...]] = deque(maxlen=MOST_BATCHES)
@@ -59,18 +61,27 @@ class Feed:
                 await self._asked.wait()
                 self._batches.clear()
                 self._batches_in_all = 0
+                self._read_at = None  # nothing is known of the time without viewers
             due = trio.current_time() + INTERVAL_S
             self._publish(await self._reading())
             await trio.sleep_until(due)
 
     async def _reading(self) -> dict[str, Any]:
+        began = trio.current_time()
         try:
-            return await self._read(self._batches_in_all)
+            state = await self._read(self._batches_in_all)
         except trio.TooSlowError:
-            return {"stalled": "the server's event loop does not answer"}
+            return self._stalled("the server's event loop does not answer", began)
         except Exception:  # a defect of what is read must not end the health checks
             log.exception("page not read")
-            return {"stalled": "the server could not be read; its log says why"}
+            return self._stalled("the server could not be read; its log says why", began)
+        self._read_at = trio.current_time()
+        return state
+
+    def _stalled(self, why: str, began: float) -> dict[str, Any]:
+        """What is told instead of a reading; `for_s`: seconds without one, while there were viewers."""
+        self._read_at = began if self._read_at is None else self._read_at
+        return {"stalled": why, "for_s": trio.current_time() - self._read_at}
 
     def _publish(self, state: dict[str, Any]) -> None:
         self._batches.extend(state.pop("batches", ()))

@@ -231,6 +231,8 @@ class Journal:
     def request_failed(self, action: FailRequest, record: RequestRecord, code: str, now: float) -> None:
         """Note a request that ends without a result; its client is told `code`."""
         self.stories.failed(record, action, code, now)
+        if action.cause is not None:
+            self.statistics.overloaded[action.cause] += 1
         if self._tracer is not None:
             self._tracer.ended([record], self.stories, now, code=code, message=action.message)
         if PRESENT.debug:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,6 +49,7 @@ from shapestream.slices import Slices, at_once
 from shapestream.telemetry.last_minute import LastMinute
 from shapestream.telemetry.logging import LogFormat, LogLevel, change
 from shapestream.telemetry.metrics import Observation
+from shapestream.telemetry.roll import ConfiguredWorker, Presence
 from shapestream.telemetry.statistics import ServerStatistics
 from shapestream.telemetry.trace import TraceRecorder
 from shapestream.transport.curve import KeyRing, KeyRole, ProtectedRouter, ServerSecurity
@@ -79,6 +81,9 @@ MOST_SLOTS_SHOWN = 128
 SLOWEST_SHOWN = 12
 
 
+_NO_GROUPS: Mapping[str, int] = {}
+
+
 class Server:
     """A running server, as `serve` hands it to its caller. Made inside trio."""
 
@@ -104,6 +109,8 @@ class Server:
         self.worker_addresses: tuple[str, ...] = () if workers is None else workers.addresses
         """Where workers can connect."""
         epoch = os.urandom(16)
+        self._groups = _NO_GROUPS
+        """The configured workers by name, each with the number of its entry of `workers`."""
         self._counters = ServerStatistics()
         self._last_minute = LastMinute(self._counters, self._started)
         self._models = models
@@ -193,12 +200,15 @@ class Server:
             self._grace_s = grace_s
         self._drain_asked.set()
 
-    def own_processes(self, owner: ProcessOwner, groups: Iterable[int] = ()) -> None:
+    def own_processes(self, owner: ProcessOwner, groups: Mapping[str, int] = _NO_GROUPS) -> None:
         """Let `owner` kill workers that hang; it tells by `worker_ended` when one has ended.
 
-        `groups`: the entries of `workers`, by number, which it starts them for.
+        `groups`: the workers that it keeps running, by name, each with the number of its entry of `workers`.
         """
-        self._counters.worker_ends.update({(group, how): 0 for group in groups for how in ("died", "ended")})
+        self._groups = groups
+        self._counters.worker_ends.update(
+            {(group, how): 0 for group in groups.values() for how in ("died", "ended")}
+        )
         if self._worker_port is not None:
             self._worker_port.owner = owner
 
@@ -317,7 +327,7 @@ class Server:
 
     def observation(self) -> Observation:
         """The state that metrics are read from."""
-        settings, sessions = self._settings, list(self._client_port.sessions)
+        settings, sessions, now = self._settings, list(self._client_port.sessions), trio.current_time()
         for model in self._models:
             self._counters.of(model.name)  # its series begin with 0
         workers = {slot.worker for slot in self._dispatcher.slots.values()}
@@ -325,7 +335,10 @@ class Server:
         return Observation(
             ready=not self.not_ready(),
             counters=self._counters,
-            scheduler=self._scheduler.statistics(),
+            scheduler=self._scheduler.statistics(now),
+            settings=settings,
+            slots_busy_s=self._dispatcher.busy_s(now),
+            configured_workers=self._configured_workers(),
             clients=len(sessions),
             pending=self._dispatcher.unfinished,
             pending_bytes=sum(session.held_bytes for session in sessions),
@@ -348,6 +361,17 @@ class Server:
             audit=self.audit(),
         )
 
+    def _configured_workers(self) -> list[ConfiguredWorker]:
+        owner = None if self._worker_port is None else self._worker_port.owner
+        if owner is None:
+            return []
+        memory = owner.memory_bytes()
+        return [
+            ConfiguredWorker(name, self._groups[name], standing, memory[name])
+            for name, standing in owner.standings.items()
+            if name in self._groups
+        ]
+
     def _peers_refused(self) -> dict[str, dict[str, int]]:
         return {
             socket.port: dict(socket.refused)
@@ -364,7 +388,7 @@ class Server:
         dispatcher, now = self._dispatcher, trio.current_time()
         last_minute = yield from self._last_minute.to_dict(now, self._models.names)
         counters = yield from self._counters.to_dict()
-        scheduler = self._scheduler.statistics()
+        scheduler = self._scheduler.statistics(now)
         in_scheduler = scheduler.to_dict(last_minute["models"])
         yield
         return {
@@ -429,6 +453,7 @@ class Server:
         slowest = yield from self._slowest_stories(SLOWEST_SHOWN)
         recent = self._counters.recent
         standstill = self.standstill()
+        workers = self._configured_workers()
         return {
             "now": trio.current_time(),
             "addresses": list(self.addresses),
@@ -436,6 +461,11 @@ class Server:
                 *self.not_ready(),
                 *map(_no_slot_for, sorted(self._models.new)),
                 *([] if standstill is None else [standstill]),
+                *[
+                    f"worker {name} of entry {group} is {standing.presence}"
+                    for name, group, standing, _ in workers
+                    if standing.presence in (Presence.MISSING, Presence.GIVEN_UP)
+                ],
                 *[
                     f"{name} shares no calls: audits found answers that differ (see shapestream audit)"
                     for name, audit in self.audit().items()
@@ -451,6 +481,10 @@ class Server:
                 ]
                 for name, queue in self._scheduler.sizes_waiting().items()
             },
+            "workers": [
+                {"worker": name, "entry": group, **asdict(standing), "memory_bytes": memory_bytes}
+                for name, group, standing, memory_bytes in workers
+            ],
             "slots": [
                 {
                     "slot": slot.label,

@@ -39,6 +39,7 @@ from shapestream.serving.slot_threads import (
 from shapestream.serving.workers import Offer, OwnWorker, SlotRecord, Worker, read_tolerances
 from shapestream.settings import ServerSettings
 from shapestream.slices import SlicedWork, Slices, at_once
+from shapestream.telemetry.roll import Standing
 from shapestream.wire.codec import BadEntry
 from shapestream.wire.messages import (
     WORKER_PROTOCOL,
@@ -104,6 +105,13 @@ class ProcessOwner(Protocol):
 
     def kill(self, worker: str, reason: str) -> None:
         """Kill that process; its end is told like any other."""
+
+    @property
+    def standings(self) -> Mapping[str, Standing]:
+        """The standing of each worker that it keeps running, by name."""
+
+    def memory_bytes(self) -> Mapping[str, int]:
+        """Memory in RAM of their processes, by the same names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -554,6 +562,9 @@ class WorkerPort:
         self._dispatcher.worker_closing(worker, now)
         self._hand_on_reports(now)
         self._tokens.pop(worker.token, None)
+        if self._own is None and not self._owns(worker.name):
+            how = "drained" if worker.draining or worker.farewell_said else "lost"
+            self._statistics.dialled_in_ends[how] += 1
         if worker.peer is not None:
             self.workers.pop(worker.peer, None)
         for slot in worker.slots:

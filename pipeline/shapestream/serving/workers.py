@@ -228,7 +228,7 @@ class OwnWorker(Worker):
 class SlotRecord(Link):
     """A slot of a worker, and the link to it."""
 
-    __slots__ = ("batches", "behind", "busy_s", "label", "number", "running", "slot", "worker")
+    __slots__ = ("at_work", "batches", "behind", "busy_s", "label", "number", "running", "slot", "worker")
 
     def __init__(self, worker: Worker, slot: int, now: float) -> None:
         super().__init__(None, now)
@@ -242,6 +242,8 @@ class SlotRecord(Link):
         """Batches that were sent to it and not reported: the one that runs, and one behind it."""
         self.behind: RunningBatch | None = None
         """The batch that is queued behind the one that runs."""
+        self.at_work = False
+        """Whether the book of slots counts its time: from a batch that is sent to it until none is left."""
         self.batches = 0
         self.busy_s = 0.0
 

@@ -21,8 +21,8 @@ SNAPSHOT_S = 5.0
 """Seconds between two snapshots: the window is as much longer than a minute, at most."""
 MAX_BYTES = 256 * 1024
 """Room for the models in a `Statistics` entry, which holds 1 MiB and more than these. Quiet models are left out first."""
-# Bytes of a model in the scheduler's numbers, which name the same models: 7 numbers of 9 bytes, and their keys.
-_SCHEDULER_BYTES = 160
+# Bytes of a model in the scheduler's numbers, which name the same models: 10 numbers of 9 bytes, and their keys.
+_SCHEDULER_BYTES = 224
 MODELS_PER_SLICE = 4
 """Models that one turn of the event loop describes: each takes up to 0.4 ms."""
 COPIES_PER_SLICE = 64

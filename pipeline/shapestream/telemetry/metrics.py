@@ -6,16 +6,23 @@ is counted for a metric: a row is read when a scrape asks for it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import platform
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from importlib.metadata import version
 from typing import NamedTuple, TypeAlias
 
+from shapestream.scheduling.events import Overload
 from shapestream.scheduling.statistics import ModelStatistics, Statistics
+from shapestream.settings import ServerSettings
 from shapestream.slices import Slices
+from shapestream.telemetry.roll import ConfiguredWorker, Presence
 from shapestream.telemetry.statistics import Histogram, ModelCounters, ServerStatistics
 
 _US = 1e-6
+_VERSIONS = (version("shapestream"), platform.python_version())
 # Samples that one turn of the event loop reads; a histogram takes up to 30 us.
 SAMPLES_PER_SLICE = 64
 # Bounds of buckets by exponents of two: times from 64 us to 134 s; sizes from 1 to 8191, which are whole numbers below
@@ -50,6 +57,11 @@ class Observation:
     ready: bool
     counters: ServerStatistics
     scheduler: Statistics
+    settings: ServerSettings
+    slots_busy_s: float
+    """Seconds that slots have had batches, also of those that run."""
+    configured_workers: Sequence[ConfiguredWorker]
+    """Those that this server starts and keeps running."""
     clients: int
     pending: int
     """Requests without a terminal reply."""
@@ -170,6 +182,18 @@ def _batches(seen: Observation) -> Iterator[Sample]:
         yield (name, "failed"), model.batches_failed
 
 
+def _by_group(name: str, text: str, read: Callable[[ConfiguredWorker], float]) -> Metric:
+    """A row of one sample per entry of `workers`: a sum over the workers of the entry."""
+
+    def samples(seen: Observation) -> list[Sample]:
+        sums: defaultdict[int, float] = defaultdict(float)
+        for worker in seen.configured_workers:
+            sums[worker.group] += read(worker)
+        return [((str(group),), value) for group, value in sums.items()]
+
+    return _row(name, text, ("group",), samples)
+
+
 def _peers_lost(seen: Observation) -> Mapping[str, float]:
     lost = {"client": 0, "worker": 0}
     for reason, count in seen.counters.peers_lost.items():
@@ -187,6 +211,12 @@ def _peers_refused(seen: Observation) -> Iterator[Sample]:
 
 METRICS: tuple[Metric, ...] = (
     _one("ready", "1 while the server is ready, as /health/ready says.", lambda seen: float(seen.ready)),
+    _row(
+        "build_info",
+        "1, with the versions of this server and of its Python.",
+        ("version", "python"),
+        lambda seen: [(_VERSIONS, 1)],
+    ),
     # Requests
     _row(
         "requests_total",
@@ -199,6 +229,13 @@ METRICS: tuple[Metric, ...] = (
         "requests_refused_total",
         "Requests refused before the scheduler saw them, by code: malformed, or beyond their client's credit.",
         lambda seen: seen.counters.refused,
+    ),
+    _by(
+        "cause",
+        "requests_overloaded_total",
+        "Requests refused as overloaded, by the bound that they met: those of the queue (queue, queue_seconds), the "
+        "client's share of it (client_share, model_share), the request's deadline, or its client's credit.",
+        lambda seen: {cause.value: seen.counters.overloaded[cause] for cause in Overload},
     ),
     _row(
         "requests_resent_total",
@@ -227,6 +264,38 @@ METRICS: tuple[Metric, ...] = (
         "queued_predicted_seconds",
         "Predicted seconds of one slot for the queue, where costs are measured.",
         lambda model: model.queued_s,
+    ),
+    _of_queue(
+        "queued_predicted_seconds_per_slot",
+        "The same of all models that share slots with this one, divided by their slots: the wait of a new request. "
+        "Scale on it.",
+        lambda model: model.queued_s_per_slot,
+    ),
+    _of_queue(
+        "queue_oldest_seconds",
+        "Seconds since the arrival of the oldest request in the queue; 0 without any.",
+        lambda model: model.oldest_s,
+    ),
+    _of_queue(
+        "queue_seconds_total",
+        "Seconds that requests have spent in the queue, also those that are still there. Its rate is their mean number.",
+        lambda model: model.waited_s,
+    ),
+    _one(
+        "queue_limit_requests",
+        "Requests in the queue at most (max_queued_requests).",
+        lambda seen: seen.settings.max_queued_requests,
+    ),
+    _one(
+        "queue_limit_bytes",
+        "Bytes in the queue at most (max_queued_bytes).",
+        lambda seen: seen.settings.max_queued_bytes,
+    ),
+    _row(
+        "queue_limit_seconds",
+        "Predicted seconds of the slots for the queue at most (max_queued_s); absent without a limit.",
+        (),
+        lambda seen: [] if (limit := seen.settings.max_queued_s) is None else [((), limit)],
     ),
     _one(
         "requests_suspected",
@@ -309,6 +378,12 @@ METRICS: tuple[Metric, ...] = (
         "stopped",
     ),
     # Slots, workers, clients
+    _one("slots_in_all", "Slots, whatever they serve.", lambda seen: seen.scheduler.slots),
+    _one(
+        "slots_busy_seconds_total",
+        "Seconds that slots have had batches, also of batches that still run.",
+        lambda seen: seen.slots_busy_s,
+    ),
     _of_queue("slots", "Slots that serve a model.", lambda model: model.slots),
     _of_queue("slots_free", "Slots of these that may be given a batch.", lambda model: model.free_slots),
     _one(
@@ -345,7 +420,38 @@ METRICS: tuple[Metric, ...] = (
         "Time that it took, until its last worker was replaced.",
         lambda seen: seen.counters.reload_s,
     ),
+    _by_group(
+        "workers_configured",
+        "Worker processes that this server is to run, by their entry of `workers` (from 0).",
+        lambda worker: 1,
+    ),
+    _by_group(
+        "workers_serving",
+        "Those of them that serve.",
+        lambda worker: worker.standing.presence is Presence.SERVING,
+    ),
+    _by_group(
+        "worker_restarts_total",
+        "Processes started in the place of one that ended, or is replaced.",
+        lambda worker: worker.standing.restarts,
+    ),
+    _by_group(
+        "worker_memory_bytes",
+        "Memory in RAM of the processes of an entry together.",
+        lambda worker: worker.memory_bytes,
+    ),
+    _by(
+        "how",
+        "dialled_in_worker_ends_total",
+        "Workers that dialled in and left: drained, or lost without a goodbye.",
+        lambda seen: {how: seen.counters.dialled_in_ends[how] for how in ("drained", "lost")},
+    ),
     _one("clients", "Clients with a session.", lambda seen: seen.clients),
+    _one(
+        "clients_limit",
+        "Clients at most (max_clients, or what the limit of open files allows).",
+        lambda seen: seen.settings.max_clients,
+    ),
     _one(
         "client_credit_ratio",
         "The largest share of its credit that one client holds.",

@@ -228,6 +228,8 @@ class ServerStatistics:
         self.requests = 0
         self.failures: Counter[str] = Counter()
         """Failed requests by code."""
+        self.overloaded: Counter[str] = Counter()
+        """Those that were `overloaded`, by the bound that they met."""
         self.duplicates = 0
         """Requests that were sent again while they ran; they share the one reply."""
         self.faults = 0
@@ -260,6 +262,8 @@ class ServerStatistics:
         """Unix time of the last one of these that changed all it should; 0 without any."""
         self.reload_s = 0.0
         """Seconds that it took."""
+        self.dialled_in_ends: Counter[str] = Counter()
+        """Workers that dialled in and left: `drained`, or `lost` without a goodbye."""
         self.lag_us = Histogram()
         """How late the event loop came to its heartbeats."""
         self.models: defaultdict[str, ModelCounters] = defaultdict(ModelCounters)

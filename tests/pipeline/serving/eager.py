@@ -155,7 +155,7 @@ class EagerScheduler:
         """Never."""
         return None
 
-    def statistics(self) -> SimpleNamespace:
+    def statistics(self, now: float | None = None) -> SimpleNamespace:
         """What the server reports of it."""
         numbers = {"queued": len(self.queue), "suspects": 0, "draining": False}
         return SimpleNamespace(**numbers, to_dict=lambda names: numbers)

@@ -160,8 +160,30 @@ def test_a_reading_that_fails_is_told_and_the_next_one_is_tried() -> None:
         source.error = None
         await trio.sleep(INTERVAL_S)
         still, broken, well = [event["state"] for event in browser.events]
-        assert "event loop" in still["stalled"]
-        assert "log" in broken["stalled"]
+        assert ("event loop" in still["stalled"], 0.0) == (True, still["for_s"])
+        assert ("log" in broken["stalled"], INTERVAL_S) == (True, broken["for_s"])
         assert "at" in well
+
+    played(play)
+
+
+def test_a_viewer_that_comes_late_is_told_for_how_long_nothing_was_read() -> None:
+    """Counted from the last reading; without viewers nothing was read, so time without them does not count."""
+
+    async def play(feed: Feed, source: Source, nursery: trio.Nursery) -> None:
+        first, late, after = Browser(feed), Browser(feed), Browser(feed)
+        nursery.start_soon(first.run)
+        await trio.sleep(0.5 * INTERVAL_S)
+        source.error = trio.TooSlowError()
+        await trio.sleep(7.0 * INTERVAL_S)
+        nursery.start_soon(late.run)
+        await trio.sleep(INTERVAL_S)
+        assert [7.0 * INTERVAL_S, 8.0 * INTERVAL_S] == [event["state"]["for_s"] for event in late.events]
+        first.scope.cancel()
+        late.scope.cancel()
+        await trio.sleep(100.0)
+        nursery.start_soon(after.run)
+        await trio.sleep(0.5 * INTERVAL_S)
+        assert [0.0] == [event["state"]["for_s"] for event in after.events]
 
     played(play)

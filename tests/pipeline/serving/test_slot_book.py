@@ -48,8 +48,21 @@ def test_what_a_slot_ran_and_what_waited_there_leaves_with_it(book: SlotBook) ->
     """Their reports, should they come after all, are of nothing that is known."""
     start(book, 1)
     start(book, 2, behind=1)
-    book.leave([book.slots[0]])
+    book.leave([book.slots[0]], 1.0)
     assert [None, None] == [book.reported(batch, 1.0) for batch in (1, 2)]
+
+
+def test_a_slot_is_busy_from_its_first_batch_until_it_has_none(book: SlotBook) -> None:
+    """Also across one that was queued behind, and until it leaves; what runs counts while it runs."""
+    start(book, 1, at=1.0)
+    start(book, 2, behind=1, at=1.5)
+    book.reported(1, 2.0)
+    assert 3.0 - 1.0 == book.busy.seconds(3.0)
+    book.reported(2, 4.0)
+    assert 4.0 - 1.0 == book.busy.seconds(9.0)
+    start(book, 3, at=10.0)
+    book.leave([book.slots[0]], 10.5)
+    assert 3.0 + 0.5 == book.busy.seconds(20.0)
 
 
 @pytest.mark.parametrize(

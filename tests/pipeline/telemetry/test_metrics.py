@@ -66,9 +66,19 @@ def expressions() -> dict[str, str]:
     for group in yaml.safe_load((ROOT / "deploy" / "prometheus" / "alerts.yml").read_text())["groups"]:
         found |= {f"alert {rule['alert']}": rule["expr"] for rule in group["rules"]}
     for line in (ROOT / "docs" / "metrics.md").read_text().splitlines():
-        if "rate(" in line:
+        if "rate(" in line or "over_time(" in line:
             found[f"page {line[:40]}"] = line
     return found
+
+
+def test_every_alert_is_tried_with_series_that_exist() -> None:
+    """tests/tools/alerts.yml, which `make test-tools` runs, expects each alert; its input series have real names."""
+    (tried,) = yaml.safe_load((ROOT / "tests" / "tools" / "alerts.yml").read_text())["tests"]
+    expected = [sample["labels"] for sample in tried["promql_expr_test"][0]["exp_samples"]]
+    alerts = sorted(where.removeprefix("alert ") for where in expressions() if where.startswith("alert "))
+    assert alerts == sorted(re.findall(r'alertname="(\w+)"', " ".join(expected)))
+    series = {re.split(r"[{]", one["series"])[0] for one in tried["input_series"]}
+    assert {"up"} == series - SERIES
 
 
 @pytest.mark.parametrize("where", expressions())

@@ -18,6 +18,8 @@ import structlog
 import trio
 
 from shapestream.serving.worker_port import LastState
+from shapestream.telemetry.roll import Roll, Standing
+from shapestream_engine.machine import resident_bytes_of
 from shapestream_workers.process import (
     MAX_LINE_BYTES,
     NAME_VARIABLE,
@@ -106,6 +108,7 @@ class WorkerProcesses:
         """Roles in which a process has been ready at least once: their configuration can be used."""
         self._ready: set[str] = set()
         """Workers whose present process is ready."""
+        self._roll = Roll(commands, trio.current_time())
         self._changed = trio.Event()
         self._over = False
         """Whether `run` has ended."""
@@ -124,6 +127,18 @@ class WorkerProcesses:
     def ready(self) -> frozenset[str]:
         """The workers that run and that the server has welcomed."""
         return frozenset(self._ready)
+
+    @property
+    def standings(self) -> Mapping[str, Standing]:
+        """The standing of each configured worker, by role."""
+        return self._roll.standings
+
+    def memory_bytes(self) -> dict[str, int]:
+        """Memory in RAM by role, of each one's processes together; one that ends meanwhile has none."""
+        found = dict.fromkeys(self._commands, 0)
+        for name, process in self._processes.items():
+            found[self._supervisor.role_of(name)] += resident_bytes_of(process.pid)
+        return found
 
     async def run(self) -> None:
         """Start all workers and keep them running; return when all have ended after `stop`.
@@ -155,6 +170,7 @@ class WorkerProcesses:
             self._killed.add(worker)
             process = self._processes[name]
             log.error("worker killed", worker=name, pid=process.pid, why=reason)
+            self._roll.reason(self._supervisor.role_of(name), reason)
             process.kill()
 
     async def restart(self) -> Restarted | None:
@@ -197,6 +213,7 @@ class WorkerProcesses:
         for action in actions:
             match action:
                 case StartWorker(worker=name, attempt=attempt, role=role):
+                    self._roll.started(role)
                     if attempt:
                         log.info("worker restarts", worker=name, attempt=attempt)
                     elif name != role:
@@ -211,7 +228,9 @@ class WorkerProcesses:
                 case KeepWorker(worker=name, reason=reason):
                     log.error("worker cannot be replaced", worker=name, why=reason)
                 case KillWorker(worker=name):
-                    log.warning("worker killed", worker=name, why="it did not end in time")
+                    reason = "it did not end in time"
+                    log.warning("worker killed", worker=name, why=reason)
+                    self._roll.reason(self._supervisor.role_of(name), reason)
                     self._told_to_end.add(name)
                     if name in self._processes:
                         self._processes[name].kill()
@@ -222,6 +241,7 @@ class WorkerProcesses:
         log.error("worker given up", worker=action.worker, why=action.reason)
         role = self._supervisor.role_of(action.worker)
         self._given_up.add(role)
+        self._roll.given_up(role, action.reason)
         self._told_given_up(role, action.reason)
         message = f"worker {action.worker} is given up: {action.reason}"
         if action.configuration and self._supervisor.role_of(action.worker) not in self._sound:
@@ -258,6 +278,7 @@ class WorkerProcesses:
                 status = await process.wait()
                 nursery.cancel_scope.deadline = trio.current_time() + LAST_LINES_S
             log.info("worker ended", worker=name, pid=process.pid, status=status)
+            self._roll.ended(role, process.pid, status, trio.current_time())
             died = status != 0 and name not in self._told_to_end
             last = await self._ended(role, registered, died)
         finally:
@@ -297,6 +318,7 @@ class WorkerProcesses:
 
     def _is_ready(self, name: str, role: str) -> None:
         self._handle(WorkerReady(worker=name))
+        self._roll.serves(role, self._processes[name].pid, trio.current_time())
         self._sound.add(role)
         filled = self._filled()
         self._ready.add(name)
