@@ -364,10 +364,13 @@ class _Thread:
         connections = Connections(admin_connections())
 
         async def converse(stream: trio.SocketStream) -> None:
+            server = TCPServer(
+                application, config, WorkerContext(None), ConnectionState({}), cast(Any, stream)
+            )
+            # A nursery of its own: where a connection ends in the middle, a Cancelled of Hypercorn's may come out.
             with connections.holding(stream):
-                await TCPServer(
-                    application, config, WorkerContext(None), ConnectionState({}), cast(Any, stream)
-                )
+                async with trio.open_nursery() as own:
+                    own.start_soon(server.run)
 
         listener = trio.SocketListener(trio.socket.from_stdlib_socket(self._listener.dup()))
         async with trio.open_nursery() as self._nursery:
