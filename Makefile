@@ -22,7 +22,7 @@ SMOKE ?=
 # Two more than there are CPUs, at most eight: tests of real processes wait much of their time, and take memory.
 TEST_PROCESSES ?= $(shell n=$$(nproc); echo $$((n > 6 ? 8 : n + 2)))
 
-.PHONY: answers chaos fuzz help demo embeddings test test-engines test-tools lint format bench plots soak wheel constraints clean
+.PHONY: answers chaos fuzz help demo embeddings test test-engines test-tools lint format bench plots soak soak-reloads wheel constraints clean
 
 help: ## Show this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -93,6 +93,9 @@ answers: $(READY) ## Compare every answer with NumPy's while requests are withdr
 
 soak: $(READY) ## Use and misuse a server for long, and see whether anything grows (DURATION= seconds, an hour by default; SEED=).
 	@$(BIN)/python -m tests.e2e.soak $(if $(SEED),--seed $(SEED)) --duration $(or $(DURATION),3600)
+
+soak-reloads: $(READY) ## Reload under light load, with a poison after each tenth (RELOADS=100); nothing may fail or grow.
+	@$(BIN)/python -m tests.e2e.reloads --reloads $(or $(RELOADS),100)
 
 plots: $(READY) ## Draw the pictures of docs anew (nothing is measured).
 	@$(BIN)/python docs/plots.py

@@ -211,7 +211,7 @@ def test_a_model_that_was_added_counts_once_it_was_served(workplace: Any) -> Non
         if added is broken:
             served.wait_for("worker cannot be replaced")
             assert (200, {"ready": True, "why": []}) == get(port, "/health/ready")
-            assert waits == ready("slow")
+            until("the verdict", lambda: "gated" in ready("slow")[1]["why"][0])
     (workplace.folder / "go").touch()
     until("a slot for it", lambda: ready("slow") == (200, {"ready": True, "model": "slow", "why": []}))
     served.wait_for("worker ended", 2)
@@ -222,7 +222,7 @@ def test_a_model_that_was_added_counts_once_it_was_served(workplace: Any) -> Non
     until("another", lambda: get(port, "/health/ready")[0] == 200)
     workplace.write(text)
     served.send(signal.SIGHUP)
-    served.wait_for("model is unavailable")
+    served.wait_for("model is unavailable", 2)
     assert 503 == ready("slow")[0]
     assert "SIGHUP" in ready("slow")[1]["why"][0]
     assert (200, {"ready": True, "why": []}) == get(port, "/health/ready")

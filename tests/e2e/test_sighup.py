@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.e2e.conftest import PATIENCE_S, until
+from tests.e2e.reloads import CRASHES, soak
 
 import shapestream
 
@@ -142,3 +143,11 @@ def test_a_changed_signature_is_one_clear_line_and_the_old_processes_stay(workpl
         assert [1.0, 2.0] == ask(client, "m")
     assert 4 == len(served.events("worker started"))
     assert [] == served.events("message refused")
+
+
+def test_five_reloads_and_two_poisons_are_not_noticed(workplace: Any) -> None:
+    """`make soak-reloads` has a hundred; here two crashes end two workers each."""
+    report = soak(workplace, 5, every=2, kinds=[CRASHES])
+    assert [] == report.problems
+    assert (["ok"] * 5, [2] * 5) == (report.results, report.processes)
+    assert report.descriptors[0] >= report.descriptors[-1]

@@ -93,8 +93,9 @@ def test_each_start_has_a_name_that_the_process_and_its_supervisor_know(tmp_path
             nursery.start_soon(processes.run)
             await until(lambda: len(ends) == 1)  # of `grows`, for its memory
             await until(lambda: len(processes.ready) == 2)
-            processes.restart()
-            await until(lambda: len(ends) == 3)
+            restarted = await processes.restart()
+            assert restarted is not None
+            assert (["grows", "stays"], 3) == (sorted(restarted.replaced), len(ends))
             await until(lambda: len(processes.ready) == 2)
             victim = next(filter(processes.owns, os.listdir(tmp_path)))
             processes.kill(victim, "it hangs")
@@ -201,6 +202,24 @@ def test_a_configuration_that_breaks_later_costs_one_worker_only(tmp_path: Path)
             os.kill(processes.pids["a"], 9)
             await until(lambda: "1 given up" in repr(processes))
             assert ["b"] == list(processes.pids)
+
+    trio.run(main)
+
+
+def test_what_a_process_says_of_its_configuration_is_the_reason_why_another_goes_on(tmp_path: Path) -> None:
+    """Also where it ends in the same moment, and where the line is longer than any problem."""
+    marker = tmp_path / "second"
+    code = (
+        f"import os, sys\nif os.path.exists({str(marker)!r}):\n"
+        "    os.write(1, b'problem x.yaml:1:2: no\\n' + 10000 * b'x'); sys.exit(3)\n"
+        f"open({str(marker)!r}, 'w').close(); os.write(1, b'ready\\n'); os.read(0, 1)"
+    )
+
+    async def main() -> None:
+        async with supervised({"a": python(code)}) as processes:
+            restarted = await processes.restart()
+            assert restarted is not None
+            assert {"a": "its configuration cannot be used: x.yaml:1:2: no"} == restarted.kept
 
     trio.run(main)
 

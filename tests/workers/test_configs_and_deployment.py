@@ -86,6 +86,7 @@ def test_every_command_is_documented() -> None:
         "check",
         "audit",
         "health",
+        "reload",
         "infer",
         "models",
         "stats",
@@ -118,6 +119,7 @@ def test_the_systemd_unit_runs_a_command_that_exists() -> None:
     settings_of_unit = unit()
     program, command, config = shlex.split(settings_of_unit["ExecStart"])
     assert ("shapestream", True, ".yaml") == (Path(program).name, command in COMMANDS, Path(config).suffix)
+    assert [program, "reload", config] == shlex.split(settings_of_unit["ExecReload"])
     assert "2 3" == settings_of_unit["RestartPreventExitStatus"]
     assert "mixed" == settings_of_unit["KillMode"], "workers are stopped by the server, in order"
     assert ("notify", True) == (settings_of_unit["Type"], int(settings_of_unit["WatchdogSec"]) > 0)

@@ -11,6 +11,7 @@ from shapestream_workers.supervisor.core import (
     KeepWorker,
     KillWorker,
     ReplacementWanted,
+    Restarted,
     RestartPolicy,
     RestartRequested,
     StartWorker,
@@ -346,6 +347,38 @@ def test_a_restart_replaces_every_worker_one_after_the_other() -> None:
     assert [TerminateWorker(worker="a+1")] == supervisor.handle(WorkerReady(worker="a+3"), 9.0)
     assert [] == supervisor.handle(WorkerExited(worker="a+1", status=0), 9.5)
     assert "<Supervisor 2 running>" == repr(supervisor)
+
+
+def test_a_restart_is_over_when_each_worker_was_replaced() -> None:
+    """The last old process has ended, too; what was restarted after a death is new as well."""
+    supervisor = serving("a", "b")
+    before = supervisor.starts
+    supervisor.handle(RestartRequested(), 3.0)
+    supervisor.handle(WorkerReady(worker="a+1"), 5.0)
+    supervisor.handle(WorkerExited(worker="b", status=-9), 5.0)
+    supervisor.handle(TimePassed(), 7.0)
+    supervisor.handle(WorkerReady(worker="b"), 8.0)
+    assert supervisor.restarted_since(before) is None
+    supervisor.handle(WorkerExited(worker="a", status=0), 9.0)
+    assert Restarted(replaced=("b", "a"), kept={}, given_up={}) == supervisor.restarted_since(before)
+    assert supervisor.restarted_since(supervisor.starts) is None
+
+
+def test_a_restart_is_over_where_old_processes_go_on_or_none_can_start() -> None:
+    """It says why; at the next restart both are tried again."""
+    supervisor = serving("a", "b")
+    supervisor.handle(WorkerExited(worker="b", status=3), 2.0)
+    before = supervisor.starts
+    supervisor.handle(RestartRequested(), 3.0)
+    supervisor.handle(WorkerExited(worker="a+1", status=3, said="x.yaml:1:2: no"), 4.0)
+    assert supervisor.restarted_since(before) is None
+    supervisor.handle(WorkerExited(worker="b", status=3), 5.0)
+    why = "its configuration cannot be used"
+    expected = Restarted(replaced=(), kept={"a": f"{why}: x.yaml:1:2: no"}, given_up={"b": why})
+    assert expected == supervisor.restarted_since(before)
+    before = supervisor.starts
+    supervisor.handle(RestartRequested(), 6.0)
+    assert supervisor.restarted_since(before) is None
 
 
 def test_a_restart_starts_workers_again_that_were_given_up() -> None:

@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,7 +25,7 @@ from shapestream_workers.exit_status import reported
 from shapestream_workers.keys import app as keys_app
 from shapestream_workers.lab.options import SimulateOptions, TuneOptions
 from shapestream_workers.logs import app as logs_app
-from shapestream_workers.process import open_standard_streams
+from shapestream_workers.process import EXIT_OK, EXIT_RUNTIME, open_standard_streams
 from shapestream_workers.target import address_of
 
 app = typer.Typer(
@@ -143,7 +146,7 @@ def worker(
 
         end_with_parent()
         channel = claim_stdout()
-    with reported():
+    with reported(), _told_to_parent(channel):
         loaded = _configured(config)
         from shapestream_workers.admin import worker_admin
         from shapestream_workers.security import caller_keys
@@ -159,6 +162,19 @@ def worker(
         port = None if admin is None else worker_admin(loaded, admin)
         status = run_worker(loaded, chosen, address, name=name, ready_channel=channel, keys=keys, admin=port)
     raise typer.Exit(status)
+
+
+@contextmanager
+def _told_to_parent(channel: int | None) -> Iterator[None]:
+    """Tell the parent of a worker, if it has one, the problems of a configuration that it cannot use."""
+    try:
+        yield
+    except ConfigurationError as error:
+        if channel is not None:
+            from shapestream_workers.process import problem_line
+
+            os.write(channel, problem_line(error.problems))
+        raise
 
 
 @app.command()
@@ -376,6 +392,45 @@ def top(
 
         address, key, server_key = _reach(target, key, server_key)
         show_top(address, timeout_s=timeout, key=key, server_key=server_key, once=once, as_json=as_json)
+
+
+@app.command()
+def reload(
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="CONFIG|HOST:PORT",
+            help="The YAML that the server serves, or the address of its admin port.",
+            show_default=False,
+        ),
+    ],
+    token_file: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="With the admin port's token; default: server.admin.token_file of CONFIG."
+        ),
+    ] = None,
+    timeout: Timeout = 10.0,
+    as_json: Json = False,
+) -> None:
+    """Let a running server read its YAML and keys again, replace its workers, and say what changed.
+
+    Waits until that is done. Exit status: 0 done; 1 refused, or not done everywhere; 2 wrong usage.
+    """
+    with reported(as_json=as_json):
+        from shapestream_workers.reload import NoAdminPort, Refused, admin_port_of, lines_of, reload_server
+
+        try:
+            found = reload_server(admin_port_of(target, token_file), timeout_s=timeout)
+        except NoAdminPort as error:
+            raise typer.BadParameter(str(error), param_hint="CONFIG|HOST:PORT") from error
+        except Refused as error:
+            found = error.to_dict()
+        if as_json:
+            typer.echo(json.dumps(found, indent=2))
+        for line in lines_of(found):
+            typer.echo(line, err=found["state"] != "ok" or as_json)
+    raise typer.Exit(EXIT_OK if found["state"] == "ok" else EXIT_RUNTIME)
 
 
 @app.command(

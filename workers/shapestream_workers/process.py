@@ -18,6 +18,7 @@ import platform
 import secrets
 import sys
 import threading
+from collections.abc import Sequence
 
 EXIT_OK = 0
 EXIT_RUNTIME = 1
@@ -33,6 +34,10 @@ READY_LINE = b"ready\n"
 REPLACE_LINE = b"replace\n"
 """Line that a worker writes to stdout when it has passed its memory limit; it goes on serving."""
 
+PROBLEM_LINE = b"problem "
+"""Beginning of the line that a worker writes to stdout when it cannot use its configuration."""
+MAX_LINE_BYTES = 4096
+"""Bytes of a line that a worker writes to stdout, at most: a problem has this room for a file, a line and its remedy."""
 NAME_VARIABLE = "SHAPESTREAM_WORKER_NAME"
 """Variable by which a parent tells a worker the name to greet with, so that both know the process by the same one."""
 
@@ -105,6 +110,12 @@ def exit_after(seconds: float) -> None:
     timer = threading.Timer(seconds, os._exit, (EXIT_RUNTIME,))
     timer.daemon = True
     timer.start()
+
+
+def problem_line(problems: Sequence[str]) -> bytes:
+    """The line that tells a worker's parent these problems."""
+    text = " ".join("; ".join(problems).split()).encode(errors="replace")
+    return PROBLEM_LINE + text[: MAX_LINE_BYTES - len(PROBLEM_LINE) - 1] + b"\n"
 
 
 def name_of_start(worker: str) -> str:

@@ -13,10 +13,10 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import structlog
 import trio
@@ -26,7 +26,7 @@ from shapestream.errors import ConfigurationError
 from shapestream.serving.allocator import keep_freed_memory
 from shapestream.serving.server import Server, serve
 from shapestream.serving.slot_threads import SlotThreads
-from shapestream.settings import LoadedSettings, Settings, load_settings
+from shapestream.settings import LoadedSettings, Settings
 from shapestream.transport.guards import connections_that_fit, raise_descriptor_limit
 from shapestream_engine.calibration_cache import CostCache
 from shapestream_engine.machine import divide_cpus
@@ -43,13 +43,14 @@ from shapestream_workers.process import (
     exit_after,
     keep_what_is_loaded,
 )
+from shapestream_workers.reloads import Reload, Reloads
 from shapestream_workers.security import server_security
-from shapestream_workers.supervisor.core import RestartPolicy
+from shapestream_workers.supervisor.core import Restarted, RestartPolicy
 from shapestream_workers.supervisor.processes import GaveUp, WorkerProcesses
 from shapestream_workers.systemd import notify, tend_watchdog
 
 if TYPE_CHECKING:
-    from shapestream.serving.admin import AdminPort
+    from shapestream.serving.admin import AdminPort, EventStream, Page
     from shapestream.serving.tracing import RequestTracer
 
 log = structlog.get_logger()
@@ -104,12 +105,12 @@ def run_server(loaded: LoadedSettings) -> int:
         log.warning(
             "models run in the server's process", why="in_process: a crash of a model ends the server"
         )
-    loaded = loaded.with_server(max_clients=_clients_that_fit(loaded))
+    settings = loaded.with_server(max_clients=_clients_that_fit(loaded)).settings
     tracer = open_tracer(loaded)
     with _own_workers_address(loaded.settings) as own_workers:
         start = partial(
             serve,
-            loaded.settings.server,
+            settings.server,
             models=loaded.settings.models_by_name,
             digests=digests,
             keys=keys,
@@ -119,7 +120,7 @@ def run_server(loaded: LoadedSettings) -> int:
             tracer=tracer,
         )
         with handed_over() as taken_over:
-            return trio.run(_Serving(loaded, local, start, admin).run, taken_over)
+            return trio.run(_Serving(loaded, local, start, admin, digests).run, taken_over)
 
 
 def open_tracer(loaded: LoadedSettings) -> RequestTracer | None:
@@ -197,10 +198,6 @@ def has_terminal() -> bool:
     return os.isatty(2)
 
 
-def _spell(counts: list[int]) -> str:
-    return ", ".join(map(str, counts)) or "no"
-
-
 class _Serving:
     """One run of `serve`: the server, its workers, and the signals that end both."""
 
@@ -210,12 +207,14 @@ class _Serving:
         local: SlotThreads | None,
         start: Callable[..., Awaitable[None]],
         admin: AdminPort | None,
+        digests: Mapping[str, str],
     ) -> None:
-        """`start` is `serve`, with everything that it takes but `task_status`."""
+        """`start` is `serve`, with everything that it takes but `task_status`; `digests`: of the models' files."""
         self._loaded = loaded
         self._admin = admin
         self._local = local
         self._start = start
+        self._digests = digests
         self._drained = trio.Event()
         self._workers: WorkerProcesses | None = None
         self._models = models_of_workers(loaded.settings)
@@ -234,10 +233,10 @@ class _Serving:
     async def _run(self, signals: AsyncIterator[int]) -> int:
         async with trio.open_nursery() as nursery:
             server = await nursery.start(self._serve)
+            reloads = self._reloads_of(server)
+            nursery.start_soon(reloads.run)
             if self._admin is not None:
-                from shapestream.serving.admin import server_pages
-
-                nursery.start_soon(self._admin.run, server_pages(server))
+                nursery.start_soon(self._admin.run, self._pages(server, reloads))
             keep_what_is_loaded()
             notify("READY=1")
             nursery.start_soon(tend_watchdog, server.standstill)
@@ -245,11 +244,32 @@ class _Serving:
             if in_process is not None and in_process.memory_limit is not None:
                 warn = partial(_warn_of_memory, in_process.memory_limit)
                 nursery.start_soon(watch_memory, in_process.memory_limit, warn)
-            nursery.start_soon(self._obey_signals, signals, server, nursery)
+            nursery.start_soon(self._obey_signals, signals, server, reloads, nursery)
             await self._run_workers(server)
             await self._drained.wait()
             nursery.cancel_scope.cancel()
         return self._status
+
+    def _reloads_of(self, server: Server) -> Reloads:
+        return Reloads(
+            self._loaded,
+            server,
+            digests=self._digests,
+            own_digests={} if self._local is None else self._local.digests,
+            workers=lambda: self._workers,
+            expect=partial(self._expect, server),
+            settled=partial(self._give_up_new_models, server),
+        )
+
+    def _pages(self, server: Server, reloads: Reloads) -> dict[str, Page | EventStream]:
+        from shapestream.serving.admin import reload_page, server_pages
+
+        def find(number: int | None) -> dict[str, Any] | None:
+            found = reloads.find(number)
+            return None if found is None else found.to_dict()
+
+        page = reload_page(lambda: self._ask_for_reload(reloads).to_dict(), find)
+        return {**server_pages(server), "/reload": page}
 
     async def _serve(self, *, task_status: trio.TaskStatus[Server]) -> None:
         try:
@@ -302,50 +322,6 @@ class _Serving:
         await self._drained.wait()
         workers.stop(STOP_GRACE_S)
 
-    async def _restart_workers(self, server: Server) -> None:
-        """Serve the models' files as they are now, by processes that read the YAML as it is now.
-
-        Where the YAML cannot be used, nothing changes.
-        """
-        try:
-            # In a thread: large files take a while, and a slow disk must not hold the event loop.
-            fresh, digests = await trio.to_thread.run_sync(self._read_again, abandon_on_cancel=True)
-        except ConfigurationError as error:
-            log.error("configuration is not changed", why=error.problems, what="no worker is restarted")
-            return
-        for name, digest in (self._local.digests if self._local is not None else {}).items():
-            if digests.get(name, digest) != digest:
-                advice = "restart the server to serve the new ones"
-                log.warning("model keeps its files", model=name, why="it runs in this process", advice=advice)
-            digests[name] = digest
-        server.serve_files(digests)
-        server.change_logging(fresh.settings.logging.level, fresh.settings.logging.format)
-        if self._workers is None or self._stop_asked:
-            log.info(
-                "no worker is restarted",
-                why="the server stops" if self._stop_asked else "there is none that was started here",
-            )
-            return
-        self._expect(server, fresh.settings)
-        log.info("configuration is read again", models=[model.name for model in fresh.settings.models])
-        log.info("workers are restarted", how="one after the other")
-        self._workers.restart()
-
-    def _read_again(self) -> tuple[LoadedSettings, dict[str, str]]:
-        """The YAML, and the digests of its models' files, as they are now.
-
-        Raises `ConfigurationError`, also for what these processes cannot become.
-        """
-        fresh = load_settings(self._loaded.path)
-        before, now = ([group.count for group in one.settings.worker_groups] for one in (self._loaded, fresh))
-        if before != now:
-            message = (
-                f"groups of {_spell(now)} processes instead of {_spell(before)} "
-                "(restart the server to change their number)"
-            )
-            raise ConfigurationError([fresh.problem(("workers",), message)])
-        return fresh, digests_of(fresh.settings.models)
-
     def _expect(self, server: Server, settings: Settings) -> None:
         """Tell the server which models its workers serve from now on, and which none of them does."""
         before = frozenset[str]().union(*self._models.values())
@@ -357,23 +333,29 @@ class _Serving:
         for name in sorted(before - now):
             server.model_withdrawn(name, "the configuration, as read on SIGHUP, gives it to no worker")
 
-    def _reread_keys(self, server: Server) -> None:
-        """The keys that are let in, as their files are now; as they were, if these cannot be used."""
-        try:
-            security = server_security(self._loaded)
-        except ConfigurationError as error:
-            log.error("keys are not changed", why=error.problems)
-            return
-        if security is not None:
-            server.let_in(security.ring)
-            log.info("keys are read again", **security.ring.counts())
+    def _give_up_new_models(self, server: Server, restarted: Restarted) -> None:
+        """End the requests for models that only workers would have which could not be replaced."""
+        for worker, why in restarted.kept.items():
+            for name in self._models[worker].difference(*[self._models[one] for one in restarted.replaced]):
+                if server.was_never_served(name):
+                    server.model_given_up(name, f"no worker could be started with it: {why}")
 
-    async def _obey_signals(self, signals: AsyncIterator[int], server: Server, nursery: trio.Nursery) -> None:
+    def _ask_for_reload(self, reloads: Reloads) -> Reload:
+        """Raises `ConfigurationError` while the server stops."""
+        if self._stop_asked:
+            raise ConfigurationError(["the server stops"])
+        return reloads.ask()
+
+    async def _obey_signals(
+        self, signals: AsyncIterator[int], server: Server, reloads: Reloads, nursery: trio.Nursery
+    ) -> None:
         async for number in signals:
             name = signal.Signals(number).name
             if number == signal.SIGHUP and not (self._had_terminal and not has_terminal()):
-                self._reread_keys(server)
-                nursery.start_soon(self._restart_workers, server)
+                try:
+                    self._ask_for_reload(reloads)
+                except ConfigurationError as error:
+                    log.info("no worker is restarted", why=str(error))
                 continue
             if not self._stop_asked:
                 self._stop_asked = True

@@ -500,6 +500,32 @@ def html_page() -> Page:
     return Page(read=None, write=write, hidden=write)
 
 
+def reload_page(
+    ask: Callable[[], dict[str, Any]], find: Callable[[int | None], dict[str, Any] | None]
+) -> Page:
+    """A page whose PUT of `{}` asks for a reload, and whose GET tells of the last one, or of that of the query's `number`.
+
+    Neither waits for its end. `find` returns None where there is none.
+    """
+
+    def look(number: str = "") -> dict[str, Any] | None:
+        if number and not (number.isdecimal() and len(number) < 10):
+            raise ConfigurationError(["number is that of a reload"])
+        return find(int(number) if number else None)
+
+    def change(asked: Any) -> dict[str, Any]:
+        if asked != {}:
+            raise ConfigurationError(["expected {}"])
+        return ask()
+
+    def write(found: dict[str, Any] | None) -> Response:
+        if found is None:
+            return JSONResponse({"error": "there was no such reload, or it is forgotten"}, status_code=404)
+        return JSONResponse(found)
+
+    return Page(read=look, write=write, takes=("number",), change=change)
+
+
 def server_pages(server: Server) -> dict[str, Page | EventStream]:
     """The pages of a server."""
 

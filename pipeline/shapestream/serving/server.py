@@ -15,7 +15,8 @@ lock.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import time
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
@@ -244,6 +245,25 @@ class Server:
         if not self._ended:
             self._availability.hope_again(name)
 
+    def settings_of(self, name: str) -> ModelSettings | None:
+        """The settings by which this server batches a model, which stay; None before a worker has brought it."""
+        model = self._models.get(name)
+        return None if model is None else model.settings
+
+    def was_never_served(self, name: str) -> bool:
+        """Whether this model was added while the server ran, and no worker has brought it since."""
+        return name in self._models.new
+
+    def count_reloads(self, results: Iterable[str]) -> None:
+        """Begin the counters of reloads, by result, with 0."""
+        self._counters.reloads.update(dict.fromkeys(results, 0))
+
+    def reload_ended(self, result: str, seconds: float, *, ok: bool) -> None:
+        """Count a reload that has ended, and remember the last one that was `ok`."""
+        self._counters.reloads[result] += 1
+        if ok:
+            self._counters.reloaded_at, self._counters.reload_s = time.time(), seconds
+
     def serve_files(self, digests: Mapping[str, str]) -> None:
         """Serve the models from files of these digests from now on: workers that have read others are refused.
 
@@ -445,6 +465,7 @@ class Server:
                 ]
                 for name, queue in self._scheduler.sizes_waiting().items()
             },
+            "dialled_in": 0 if self._worker_port is None else self._worker_port.dialled_in,
             "workers": [
                 {"worker": name, "entry": group, **asdict(standing), "memory_bytes": memory_bytes}
                 for name, group, standing, memory_bytes in workers

@@ -118,6 +118,8 @@ class LastState:
     """Whether it had batches that it had not answered."""
     answered_at: float | None = None
     """When it last reported a batch that had run, if it ever did: seconds of trio's clock."""
+    refused: str = ""
+    """Why its greeting was refused, where it was."""
 
 
 class WorkerPort:
@@ -166,6 +168,8 @@ class WorkerPort:
         """That of the processes of our own, where it was changed while they ran."""
         self._silent: dict[str, float] = {}
         """Processes of our own that were given up for their silence, and when."""
+        self._refused: dict[str, str] = {}
+        """Processes of our own whose greeting was refused and that have not ended yet, and why."""
         self._hung: dict[str, None] = {}
         self._join_room = float(MOST_JOINS)
         """Slots that may join now; negative after a large worker."""
@@ -450,6 +454,8 @@ class WorkerPort:
         name = repr(hello.worker[:MAX_NAME])[1:-1]
         self._statistics.bad_messages["workers"] += 1
         log.error("worker refused", worker=name, pid=hello.pid, why=str(error))
+        if self._owns(hello.worker):
+            self._refused[hello.worker] = f"it is refused: {error}"
         if worker is not None:
             self._leave(worker, "sent what cannot be accepted", now)
         self._turn_away(peer)
@@ -603,8 +609,9 @@ class WorkerPort:
                     self._inbox.serve_all_of(link.peer)
         worker = self._named(name) or worker
         self._silent.pop(name, None)
+        refused = self._refused.pop(name, "")
         if worker is None:
-            return LastState()
+            return LastState(refused=refused)
         state = LastState(busy=bool(worker.running), answered_at=worker.answered_at)
         why = "its process died" if died else "its process ended"
         self._leave(worker, why, trio.current_time(), died=died)
@@ -640,6 +647,11 @@ class WorkerPort:
         """Say to all workers, at the end of this turn, that the server leaves."""
         for worker in self.workers.values():
             self.outgoing.say(worker, Goodbye())
+
+    @property
+    def dialled_in(self) -> int:
+        """The workers that are here and were started elsewhere."""
+        return sum(not self._owns(worker.name) for worker in self.workers.values())
 
     def _owns(self, name: str) -> bool:
         """Whether this is a process of our own."""

@@ -418,6 +418,22 @@ METRICS: tuple[Metric, ...] = (
         "Workers that dialled in and left: drained, or lost without a goodbye.",
         lambda seen: {how: seen.counters.dialled_in_ends[how] for how in ("drained", "lost")},
     ),
+    _by(
+        "result",
+        "reloads_total",
+        "Reloads of the configuration: ok, incomplete (a worker goes on as it was, or keys do), or refused.",
+        lambda seen: seen.counters.reloads,
+    ),
+    _one(
+        "reload_success_timestamp_seconds",
+        "Unix time at which the last reload that was ok ended; 0 without any.",
+        lambda seen: seen.counters.reloaded_at,
+    ),
+    _one(
+        "reload_success_seconds",
+        "Time that it took, until its last worker was replaced.",
+        lambda seen: seen.counters.reload_s,
+    ),
     _one("clients", "Clients with a session.", lambda seen: seen.clients),
     _one(
         "clients_limit",

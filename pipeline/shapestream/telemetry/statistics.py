@@ -253,6 +253,12 @@ class ServerStatistics:
         """Worker processes of this server that have ended, by the number of their entry in `workers`, `died` or `ended`."""
         self.dialled_in_ends: Counter[str] = Counter()
         """Workers that dialled in and left: `drained`, or `lost` without a goodbye."""
+        self.reloads: Counter[str] = Counter()
+        """Reloads of the configuration that have ended, by result, where this server has one."""
+        self.reloaded_at = 0.0
+        """Unix time of the last one of these that changed all it should; 0 without any."""
+        self.reload_s = 0.0
+        """Seconds that it took."""
         self.lag_us = Histogram()
         """How late the event loop came to its heartbeats."""
         self.models: defaultdict[str, ModelCounters] = defaultdict(ModelCounters)

@@ -20,6 +20,7 @@ from typing import Any
 
 import psutil
 from tests.e2e.chaos.stage import Stage
+from tests.e2e.conftest import Broken
 
 AMBUSH_S = 5.0
 LIES_WANTED = 3
@@ -66,6 +67,7 @@ class Faults:
             "client killed mid-reply": lambda: self._kill_client("ran"),
             "client stopped mid-batch": lambda: self._stop_client("run"),
             "client stopped mid-reply": lambda: self._stop_client("ran"),
+            "reloaded, then poisoned": self._reload,
             "log cannot grow": self._fix_log_size,
             "log's device full": self._log_to_full_device,
             "no file descriptors": self._take_descriptors,
@@ -183,6 +185,26 @@ class Faults:
         self._lie_in_wait(moment)
         at = self._pause(self._stage.server.pid, (0.3, 1.0, 3.0), meanwhile=self._kill_unseen)
         return at, self._ask("in_flight" if moment == "run" else "in_reply", at=at)
+
+    def _reload(self) -> tuple[float, int]:
+        """SIGHUP, also several in a row, and then a request that kills its worker: new processes are protected as well.
+
+        It may come while a worker that has just been replaced is replaced again.
+        """
+        self._lie_in_wait("run")
+        at = time.monotonic()
+        old = set(self._stage.workers())
+        for _ in range(self._random.choice((1, 1, 2, 3))):
+            self._stage.server.send_signal(signal.SIGHUP)
+            time.sleep(self._random.choice((0.0, 0.3)))
+        self._stage.until("all workers are others", lambda: old.isdisjoint(self._stage.workers()))
+        hit: int = self._ask("in_flight", at=at)
+        number = self._stage.start_client("--misdeed", "poison")
+        self._ended(self._stage.clients.pop(number))
+        ends = self._ask("summary", client=number)["ends"]
+        if ends != {"poisoned": 1}:
+            raise Broken(f"a poison after a reload ended as {ends}")
+        return at, hit
 
     def _kill_unseen(self) -> None:
         """Sometimes a worker dies while nobody looks: its end, its last reports and its silence are found at once."""

@@ -49,6 +49,8 @@ class WorkerExited:
     """True if it ended while it ran a batch."""
     answered_at: float | None = None
     """Time of its last answer to a batch, if there was one."""
+    said: str = ""
+    """What it said to be wrong with its configuration."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +123,18 @@ class KeepWorker:
     reason: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restarted:
+    """The end of a restart of all workers, by role."""
+
+    replaced: tuple[str, ...]
+    """A process serves that was started since, and none is left that was started before."""
+    kept: dict[str, str]
+    """The process goes on that was there before, and why."""
+    given_up: dict[str, str]
+    """No process runs, and why."""
+
+
 Action: TypeAlias = StartWorker | TerminateWorker | KillWorker | GiveUp | KeepWorker
 
 
@@ -172,6 +186,8 @@ class WorkerRecord:
     """The configured worker that it is or replaces: the same command line."""
     state: State = State.IDLE
     starts: int = 0
+    number: int = 0
+    """That of the start of its present or last process, over all workers."""
     wake_at: float | None = None
     """Time to restart (WAITING) or to kill (STOPPING)."""
     started_at: float = 0.0
@@ -185,8 +201,10 @@ class WorkerRecord:
     """Times of the crashes that its batch is to blame for."""
     successor: WorkerRecord | None = None
     """The process that is to take over, once there is one."""
-    irreplaceable: bool = False
-    """A replacement was given up once."""
+    irreplaceable: str | None = None
+    """The reason why a replacement was given up, once that is so."""
+    given_up: str = ""
+    """The reason why it was given up, while it is."""
     replace_soon: bool = False
     """A replacement was asked for, however short it has served."""
 
@@ -206,6 +224,7 @@ class Supervisor:
         self._workers = {name: WorkerRecord(name, name) for name in workers}
         self._replacements = Replacements(self._policy)
         self._stopping = False
+        self._starts = 0
 
     def begin(self, now: float = 0.0) -> list[Action]:
         """Start everything; to be called once."""
@@ -261,6 +280,36 @@ class Supervisor:
         return self._workers[worker].state
 
     @property
+    def starts(self) -> int:
+        """The number of the last start of a process, over all workers."""
+        return self._starts
+
+    def restarted_since(self, start: int) -> Restarted | None:
+        """The end of a restart that was requested after this start; None while a worker's replacement is under way.
+
+        A worker that was kept, or given up, is tried again at the next request only.
+        """
+        replaced: list[str] = []
+        kept: dict[str, str] = {}
+        given_up: dict[str, str] = {}
+        roles: dict[str, list[WorkerRecord]] = {}
+        for worker in self._workers.values():
+            roles.setdefault(worker.role, []).append(worker)
+        for role, workers in roles.items():
+            before = [worker for worker in workers if worker.number <= start]
+            if not before and any(worker.ready_at is not None for worker in workers):
+                replaced.append(role)
+            elif len(workers) > 1:
+                return None
+            elif workers[0].state is State.GIVEN_UP:
+                given_up[role] = workers[0].given_up
+            elif workers[0].state is State.RUNNING and workers[0].irreplaceable is not None:
+                kept[role] = workers[0].irreplaceable
+            else:
+                return None
+        return Restarted(replaced=tuple(replaced), kept=kept, given_up=given_up)
+
+    @property
     def finished(self) -> bool:
         """True once no process runs and none will be started."""
         return all(worker.state in (State.STOPPED, State.GIVEN_UP) for worker in self._workers.values())
@@ -297,6 +346,8 @@ class Supervisor:
         worker.state, worker.wake_at = State.RUNNING, None
         worker.started_at, worker.ready_at = now, None
         worker.starts += 1
+        self._starts += 1
+        worker.number = self._starts
         return StartWorker(worker=worker.name, attempt=worker.starts - 1, role=worker.role)
 
     def _ready(self, worker: WorkerRecord, now: float) -> list[Action]:
@@ -318,7 +369,8 @@ class Supervisor:
             del self._workers[worker.name]
             return []
         if exit_.status == EXIT_CONFIGURATION:
-            return self._give_up(worker, "its configuration cannot be used", configuration=True)
+            reason = f"its configuration cannot be used{exit_.said and ': '}{exit_.said}"
+            return self._give_up(worker, reason, configuration=True)
         if exit_.status == EXIT_UNUSABLE:
             if worker.ready_at is None:
                 reason = (
@@ -361,9 +413,9 @@ class Supervisor:
             # Too large as it is, the old one goes on: that is better than none.
             del self._workers[worker.name]
             self._replacements.forget(old)
-            old.successor, old.irreplaceable = None, True
+            old.successor, old.irreplaceable = None, reason
             return [KeepWorker(worker=old.name, reason=reason)]
-        worker.state = State.GIVEN_UP
+        worker.state, worker.given_up = State.GIVEN_UP, reason
         return [GiveUp(worker=worker.name, reason=reason, configuration=configuration)]
 
     def _stop(self, worker: WorkerRecord, kill_at: float) -> list[Action]:
@@ -405,13 +457,13 @@ class Replacements:
 
     def want(self, old: WorkerRecord) -> None:
         """Queue a process for replacement, unless it is queued already."""
-        if old.state is State.RUNNING and old not in self._wanting and not old.irreplaceable:
+        if old.state is State.RUNNING and old not in self._wanting and old.irreplaceable is None:
             self._wanting.append(old)
 
     def demand(self, old: WorkerRecord) -> None:
         """Queue a process for replacement at once, also one whose replacement was given up before."""
         if old.state is State.RUNNING and old.successor is None:
-            old.irreplaceable, old.replace_soon = False, True
+            old.irreplaceable, old.replace_soon = None, True
             self.want(old)
 
     def forget(self, worker: WorkerRecord) -> None:

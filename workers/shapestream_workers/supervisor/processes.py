@@ -2,8 +2,8 @@
 
 A worker lives only as long as its parent: it holds the reading end of a pipe, its stdin, and ends when the other
 end is gone for any reason (`process.py`). It gets its own session, so that Ctrl-C reaches the server alone, which
-then stops its workers in order. Its stderr is ours; its stdout has a line when it is ready, and one when it wants to be
-replaced.
+then stops its workers in order. Its stderr is ours; its stdout has a line when it is ready, one when it wants to be
+replaced, and one when it cannot use its configuration.
 """
 
 from __future__ import annotations
@@ -20,7 +20,14 @@ import trio
 from shapestream.serving.worker_port import LastState
 from shapestream.telemetry.roll import Roll, Standing
 from shapestream_engine.machine import resident_bytes_of
-from shapestream_workers.process import NAME_VARIABLE, READY_LINE, REPLACE_LINE, name_of_start
+from shapestream_workers.process import (
+    MAX_LINE_BYTES,
+    NAME_VARIABLE,
+    PROBLEM_LINE,
+    READY_LINE,
+    REPLACE_LINE,
+    name_of_start,
+)
 from shapestream_workers.supervisor.core import (
     Action,
     Event,
@@ -28,6 +35,7 @@ from shapestream_workers.supervisor.core import (
     KeepWorker,
     KillWorker,
     ReplacementWanted,
+    Restarted,
     RestartPolicy,
     RestartRequested,
     StartWorker,
@@ -43,8 +51,9 @@ from shapestream_workers.supervisor.core import (
 
 log = structlog.get_logger()
 
-# The lines above are all that comes; whatever is longer than this is none of them.
-MAX_LINE_BYTES = 64
+# After the end of a process its last lines are in the pipe, which is then at its end. A process that it started and that
+# has inherited the pipe would hold it open.
+LAST_LINES_S = 0.5
 EXIT_NOT_STARTED = 127
 """The status, as a shell has it, of a process that could not be started at all."""
 
@@ -87,6 +96,8 @@ class WorkerProcesses:
         self._given_up: set[str] = set()
         self._killed: set[str] = set()
         """Processes that hung and were killed, until they have ended."""
+        self._said: dict[str, str] = {}
+        """What processes that have not ended yet said to be wrong with their configuration."""
         self._told_to_end: set[str] = set()
         """Processes that were killed since they ignored a request to end: no batch is to blame."""
         self._supervisor = Supervisor(commands, policy)
@@ -97,8 +108,10 @@ class WorkerProcesses:
         """Roles in which a process has been ready at least once: their configuration can be used."""
         self._ready: set[str] = set()
         """Workers whose present process is ready."""
-        self._roll = Roll(commands, trio.current_time())
+        self._roll = Roll(commands)
         self._changed = trio.Event()
+        self._over = False
+        """Whether `run` has ended."""
         self._failure: GaveUp | None = None
         self._nursery: trio.Nursery
 
@@ -132,13 +145,17 @@ class WorkerProcesses:
 
         Raises GaveUp. When it ends in any other way than by `stop`, no process is left behind either.
         """
-        async with trio.open_nursery() as self._nursery:
-            self._act(self._supervisor.begin(trio.current_time()))
-            while not self._supervisor.finished and self._failure is None:
-                await self._wait()
-                # Not by `_handle`: that would wake this very loop again, for ever.
-                self._act(self._decide(TimePassed()))
-            self._nursery.cancel_scope.cancel()
+        try:
+            async with trio.open_nursery() as self._nursery:
+                self._act(self._supervisor.begin(trio.current_time()))
+                while not self._supervisor.finished and self._failure is None:
+                    await self._wait()
+                    # Not by `_handle`: that would wake this very loop again, for ever.
+                    self._act(self._decide(TimePassed()))
+                self._nursery.cancel_scope.cancel()
+        finally:
+            self._over = True
+            self._changed.set()
         if self._failure is not None:
             raise self._failure
 
@@ -156,12 +173,18 @@ class WorkerProcesses:
             self._roll.reason(self._supervisor.role_of(name), reason)
             process.kill()
 
-    def restart(self) -> None:
+    async def restart(self) -> Restarted | None:
         """Replace every process, one after the other: each goes on until its successor serves.
 
-        Workers that were given up are tried again.
+        Workers that were given up are tried again. Returns when each was replaced, or cannot be; None where `run` ends
+        before that.
         """
+        before = self._supervisor.starts
         self._handle(RestartRequested())
+        while (restarted := self._supervisor.restarted_since(before)) is None and not self._over:
+            await self._changed.wait()
+            await trio.lowlevel.checkpoint()  # `run` makes the next event
+        return restarted
 
     def stop(self, grace_s: float) -> None:
         """Lets every worker finish, within this time."""
@@ -176,7 +199,8 @@ class WorkerProcesses:
         wakeup = self._supervisor.next_wakeup()
         with trio.CancelScope(deadline=float("inf") if wakeup is None else wakeup):
             await self._changed.wait()
-        self._changed = trio.Event()
+        if self._changed.is_set():  # else `restart` may wait for it yet
+            self._changed = trio.Event()
 
     def _handle(self, event: Event) -> None:
         self._act(self._decide(event))
@@ -189,7 +213,7 @@ class WorkerProcesses:
         for action in actions:
             match action:
                 case StartWorker(worker=name, attempt=attempt, role=role):
-                    self._roll.started(role)
+                    self._roll.started(role, trio.current_time())
                     if attempt:
                         log.info("worker restarts", worker=name, attempt=attempt)
                     elif name != role:
@@ -252,7 +276,7 @@ class WorkerProcesses:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._listen, name, role, process)
                 status = await process.wait()
-                nursery.cancel_scope.cancel()
+                nursery.cancel_scope.deadline = trio.current_time() + LAST_LINES_S
             log.info("worker ended", worker=name, pid=process.pid, status=status)
             self._roll.ended(role, process.pid, status, trio.current_time())
             died = status != 0 and name not in self._told_to_end
@@ -266,11 +290,15 @@ class WorkerProcesses:
             self._ready.discard(name)
             self._told_to_end.discard(name)
             self._killed.discard(registered)
+            said = self._said.pop(name, "")
             for pipe in (process.stdin, process.stdout):
                 if pipe is not None:
                     await trio.aclose_forcefully(pipe)
+        busy, answered_at = died and last.busy, last.answered_at
         self._handle(
-            WorkerExited(worker=name, status=status, busy=died and last.busy, answered_at=last.answered_at)
+            WorkerExited(
+                worker=name, status=status, busy=busy, answered_at=answered_at, said=said or last.refused
+            )
         )
 
     async def _listen(self, name: str, role: str, process: trio.Process) -> None:
@@ -285,6 +313,8 @@ class WorkerProcesses:
                     self._is_ready(name, role)
                 elif line + b"\n" == REPLACE_LINE:
                     self._handle(ReplacementWanted(worker=name))
+                elif line.startswith(PROBLEM_LINE):
+                    self._said[name] = line.removeprefix(PROBLEM_LINE).decode(errors="replace")
 
     def _is_ready(self, name: str, role: str) -> None:
         self._handle(WorkerReady(worker=name))

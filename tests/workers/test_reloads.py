@@ -1,0 +1,69 @@
+"""What a reload says of two YAMLs, without a server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from shapestream.settings import ModelSettings, Settings, load_settings
+from shapestream_workers.reloads import Changes, changes_between
+
+MODEL = """\
+  - name: {name}
+    function: numpy:sort
+    inputs: {{a: {{shape: "batch:1..8, n:0..64", element_type: f32}}}}
+    outputs: {{y: {{shape: "batch, n", element_type: f32, rule: rows}}}}
+"""
+WORKERS = "workers: [{count: 2}]\n"
+
+
+def settings(folder: Path, *models: str, more: str = WORKERS) -> Settings:
+    """A YAML with these models."""
+    path = folder / "x.yaml"
+    path.write_text("models:\n" + "".join(models) + more)
+    return load_settings(path).settings
+
+
+def model(name: str, more: str = "") -> str:
+    """One entry."""
+    return MODEL.format(name=name) + more
+
+
+def compare(
+    before: Settings,
+    now: Settings,
+    *,
+    files: set[str] | None = None,
+    served: dict[str, ModelSettings] | None = None,
+) -> Changes:
+    """By default of a server that has served nothing yet."""
+    return changes_between(before, now, files=files or set(), started=before, served=(served or {}).get)
+
+
+def test_the_same_yaml_changes_nothing(tmp_path: Path) -> None:
+    """Also where a command line said what the YAML does not."""
+    before = settings(tmp_path, model("a"))
+    traced = before.model_copy(update={"server": before.server.model_copy(update={"record_trace": "/x"})})
+    expected = Changes(added=[], removed=[], changed={}, need_restart=[])
+    assert expected == compare(before, settings(tmp_path, model("a"))) == compare(traced, before)
+
+
+def test_models_are_named_with_the_keys_that_changed(tmp_path: Path) -> None:
+    """And with their files; how a server batches is changed only for what it has not served."""
+    before = settings(tmp_path, model("a"), model("b"), model("gone"))
+    now = settings(tmp_path, model("a"), model("b", "    batching: {max_delay_ms: 3}\n"), model("new"))
+    changed = {"a": ["files"], "b": ["batching"]}
+    expected = Changes(added=["new"], removed=["gone"], changed=changed, need_restart=[])
+    assert expected == compare(before, now, files={"a", "new"})
+    served = compare(before, now, served=before.models_by_name)
+    assert ["models[b].batching"] == served.need_restart
+
+
+def test_what_the_servers_own_process_reads_needs_a_restart(tmp_path: Path) -> None:
+    """All of `server` and `in_process`; without worker processes models, too."""
+    before = settings(tmp_path, model("a"), model("gone"), more="in_process: {slots: 1}\n")
+    now = settings(
+        tmp_path, model("a", "    trust: true\n"), model("new"),
+        more="in_process: {slots: 2}\nserver: {kept_s: 30, grace_s: 3}\nlogging: {level: debug}\n",
+    )  # fmt: skip
+    needed = ["server.kept_s", "server.grace_s", "in_process", "models[a]", "models[gone]", "models[new]"]
+    assert Changes(added=[], removed=[], changed={}, need_restart=needed) == compare(before, now)

@@ -1,0 +1,165 @@
+"""`shapestream reload`: ask a server to read its configuration again, wait until that is done, and tell what came of it.
+
+It speaks to the admin port; `reloads.py` is the server's side. SIGHUP asks for the same, and tells nothing.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from shapestream.addresses import reached_from_here
+from shapestream.errors import ConfigurationError, ShapestreamError
+from shapestream.settings import load_settings
+
+# Between two questions whether it is done: unnoticed by a person, and nothing to a server.
+POLL_S = 0.2
+# For one answer, beyond the 0.8 s in which the admin port gives up its own main loop.
+ANSWER_S = 5.0
+
+_ADDRESS = re.compile(r"(?P<host>\[[^]]+\]|[^:/\s]+):(?P<port>[0-9]{1,5})")
+
+
+class NoAdminPort(Exception):
+    """A configuration names no admin port that can be asked."""
+
+
+class Refused(Exception):
+    """The configuration cannot be used, as a server would say, too; it was not asked."""
+
+    def __init__(self, problems: list[str]) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = problems
+
+    def to_dict(self) -> dict[str, Any]:
+        """As the server tells of a reload."""
+        return {"state": "refused", "why": self.problems}
+
+
+class ReloadFailed(ShapestreamError):
+    """The server cannot be asked, or ended before it had answered."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdminAddress:
+    """An admin port, and what to show there."""
+
+    host: str
+    port: int
+    token: str | None
+
+
+def admin_port_of(target: str, token_file: Path | None) -> AdminAddress:
+    """The admin port at HOST:PORT, or that of a YAML.
+
+    Raises `Refused` for a YAML that cannot be used, NoAdminPort where it names none, `ConfigurationError` for a token
+    that cannot be read.
+    """
+    address = _ADDRESS.fullmatch(target)
+    if address is None:
+        try:
+            loaded = load_settings(target)
+        except ConfigurationError as error:
+            raise Refused(error.problems) from error
+        admin = loaded.settings.server.admin
+        if admin is None:
+            raise NoAdminPort(f"{target} has no server.admin (add it, or send the server SIGHUP)")
+        token_file = token_file or (None if admin.token_file is None else Path(admin.token_file))
+        reached = reached_from_here(f"tcp://{admin.address}").removeprefix("tcp://")
+        address = _ADDRESS.fullmatch(reached)
+        if address is None or address["port"] == "0":
+            raise NoAdminPort(
+                f"the admin port of {target} is chosen when the server starts (name the HOST:PORT of its log)"
+            )
+    return AdminAddress(
+        host=address["host"].strip("[]"),
+        port=int(address["port"]),
+        token=None if token_file is None else _token_in(token_file),
+    )
+
+
+def _token_in(file: Path) -> str:
+    try:
+        return file.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError([f"{file}: {error}"]) from error
+
+
+def reload_server(admin: AdminAddress, *, timeout_s: float) -> dict[str, Any]:
+    """Ask for a reload, wait for its end, and return it as the server tells it.
+
+    `timeout_s`: for a server that does not answer, now or later. Raises ReloadFailed.
+    """
+    started = _ask(admin, "PUT", "/reload", timeout_s)
+    while not started["ended"]:
+        time.sleep(POLL_S)
+        started = _ask(admin, "GET", f"/reload?number={started['number']}", timeout_s)
+    return started
+
+
+def _ask(admin: AdminAddress, method: str, path: str, timeout_s: float) -> dict[str, Any]:
+    """The JSON of a good answer; a server whose event loop is busy is asked again."""
+    give_up_at = time.monotonic() + timeout_s
+    headers = {"Content-Type": "application/json"}
+    if admin.token is not None:
+        headers["Authorization"] = f"Bearer {admin.token}"
+    where = f"http://{f'[{admin.host}]' if ':' in admin.host else admin.host}:{admin.port}"
+    while True:
+        connection = http.client.HTTPConnection(admin.host, admin.port, timeout=ANSWER_S)
+        try:
+            connection.request(method, path, b"{}" if method == "PUT" else None, headers)
+            answer = connection.getresponse()
+            status, body = answer.status, answer.read()
+        except (OSError, http.client.HTTPException) as error:
+            # A second reload does no harm, so an answer that was lost is asked for again.
+            status, why = 503, f"no admin port of a server answers at {where}: {error}"
+        else:
+            try:
+                told: dict[str, Any] = json.loads(body)
+                why = f"{where} says: {told.get('error', status)}"
+            except (ValueError, AttributeError):
+                raise ReloadFailed(f"{where} is no admin port: it answers {status}") from None
+            if status == 200 and "ended" in told:
+                return told
+        finally:
+            connection.close()
+        if (status == 404 and method == "PUT") or status == 405:
+            why = f"{where} knows no reloads: its server is of an earlier release, or it is a worker's port"
+        if status == 401:
+            why += " (--token-file FILE)"
+        if status != 503 or time.monotonic() > give_up_at:
+            raise ReloadFailed(why)
+        time.sleep(POLL_S)
+
+
+def lines_of(found: Mapping[str, Any]) -> Iterator[str]:
+    """Lines for people."""
+    if found["state"] == "refused":
+        yield from found["why"]
+        yield "refused: the server goes on as it was"
+        return
+    models, workers = found["models"], found["workers"]
+    for word in ("added", "removed"):
+        if models[word]:
+            yield f"models {word}: {', '.join(models[word])}"
+    for name, keys in models["changed"].items():
+        yield f"model changed: {name} ({', '.join(keys)})"
+    if not any(models.values()):
+        yield "no model changed"
+    if workers["replaced"]:
+        yield f"workers replaced: {', '.join(workers['replaced'])}"
+    for name, why in workers["kept"].items():
+        yield f"worker {name} goes on as it was: {why}"
+    for name, why in workers["given_up"].items():
+        yield f"worker {name} is given up: {why}"
+    if found["need_restart"]:
+        yield f"changed only by a restart of the server: {', '.join(found['need_restart'])}"
+    yield from found["why"]
+    done = "done" if found["state"] == "ok" else "not done everywhere"
+    yield f"{done} after {found['seconds']:.1f} s"
