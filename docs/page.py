@@ -20,7 +20,7 @@ from PIL import Image
 from playwright.sync_api import sync_playwright
 
 PICTURE = Path(__file__).parent / "images" / "page.png"
-WIDTH, HEIGHT = 1280, 1000
+WIDTH, HEIGHT = 1280, 1100
 LOOK_S = 70.0
 """Seconds under load before the picture: a little more than the page's last minute."""
 
@@ -51,6 +51,7 @@ def _look(page_address: str) -> None:
         page.goto(page_address)
         page.wait_for_timeout(LOOK_S * 1000)
         page.locator("#slow .row-button").first.click()
+        page.evaluate("scrollTo(0, 0)")  # a click scrolls to what it clicks
         shot = page.screenshot()
         browser.close()
     Image.open(io.BytesIO(shot)).convert("P", palette=Image.Palette.ADAPTIVE, colors=200).save(

@@ -481,6 +481,7 @@ class Server:
                 ]
                 for name, queue in self._scheduler.sizes_waiting().items()
             },
+            "dialled_in": 0 if self._worker_port is None else self._worker_port.dialled_in,
             "workers": [
                 {"worker": name, "entry": group, **asdict(standing), "memory_bytes": memory_bytes}
                 for name, group, standing, memory_bytes in workers

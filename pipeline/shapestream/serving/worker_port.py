@@ -691,6 +691,11 @@ class WorkerPort:
         for worker in self.workers.values():
             self.outgoing.say(worker, Goodbye())
 
+    @property
+    def dialled_in(self) -> int:
+        """The workers that are here and were started elsewhere."""
+        return sum(not self._owns(worker.name) for worker in self.workers.values())
+
     def _owns(self, name: str) -> bool:
         """Whether this is a process of our own."""
         return self.owner is not None and self.owner.owns(name)

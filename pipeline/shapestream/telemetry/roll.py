@@ -30,8 +30,8 @@ class Standing:
     """One configured worker."""
 
     presence: Presence
-    since: float
-    """Time from which it is what it is."""
+    since: float | None = None
+    """Time from which it is what it is; None before its first process is started."""
     restarts: int = 0
     """Processes that were started for it after the first one, whatever the reason."""
     last_end: str = ""
@@ -57,8 +57,8 @@ class Roll:
 
     __slots__ = ("_reasons", "_serving", "_standings", "_started")
 
-    def __init__(self, names: Iterable[str], now: float) -> None:
-        self._standings = {name: Standing(Presence.STARTING, now) for name in names}
+    def __init__(self, names: Iterable[str]) -> None:
+        self._standings = {name: Standing(Presence.STARTING) for name in names}
         self._serving: dict[str, set[int]] = {name: set() for name in self._standings}
         """The processes that serve in each place: two, for a moment, while one is replaced."""
         self._started: set[str] = set()
@@ -70,11 +70,13 @@ class Roll:
         """By name, as they are now."""
         return self._standings
 
-    def started(self, name: str) -> None:
+    def started(self, name: str, now: float) -> None:
         """Note that a process is started; one that was given up is awaited again."""
         one = self._standings[name]
         one.restarts += name in self._started
         self._started.add(name)
+        if one.since is None:
+            one.since = now
         if one.presence is Presence.GIVEN_UP:
             one.presence = Presence.MISSING
 

@@ -9,14 +9,14 @@ from shapestream.telemetry.roll import Presence, Roll, Standing, spell_status
 
 def test_a_worker_is_missing_from_the_end_of_its_process_until_another_serves() -> None:
     """The end stays known after that, with the reason that was given for it."""
-    roll = Roll(["w0", "w1"], 0.0)
+    roll = Roll(["w0", "w1"])
     for name, pid in (("w0", 10), ("w1", 11)):
-        roll.started(name)
+        roll.started(name, 0.0)
         roll.serves(name, pid, 1.0)
     roll.reason("w1", "it hung")
     roll.ended("w1", 11, -9, 5.0)
     assert Standing(Presence.MISSING, 5.0, 0, "SIGKILL", "it hung", 5.0) == roll.standings["w1"]
-    roll.started("w1")
+    roll.started("w1", 6.0)
     roll.serves("w1", 12, 8.0)
     assert Standing(Presence.SERVING, 8.0, 1, "SIGKILL", "it hung", 5.0) == roll.standings["w1"]
     roll.ended("w1", 12, 1, 9.0)
@@ -26,10 +26,10 @@ def test_a_worker_is_missing_from_the_end_of_its_process_until_another_serves() 
 
 def test_a_worker_that_is_replaced_is_never_missing() -> None:
     """Its successor serves before it ends; that counts as a restart."""
-    roll = Roll(["w0"], 0.0)
-    roll.started("w0")
+    roll = Roll(["w0"])
+    roll.started("w0", 0.0)
     roll.serves("w0", 10, 1.0)
-    roll.started("w0")
+    roll.started("w0", 3.0)
     roll.serves("w0", 11, 4.0)
     roll.serves("w0", 11, 5.0)
     roll.ended("w0", 10, 0, 6.0)
@@ -38,14 +38,15 @@ def test_a_worker_that_is_replaced_is_never_missing() -> None:
 
 def test_a_worker_that_never_served_is_missing_from_the_start() -> None:
     """When it is given up, and when it is tried again after all, too."""
-    roll = Roll(["w0"], 2.0)
+    roll = Roll(["w0"])
+    assert Standing(Presence.STARTING) == roll.standings["w0"]
+    roll.started("w0", 2.0)
     assert Standing(Presence.STARTING, 2.0) == roll.standings["w0"]
-    roll.started("w0")
     roll.ended("w0", 10, 3, 4.0)
     roll.given_up("w0", "its configuration cannot be used")
     given_up = Standing(Presence.GIVEN_UP, 2.0, 0, "status 3", "its configuration cannot be used", 4.0)
     assert given_up == roll.standings["w0"]
-    roll.started("w0")
+    roll.started("w0", 7.0)
     again = roll.standings["w0"]
     assert (Presence.MISSING, 1, 2.0) == (again.presence, again.restarts, again.since)
 

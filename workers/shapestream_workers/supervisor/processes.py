@@ -108,7 +108,7 @@ class WorkerProcesses:
         """Roles in which a process has been ready at least once: their configuration can be used."""
         self._ready: set[str] = set()
         """Workers whose present process is ready."""
-        self._roll = Roll(commands, trio.current_time())
+        self._roll = Roll(commands)
         self._changed = trio.Event()
         self._over = False
         """Whether `run` has ended."""
@@ -213,7 +213,7 @@ class WorkerProcesses:
         for action in actions:
             match action:
                 case StartWorker(worker=name, attempt=attempt, role=role):
-                    self._roll.started(role)
+                    self._roll.started(role, trio.current_time())
                     if attempt:
                         log.info("worker restarts", worker=name, attempt=attempt)
                     elif name != role:
