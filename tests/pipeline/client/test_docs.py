@@ -63,7 +63,7 @@ def test_the_example_runs(code: str, capsys: pytest.CaptureFixture[str]) -> None
     """Against a scripted server in the place of the address that the document names."""
     server = ScriptedServer(ScriptedModel(EMBEDDINGS, embed), ScriptedModel(DETECTOR, detect))
     with serve_in_thread(server, "tcp://127.0.0.1:*") as address:
-        exec(compile(code.replace("tcp://127.0.0.1:5555", address), "<example>", "exec"), {})
+        exec(compile(code.replace("ipc://run/shapestream.sock", address), "<example>", "exec"), {})
     if "print(" in code and "with" in code:
         assert "" != capsys.readouterr().out
 
