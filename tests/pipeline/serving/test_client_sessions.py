@@ -77,6 +77,16 @@ async def test_requests_beyond_the_sessions_credit_are_refused() -> None:
 
 
 @virtual_time
+async def test_a_request_beyond_the_credit_is_counted_by_that_bound() -> None:
+    """As those are that the scheduler refuses, so that metrics tell all bounds side by side."""
+    async with memory_serving(ScriptedSlots(), window_requests=2) as running:
+        client = await running.greeted(b"c" * 16)
+        client.say(request(1), request(2), request(3))
+        assert (3, "overloaded") == ending(await client.hear(Failure))
+        assert {"credit": 1} == running.server.observation().counters.overloaded
+
+
+@virtual_time
 async def test_a_client_that_says_goodbye_has_its_queued_work_dropped() -> None:
     """Its running batch is cancelled, its queued request never starts, others are served."""
     slots = ScriptedSlots()
