@@ -348,7 +348,7 @@ class Overload(StrEnum):
     """The bounds by which a request is refused as `overloaded`, by their names in metrics."""
 
     QUEUE = "queue"
-    """The requests or bytes of the queue."""
+    """The requests or bytes of the queue, or of the part of it that the model's slots have."""
     QUEUE_SECONDS = "queue_seconds"
     """The predicted seconds of the queue."""
     CLIENT_SHARE = "client_share"
