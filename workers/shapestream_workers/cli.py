@@ -106,7 +106,6 @@ def serve(
         end_with_parent()
     with reported():
         loaded = _configured(config)
-    with reported(in_log=True):
         if record_trace is not None:
             if not record_trace.absolute().parent.is_dir():
                 raise typer.BadParameter(

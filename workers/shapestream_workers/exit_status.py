@@ -25,8 +25,8 @@ log = structlog.get_logger()
 def reported(*, as_json: bool = False, in_log: bool = False) -> Iterator[None]:
     """Turn errors into messages and exit statuses; without a reader of stdout typer ends silently.
 
-    A defect of the program keeps its traceback. `in_log` is for what serves: where its log is JSON, messages and
-    tracebacks are lines of it.
+    A defect of the program keeps its traceback. `in_log` is for a worker, whose stderr is the server's log: where that is
+    JSON, messages and tracebacks are lines of it.
     """
     try:
         yield
