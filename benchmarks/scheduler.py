@@ -39,6 +39,7 @@ from shapestream.scheduling.events import (
     RequestsArrived,
     SlotJoined,
     StartBatch,
+    TimePassed,
 )
 from shapestream.scheduling.scheduler import Scheduler
 from shapestream_engine.batch import ErrorCode
@@ -140,7 +141,12 @@ class World:
                 arrived = tuple(next(self._arrivals) for _ in range(missing))
                 self._waiting += missing
                 self._handle(RequestsArrived(requests=arrived))
-            self._end_one()
+            wakeup = self._scheduler.next_wakeup()
+            if wakeup is not None and not (self._ends and self._ends[0][0] <= wakeup):
+                self._now = wakeup  # a slot has waited for company
+                self._handle(TimePassed())
+            else:
+                self._end_one()
 
     def _end_one(self) -> None:
         """The next batch that ends; the one that waits behind it begins."""

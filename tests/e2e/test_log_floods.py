@@ -58,7 +58,8 @@ def workers() -> Iterator[bytes]:
 def test_a_flood_of_greetings_does_not_flood_the_log(
     workplace: Any, socket: str, greetings: Iterator[bytes], events: tuple[str, str]
 ) -> None:
-    """Each ends what the one before it began, so there are two events for each; most are only counted."""
+    """Each ends what the one before it began. Most events of clients are only counted; of workers that greet again before
+    they are let in, only the last greeting counts."""
     served = workplace.serve(SERVED)
 
     def told() -> tuple[int, int]:
@@ -79,7 +80,10 @@ def test_a_flood_of_greetings_does_not_flood_the_log(
             while peer.poll(100):
                 peer.recv_multipart()
             written, left_out = told()
-            return left_out > written
+            return left_out > written or (socket == "w.sock" and served.events(events[1]) != [])
 
-        until("lines that count more left out than written", counted)
-    assert told()[0] < TIMES, "half of the events, at most"
+        until(
+            "lines that count more left out than written, or a worker that left since it greeted again",
+            counted,
+        )
+    assert told()[0] < TIMES / 2, "a quarter of two events each, at most"
