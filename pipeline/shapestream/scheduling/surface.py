@@ -279,8 +279,11 @@ class Kind:
                 self.awaits_try = False
                 self._publish()
                 return
-        elif grid is None and (change := surface.lasting_change(off)):
-            self._line.rescale(exp(change))
+        elif grid is None and not any_static and (change := surface.lasting_change(off)):
+            if self._workers == 1:
+                self._line = Line()  # how its two parts compare is out of date as well
+            else:
+                self._line.rescale(exp(change))
         difference = max(-CLIP, min(CLIP, off))
         moved = False
         if self.measured:

@@ -305,6 +305,20 @@ def test_one_region_may_change_alone():
     assert linear((4, 8)) == pytest.approx(over.second(4, (8,)), rel=0.1)
 
 
+def test_a_static_shape_that_changes_says_nothing_about_others():
+    """Without a table: the static shape becomes ten times slower, and then ten times faster; other prices stay."""
+    costs = costs_over({}, profile(static_shapes=((4, 16),)))
+    over = costs["m"].surface()
+    for turn in range(40):
+        rows, seq = 1 + turn % 7, 8 * (1 + turn % 5)
+        if (rows, seq) != (4, 16):
+            learned(costs, rows, seq, linear((rows, seq)))
+    before = predicted(over, [(1, (8,)), (7, (40,))])
+    for factor in (1.0, 10.0, 1.0):
+        learned(costs, 4, 16, factor * linear((4, 16)), times=8)
+    assert before == pytest.approx(predicted(over, [(1, (8,)), (7, (40,))]), rel=0.1)
+
+
 def test_one_short_call_is_no_change():
     """Of calls that had not run for long, one that takes half as long moves no price by 10 %."""
     costs = with_table()
