@@ -120,6 +120,10 @@ class Grid:
         """`_calls` when each node was visited last; 0 where it was measured."""
         self._known_since = 0
         """Nodes visited last before this call are not known."""
+        self._short_by = 0.0
+        """See `short_by`."""
+        self._short: set[int] = set()
+        """The nodes of these calls, as far as they were not believed."""
         self._unvisited = False
         """Whether the nodes where no call ran are to be estimated anew."""
         # Beyond the grid the slope between its last node and the one before along every axis goes on.
@@ -298,7 +302,7 @@ class Grid:
         self._calls += 1
         for node, weight in near:
             learned[node] += weight * step
-        if seen[nearest := _nearest(near)] >= self._known_since:
+        if seen[nearest := _nearest(near)] >= self._known_since and nearest not in self._short:
             seen[nearest] = self._calls
         return [learned[node] for node, _ in near]
 
@@ -342,6 +346,25 @@ class Grid:
         """Tell whether such a call ran lately."""
         return self._visited(sizes, self._calls - LATELY)
 
+    def short_by(self, sizes: Sizes, difference: float) -> float:
+        """Add up how short calls were, in a row, that had not run lately; return the sum.
+
+        `difference`: the logarithm of observed / expected seconds of the last; 0.0 if it was not short, which ends the row.
+        """
+        near, _ = self._corner_weights(sizes)
+        if difference:
+            self._short.add(_nearest(near))
+            self._short_by += difference
+        else:
+            self._short.clear()
+            self._short_by = 0.0
+        return self._short_by
+
+    def was_short(self, sizes: Sizes) -> bool:
+        """Tell whether such a call is part of the sum of `short_by`."""
+        near, _ = self._corner_weights(sizes)
+        return _nearest(near) in self._short
+
     def _visited(self, sizes: Sizes, since: int) -> bool:
         near, _ = self._corner_weights(sizes)
         return self._seen[_nearest(near)] >= since
@@ -349,6 +372,8 @@ class Grid:
     def doubt(self, but: int) -> None:
         """Doubt all nodes but those that the last so many calls visited."""
         self._known_since = max(self._known_since, self._calls - but + 1)
+        self._short.clear()
+        self._short_by = 0.0
 
     def believe(self, sizes: Sizes, difference: float) -> None:
         """Take the first call at nodes that were not known in full; to be published at once.
@@ -366,7 +391,8 @@ class Grid:
         for node, _ in near:
             if self._seen[node] < self._known_since:
                 self._learned[node] += min(FIRST_CLIP, difference)
-        self._seen[_nearest(near)] = self._calls
+        self._seen[nearest := _nearest(near)] = self._calls
+        self._short.discard(nearest)
         self._unvisited = True
 
     def _estimate_unvisited(self) -> None:

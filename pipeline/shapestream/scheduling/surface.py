@@ -38,7 +38,9 @@ CLIP = log(1.5)
 the model."""
 LASTING = 4
 """Batches in a row that are off by more than that, all of them longer or all shorter: then the costs have changed. With
-lognormal noise of sigma 0.4, which is much, it happens by chance once in 1,900 batches, with 0.3 once in 6,700."""
+lognormal noise of sigma 0.4, which is much, it happens by chance once in 1,900 batches, with 0.3 once in 6,700.
+
+Calls that had not run lately are few. In a row of short ones their differences count, and must be as much together."""
 SLOWDOWN_STEP = 0.06
 """Part of that difference that a worker's slowdown takes over; the grid takes over `cost_grid.STEP`."""
 BATCH_S = 1e-3
@@ -202,11 +204,16 @@ class Kind:
     # ------------------------------------------------------------ what is known
 
     def knows(self, calls: Calls) -> bool:
-        """Tell whether these calls were measured, or ran since costs have changed. Of several sizes none is told apart."""
+        """Tell whether these calls were measured, or ran since costs have changed, and do not seem to change now.
+
+        Of several sizes none is told apart.
+        """
         ((_, sizes), *others) = calls
         if others or sizes in self._static:
             return True
-        return elements_of(sizes) <= self._line.reach[1] if self._grid is None else self._grid.knows(sizes)
+        if self._grid is None:
+            return elements_of(sizes) <= self._line.reach[1]
+        return self._grid.knows(sizes) and not self._grid.was_short(sizes)
 
     def met_lately(self, calls: Calls) -> bool:
         """Tell whether calls of about these sizes ran lately. A line does not remember that."""
@@ -257,20 +264,26 @@ class Kind:
         grid = self._grid
         if grid is not None and len(calls) == 1 and not any_static:
             ((_, sizes),) = calls
-            if grid.knows(sizes):
-                if change := surface.lasting_change(off):
-                    off = change - self._change(surface, change)
-                    if self._workers == 1:
-                        grid.doubt(0)
-                elif off < -CLIP and not grid.met_lately(sizes):
+            if grid.knows(sizes) and (change := surface.lasting_change(off)):
+                off = change - self._change(surface, change)
+                if self._workers == 1:
+                    grid.doubt(0)
+            elif not grid.met_lately(sizes):
+                short = off if off < -CLIP else 0.0
+                if grid.short_by(sizes, short) <= -LASTING * CLIP:
                     grid.doubt(LATELY)  # what else has not run lately may be out of date as well
+                elif short:
+                    self.awaits_try = False
             if not grid.knows(sizes):
                 grid.believe(sizes, off)
                 self.awaits_try = False
                 self._publish()
                 return
-        elif grid is None and (change := surface.lasting_change(off)):
-            self._line.rescale(exp(change))
+        elif grid is None and not any_static and (change := surface.lasting_change(off)):
+            if self._workers == 1:
+                self._line = Line()  # how its two parts compare is out of date as well
+            else:
+                self._line.rescale(exp(change))
         difference = max(-CLIP, min(CLIP, off))
         moved = False
         if self.measured:

@@ -3,7 +3,8 @@
 A prediction that says that sharing does not pay is corrected by shared calls alone, and forbids them. So while enough
 requests wait, the batch former cuts a batch of twice the rows, at a power of two, where costs have a node of their own:
 
-- at once, if such a call never ran, or costs have changed since, and the last try has taught something;
+- at once, if such a call never ran, or costs have changed since, or it was short after it had not run for long, and the
+  last try has taught something;
 - else every `EVERY` batches, if no such call ran lately.
 
 What a try is predicted to cost more than its requests would cost apart is at most `SHARE` of the seconds that other

@@ -305,6 +305,64 @@ def test_one_region_may_change_alone():
     assert linear((4, 8)) == pytest.approx(over.second(4, (8,)), rel=0.1)
 
 
+def test_a_static_shape_that_changes_says_nothing_about_others():
+    """Without a table: the static shape becomes ten times slower, and then ten times faster; other prices stay."""
+    costs = costs_over({}, profile(static_shapes=((4, 16),)))
+    over = costs["m"].surface()
+    for turn in range(40):
+        rows, seq = 1 + turn % 7, 8 * (1 + turn % 5)
+        if (rows, seq) != (4, 16):
+            learned(costs, rows, seq, linear((rows, seq)))
+    before = predicted(over, [(1, (8,)), (7, (40,))])
+    for factor in (1.0, 10.0, 1.0):
+        learned(costs, 4, 16, factor * linear((4, 16)), times=8)
+    assert before == pytest.approx(predicted(over, [(1, (8,)), (7, (40,))]), rel=0.1)
+
+
+def test_one_short_call_is_no_change():
+    """Of calls that had not run for long, one that takes half as long moves no price by 10 %."""
+    costs = with_table()
+    over = costs["m"].surface()
+    learned(costs, 4, 8, linear((4, 8)), times=20)
+    asked = [(16, (512,)), (16, (64,)), (4, (64,))]
+    before = predicted(over, asked)
+    for rows, seq in ((16, 512), (16, 64)):
+        learned(costs, rows, seq, 0.5 * linear((rows, seq)))
+        learned(costs, 4, 8, linear((4, 8)), times=20)
+        learned(costs, 64, 64, linear((64, 64)))
+    assert all(0.9 < after / was < 1.1 for after, was in zip(predicted(over, asked), before, strict=True))
+
+
+def test_several_short_calls_are_a_change():
+    """After three different calls in a row that had not run for long and take half as long, the next one is believed."""
+    costs = with_table()
+    over = costs["m"].surface()
+    learned(costs, 4, 8, linear((4, 8)), times=20)
+    for rows, seq in ((16, 512), (16, 64), (4, 64)):
+        learned(costs, rows, seq, 0.5 * linear((rows, seq)))
+        learned(costs, 4, 8, linear((4, 8)), times=3)
+    learned(costs, 64, 64, 0.5 * linear((64, 64)))
+    assert 0.5 * linear((64, 64)) == pytest.approx(over.second(64, (64,)), rel=0.05)
+
+
+def test_noise_is_no_change():
+    """Seconds of calls of many sizes vary by a factor of 1.3 (sigma 0.25): prices are within 1.2 of the truth."""
+    random = np.random.default_rng(1)
+    asked = [(rows, (seq,)) for rows, seq in product((1, 4, 16, 64), (8, 64, 512))]
+    off = []
+    for _ in range(10):
+        costs = with_table()
+        over = costs["m"].surface()
+        for _ in range(300):
+            rows, seq = int(2 ** random.uniform(0, 6)), int(2 ** random.uniform(3, 9))
+            learned(costs, rows, seq, linear((rows, seq)) * exp(0.25 * random.standard_normal()))
+        off += [
+            log(found / linear((rows, *shape)))
+            for found, (rows, shape) in zip(predicted(over, asked), asked, strict=True)
+        ]
+    assert float(np.sqrt(np.mean(np.square(off)))) < log(1.2)
+
+
 def test_small_changes_leave_the_version_alone():
     """Within 5 % plans stay valid, however many batches confirm it."""
     costs = with_table()

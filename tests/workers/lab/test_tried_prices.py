@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any
 
 import pytest
@@ -122,7 +123,7 @@ def test_heavy_calls_are_shared(truth: TrueCost, points: int) -> None:
 
 
 @pytest.mark.parametrize("points", [1, 2, 4])
-@pytest.mark.parametrize("truth", [FLAT, QUICKER, NOT_FULL])
+@pytest.mark.parametrize("truth", [FLAT, QUICKER, STEPS, NOT_FULL])
 def test_heavy_calls_are_shared_under_a_cap_on_shapes(truth: TrueCost, points: int) -> None:
     """The same where call shapes are rounded up to at most eight."""
     world = World(cost=measured(truth, points), profile=CAPPED)
@@ -183,11 +184,15 @@ CHANGES = {
 }
 BEFORE = 40
 WITHIN = 50
+CASES = [
+    (change, points)
+    for change, points in product(CHANGES, (0, 1, 4))
+    if points or change != "all alike, then a cliff"  # no line has a cliff
+]
 
 
-@pytest.mark.parametrize("points", [1, 4])
+@pytest.mark.parametrize(("change", "points"), CASES)
 @pytest.mark.parametrize("noise", [0.0, 0.1])
-@pytest.mark.parametrize("change", CHANGES)
 def test_a_change_is_known_within_50_batches(change: str, points: int, noise: float) -> None:
     """Costs that change tenfold, or whose fixed part comes or goes: batches are as good again, and so are prices."""
     first, second = CHANGES[change]
