@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console
 
 from shapestream.errors import Forbidden
+from shapestream.slices import at_once
 from shapestream.telemetry.last_minute import LastMinute
 from shapestream.telemetry.statistics import ServerStatistics
 from shapestream_workers.stats import _spell, _spell_us, counters_of, drawing
@@ -36,7 +37,7 @@ def told(*models: str, us: int = 1000, times: int = 1) -> dict[str, Any]:
         row.failed_us = max(1, us)
     queue = {"queued": times, "slots": 16, "free_slots": 4}
     return {
-        "last_minute": minute.to_dict(60.0, models),
+        "last_minute": at_once(minute.to_dict(60.0, models)),
         "scheduler": {**queue, "models": dict.fromkeys(models, queue)},
         "slots": {
             f"w{slot // 2}-4711/{slot % 2}": {"batches": 60 * slot, "busy_s": 30.0} for slot in range(4)
