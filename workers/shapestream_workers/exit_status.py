@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import click
 import structlog
 import typer
 
@@ -48,7 +47,7 @@ def reported(*, as_json: bool = False, in_log: bool = False) -> Iterator[None]:
             _log_defect()
         else:
             raise
-    except click.ClickException:
+    except typer.BadParameter:
         raise  # wrong usage, of which typer tells
     except Exception:
         if not (in_log and PRESENT.json):
