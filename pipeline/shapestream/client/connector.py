@@ -27,7 +27,7 @@ class Connector:
     refusal: Callable[[], str | None] = lambda: None
     """The reason why the last connection was not let in; None if it was, or no server is there."""
     broke: Callable[[], bool] = lambda: False
-    """Whether the last connection has ended since it was made. A transport may heal it by itself."""
+    """Tells whether the last connection has ended since it was made. A transport may heal it by itself."""
     others: int = 0
     """Servers besides the one of the last connection; the next connection is to one of these."""
 
