@@ -35,7 +35,7 @@ from benchmarks.models import TINY, TINY_WIDTH
 from benchmarks.processes import Child, child_process, wait_for_slots
 from benchmarks.raw_client import TIMEOUT_MS, RawClient
 from benchmarks.report import Figure, Report
-from shapestream.wire.messages import Failure, Result
+from shapestream.wire.messages import Failure, ResultEntry
 from shapestream_engine.layout import Tensors
 from shapestream_workers import cli, worker_process
 from shapestream_workers.process import end_with_parent
@@ -162,7 +162,7 @@ class Sessions:
         received = 0
         for client, owed in list(self._waiting.items()):
             for entry in client.take():
-                if type(entry) is Result:
+                if type(entry) is ResultEntry:
                     if entry.tensors.buffers[0] != owed.pop(entry.sequence):
                         raise AssertionError("an answer differs")
                     received += 1
@@ -184,7 +184,7 @@ class Sessions:
             client = self._clients[self._beats % len(self._clients)]
             self._beats += 1
             client.beat()
-            if client not in self._waiting and any(type(entry) is Result for entry in client.take()):
+            if client not in self._waiting and any(type(entry) is ResultEntry for entry in client.take()):
                 raise AssertionError("an answer that nobody waits for")
 
 

@@ -31,7 +31,7 @@ from shapestream import aio, blocking
 from shapestream.transport.curve import CallerKeys
 from shapestream.transport.curve_keys import new_key_pair, write_key_pair
 from shapestream.wire.codec import encode
-from shapestream.wire.messages import Request
+from shapestream.wire.messages import RequestEntry
 from shapestream_engine.layout import Tensors
 
 IN_FLIGHT = 64
@@ -115,7 +115,7 @@ def _messages(count: int) -> list[bytes]:
         bytes(
             encode(
                 [
-                    Request(
+                    RequestEntry(
                         sequence=number,
                         model=0,
                         remaining_ms=None,

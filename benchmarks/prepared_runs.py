@@ -22,7 +22,7 @@ import numpy as np
 
 from shapestream.scheduling.boundaries import grid_sizes
 from shapestream_engine import (
-    Batch,
+    BatchInputs,
     InputSpec,
     ModelSpec,
     RequestPool,
@@ -64,7 +64,9 @@ class Serving:
         sizes = shape.sizes
         if self._grid is not None:
             sizes = tuple(axis[bisect_left(axis, own)] for axis, own in zip(self._grid, sizes, strict=True))
-        report = self._runner.run(Batch(batch=0, model="m", sizes=sizes, members=(member,), shapes=(shape,)))
+        report = self._runner.run(
+            BatchInputs(batch=0, model="m", sizes=sizes, members=(member,), shapes=(shape,))
+        )
         assert report is not None  # nothing withdraws it
         if report.outputs is None or report.outputs[0] is None:
             raise RuntimeError(report.message)

@@ -21,8 +21,8 @@ from shapestream.wire.messages import (
     Hello,
     ModelOpened,
     OpenModel,
-    Request,
-    Result,
+    RequestEntry,
+    ResultEntry,
     Role,
     Welcome,
 )
@@ -106,7 +106,7 @@ class RawClient:
         sequence = self._sequence
         self._sequence += 1
         self._send(
-            Request(sequence=sequence, model=self._model, remaining_ms=None, priority=0, tensors=tensors)
+            RequestEntry(sequence=sequence, model=self._model, remaining_ms=None, priority=0, tensors=tensors)
         )
         return sequence
 
@@ -138,7 +138,7 @@ class RawClient:
                 self.ask(requests[sent])
                 sent += 1
             for entry in self._entries():
-                if type(entry) is Result:
+                if type(entry) is ResultEntry:
                     received += 1
                     yield entry.sequence - first, entry.tensors
                 elif type(entry) is Failure:

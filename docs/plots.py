@@ -24,7 +24,7 @@ from shapestream.scheduling.costs import CostModel
 from shapestream.scheduling.events import ModelProfile
 from shapestream.scheduling.planner import BATCH_S, DELAYED
 from shapestream.scheduling.scheduler import Scheduler
-from shapestream.scheduling.segments import Limits, Window, cut_window
+from shapestream.scheduling.segments import SegmentLimits, Window, cut_window
 from shapestream.telemetry.trace import TraceRequest
 from shapestream_engine.cost_table import CostTable
 from shapestream_workers.lab.plain_server import PlainServer
@@ -91,7 +91,7 @@ def draw_cuts(axes: Any, lengths: NDArray[np.int64], truth: TrueCost, title: str
     """One panel: a bar per request, a box per batch, and how many requests each batch has."""
     costs = believed(truth)
     window = Window(rows=np.ones(len(lengths), dtype=np.intp), shapes=lengths[:, None])
-    limits = Limits(max_rows=PROFILE.max_batch)
+    limits = SegmentLimits(max_rows=PROFILE.max_batch)
     ends = cut_window(window, costs, limits, delayed=DELAYED * len(lengths), batch_s=BATCH_S)
     starts = [0, *ends[:-1]]
     places = np.arange(len(lengths))

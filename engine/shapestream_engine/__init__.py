@@ -3,7 +3,7 @@
 It knows no event loop, no socket and no wire format; those are the pipeline's.
 """
 
-from shapestream_engine.batch import Batch, BatchReport, ErrorCode
+from shapestream_engine.batch import BatchInputs, BatchReport, ErrorCode
 from shapestream_engine.compiled_model import CompiledModel, Preparations, PreparedLimits
 from shapestream_engine.element_types import ELEMENT_TYPES, dtype_of, element_type_of
 from shapestream_engine.errors import (
@@ -45,7 +45,7 @@ from shapestream_engine.tensor import ArrayTensor, Tensor, TensorLike
 __all__ = [
     "ELEMENT_TYPES",
     "ArrayTensor",
-    "Batch",
+    "BatchInputs",
     "BatchReport",
     "Buffer",
     "CompiledModel",

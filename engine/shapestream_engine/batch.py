@@ -1,7 +1,7 @@
 """One batch and its report: the only types in which requests reach a slot and their results come back.
 
-The server makes a `Batch` of a scheduler's decision, the wire carries it, a slot runs it. The `BatchReport` goes the same
-way back. Neither knows of sockets, events or an engine's tensors.
+The server makes a `BatchInputs` of a scheduler's decision, the wire carries it, a slot runs it. The `BatchReport` goes
+the same way back. Neither knows of sockets, events or an engine's tensors.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class ErrorCode(StrEnum):
 
 
 @value
-class Batch:
+class BatchInputs:
     """Requests that run together. `members`, `shapes` and `start_before` are parallel, in the order of their rows."""
 
     batch: int

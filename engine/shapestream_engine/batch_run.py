@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from time import monotonic, perf_counter
 
-from shapestream_engine.batch import Batch, BatchReport
+from shapestream_engine.batch import BatchInputs, BatchReport
 from shapestream_engine.batching.calls import PlannedCall, merge_sizes
 from shapestream_engine.batching.pieces import Piece, divide
 from shapestream_engine.infer_request import InferRequest
@@ -22,7 +22,7 @@ class BatchRun:
 
     def __init__(
         self,
-        batch: Batch,
+        batch: BatchInputs,
         shapes: Sequence[RequestShape],
         ahead_s: float,
         pool: RequestPool,

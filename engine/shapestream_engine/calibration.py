@@ -15,7 +15,7 @@ from statistics import median
 from threading import Thread
 from time import monotonic
 
-from shapestream_engine.batch import Batch, BatchReport
+from shapestream_engine.batch import BatchInputs, BatchReport
 from shapestream_engine.calibration_cache import CostCache
 from shapestream_engine.calibration_shapes import stages
 from shapestream_engine.compiled_model import CompiledModel
@@ -216,7 +216,7 @@ class CalibrationBench:
         self._smallest = self._smallest or (prod(ran), seconds)
         self._largest = max(self._largest, (prod(ran), seconds))
 
-    def _round(self, work: Batch) -> list[BatchReport]:
+    def _round(self, work: BatchInputs) -> list[BatchReport]:
         """Run the same batch on all slots at the same time."""
         for _, given in self._slots:
             given.put(work)
@@ -232,7 +232,7 @@ class CalibrationBench:
             raise _CallFailed(failed.message)
         return reports
 
-    def _work(self, sizes: tuple[int, ...]) -> Batch:
+    def _work(self, sizes: tuple[int, ...]) -> BatchInputs:
         """A batch of that size, of requests with one row each if the model takes such."""
         signature = self._signature
         alone = not signature.has_batch or signature.strategy.alone or signature.bounds[0].minimum > 1
@@ -248,14 +248,14 @@ class CalibrationBench:
             shapes = tuple([signature.resolve(member.layout) for member in members])
         except EngineError as error:
             raise _CallFailed(str(error)) from error
-        return Batch(batch=0, model=signature.name, sizes=sizes, members=tuple(members), shapes=shapes)
+        return BatchInputs(batch=0, model=signature.name, sizes=sizes, members=tuple(members), shapes=shapes)
 
 
 def _start_slot(
     runner: Runner, reports: SimpleQueue[BatchReport]
-) -> tuple[Thread, SimpleQueue[Batch | None]]:
+) -> tuple[Thread, SimpleQueue[BatchInputs | None]]:
     """Start a thread that runs what is put into the queue beside it, until that is None."""
-    given: SimpleQueue[Batch | None] = SimpleQueue()
+    given: SimpleQueue[BatchInputs | None] = SimpleQueue()
 
     def run() -> None:
         while (batch := given.get()) is not None:

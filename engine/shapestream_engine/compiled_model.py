@@ -102,7 +102,7 @@ class CompiledModel(ABC):
 
 
 @dataclass(slots=True)
-class _Entry:
+class _CacheEntry:
     model: CompiledModel
     free: list[InferRequest] = field(default_factory=list)
     """Requests that are not lent; the one used last is lent next."""
@@ -123,7 +123,7 @@ class PreparedModels:
         self._limits = limits
         # Guards what follows, and wakes the threads that wait for a model that another one prepares.
         self._changed = threading.Condition()
-        self._entries: OrderedDict[PreparedSizes, _Entry] = OrderedDict()
+        self._entries: OrderedDict[PreparedSizes, _CacheEntry] = OrderedDict()
         """Prepared models by sizes; those used last stand last."""
         self._in_preparation: set[PreparedSizes] = set()
         self.preparations = 0
@@ -171,7 +171,7 @@ class PreparedModels:
                 entry.model.close()
             self._entries.clear()
 
-    def _entry(self, sizes: PreparedSizes) -> tuple[_Entry, bool]:
+    def _entry(self, sizes: PreparedSizes) -> tuple[_CacheEntry, bool]:
         with self._changed:
             while sizes in self._in_preparation:
                 self._changed.wait()
@@ -184,7 +184,7 @@ class PreparedModels:
             self._in_preparation.add(sizes)
             self._make_room(self._limits.max_prepared - 1)  # before the new one takes its memory
         try:
-            entry = _Entry(self._prepare(sizes), leased=1)
+            entry = _CacheEntry(self._prepare(sizes), leased=1)
         finally:
             with self._changed:
                 self._in_preparation.discard(sizes)
@@ -195,7 +195,7 @@ class PreparedModels:
                     self._make_room(self._limits.max_prepared)
         return entry, True
 
-    def _return(self, entry: _Entry) -> None:
+    def _return(self, entry: _CacheEntry) -> None:
         with self._changed:
             entry.leased -= 1
             self._make_room(self._limits.max_prepared)

@@ -16,7 +16,7 @@ import threading
 from collections.abc import Mapping
 from time import perf_counter
 
-from shapestream_engine.batch import Batch, BatchReport, ErrorCode
+from shapestream_engine.batch import BatchInputs, BatchReport, ErrorCode
 from shapestream_engine.batch_run import BatchRun
 from shapestream_engine.errors import EngineError, InferenceError
 from shapestream_engine.infer_request import InferRequest
@@ -58,7 +58,7 @@ class Runner:
         """The number of the batch that runs; None between batches."""
         return self._begun
 
-    def run(self, batch: Batch, ahead_s: float = 0.0) -> BatchReport | None:
+    def run(self, batch: BatchInputs, ahead_s: float = 0.0) -> BatchReport | None:
         """Run a batch to its report; None if it was withdrawn. Errors become reports, of whatever kind they are.
 
         `ahead_s` is `time.monotonic` of this process less the clock of the batch's `start_before`.
@@ -115,7 +115,7 @@ class Runner:
             self._last = -1
             self._withdrawn.clear()
 
-    def _process(self, batch: Batch, ahead_s: float) -> BatchReport:
+    def _process(self, batch: BatchInputs, ahead_s: float) -> BatchReport:
         began = perf_counter()
         pool = self._pools.get(batch.model)
         try:
@@ -156,7 +156,7 @@ class Runner:
         seen.add(sizes)
         return True
 
-    def _failure(self, batch: Batch, error: BaseException, began: float) -> BatchReport:
+    def _failure(self, batch: BatchInputs, error: BaseException, began: float) -> BatchReport:
         words = f"{_words(error)}{self._about_empty(batch)}"
         if self._cancelled:
             code, message = ErrorCode.CANCELLED, words
@@ -180,7 +180,7 @@ class Runner:
             message=message,
         )
 
-    def _about_empty(self, batch: Batch) -> str:
+    def _about_empty(self, batch: BatchInputs) -> str:
         """Advice, where a member has no elements: few models take sizes of 0, and engines say so in riddles."""
         pool = self._pools.get(batch.model)
         if pool is None:
@@ -198,12 +198,12 @@ class Runner:
         return ""
 
 
-def _resolved(batch: Batch, pool: RequestPool) -> tuple[RequestShape, ...]:
+def _resolved(batch: BatchInputs, pool: RequestPool) -> tuple[RequestShape, ...]:
     """The sizes of the members; raises `EngineError` for one that the model does not take."""
     return tuple([pool.resolve(member.layout) for member in batch.members])
 
 
-def _cancelled(batch: Batch) -> BatchReport:
+def _cancelled(batch: BatchInputs) -> BatchReport:
     message = "cancelled before it began"
     return BatchReport(batch=batch.batch, outputs=None, code=ErrorCode.CANCELLED, message=message)
 

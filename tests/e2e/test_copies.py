@@ -23,7 +23,7 @@ from shapestream.settings import ServerSettings
 from shapestream.transport.blocking_dealer import BlockingDealer
 from shapestream.transport.dealer import DealerSocket
 from shapestream.transport.zeromq import RouterSocket
-from shapestream_engine.batch import Batch, BatchReport
+from shapestream_engine.batch import BatchInputs, BatchReport
 from shapestream_engine.model import InputSpec, ModelSpec, OutputSpec, compile_model
 from shapestream_engine.slot import Runner
 from shapestream_workers.worker import Worker
@@ -98,7 +98,7 @@ class WatchedRunner(Runner):
 
     seen: Seen
 
-    def run(self, batch: Batch, ahead_s: float = 0.0) -> BatchReport | None:
+    def run(self, batch: BatchInputs, ahead_s: float = 0.0) -> BatchReport | None:
         """As the original."""
         for member in batch.members:
             self.seen.at_slot += large(member.buffers)

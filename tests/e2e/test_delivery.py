@@ -18,7 +18,7 @@ from tests.pipeline.serving.raw_peer import RawPeer
 
 import shapestream
 from shapestream.transport.dealer import DealerSocket
-from shapestream.wire.messages import Failure, Goodbye, OpenModel, Request, Result
+from shapestream.wire.messages import Failure, Goodbye, OpenModel, RequestEntry, ResultEntry
 from shapestream_engine.layout import Tensors
 
 pytestmark = pytest.mark.e2e
@@ -67,11 +67,11 @@ async def raw_session(address: str, client: bytes = b"c" * 16) -> AsyncIterator[
         socket.close()
 
 
-def noted(sequence: int, value: float) -> Request:
+def noted(sequence: int, value: float) -> RequestEntry:
     """A request whose tensors, and those of its result, are too large to travel inline."""
     x = np.full((1, 4000), value, np.float32)
     tensors = Tensors(layout=((0, "f32", x.shape),), buffers=(x.tobytes(),))
-    return Request(sequence=sequence, model=0, remaining_ms=None, priority=0, tensors=tensors)
+    return RequestEntry(sequence=sequence, model=0, remaining_ms=None, priority=0, tensors=tensors)
 
 
 def test_a_kept_reply_is_given_on_any_connection_and_the_model_ran_once(workplace: Any) -> None:
@@ -84,7 +84,7 @@ def test_a_kept_reply_is_given_on_any_connection_and_the_model_ran_once(workplac
         for _ in range(3):
             async with raw_session(served.address) as peer:
                 peer.say(noted(1, 21))
-                results.append(await peer.hear(Result))
+                results.append(await peer.hear(ResultEntry))
                 peer.say(noted(1, 22))
                 assert "conflict" == (await peer.hear(Failure)).code
         expected = np.full((1, 4000), 42, np.float32).tobytes()
@@ -118,7 +118,7 @@ def test_a_goodbye_is_heard_though_its_answers_find_the_connection_gone(workplac
     async def later() -> None:
         async with raw_session(served.address, b"l" * 16) as peer:
             peer.say(noted(1, 23))
-            await peer.hear(Result)
+            await peer.hear(ResultEntry)
 
     with_deadline(later)
     assert ["21", "23"] == begun(workplace)

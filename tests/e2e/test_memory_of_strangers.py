@@ -13,7 +13,7 @@ from tests.e2e.conftest import PATIENCE_S, Served, Workplace, until
 from tests.e2e.test_broken_connections import Raw, dialled
 
 from shapestream.wire.codec import decode, encode
-from shapestream.wire.messages import Hello, ModelOpened, OpenModel, Request, Role
+from shapestream.wire.messages import Hello, ModelOpened, OpenModel, RequestEntry, Role
 from shapestream_engine.layout import Tensors
 
 pytestmark = pytest.mark.e2e
@@ -118,7 +118,7 @@ class Slow:
         self._sequence += 1
         x = np.ones((1, MIB // 4), np.float32)
         tensors = Tensors(layout=((0, "f32", x.shape),), buffers=(x.tobytes(),))
-        request = Request(
+        request = RequestEntry(
             sequence=self._sequence, model=self.model, remaining_ms=None, priority=0, tensors=tensors
         )
         with suppress(zmq.Again):

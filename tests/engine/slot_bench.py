@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from shapestream_engine import (
-    Batch,
+    BatchInputs,
     BatchReport,
     CompiledModel,
     ModelSignature,
@@ -59,7 +59,7 @@ class SlotBench:
         self.pool = RequestPool(model, slots)
         self.slots = [Runner(str(number), {self.signature.name: self.pool}) for number in range(slots)]
 
-    def batch(self, *requests: Request, **more: Any) -> Batch:
+    def batch(self, *requests: Request, **more: Any) -> BatchInputs:
         """A batch of these requests; by default at the smallest sizes that hold them as their strategy rounds them."""
         members = tuple(tensors_of(self.signature, request) for request in requests)
         shapes = tuple(self.signature.resolve(member.layout) for member in members)
@@ -71,7 +71,7 @@ class SlotBench:
         }
         if "sizes" not in more:
             known["sizes"] = merge_sizes(self.signature, [shape.rounded for shape in shapes])
-        return Batch(**{**known, **more})
+        return BatchInputs(**{**known, **more})
 
     def run(self, *requests: Request, slot: int = 0, **more: Any) -> BatchReport:
         """One batch on a slot, and its report."""

@@ -15,7 +15,7 @@ import pytest
 from tests.engine.slot_bench import SlotBench
 
 from shapestream_engine import (
-    Batch,
+    BatchInputs,
     BatchReport,
     CompiledModel,
     InferenceError,
@@ -51,7 +51,7 @@ class Bench(SlotBench):
 
     def __init__(self, model: CompiledModel) -> None:
         super().__init__(model)
-        self._given: SimpleQueue[Batch | None] = SimpleQueue()
+        self._given: SimpleQueue[BatchInputs | None] = SimpleQueue()
         self._came_of: SimpleQueue[tuple[int, BatchReport | None]] = SimpleQueue()
         self._thread = threading.Thread(target=self._live, daemon=True)
         self._thread.start()

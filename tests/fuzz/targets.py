@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from shapestream.errors import ConfigurationError, ProtocolError
-from shapestream.serving.models import ServedModels
+from shapestream.serving.served_models import ServedModels
 from shapestream.settings import load_settings
 from shapestream.slices import at_once
 from shapestream.wire.codec import decode, pack_messages
 from shapestream.wire.layouts import LayoutBook
 from shapestream.wire.limits import CLIENT_LIMITS, WORKER_LIMITS, Limits
-from shapestream.wire.messages import BatchDone, Entry, Execute, Request, Result, Role, WorkerHello
+from shapestream.wire.messages import BatchDone, Entry, Execute, RequestEntry, ResultEntry, Role, WorkerHello
 from shapestream_engine.cost_table import CostTable
 from shapestream_engine.errors import EngineError, ShapeError
 from shapestream_engine.layout import Tensors
@@ -44,7 +44,7 @@ def frames_of(data: bytes) -> list[bytes]:
 
 def _tensors_of(entry: Entry) -> list[Tensors]:
     match entry:
-        case Request() | Result():
+        case RequestEntry() | ResultEntry():
             return [entry.tensors]
         case Execute():
             return list(entry.members)

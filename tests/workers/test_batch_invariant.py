@@ -16,7 +16,7 @@ from tests.pipeline.serving.harness import memory_serving
 from shapestream.errors import ConfigurationError
 from shapestream.serving.slot_threads import SlotThreads
 from shapestream.settings import load_settings
-from shapestream.wire.messages import Failure, Request, Result
+from shapestream.wire.messages import Failure, RequestEntry, ResultEntry
 from shapestream_engine import CompiledModel
 from shapestream_engine.layout import Tensors
 from shapestream_engine.strategy import Strategy
@@ -178,13 +178,15 @@ def served(model: CompiledModel, rounds: list[list[Array]]) -> list[list[bytes]]
                     for array in arrays:
                         tensors = Tensors(layout=((0, "f32", array.shape),), buffers=(array.tobytes(),))
                         requests.append(
-                            Request(sequence=number, model=0, remaining_ms=None, priority=0, tensors=tensors)
+                            RequestEntry(
+                                sequence=number, model=0, remaining_ms=None, priority=0, tensors=tensors
+                            )
                         )
                         number += 1
                     client.say(*requests)
                     while len(got) < len(arrays):
-                        answer: Any = await client.hear((Result, Failure))  # type: ignore[arg-type] # either of them
-                        assert isinstance(answer, Result), answer
+                        answer: Any = await client.hear((ResultEntry, Failure))  # type: ignore[arg-type] # either of them
+                        assert isinstance(answer, ResultEntry), answer
                         got[answer.sequence] = bytes(answer.tensors.buffers[0])
                     answers.append([got[first + place] for place in range(len(arrays))])
 

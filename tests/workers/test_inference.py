@@ -10,7 +10,7 @@ import pytest
 
 from shapestream.client.results import Result
 from shapestream.errors import InvalidRequest
-from shapestream.wire.messages import Result as Answer
+from shapestream.wire.messages import ResultEntry as Answer
 from shapestream.wire.messages import Timings
 from shapestream_engine.element_types import dtype_of
 from shapestream_engine.layout import Tensors

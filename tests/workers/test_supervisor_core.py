@@ -10,17 +10,17 @@ from shapestream_workers.supervisor.core import (
     GiveUp,
     KeepWorker,
     KillWorker,
+    ProcessState,
     ReplacementWanted,
     Restarted,
     RestartPolicy,
     RestartRequested,
     StartWorker,
-    State,
     StopNow,
     StopRequested,
     Supervisor,
     TerminateWorker,
-    TimePassed,
+    WakeupDue,
     WorkerExited,
     WorkerReady,
 )
@@ -63,8 +63,8 @@ def test_a_dead_worker_comes_back_after_the_backoff() -> None:
     assert [] == crash(supervisor, 10.0)
     assert 11.0 == supervisor.next_wakeup()
     assert "<Supervisor 1 running, 1 waiting>" == repr(supervisor)
-    assert [] == supervisor.handle(TimePassed(), 10.9)
-    assert [StartWorker(worker="a", attempt=1, role="a")] == supervisor.handle(TimePassed(), 11.0)
+    assert [] == supervisor.handle(WakeupDue(), 10.9)
+    assert [StartWorker(worker="a", attempt=1, role="a")] == supervisor.handle(WakeupDue(), 11.0)
     assert supervisor.next_wakeup() is None
 
 
@@ -75,7 +75,7 @@ def test_the_backoff_grows_to_its_limit_and_takes_jitter() -> None:
     for _ in range(4):
         crash(supervisor, 0.0, jitter=0.5)
         waits.append(supervisor.next_wakeup())
-        supervisor.handle(TimePassed(), 99.0)
+        supervisor.handle(WakeupDue(), 99.0)
     assert [1.25, 2.5, 5.0, 6.25] == waits
 
 
@@ -84,7 +84,7 @@ def test_a_worker_that_dies_too_often_is_given_up() -> None:
     supervisor = started("a")
     for now in range(4):
         assert [] == crash(supervisor, float(now))
-        supervisor.handle(TimePassed(), now + 50.0)
+        supervisor.handle(WakeupDue(), now + 50.0)
     (action,) = crash(supervisor, 60.0)
     assert GiveUp(worker="a", reason="it ended 5 times within 100 s", configuration=False) == action
     assert supervisor.hopeless
@@ -99,7 +99,7 @@ def test_crashes_outside_the_window_are_forgotten() -> None:
         now = round_ * 120.0
         assert [] == crash(supervisor, now)
         assert now + 1.0 == supervisor.next_wakeup()
-        supervisor.handle(TimePassed(), now + 1.0)
+        supervisor.handle(WakeupDue(), now + 1.0)
 
 
 def test_a_worker_that_served_for_a_while_starts_with_a_clean_slate() -> None:
@@ -110,7 +110,7 @@ def test_a_worker_that_served_for_a_while_starts_with_a_clean_slate() -> None:
         supervisor.handle(WorkerReady(worker="a"), now)
         assert [] == crash(supervisor, now + 10.0)
         assert now + 11.0 == supervisor.next_wakeup()
-        supervisor.handle(TimePassed(), now + 11.0)
+        supervisor.handle(WakeupDue(), now + 11.0)
 
 
 def test_a_configuration_error_is_final_at_once() -> None:
@@ -119,14 +119,14 @@ def test_a_configuration_error_is_final_at_once() -> None:
     (action,) = crash(supervisor, 0.0, status=3)
     assert GiveUp(worker="a", reason="its configuration cannot be used", configuration=True) == action
     assert not supervisor.hopeless
-    assert State.RUNNING is supervisor.state_of("b")
+    assert ProcessState.RUNNING is supervisor.state_of("b")
 
 
 def test_an_unasked_clean_exit_is_followed_by_a_restart() -> None:
     """Somebody sent SIGTERM to one worker: the server still wants it."""
     supervisor = started("a")
     assert [] == crash(supervisor, 0.0, status=0)
-    assert State.WAITING is supervisor.state_of("a")
+    assert ProcessState.WAITING is supervisor.state_of("a")
 
 
 def test_stopping_asks_first_and_kills_when_the_time_is_up() -> None:
@@ -137,7 +137,7 @@ def test_stopping_asks_first_and_kills_when_the_time_is_up() -> None:
     )
     assert [] == crash(supervisor, 11.0, status=0)
     assert 15.0 == supervisor.next_wakeup()
-    assert [KillWorker(worker="b")] == supervisor.handle(TimePassed(), 15.0)
+    assert [KillWorker(worker="b")] == supervisor.handle(WakeupDue(), 15.0)
     assert supervisor.next_wakeup() is None
     assert not supervisor.finished
     supervisor.handle(WorkerExited(worker="b", status=-9), 15.1)
@@ -151,7 +151,7 @@ def test_a_worker_that_waits_for_its_restart_is_not_started_while_stopping() -> 
     crash(supervisor, 0.0)
     assert [] == supervisor.handle(StopRequested(grace_s=5.0), 0.5)
     assert supervisor.finished
-    assert [] == supervisor.handle(TimePassed(), 100.0)
+    assert [] == supervisor.handle(WakeupDue(), 100.0)
 
 
 def test_stop_now_kills_what_runs_and_what_was_asked_before() -> None:
@@ -206,7 +206,7 @@ def test_one_process_is_replaced_at_a_time() -> None:
     assert [] == want(supervisor, "b", 50.0)
     assert [] == want(supervisor, "a", 51.0)
     supervisor.handle(WorkerReady(worker="a+1"), 52.0)
-    assert [] == supervisor.handle(TimePassed(), 52.5)
+    assert [] == supervisor.handle(WakeupDue(), 52.5)
     assert [StartWorker(worker="b+2", attempt=0, role="b")] == supervisor.handle(
         WorkerExited(worker="a", status=0), 53.0
     )
@@ -217,8 +217,8 @@ def test_a_limit_that_is_too_low_does_not_eat_the_time_up() -> None:
     supervisor = serving("a", start_s=2.0)
     assert [] == want(supervisor, "a", 3.0)
     assert 10.0 == supervisor.next_wakeup()
-    assert [] == supervisor.handle(TimePassed(), 9.9)
-    assert [StartWorker(worker="a+1", attempt=0, role="a")] == supervisor.handle(TimePassed(), 10.0)
+    assert [] == supervisor.handle(WakeupDue(), 9.9)
+    assert [StartWorker(worker="a+1", attempt=0, role="a")] == supervisor.handle(WakeupDue(), 10.0)
 
 
 def test_an_old_process_that_does_not_finish_is_killed() -> None:
@@ -227,7 +227,7 @@ def test_an_old_process_that_does_not_finish_is_killed() -> None:
     want(supervisor, "a", 50.0)
     supervisor.handle(WorkerReady(worker="a+1"), 52.0)
     assert 82.0 == supervisor.next_wakeup()
-    assert [KillWorker(worker="a")] == supervisor.handle(TimePassed(), 82.0)
+    assert [KillWorker(worker="a")] == supervisor.handle(WakeupDue(), 82.0)
     assert [] == supervisor.handle(WorkerExited(worker="a", status=-9), 82.1)
     assert "<Supervisor 1 running>" == repr(supervisor)
 
@@ -239,7 +239,7 @@ def test_a_process_that_dies_while_it_is_replaced_is_not_restarted() -> None:
     assert [] == crash(supervisor, 51.0)
     assert "<Supervisor 1 running>" == repr(supervisor)
     supervisor.handle(WorkerExited(worker="a+1", status=-9), 52.0)
-    assert [StartWorker(worker="a+1", attempt=1, role="a")] == supervisor.handle(TimePassed(), 53.0)
+    assert [StartWorker(worker="a+1", attempt=1, role="a")] == supervisor.handle(WakeupDue(), 53.0)
 
 
 def test_a_process_that_dies_before_its_turn_loses_it() -> None:
@@ -250,9 +250,9 @@ def test_a_process_that_dies_before_its_turn_loses_it() -> None:
     crash(supervisor, 51.0)
     supervisor.handle(WorkerReady(worker="b+1"), 52.0)
     supervisor.handle(WorkerExited(worker="b", status=0), 53.0)
-    supervisor.handle(TimePassed(), 54.0)
+    supervisor.handle(WakeupDue(), 54.0)
     supervisor.handle(WorkerReady(worker="a"), 55.0)
-    assert [] == supervisor.handle(TimePassed(), 1000.0)
+    assert [] == supervisor.handle(WakeupDue(), 1000.0)
 
 
 def test_a_replacement_that_crashes_is_tried_again_beside_the_old_process() -> None:
@@ -260,7 +260,7 @@ def test_a_replacement_that_crashes_is_tried_again_beside_the_old_process() -> N
     supervisor = serving("a")
     want(supervisor, "a", 50.0)
     assert [] == supervisor.handle(WorkerExited(worker="a+1", status=1), 51.0)
-    assert [StartWorker(worker="a+1", attempt=1, role="a")] == supervisor.handle(TimePassed(), 52.0)
+    assert [StartWorker(worker="a+1", attempt=1, role="a")] == supervisor.handle(WakeupDue(), 52.0)
     assert [TerminateWorker(worker="a")] == supervisor.handle(WorkerReady(worker="a+1"), 54.0)
 
 
@@ -273,7 +273,7 @@ def test_a_replacement_that_cannot_be_had_leaves_the_old_process_in_its_place() 
     assert KeepWorker(worker="a", reason="its configuration cannot be used") == keep
     assert StartWorker(worker="b+2", attempt=0, role="b") == start
     assert [] == want(supervisor, "a", 60.0)
-    assert State.RUNNING is supervisor.state_of("a")
+    assert ProcessState.RUNNING is supervisor.state_of("a")
     assert not supervisor.hopeless
 
 
@@ -303,7 +303,7 @@ def test_a_worker_that_answers_is_not_given_up_for_what_kills_it() -> None:
         wakeup = supervisor.next_wakeup()
         assert wakeup is not None
         assert now + 1.0 == wakeup
-        assert [StartWorker(worker="a", attempt=now + 1, role="a")] == supervisor.handle(TimePassed(), wakeup)
+        assert [StartWorker(worker="a", attempt=now + 1, role="a")] == supervisor.handle(WakeupDue(), wakeup)
 
 
 def test_a_worker_that_never_answers_is_given_up_though_it_dies_of_what_it_runs() -> None:
@@ -311,7 +311,7 @@ def test_a_worker_that_never_answers_is_given_up_though_it_dies_of_what_it_runs(
     supervisor = started("a")
     for now in range(4):
         assert [] == killed_by_a_request(supervisor, float(now), None)
-        supervisor.handle(TimePassed(), now + 50.0)
+        supervisor.handle(WakeupDue(), now + 50.0)
     (action,) = killed_by_a_request(supervisor, 60.0, None)
     assert isinstance(action, GiveUp)
 
@@ -320,10 +320,10 @@ def test_what_was_answered_long_ago_excuses_nothing() -> None:
     """After a window without an answer its deaths count again."""
     supervisor = started("a")
     killed_by_a_request(supervisor, 1.0, 0.5)
-    supervisor.handle(TimePassed(), 2.0)
+    supervisor.handle(WakeupDue(), 2.0)
     for number in range(4):
         assert [] == killed_by_a_request(supervisor, 101.0 + number, None)
-        supervisor.handle(TimePassed(), 110.0 + number)
+        supervisor.handle(WakeupDue(), 110.0 + number)
     (action,) = killed_by_a_request(supervisor, 115.0, None)
     assert isinstance(action, GiveUp)
 
@@ -356,7 +356,7 @@ def test_a_restart_is_over_when_each_worker_was_replaced() -> None:
     supervisor.handle(RestartRequested(), 3.0)
     supervisor.handle(WorkerReady(worker="a+1"), 5.0)
     supervisor.handle(WorkerExited(worker="b", status=-9), 5.0)
-    supervisor.handle(TimePassed(), 7.0)
+    supervisor.handle(WakeupDue(), 7.0)
     supervisor.handle(WorkerReady(worker="b"), 8.0)
     assert supervisor.restarted_since(before) is None
     supervisor.handle(WorkerExited(worker="a", status=0), 9.0)
@@ -434,7 +434,7 @@ def test_whatever_happens_a_worker_never_runs_twice_and_nothing_starts_after_a_s
             "restart": RestartRequested(),
             "ready": WorkerReady(worker=worker),
             "replace": ReplacementWanted(worker=worker),
-            "time": TimePassed(),
+            "time": WakeupDue(),
             "stop": StopRequested(grace_s=5.0),
             "now": StopNow(),
         }[kind]
@@ -480,7 +480,7 @@ def test_a_worker_that_served_before_it_was_refused_is_started_again_and_has_not
         assert [] == crash(supervisor, now + 1.0, status=4)
         wakeup = supervisor.next_wakeup()
         assert now + 1.0 + POLICY.backoff_initial_s == wakeup
-        (start,) = supervisor.handle(TimePassed(), now + 2.0)
+        (start,) = supervisor.handle(WakeupDue(), now + 2.0)
         assert isinstance(start, StartWorker)
         now += 3.0
 

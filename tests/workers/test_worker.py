@@ -25,13 +25,13 @@ from shapestream.wire.limits import WORKER_LIMITS
 from shapestream.wire.messages import (
     WORKER_PROTOCOL,
     BatchDone,
-    BatchFailed,
-    CancelBatch,
+    BatchFailedEntry,
+    CancelBatchEntry,
     Entry,
     Execute,
     Goodbye,
     Heartbeat,
-    RecallBatch,
+    RecallBatchEntry,
     Role,
     SlotEnded,
     SlotHello,
@@ -474,13 +474,13 @@ def test_withdrawals_go_to_the_slots_and_their_news_to_the_server() -> None:
 
     async def scene(server: Played, worker: Worker, ready: list[float]) -> None:
         await server.welcome()
-        server.say(CancelBatch(batch=7, slot=0), RecallBatch(batch=8, slot=0))
+        server.say(CancelBatchEntry(batch=7, slot=0), RecallBatchEntry(batch=8, slot=0))
         await trio.testing.wait_all_tasks_blocked()
         slots = SLOTS[-1]
         assert [(0, 7, "cancelled"), (0, 8, "recalled")] == slots.withdrawn
         for session in (server.session - 1, server.session):
             slots.tell(BatchWithdrawn(session=session, slot=0, batch=8))
-        failed = await server.next(BatchFailed)
+        failed = await server.next(BatchFailedEntry)
         assert (8, server.session, "recalled") == (failed.batch, failed.session, failed.code)
         await server.next(Heartbeat)
 

@@ -17,12 +17,12 @@ from shapestream.serving.slot_threads import (
 )
 from shapestream.transport.interface import PeerSocket
 from shapestream.wire.messages import (
-    BatchFailed,
-    CancelBatch,
+    BatchFailedEntry,
+    CancelBatchEntry,
     Clock,
     Goodbye,
     Heartbeat,
-    RecallBatch,
+    RecallBatchEntry,
     SlotEnded,
     Unknown,
     WorkerDraining,
@@ -131,8 +131,8 @@ def test_deadlines_count_by_the_servers_clock_and_half_the_round_trip() -> None:
 def test_cancels_and_recalls_go_to_the_slot_that_they_name() -> None:
     """Only it can tell whether the batch has begun."""
     session, slots = greeted()
-    session.accept(CancelBatch(batch=71, slot=1), 1.1)
-    session.accept(RecallBatch(batch=72, slot=0), 1.1)
+    session.accept(CancelBatchEntry(batch=71, slot=1), 1.1)
+    session.accept(RecallBatchEntry(batch=72, slot=0), 1.1)
     assert [(1, 71, "cancelled"), (0, 72, "recalled")] == slots.withdrawn
     assert [] == session.outgoing
 
@@ -143,7 +143,7 @@ def test_the_control_answers_for_what_was_withdrawn_in_this_session() -> None:
     for number in (9, 1):
         session.heed(BatchWithdrawn(session=number, slot=0, batch=5), 1.0)
     (failed,) = session.outgoing
-    assert isinstance(failed, BatchFailed)
+    assert isinstance(failed, BatchFailedEntry)
     assert (5, 1, "recalled") == (failed.batch, failed.session, failed.code)
 
 

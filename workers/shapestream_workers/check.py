@@ -17,7 +17,7 @@ from typing import Any
 
 from shapestream.errors import ConfigurationError
 from shapestream.settings import LoadedSettings, ModelSettings, load_models
-from shapestream_engine.batch import Batch, BatchReport
+from shapestream_engine.batch import BatchInputs, BatchReport
 from shapestream_engine.batch_axis import inputs_line
 from shapestream_engine.batching.calls import merge_sizes
 from shapestream_engine.compiled_model import CompiledModel
@@ -195,7 +195,7 @@ class _Hangs(Exception):
 
 def _try_model(settings: ModelSettings, compiled: CompiledModel) -> _Tried:
     """Run the model as requests would; sizes that it refuses while it takes others are warned of, with bounds."""
-    runner = _Runner(settings, compiled)
+    runner = _CheckRunner(settings, compiled)
     tried = _Tried()
     try:
         _try_sizes(runner, tried)
@@ -204,7 +204,7 @@ def _try_model(settings: ModelSettings, compiled: CompiledModel) -> _Tried:
     return tried
 
 
-def _try_sizes(runner: _Runner, tried: _Tried) -> None:
+def _try_sizes(runner: _CheckRunner, tried: _Tried) -> None:
     signature = runner.signature
     small = tuple(_clamped(1, bounds) for bounds in signature.bounds)
     failed: dict[tuple[int, ...], str] = {}
@@ -239,7 +239,7 @@ def _try_sizes(runner: _Runner, tried: _Tried) -> None:
             tried.problems.append(f"failed on made-up inputs, {call}: {words}{runner.hint}")
 
 
-def _bounds_advice(runner: _Runner, failed: tuple[int, ...], ran: tuple[int, ...]) -> str | None:
+def _bounds_advice(runner: _CheckRunner, failed: tuple[int, ...], ran: tuple[int, ...]) -> str | None:
     """The shapes to state so that requests of sizes like the failed ones are refused before they run.
 
     None where the model refuses the number of rows rather than these sizes: then the model is at fault.
@@ -275,7 +275,7 @@ def _clamped(size: int, bounds: Dimension) -> int:
     return size if bounds.maximum is None else min(size, bounds.maximum)
 
 
-class _Runner:
+class _CheckRunner:
     """Runner of calls on one slot, with inputs as the configuration describes them."""
 
     def __init__(self, settings: ModelSettings, compiled: CompiledModel) -> None:
@@ -291,7 +291,7 @@ class _Runner:
         members = [make_request(self.signature, self._values, sizes) for sizes in rows]
         shapes = [self.signature.resolve(member.layout) for member in members]
         call = f"{_spell(self.signature, rows[0])}{f' x {len(rows)} requests' if len(rows) > 1 else ''}"
-        batch = Batch(
+        batch = BatchInputs(
             batch=0,
             model=self._model,
             sizes=merge_sizes(self.signature, [shape.sizes for shape in shapes]),

@@ -43,7 +43,7 @@ _PROBE = "say by `probe` what realistic inputs are"
 _VOUCH = "vouch for it by trust: true"
 
 
-class _Refusal(NamedTuple):
+class _ProofRefusal(NamedTuple):
     """A reason to refuse a model: the place below it in the YAML, what is wrong, and what to do about it."""
 
     place: Location
@@ -152,7 +152,7 @@ def _values(probe: ProbeSettings) -> Values | None:
             return None
 
 
-def _refusal(model: ModelSettings, finding: Finding) -> _Refusal:
+def _refusal(model: ModelSettings, finding: Finding) -> _ProofRefusal:
     vouch = "trust: true serves it all the same"
     treatment = finding.treatment
     # "strategy bucketed changes ...", or "padding of seq (strategy native) changes ...".
@@ -160,26 +160,26 @@ def _refusal(model: ModelSettings, finding: Finding) -> _Refusal:
     what = f"{finding.subject}: {treatment}{strategy} changes the results: {finding.evidence}"
     match treatment.kind:
         case "invariance":
-            return _Refusal(
+            return _ProofRefusal(
                 ("batching", "batch_invariant"),
                 f"{finding.subject}: the results depend on who shares the call: {finding.evidence}",
                 "batch_invariant: 1 runs every request alone; without batch_invariant they are equal within tolerances only",
             )
         case "static":
-            return _Refusal(("shapes", "static"), what, f"remove that shape; {vouch}")
+            return _ProofRefusal(("shapes", "static"), what, f"remove that shape; {vouch}")
         case "strategy":
-            return _Refusal(("shapes",), what, f"choose another strategy; {vouch}")
+            return _ProofRefusal(("shapes",), what, f"choose another strategy; {vouch}")
     if treatment.dimensions:
         wanted = ", ".join(treatment.dimensions)
         remedy = f"remove {wanted} from `pad`, or give the model a mask that it heeds, by mask_of; {vouch}"
-        return _Refusal(_pad_place(model, treatment.dimensions), what, remedy)
+        return _ProofRefusal(_pad_place(model, treatment.dimensions), what, remedy)
     alone = "set batching.max_batch to 1, or call that axis anything but batch, and every request runs alone"
     if model.batching.max_batch == 1:
         alone = "allow no sizes of batch, by shapes or batch_invariant: such calls divide requests and fill them up"
-    return _Refusal(_output_place(model, finding.output), what, f"{alone}; {vouch}")
+    return _ProofRefusal(_output_place(model, finding.output), what, f"{alone}; {vouch}")
 
 
-def _unproved(model: ModelSettings, finding: Finding, shared: Sequence[str]) -> Iterator[_Refusal]:
+def _unproved(model: ModelSettings, finding: Finding, shared: Sequence[str]) -> Iterator[_ProofRefusal]:
     """Yield the refusals of what the configuration cannot do without; none where it is left off, or goes on.
 
     `shared` are the outputs with that rule.
@@ -193,7 +193,7 @@ def _unproved(model: ModelSettings, finding: Finding, shared: Sequence[str]) -> 
             # Calls are filled up to the bound, whatever `max_batch` says.
             remedy = f"bound batch by {finding.rows} in the shape of an input, or remove shapes.max_prepared"
         what = f"{about} beyond {finding.rows} rows: {finding.why}"
-        yield _Refusal(("batching", "max_batch"), what, f"{remedy}, or {_VOUCH}")
+        yield _ProofRefusal(("batching", "max_batch"), what, f"{remedy}, or {_VOUCH}")
     elif treatment.kind == "batching":
         for name in shared:
             if finding.output in (None, name):
@@ -201,16 +201,16 @@ def _unproved(model: ModelSettings, finding: Finding, shared: Sequence[str]) -> 
                     f"output {name!r}: the rule shared holds only where the output is the same whatever else is in the "
                     f"batch, and nothing has proved that: {finding.why}"
                 )
-                yield _Refusal(("outputs", name), what, "trust: true vouches for it")
+                yield _ProofRefusal(("outputs", name), what, "trust: true vouches for it")
     elif treatment.kind == "invariance":
         what = f"{finding.subject}: batch_invariant is unproved: {finding.why}"
-        yield _Refusal(("batching", "batch_invariant"), what, f"{_PROBE}, or {_VOUCH}")
+        yield _ProofRefusal(("batching", "batch_invariant"), what, f"{_PROBE}, or {_VOUCH}")
     elif treatment.kind == "strategy":
         what = f"{finding.subject}: {treatment} needs padding that is proved harmless, and it is unproved: {finding.why}"
-        yield _Refusal(("shapes",), what, f"{_PROBE}, choose the strategy native, or {_VOUCH}")
+        yield _ProofRefusal(("shapes",), what, f"{_PROBE}, choose the strategy native, or {_VOUCH}")
     elif needed:
         what = f"{about}: {finding.why}; the strategy {shapes.strategy} cannot do without it"
-        yield _Refusal(("shapes", needed[0]), what, f"{_PROBE}, or {_VOUCH}")
+        yield _ProofRefusal(("shapes", needed[0]), what, f"{_PROBE}, or {_VOUCH}")
 
 
 def _doubt(model: ModelSettings, finding: Finding) -> _Line:
@@ -275,7 +275,7 @@ def try_model(
     `spec` is the model as the configuration describes it. With `trust: true` nothing is proved unless
     `prove_trusted`, and no axis is guessed.
     """
-    trial = _Trial(model, slots, threads, prove_trusted=prove_trusted)
+    trial = _SpecificationTrial(model, slots, threads, prove_trusted=prove_trusted)
     if not may_share(model):
         return trial.of(spec)
     if states_batch(spec):
@@ -313,7 +313,7 @@ def why_alone(signatures: Iterable[ModelSignature]) -> Iterator[str]:
             yield f"model {signature.name!r}: every request runs alone: {_why_alone(found)}"
 
 
-class _Trial:
+class _SpecificationTrial:
     """Trials of specifications of one model."""
 
     def __init__(self, model: ModelSettings, slots: int, threads: int | None, *, prove_trusted: bool) -> None:

@@ -26,13 +26,13 @@ from shapestream.telemetry.logging import LEVELS, change
 from shapestream.wire.codec import BadEntry
 from shapestream.wire.messages import (
     WORKER_PROTOCOL,
-    BatchFailed,
-    CancelBatch,
+    BatchFailedEntry,
+    CancelBatchEntry,
     Clock,
     Entry,
     Goodbye,
     Heartbeat,
-    RecallBatch,
+    RecallBatchEntry,
     SetLogLevel,
     SlotEnded,
     Unknown,
@@ -121,9 +121,9 @@ class WorkerSession:
     def accept(self, entry: Entry | BadEntry, now: float) -> None:
         """Takes one entry from the server."""
         match entry:
-            case CancelBatch():
+            case CancelBatchEntry():
                 self._slots.withdraw(entry.slot, entry.batch, ErrorCode.CANCELLED)
-            case RecallBatch():
+            case RecallBatchEntry():
                 self._slots.withdraw(entry.slot, entry.batch, ErrorCode.RECALLED)
             case Clock():
                 self._clock.heard(entry.sent_us, now)
@@ -165,7 +165,7 @@ class WorkerSession:
         match news:
             case BatchWithdrawn() if news.session == session:
                 self.outgoing.append(
-                    BatchFailed(
+                    BatchFailedEntry(
                         batch=news.batch,
                         session=news.session,
                         code=ErrorCode.RECALLED,

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from shapestream_engine.batch import Batch
+from shapestream_engine.batch import BatchInputs
 from shapestream_engine.batching.assembly import Assembly
 from shapestream_engine.batching.calls import merge_sizes
 from shapestream_engine.compiled_model import CompiledModel
@@ -112,7 +112,7 @@ class Service:
         """The results of each member, per output; raises `InferenceError` for the errors that a slot reports."""
         self._announce(self.phase, words)
         report = self._runner.run(
-            Batch(
+            BatchInputs(
                 batch=0,
                 model=self.signature.name,
                 sizes=merge_sizes(self.signature, [member.shape.rounded for member in members]),

@@ -141,7 +141,7 @@ def examine(
         emit([Finding(treatment=treatment, output=None, verdict="unproved", why=why) for treatment in wanted])
     else:
         service = None if served is None else Service(served, announce)
-        trial = _Trial(bench, service, baseline, options, skip)
+        trial = _TreatmentRun(bench, service, baseline, options, skip)
         trial.run(wanted, emit, ends_at)
         outcome.tolerances = {
             port.name: tolerance.to_dict()
@@ -156,7 +156,7 @@ def examine(
     return outcome
 
 
-class _Trial:
+class _TreatmentRun:
     """The cases of one treatment after another, within the budget."""
 
     def __init__(

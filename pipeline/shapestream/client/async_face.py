@@ -28,7 +28,8 @@ from typing import (
 import trio
 
 from shapestream.client.core import Core
-from shapestream.client.models import Model
+from shapestream.client.opened_models import Model
+from shapestream.client.request_tags import tags_of
 from shapestream.client.results import Result
 from shapestream.client.streaming import (
     Item,
@@ -42,7 +43,6 @@ from shapestream.client.streaming import (
     pull_async,
     start_pulling,
 )
-from shapestream.client.tags import tags_of
 from shapestream.client.tickets import (
     AnyTicket,
     Kind,
@@ -60,7 +60,7 @@ from shapestream.client.tickets import (
     stories_asked,
     stories_of,
 )
-from shapestream.wire.messages import Result as Answer
+from shapestream.wire.messages import ResultEntry as Answer
 from shapestream_engine.signature import ModelSignature
 
 _WAY_IN = "async with client.stream(…) as results"

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, Self, overloa
 from shapestream.client.connector import Addresses, connector_for
 from shapestream.client.core import Core, CoreThread, Withdraw, software
 from shapestream.client.link import LinkSettings
-from shapestream.client.models import Model
+from shapestream.client.opened_models import Model
+from shapestream.client.request_tags import tags_of
 from shapestream.client.results import Result
 from shapestream.client.streaming import (
     Item,
@@ -30,7 +31,6 @@ from shapestream.client.streaming import (
     StreamState,
     start_pulling,
 )
-from shapestream.client.tags import tags_of
 from shapestream.client.tickets import (
     AnyTicket,
     Kind,
@@ -47,7 +47,7 @@ from shapestream.client.tickets import (
     stories_asked,
     stories_of,
 )
-from shapestream.wire.messages import Result as Answer
+from shapestream.wire.messages import ResultEntry as Answer
 from shapestream_engine.signature import ModelSignature
 
 # A Ctrl-C interrupts a lock that is waited for, unless it comes just before: while this thread waits for the

@@ -24,14 +24,14 @@ import trio
 
 from shapestream.client.connector import Connector
 from shapestream.client.link import LinkSettings
-from shapestream.client.models import Model
+from shapestream.client.opened_models import Model
 from shapestream.client.session import Session
 from shapestream.client.tickets import AnyTicket, EndTicket, Owner, Question, RequestTicket, hand_back
 from shapestream.errors import Cancelled, InternalError, ProtocolError, RequestError, TransportError
 from shapestream.transport.interface import Connection, Message
 from shapestream.transport.wake import Wake
 from shapestream.wire.codec import decode, encode, pack_messages
-from shapestream.wire.messages import Entry, Request, Role
+from shapestream.wire.messages import Entry, RequestEntry, Role
 
 _CLOSED = "the client is closed"
 
@@ -60,7 +60,7 @@ class WithdrawAll:
 Posted: TypeAlias = AnyTicket | Attend | Withdraw | WithdrawAll
 
 
-class Inbox:
+class SubmissionQueue:
     """The queue from the faces to the core, from any thread: each item reaches a turn, or is refused after the end.
 
     There is no lock. Appending to a deque and taking from it are atomic, and an item that is posted late is refused by the
@@ -192,7 +192,7 @@ class Core:
             now=clock(),
             new_model=Model,
         )
-        self._inbox = Inbox(deliver, self._turn_or_end)
+        self._inbox = SubmissionQueue(deliver, self._turn_or_end)
         self.post = self._inbox.post
         self.model = cast("dict[str, Model]", self._session.models).get
         self.check_process = self._inbox.check_process
@@ -464,7 +464,7 @@ class Core:
         try:
             encode([entry])
         except RequestError as error:
-            if isinstance(entry, Request):
+            if isinstance(entry, RequestEntry):
                 self._session.fail(entry.sequence, error)
                 self._inbox.wake()
             return False

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shapestream.errors import RequestError
-from shapestream.wire.messages import Result as Answer
+from shapestream.wire.messages import ResultEntry as Answer
 from shapestream.wire.messages import Timings
 from shapestream_engine.element_types import dtype_of
 

@@ -1,7 +1,7 @@
 """One client's half of protocol version 1, as a plain object: entries and tickets in and out. Pure.
 
 The session stands between the core, which moves bytes, and the faces, which wait. It has no socket, no clock and no await:
-the time is an argument. `turn()` returns the actions that are due, `next_wakeup()` the time of the next turn. The `Ledger`
+the time is an argument. `turn()` returns the actions that are due, `next_wakeup()` the time of the next turn. The `InFlight`
 has the tickets; the state of the connection is a `Link`.
 
 The session hands every submitted ticket back exactly once, unless its owner withdrew it. It sends the requests of a model
@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from shapestream.client.ledger import NEVER_SENT, Ledger
+from shapestream.client.in_flight import NEVER_SENT, InFlight
 from shapestream.client.link import Link, LinkSettings
 from shapestream.client.tickets import (
     AnyTicket,
@@ -59,9 +59,9 @@ from shapestream.wire.messages import (
     ModelOpened,
     ModelRefused,
     OpenModel,
-    Request,
-    Result,
-    Statistics,
+    RequestEntry,
+    ResultEntry,
+    StatisticsEntry,
     StatisticsRequest,
     Unknown,
     Welcome,
@@ -97,7 +97,7 @@ class Session:
         self._unavailable_after_s = settings.unavailable_after_s
         self._others = settings.others
         self._link = Link(settings, now)
-        self.ledger = Ledger(client)
+        self.ledger = InFlight(client)
         self.take_finished = self.ledger.take_finished
         self._epoch: bytes | None = None
         self._trouble = ""
@@ -153,7 +153,7 @@ class Session:
         """Take the entries of one or several messages."""
         self._link.heard_at = now
         for entry in entries:
-            if type(entry) is Result:
+            if type(entry) is ResultEntry:
                 ticket = self.ledger.answered(entry.sequence)
                 if ticket is not None:
                     self._link.answered(now - ticket.sent_at, entry.timings.total_us)
@@ -277,7 +277,7 @@ class Session:
                 self.ledger.window_bytes = entry.window_bytes
                 self.ledger.largest_bytes = max(self.ledger.largest_bytes, entry.window_bytes)
                 self._credit = entry
-            case Statistics():
+            case StatisticsEntry():
                 self._statistics_asked = False
                 for ticket in self.ledger.of_kind(StatisticsTicket):
                     self.ledger.end(ticket, entry.values)
@@ -411,7 +411,7 @@ class Session:
         if self._credit is not None:
             entries.append(self._credit)
             self._credit = None
-        requests: list[Request] = []
+        requests: list[RequestEntry] = []
         if self.ledger.waiting:
             requests = self.ledger.take_sendable(now, self._link.one_way_s)
             for request in requests:

@@ -21,12 +21,12 @@ from types import AsyncGeneratorType, GeneratorType
 from typing import Any, Generic, Literal, Protocol, TypeAlias, TypeVar, cast
 
 from shapestream.client.core import Attend, Core, WithdrawAll
-from shapestream.client.models import Model
+from shapestream.client.opened_models import Model
+from shapestream.client.request_tags import current_trace, opentelemetry_is_loaded
 from shapestream.client.results import Failed, Result
-from shapestream.client.tags import current_trace, opentelemetry_is_loaded
 from shapestream.client.tickets import AnyTicket, EndTicket, RequestTicket, checked_deadline, checked_priority
 from shapestream.errors import InvalidRequest, RequestError
-from shapestream.wire.messages import Result as Answer
+from shapestream.wire.messages import ResultEntry as Answer
 from shapestream_engine.layout import Tensors
 
 Item: TypeAlias = Result | Failed

@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 
 from shapestream.errors import InternalError, InvalidRequest, RequestError
 from shapestream.wire.limits import MAX_NAME_CHARACTERS, MAX_PRIORITY
-from shapestream.wire.messages import Result
+from shapestream.wire.messages import ResultEntry
 from shapestream_engine.layout import Tensors
 
 NEVER_S = 1e9
@@ -54,7 +54,7 @@ class ModelHandle:
         return self.described.get("idempotent") is not False
 
 
-Outcome: TypeAlias = Result | RequestError | ModelHandle | dict[str, Any] | BaseException | bool
+Outcome: TypeAlias = ResultEntry | RequestError | ModelHandle | dict[str, Any] | BaseException | bool
 """A result, an error, an opened model, statistics; at a stream's end the producer's exception, or True."""
 
 

@@ -6,7 +6,7 @@ from math import inf
 from typing import NamedTuple
 
 
-class Answered(NamedTuple):
+class AnsweredBatch(NamedTuple):
     """The batch that a slot has just answered."""
 
     model: str

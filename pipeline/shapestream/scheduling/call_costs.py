@@ -2,7 +2,7 @@
 
 A request may be padded when it comes (size_steps.py). A batch has the sum of its members' rows and their largest shape.
 Its call may be larger: where learned sizes are rounded to (rounding.py), or where a static model of a somewhat larger
-shape is faster than the dynamic one. Where only some numbers of rows are allowed, it is several calls (`Surface.calls`).
+shape is faster than the dynamic one. Where only some numbers of rows are allowed, it is several calls (`BatchCosts.calls`).
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from math import prod
 
 import numpy as np
 
+from shapestream.scheduling.batch_costs import CLOSE, BatchCosts
 from shapestream.scheduling.cost_grid import Floats, Integers, Sizes, elements_of_many
 from shapestream.scheduling.events import ModelProfile
 from shapestream.scheduling.rounding import ShapeRounding
-from shapestream.scheduling.surface import CLOSE, Surface
 
 USES = 8
 """Batches among which a new shape's preparation is divided when batches are compared: what has come once will come again, so
@@ -61,7 +61,7 @@ class CallCosts:
     )
 
     def __init__(
-        self, surface: Surface, profile: ModelProfile, rounding: ShapeRounding | None = None
+        self, surface: BatchCosts, profile: ModelProfile, rounding: ShapeRounding | None = None
     ) -> None:
         self.surface = surface
         self.profile = profile

@@ -601,7 +601,7 @@ def _fitted(n: float, s: float, ee: float, ns: float, es: float) -> tuple[float,
     return 0.0, es / ee
 
 
-class Line:
+class LinearCost:
     """Seconds as `fixed_s + element_s * elements`, learned from what ran: least squares with forgetting.
 
     Errors count in proportion (an observation weighs 1 / seconds²), so that long calls do not drown short ones.

@@ -10,12 +10,12 @@ from itertools import count
 from math import isfinite
 from types import MappingProxyType
 
+from shapestream.scheduling.batch_costs import BatchCosts, WorkerClass
 from shapestream.scheduling.call_costs import CallBytes, CallCosts
 from shapestream.scheduling.cost_grid import Sizes, elements_of
 from shapestream.scheduling.events import ModelProfile
 from shapestream.scheduling.rounding import ShapeRounding
 from shapestream.scheduling.size_steps import SizeSteps
-from shapestream.scheduling.surface import Kind, Surface
 from shapestream_engine.cost_table import CostTable, LearnedCosts
 
 NOTHING_LEARNED: Mapping[str, LearnedCosts] = MappingProxyType({})
@@ -48,18 +48,18 @@ class ModelCosts:
     ) -> None:
         """`known`: what an earlier server learned, by the digests of the tables that it corrects.
 
-        `versions`: numbers never used before, see `Kind`.
+        `versions`: numbers never used before, see `WorkerClass`.
         """
         self.profile = profile
         self._known = known
         self._versions = versions
-        self.kinds: dict[str, Kind] = {}
+        self.kinds: dict[str, WorkerClass] = {}
         """By the key of the table; "" where there is none."""
-        self._slots: dict[int, Surface] = {}
+        self._slots: dict[int, BatchCosts] = {}
         """By the slots that have the model."""
-        self._most_common: Surface | None = None
+        self._most_common: BatchCosts | None = None
         """See `surface`; None where it must be looked for."""
-        self._call_costs: dict[Kind | Surface, CallCosts] = {}
+        self._call_costs: dict[WorkerClass | BatchCosts, CallCosts] = {}
         """Shared by all surfaces of a kind as long as nothing is known to cost extra because a device has not met it."""
         self.rounding = (
             None
@@ -101,7 +101,7 @@ class ModelCosts:
         self._most_common = None
         self._call_costs.clear()
 
-    def _kind(self, table: CostTable | None) -> Kind:
+    def _kind(self, table: CostTable | None) -> WorkerClass:
         key = "" if table is None else table.key
         known = self.kinds.get(key)
         if known is not None and (known.has_points or known.slots or table is None or not table.points):
@@ -113,10 +113,10 @@ class ModelCosts:
             if idle is not None:
                 del self.kinds[idle]
         learned = None if table is None else self._known.get(table.digest)
-        kind = self.kinds[key] = Kind(self.profile, table, self._versions, learned)
+        kind = self.kinds[key] = WorkerClass(self.profile, table, self._versions, learned)
         return kind
 
-    def surface(self, slot: int | None = None) -> Surface:
+    def surface(self, slot: int | None = None) -> BatchCosts:
         """Return the slot's surface; without one, that of the worker that joined first of the most common kind."""
         found = self._most_common if slot is None else self._slots.get(slot)
         if found is None:
@@ -125,13 +125,13 @@ class ModelCosts:
             found = self._most_common = self._first_of_most_common()
         return found
 
-    def _first_of_most_common(self) -> Surface:
+    def _first_of_most_common(self) -> BatchCosts:
         kinds = self.kinds
         if not kinds:
-            kinds[""] = Kind(self.profile, None, self._versions)
+            kinds[""] = WorkerClass(self.profile, None, self._versions)
         kind = max(kinds.values(), key=lambda kind: kind.slots)
         if not kind.surfaces:
-            kind.surfaces[""] = Surface(self.profile, kind, "")
+            kind.surfaces[""] = BatchCosts(self.profile, kind, "")
         return next(iter(kind.surfaces.values()))
 
     # ------------------------------------------------------------ observations
@@ -204,7 +204,7 @@ class ModelCosts:
         return slowdown * min(surface.second(rows, shape), surface.longest_s(rows, shape))
 
     def company_s(self, sizes: Sizes) -> tuple[float, float] | None:
-        """Return `Surface.company_s` of the most common kind; None while nothing is measured."""
+        """Return `BatchCosts.company_s` of the most common kind; None while nothing is measured."""
         surface = self.surface()
         return surface.company_s(*self._parted(sizes)) if surface.measured else None
 

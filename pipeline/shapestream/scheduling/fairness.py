@@ -4,8 +4,8 @@ A client, here and in all of the scheduler, is one share; the caller numbers the
 
 **Turns.** This is start-time fair queueing (P. Goyal, H. M. Vin, H. Cheng, "Start-time fair queuing", SIGCOMM 1996), in two
 levels (P. Goyal, X. Guo, H. M. Vin, "A hierarchical CPU scheduler for multimedia operating systems", OSDI 1996): slots are
-shared between clients, and a client's part between the models that it asks. Each `Client` has an account on the scale of
-virtual time, and in it one `Line` per model on a scale of the client's own. The client whose account is smallest has the
+shared between clients, and a client's part between the models that it asks. Each `ClientShare` has an account on the scale
+of virtual time, and in it one `Flow` per model on a scale of the client's own. The client whose account is smallest has the
 turn, then the line, then the first request of the line.
 
 An account is charged when a batch starts: each member pays its part of what the call is predicted to take, in proportion to
@@ -61,10 +61,10 @@ A client that is held up for longer saves up no more."""
 
 _FEW_CLIENTS = 64
 
-LineT = TypeVar("LineT", bound="Line")
+FlowT = TypeVar("FlowT", bound="Flow")
 
 
-class Client(Generic[LineT]):
+class ClientShare(Generic[FlowT]):
     """The account of a client at the models that share slots."""
 
     __slots__ = ("lines", "queued", "start_s", "unfinished", "virtual_s")
@@ -78,16 +78,16 @@ class Client(Generic[LineT]):
         """Requests that have not ended."""
         self.queued = 0
         """Lines with queued requests."""
-        self.lines: dict[str, LineT] = {}
+        self.lines: dict[str, FlowT] = {}
         """By model."""
 
 
-class Line:
+class Flow:
     """The queued requests of one client for one model, counted, and their account within the client's."""
 
     __slots__ = ("client", "has_priorities", "last", "queued", "queued_bytes", "queued_s", "start_s")
 
-    def __init__(self, client: Client[Any]) -> None:
+    def __init__(self, client: ClientShare[Any]) -> None:
         self.client = client
         self.start_s = client.virtual_s
         """Where its next turn starts, on the scale of its client's virtual time."""
@@ -109,7 +109,7 @@ class Line:
         self.client.queued -= 1
 
 
-class Rework(Generic[LineT]):
+class Rework(Generic[FlowT]):
     """What a failed call makes run again: the first member that is found to be to blame pays.
 
     If none is, all `payers` do in equal parts when the last member has ended. A later member that is to blame too pays
@@ -118,20 +118,20 @@ class Rework(Generic[LineT]):
 
     __slots__ = ("_payers", "members", "share_s")
 
-    def __init__(self, share_s: float, members: int, payers: Sequence[LineT]) -> None:
+    def __init__(self, share_s: float, members: int, payers: Sequence[FlowT]) -> None:
         self.share_s = share_s
         """Predicted seconds of all slots."""
         self.members = members
         """Those that have not ended."""
-        self._payers: Sequence[LineT] | None = payers
+        self._payers: Sequence[FlowT] | None = payers
 
-    def pay(self, shares: FairShares[LineT], line: LineT) -> None:
+    def pay(self, shares: FairShares[FlowT], line: FlowT) -> None:
         """A member of this line is to blame."""
         if self._payers is not None:
             self._payers = None
             shares.blame(line, self.share_s)
 
-    def leave(self, shares: FairShares[LineT]) -> None:
+    def leave(self, shares: FairShares[FlowT]) -> None:
         """A member has ended."""
         self.members -= 1
         if not self.members and self._payers:
@@ -139,7 +139,7 @@ class Rework(Generic[LineT]):
                 shares.blame(line, self.share_s / len(self._payers))
 
 
-class FairShares(Generic[LineT]):
+class FairShares(Generic[FlowT]):
     """The accounts of all clients of the models that share slots, directly or through others.
 
     Models that share no slot have nothing to divide, so they have a `FairShares` each until a slot joins that
@@ -157,22 +157,22 @@ class FairShares(Generic[LineT]):
         """Clients that have unfinished requests."""
         self._furthest_s = 0.0
         """The largest account that a client ever had."""
-        self._clients: dict[int, Client[LineT]] = {}
+        self._clients: dict[int, ClientShare[FlowT]] = {}
         self._clean_at = _FEW_CLIENTS
 
     def __repr__(self) -> str:
         return f"<fair shares at {self.virtual_s:.6f}: {self.present} clients>"
 
-    def client(self, number: int) -> Client[LineT]:
+    def client(self, number: int) -> ClientShare[FlowT]:
         """The account of a client, a new one if need be."""
         known = self._clients.get(number)
         if known is None:
             if len(self._clients) > self._clean_at:
                 self._forget()
-            known = self._clients[number] = Client()
+            known = self._clients[number] = ClientShare()
         return known
 
-    def known(self, number: int) -> Client[LineT] | None:
+    def known(self, number: int) -> ClientShare[FlowT] | None:
         """The account of a client; None where there is none."""
         return self._clients.get(number)
 
@@ -190,7 +190,7 @@ class FairShares(Generic[LineT]):
         """Return the seconds of the slots' work until a request of this rank has its turn."""
         return max(0.0, rank - self.virtual_s) * self.present
 
-    def _start_s(self, client: Client[LineT] | None, present: int) -> float:
+    def _start_s(self, client: ClientShare[FlowT] | None, present: int) -> float:
         """Return where the next turn of a client starts, which is never before its account.
 
         A client that has requests queued starts at its account: it may have waited, and is owed what it did not get.
@@ -209,14 +209,14 @@ class FairShares(Generic[LineT]):
 
     # ------------------------------------------------------------ requests
 
-    def stamp(self, line: LineT, share_s: float, priority: int) -> tuple[float, float]:
+    def stamp(self, line: FlowT, share_s: float, priority: int) -> tuple[float, float]:
         """Queue a request that takes `share_s` seconds of all slots. Return its rank, and what its priority is worth.
 
         Priority is counted in seconds of all clients' work: virtual time grows by 1/clients while the slots work for
         one second, so a step is `AGEING_S / clients`. The number of clients changes; that must not turn around two
         requests of one line and one priority, so a rank is never smaller than that of one that is queued.
         """
-        client: Client[LineT] = line.client
+        client: ClientShare[FlowT] = line.client
         present = self.present + (not client.unfinished)
         bonus_s = 0.0
         if priority:
@@ -242,7 +242,7 @@ class FairShares(Generic[LineT]):
         line.queued_s += share_s
         return rank, bonus_s
 
-    def ended(self, line: LineT) -> None:
+    def ended(self, line: FlowT) -> None:
         """Note that a request of this line has ended."""
         client = line.client
         client.unfinished -= 1
@@ -251,7 +251,7 @@ class FairShares(Generic[LineT]):
 
     # ------------------------------------------------------------ turns
 
-    def begin(self, line: LineT, bonus_s: float, share_s: float) -> None:
+    def begin(self, line: FlowT, bonus_s: float, share_s: float) -> None:
         """A batch starts in the turn of this line, for a request of this priority; all its members take `share_s` together.
 
         Why no client starves: all work that has its turn moves virtual time by its `share_s / (present + 1)` at least, and
@@ -271,7 +271,7 @@ class FairShares(Generic[LineT]):
         if line.start_s - bonus_s > client.virtual_s:
             client.virtual_s = line.start_s - bonus_s
 
-    def charge(self, company_s: Mapping[LineT, float], part: float) -> None:
+    def charge(self, company_s: Mapping[FlowT, float], part: float) -> None:
         """Requests of these lines run in one call, of which each pays `part` of its seconds here; none is free of charge."""
         least_start_s = self.virtual_s - OWED_S / self.present
         for line, share_s in company_s.items():
@@ -289,7 +289,7 @@ class FairShares(Generic[LineT]):
             if start_s > self._furthest_s:
                 self._furthest_s = start_s
 
-    def blame(self, line: LineT, share_s: float) -> None:
+    def blame(self, line: FlowT, share_s: float) -> None:
         """Slots work for `share_s` because of a request of this line, and not as its turn: it pays with later turns.
 
         The work moves virtual time like any other, also where the client never comes back to pay. A client without queued
@@ -307,7 +307,7 @@ class FairShares(Generic[LineT]):
         """Forgive all debts, because nothing waits: whoever comes next starts at the same virtual time."""
         self.virtual_s = max(self.virtual_s, self._furthest_s)
 
-    def absorb(self, other: FairShares[LineT]) -> None:
+    def absorb(self, other: FairShares[FlowT]) -> None:
         """A slot joined that serves models of both: from now on they share one virtual time, and one part of the room."""
         self.room.absorb(other.room)
         self.virtual_s = max(self.virtual_s, other.virtual_s)
@@ -359,7 +359,7 @@ def _bonus_s(priority: int, present: int) -> float:
     return priority * AGEING_S / present
 
 
-def _ahead_s(line: Line) -> float:
+def _ahead_s(line: Flow) -> float:
     """Queued work of a client that goes before one more request of this line.
 
     Its models take turns, and those that had less of its time than this one catch up first.
@@ -462,7 +462,7 @@ class GroupRoom:
             self.requests + 1 > whole.max_requests / parts or self.nbytes + nbytes > whole.max_bytes / parts
         )
 
-    def exceeds(self, client: Client[Any], nbytes: int, parts: int) -> bool:
+    def exceeds(self, client: ClientShare[Any], nbytes: int, parts: int) -> bool:
         """Whether one more request of a client would take it above its share, and leave no share free."""
         most, most_bytes = self.whole.max_requests / parts, self.whole.max_bytes / parts
         taken = 1.0 - 1.0 / self.sharing
@@ -473,7 +473,7 @@ class GroupRoom:
             sum([line.queued_bytes for line in lines]), nbytes, self.nbytes, most_bytes
         )
 
-    def exceeds_s(self, client: Client[Any], share_s: float, queued_s: float) -> bool:
+    def exceeds_s(self, client: ClientShare[Any], share_s: float, queued_s: float) -> bool:
         """The same in seconds of predicted work, of which `queued_s` wait."""
         most_s = self.whole.max_s
         held_s = sum([line.queued_s for line in client.lines.values()])
@@ -484,7 +484,7 @@ class GroupRoom:
         return held > 0 and held + more > share and used + more + share > most
 
     def exceeds_part(
-        self, line: Line, models: int, nbytes: int, share_s: float, queued_s: float, parts: int
+        self, line: Flow, models: int, nbytes: int, share_s: float, queued_s: float, parts: int
     ) -> bool:
         """Whether one more request would take a line above its part of its client's share, and leave none free.
 

@@ -22,7 +22,7 @@ from shapestream.scheduling.queueing import (
     Request,
 )
 from shapestream.scheduling.recovery import Isolation
-from shapestream.scheduling.slots import Batch, BatchState, Slot, SlotPool, SlotState, SlotTable, Trial
+from shapestream.scheduling.slots import Batch, BatchState, Slot, SlotPool, SlotState, SlotTable, Suspicion
 
 
 def check(
@@ -181,7 +181,7 @@ def _check_isolation(
             for slot in worker.slots.values()
             if slot.batch is not None and slot.batch.state is not BatchState.STUCK
         ]
-        alone = [batch for batch in running if batch.trial is not Trial.NONE]
+        alone = [batch for batch in running if batch.trial is not Suspicion.NONE]
         assert alone == ([] if worker.suspect is None else [worker.suspect])
         if alone:
             assert len(running) == len(alone[0].ids) == 1, "a suspect is not alone in its worker"

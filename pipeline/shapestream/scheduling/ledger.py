@@ -23,8 +23,8 @@ from shapestream.scheduling.events import (
 )
 from shapestream.scheduling.planner import Cut
 from shapestream.scheduling.queueing import RUNNING, ModelQueue, Request
+from shapestream.scheduling.scheduler_statistics import Story
 from shapestream.scheduling.slots import Batch, SlotTable
-from shapestream.scheduling.statistics import Story
 
 
 class Ledger:

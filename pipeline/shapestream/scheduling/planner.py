@@ -13,13 +13,13 @@ from typing import NamedTuple, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from shapestream.scheduling.batch_costs import BATCH_S, WorkerClass
 from shapestream.scheduling.call_costs import CallCosts
 from shapestream.scheduling.cost_grid import Floats, elements_of, elements_of_many
 from shapestream.scheduling.events import CutReason
 from shapestream.scheduling.queueing import Bucket, Lane, Request
-from shapestream.scheduling.segments import Limits, Window, cut_window
+from shapestream.scheduling.segments import SegmentLimits, Window, cut_window
 from shapestream.scheduling.slots import Slot, SlotPool
-from shapestream.scheduling.surface import BATCH_S, Kind
 from shapestream.scheduling.tries import is_due, may_be_due, tried_rows
 
 
@@ -105,7 +105,9 @@ class Plan:
         """Forget the segments of the last turn."""
         self._left.clear()
 
-    def take(self, anchor: Request, costs: CallCosts, limits: Limits, delayed: float | None) -> list[Request]:
+    def take(
+        self, anchor: Request, costs: CallCosts, limits: SegmentLimits, delayed: float | None
+    ) -> list[Request]:
         """The segment of an anchor: its bucket's requests first, and it before those. No other slot gets the segment."""
         bucket = anchor.bucket
         left = self._left.get(bucket.lane, [])
@@ -126,7 +128,7 @@ class Plan:
 
 
 def _optimal_segments(
-    bucket: Bucket, costs: CallCosts, limits: Limits, delayed: float | None
+    bucket: Bucket, costs: CallCosts, limits: SegmentLimits, delayed: float | None
 ) -> list[Segment]:
     """Return the optimal cuts of the window around a bucket."""
     parts = bucket.lane.window(bucket, max(WINDOW, min(MOST_WINDOW, costs.close_rows(bucket.shape))))
@@ -192,7 +194,7 @@ _Number = TypeVar("_Number", np.intp, np.float64)
 def within_limits(
     members: list[Request],
     costs: CallCosts,
-    limits: Limits,
+    limits: SegmentLimits,
     slowdown: float,
     starts_at: float,
     otherwise: CutReason,
@@ -243,7 +245,7 @@ def _latest_s(
     return np.array(latest_s)
 
 
-def _legal(members: Sequence[Request], costs: CallCosts, limits: Limits) -> bool:
+def _legal(members: Sequence[Request], costs: CallCosts, limits: SegmentLimits) -> bool:
     shape = tuple(map(max, *[request.shape for request in members]))
     rows = sum([request.rows for request in members])
     if limits.max_bytes is not None and costs.bytes.of_batch(rows, shape) > limits.max_bytes:
@@ -267,7 +269,7 @@ def _best_run(
     others: Sequence[int],
     latest_s: Floats | None,
     costs: CallCosts,
-    limits: Limits,
+    limits: SegmentLimits,
 ) -> tuple[int, int]:
     """Return the last index in `smaller`, and the last in `others`, of the best run of neighbours around the anchor.
 
@@ -352,7 +354,7 @@ def plan_batch(
     most_s: float | None = None,
     max_rows: int | None = None,
     starts_at: float,
-    tries: Kind | None = None,
+    tries: WorkerClass | None = None,
 ) -> Cut:
     """The batch that the anchor goes in, at least cost: its segment of the optimal cuts of the window around it.
 
@@ -368,7 +370,7 @@ def plan_batch(
     rows = profile.max_batch if max_rows is None else min(max_rows, profile.max_batch)
     if not queue.has_batch or anchor.rows >= rows or anchor.empty:
         return batch_of([anchor], costs, anchor.bucket, CutReason.ALONE)
-    limits = Limits(
+    limits = SegmentLimits(
         max_rows=rows,
         max_bytes=costs.bytes.planned_most,
         max_padding_ratio=profile.max_padding_ratio,
@@ -392,7 +394,7 @@ def plan_batch(
 
 
 def _larger(
-    members: list[Request], bucket: Bucket, costs: CallCosts, limits: Limits, kind: Kind
+    members: list[Request], bucket: Bucket, costs: CallCosts, limits: SegmentLimits, kind: WorkerClass
 ) -> list[Request] | None:
     """Return the members of a try in the place of these; None where none is due, or too few requests wait."""
     rows = sum([request.rows for request in members])
@@ -445,7 +447,7 @@ def unplanned(members: Sequence[Request]) -> Cut:
     return Cut(members, rows, shape, call_rows=rows, reason=CutReason.UNPLANNED)
 
 
-def _equal_rows(bucket: Bucket, costs: CallCosts, limits: Limits, delayed: float | None) -> int:
+def _equal_rows(bucket: Bucket, costs: CallCosts, limits: SegmentLimits, delayed: float | None) -> int:
     """Return the number of rows that a batch of one shape should have; segments.py says what is minimised."""
     most = min(limits.max_rows, bucket.rows)
     if most < 2:

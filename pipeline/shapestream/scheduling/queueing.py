@@ -30,7 +30,7 @@ from typing import Final, NamedTuple
 from shapestream.scheduling.answers import OVER, Awaited, Returns
 from shapestream.scheduling.costs import ModelCosts
 from shapestream.scheduling.events import ModelProfile
-from shapestream.scheduling.fairness import Client, FairShares, GroupRoom, Line, QueueRoom, Rework
+from shapestream.scheduling.fairness import ClientShare, FairShares, Flow, GroupRoom, QueueRoom, Rework
 from shapestream.scheduling.occupancy import Occupancy
 
 
@@ -115,7 +115,7 @@ class Request:
         arrived: float,
         rank: float,
         order: int,
-        line: ClientLine,
+        line: ClientFlow,
         bonus_s: float = 0.0,
         cost_ns: int = 0,
         share_s: float = 0.0,
@@ -146,7 +146,7 @@ class Request:
         self.losses = 0
         self.accused = False
         """Whether a process died, or a call hung, that may have run it."""
-        self.reworks: tuple[Rework[ClientLine], ...] = ()
+        self.reworks: tuple[Rework[ClientFlow], ...] = ()
         """What the failed calls that it was in make run again."""
         self.again_from: float | None = None
         """Its turn when it was first to run again, on the scale of virtual time; None before."""
@@ -305,12 +305,12 @@ class Arrivals:
         return [request for request in self._requests if request.state <= SUSPECT]
 
 
-class ClientLine(Line):
+class ClientFlow(Flow):
     """The queued requests of one client for one model, by rank."""
 
     __slots__ = ("listed", "queue", "requests")
 
-    def __init__(self, client: Client[ClientLine], queue: ModelQueue) -> None:
+    def __init__(self, client: ClientShare[ClientFlow], queue: ModelQueue) -> None:
         super().__init__(client)
         self.queue = queue
         self.requests = LazyHeap(QUEUED)
@@ -337,13 +337,13 @@ class Turns:
     __slots__ = ("_entries",)
 
     def __init__(self) -> None:
-        self._entries: list[tuple[tuple[float, int], ClientLine]] = []
+        self._entries: list[tuple[tuple[float, int], ClientFlow]] = []
 
     def __len__(self) -> int:
         """Entries held, the dead included."""
         return len(self._entries)
 
-    def put(self, line: ClientLine, first: Request) -> None:
+    def put(self, line: ClientFlow, first: Request) -> None:
         """List a line, of which this is the first request, if it is not listed or its turn has become earlier."""
         turn = first.turn
         if line.listed is None or turn < line.listed:
@@ -396,7 +396,7 @@ class Turns:
                 seen_s += min(line.queued_s, ahead_s + request.share_s)
         return every * seen_s
 
-    def lines(self) -> Collection[ClientLine]:
+    def lines(self) -> Collection[ClientFlow]:
         """The lines that hold requests, in no order; for checks only."""
         return [line for line in dict.fromkeys([line for _, line in self._entries]) if line.queued]
 
@@ -704,7 +704,7 @@ class ModelQueue:
         self.suspects: list[tuple[float, int, Request]] = []
         self.sharing = [self]
         """The queues of all models that share slots with this one, directly or through others; one list for all of them."""
-        self.shares: FairShares[ClientLine] = FairShares(self._first_start_s, GroupRoom(room))
+        self.shares: FairShares[ClientFlow] = FairShares(self._first_start_s, GroupRoom(room))
         self.count = 0
         self.rows = 0
         # Whole numbers: seconds that differ by many orders would leave their rounding errors behind.
@@ -782,13 +782,13 @@ class ModelQueue:
         firsts = [first for queue in self.sharing if (first := queue.turns.first())]
         return min(firsts, key=_by_turn).line.client.start_s if firsts else None
 
-    def line_of(self, number: int) -> ClientLine:
+    def line_of(self, number: int) -> ClientFlow:
         """The line of a client, a new one if need be."""
         client = self.shares.client(number)
         name = self.profile.name
         line = client.lines.get(name)
         if line is None:
-            line = client.lines[name] = ClientLine(client, self)
+            line = client.lines[name] = ClientFlow(client, self)
         return line
 
     def share_slots(self, other: ModelQueue) -> None:
@@ -869,9 +869,9 @@ class ModelQueue:
         self.waits.leave(count, now)
         self.arrivals.shrink(self.waits.present)
 
-    def _remove(self, requests: Sequence[Request]) -> dict[ClientLine, float]:
+    def _remove(self, requests: Sequence[Request]) -> dict[ClientFlow, float]:
         """Take requests out of buckets and lines. By line, their predicted seconds of all slots in good company."""
-        left: dict[ClientLine, float] = {}
+        left: dict[ClientFlow, float] = {}
         touched: dict[Bucket, None] = {}
         rows = cost_ns = 0
         for request in requests:

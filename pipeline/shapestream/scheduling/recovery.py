@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from math import inf, isfinite
 from typing import TypeAlias
 
-from shapestream.scheduling.answers import Answered
+from shapestream.scheduling.answers import AnsweredBatch
 from shapestream.scheduling.company import SHARE
 from shapestream.scheduling.costs import CostModel
 from shapestream.scheduling.events import (
@@ -39,16 +39,16 @@ from shapestream.scheduling.fairness import Rework
 from shapestream.scheduling.hang_watch import HangWatch
 from shapestream.scheduling.ledger import Ledger
 from shapestream.scheduling.planner import unplanned
-from shapestream.scheduling.queueing import RUNNING, ClientLine, ModelQueue, Queues, Request
+from shapestream.scheduling.queueing import RUNNING, ClientFlow, ModelQueue, Queues, Request
 from shapestream.scheduling.slots import (
     Batch,
     BatchState,
     Slot,
+    SlotGroup,
     SlotPool,
     SlotState,
     SlotTable,
-    Trial,
-    Worker,
+    Suspicion,
     rest_s,
 )
 from shapestream_engine.batch import ErrorCode
@@ -68,7 +68,7 @@ class Isolation:
         self._start = start
         self.suspected: dict[str, ModelQueue] = {}
         """Models with suspects that wait; one that no longer has any is dropped at the next look."""
-        self.isolated: dict[str, Worker] = {}
+        self.isolated: dict[str, SlotGroup] = {}
         """The workers reserved for suspects, whether they run one or are still being emptied."""
 
     def suspect(self, request: Request, call_s: float) -> None:
@@ -103,7 +103,7 @@ class Isolation:
             del self.suspected[name]
         return sorted(self.suspected.values(), key=_first_turn)
 
-    def _use(self, worker: Worker, now: float, actions: list[Action]) -> None:
+    def _use(self, worker: SlotGroup, now: float, actions: list[Action]) -> None:
         """Runs the next suspect in a worker that is empty; lets it go if there is none, or it could not run it."""
         if worker.suspect is not None:
             return
@@ -121,18 +121,18 @@ class Isolation:
             _, queue, slot = min(places, key=lambda place: place[0])
             actions.append(self._start(queue, slot, now, actions))
 
-    def _let_go(self, worker: Worker) -> None:
+    def _let_go(self, worker: SlotGroup) -> None:
         del self.isolated[worker.name]
         self._slots.release(worker)
 
-    def _being_emptied(self, queue: ModelQueue) -> Worker | None:
+    def _being_emptied(self, queue: ModelQueue) -> SlotGroup | None:
         """The worker that will soon be free for a suspect of this model, if there is one."""
         for worker in self.isolated.values():
             if worker.suspect is None and _serves(worker, self._slots.pools[queue.profile.name]):
                 return worker
         return None
 
-    def choose(self, queue: ModelQueue, now: float, instead_of: Worker | None = None) -> Worker | None:
+    def choose(self, queue: ModelQueue, now: float, instead_of: SlotGroup | None = None) -> SlotGroup | None:
         """Return the worker to keep for suspects of this model; None if none can be, or enough are kept already.
 
         It is the one that will be empty first. At most half of all workers are kept at a time. A worker without which some
@@ -159,7 +159,7 @@ class Isolation:
         return min(harmless or able, key=lambda worker: _empty_in_s(worker, now), default=None)
 
 
-def _starves(worker: Worker, kept: Sequence[Worker]) -> bool:
+def _starves(worker: SlotGroup, kept: Sequence[SlotGroup]) -> bool:
     """Whether some model of this worker would have no slot outside it and those that are kept."""
     held = [slot for other in (*kept, worker) for slot in other.slots.values()]
     pools = {pool.queue.profile.name: pool for slot in worker.slots.values() for pool in slot.pools}
@@ -172,7 +172,7 @@ def _first_turn(queue: ModelQueue) -> tuple[float, int]:
     return first.rank, first.order
 
 
-def _usable(worker: Worker) -> list[Slot]:
+def _usable(worker: SlotGroup) -> list[Slot]:
     """The slots that may be given something once they are idle."""
     if worker.condemned:
         return []
@@ -181,11 +181,11 @@ def _usable(worker: Worker) -> list[Slot]:
     ]
 
 
-def _serves(worker: Worker, pool: SlotPool) -> bool:
+def _serves(worker: SlotGroup, pool: SlotPool) -> bool:
     return any(pool in slot.pools for slot in _usable(worker))
 
 
-def _empty_in_s(worker: Worker, now: float) -> float:
+def _empty_in_s(worker: SlotGroup, now: float) -> float:
     """In how many seconds it is predicted to be empty; a batch that is late already is taken to stay as late again."""
     seconds = [0.0]
     for slot in worker.slots.values():
@@ -255,7 +255,7 @@ class Recovery:
         ran_s = now - batch.started
         if slot.idle:
             name, shape = queue.profile.name, batch.sizes[1:]
-            slot.answered = Answered(name, now, ran_s, rows, shape, queue.returns.arrived_rows)
+            slot.answered = AnsweredBatch(name, now, ran_s, rows, shape, queue.returns.arrived_rows)
         queue.returns.answered(rows, now, SHARE * ran_s)
 
     def _learn(self, batch: Batch, event: BatchFinished) -> None:
@@ -359,11 +359,11 @@ class Recovery:
                     actions.append(KillSlot(slot=slot.id, reason=reason))
                 case BatchState.STUCK:
                     self._slots.lose(slot)
-                    code = "poisoned" if batch.trial is Trial.ACCUSED else "worker_lost"
+                    code = "poisoned" if batch.trial is Suspicion.ACCUSED else "worker_lost"
                     for request in batch.members:
                         if request.state is RUNNING:
                             message = "the call hangs, and nothing could end it"
-                            if batch.trial is Trial.ACCUSED:
+                            if batch.trial is Suspicion.ACCUSED:
                                 self._blame(request)
                             actions.append(ledger.fail(request, code, message, now))
                 case _:
@@ -400,7 +400,7 @@ class Recovery:
         """The slot of a batch, or its device, is gone."""
         self.ledger.story.trouble(now, batch.ids, "batch {} lost: {}", batch.id, reason)
         for request in self._may_run_again(batch, reason, now, actions):
-            if batch.trial is not Trial.NONE or request.losses == self._max_attempts - 1:
+            if batch.trial is not Suspicion.NONE or request.losses == self._max_attempts - 1:
                 self._suspect(request, now, actions)
             else:
                 self._run_again([request], now, actions)
@@ -408,7 +408,7 @@ class Recovery:
     def died(self, batch: Batch, reason: str, now: float, actions: list[Action]) -> None:
         """The process of a batch died while it ran, or the batch hung: one of its members may be to blame."""
         self.ledger.story.trouble(now, batch.ids, "batch {} died: {}", batch.id, reason)
-        if batch.trial is Trial.ACCUSED:
+        if batch.trial is Suspicion.ACCUSED:
             message = (
                 f"what ran it died, or hung, and so did the next worker, where nothing else ran: {reason}"
             )
@@ -440,7 +440,7 @@ class Recovery:
             actions.append(self.ledger.fail(request, "worker_lost", message, now))
         return again
 
-    def _note_reruns(self, requests: Sequence[Request], seconds: float, payers: Sequence[ClientLine]) -> None:
+    def _note_reruns(self, requests: Sequence[Request], seconds: float, payers: Sequence[ClientFlow]) -> None:
         """Note with each of these requests what all of them will take to run again, perhaps because of it.
 
         `seconds`: of one slot; 0.0 while nothing is measured. `payers` pay if none of them is found to be to blame.

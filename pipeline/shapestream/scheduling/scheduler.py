@@ -67,8 +67,8 @@ from shapestream.scheduling.queueing import (
     by_rerun,
 )
 from shapestream.scheduling.recovery import Isolation, Recovery
-from shapestream.scheduling.slots import Batch, BatchState, Slot, SlotPool, SlotState, SlotTable, Trial
-from shapestream.scheduling.statistics import ModelStatistics, Statistics, Story, Told
+from shapestream.scheduling.scheduler_statistics import ModelStatistics, SchedulerStatistics, Story, Told
+from shapestream.scheduling.slots import Batch, BatchState, Slot, SlotPool, SlotState, SlotTable, Suspicion
 from shapestream_engine.cost_table import LearnedCosts
 
 LOOK = 8
@@ -436,7 +436,7 @@ class Scheduler:
         """The part of that which is no request's usual way; it is remembered for longer."""
         return self._ledger.story.troubles_of(id)
 
-    def statistics(self, now: float | None = None) -> Statistics:
+    def statistics(self, now: float | None = None) -> SchedulerStatistics:
         """The state now; None: at the last event."""
         queues, admission = self._queues, self._admission
         now = self._now if now is None else max(now, self._now)
@@ -445,7 +445,7 @@ class Scheduler:
             if (group := id(queue.sharing)) not in per_slot_s:  # one sum for all models that share slots
                 per_slot_s[group] = admission.queued_s(queue)
         slots = self._slots.slots.values()
-        return Statistics(
+        return SchedulerStatistics(
             queued=admission.room.requests,
             queued_bytes=admission.room.nbytes,
             running=self._ledger.running,
@@ -714,7 +714,7 @@ class Scheduler:
         """Starts the first suspect of a model, where nothing else runs."""
         request = queue.take_suspect()
         cut, predicted_s = self._cut([request], slot, now, actions, fixed=CutReason.SUSPECT)
-        trial = Trial.ACCUSED if request.accused else Trial.LAST
+        trial = Suspicion.ACCUSED if request.accused else Suspicion.LAST
         return self._start(queue, slot, cut, request, predicted_s, now, trial)
 
     def _start_audit(self, queue: ModelQueue, slot: Slot, cut: Cut, now: float) -> StartBatch:
@@ -738,7 +738,7 @@ class Scheduler:
         first: Request,
         predicted_s: float | None,
         now: float,
-        trial: Trial = Trial.NONE,
+        trial: Suspicion = Suspicion.NONE,
         company_s: float = 0.0,
     ) -> StartBatch:
         batch = Batch(

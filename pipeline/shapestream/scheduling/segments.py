@@ -37,7 +37,7 @@ it shall spoil no other's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class SegmentLimits:
     """Upper limits of a segment of more than one request."""
 
     max_rows: int
@@ -62,7 +62,12 @@ class Window:
 
 
 def cut_window(
-    window: Window, costs: CallCosts, limits: Limits, *, delayed: float | None = None, batch_s: float = 0.0
+    window: Window,
+    costs: CallCosts,
+    limits: SegmentLimits,
+    *,
+    delayed: float | None = None,
+    batch_s: float = 0.0,
 ) -> list[int]:
     """Return the ends (exclusive) of the segments of least cost, in order. Of equally cheap cuts larger segments win.
 
@@ -102,7 +107,7 @@ def optimal_ends(costs: Floats) -> list[int]:
     return ends
 
 
-def segment_seconds(window: Window, costs: CallCosts, limits: Limits) -> Floats:
+def segment_seconds(window: Window, costs: CallCosts, limits: SegmentLimits) -> Floats:
     """Return the seconds of every segment, laid out for `optimal_ends`; inf where it is not legal.
 
     A single request is always legal.

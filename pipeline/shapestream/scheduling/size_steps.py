@@ -8,9 +8,9 @@ from math import prod
 
 import numpy as np
 
+from shapestream.scheduling.batch_costs import BatchCosts
 from shapestream.scheduling.cost_grid import Sizes
 from shapestream.scheduling.events import ModelProfile
-from shapestream.scheduling.surface import Surface
 
 _LATELY = 128
 """Requests that a look at other steps considers, and requests between two looks. A look takes half a millisecond."""
@@ -28,7 +28,7 @@ class SizeSteps:
     padding each new batch to a shape that the device knows, and half the time per decision, as requests become equal.
     """
 
-    def __init__(self, profile: ModelProfile, prices: Callable[[], Surface]) -> None:
+    def __init__(self, profile: ModelProfile, prices: Callable[[], BatchCosts]) -> None:
         """`prices`: the surface to ask at each look."""
         self._profile = profile
         self._first = first = 1 if profile.has_batch else 0

@@ -16,7 +16,7 @@ from enum import Enum
 from math import inf
 from typing import Final
 
-from shapestream.scheduling.answers import Answered
+from shapestream.scheduling.answers import AnsweredBatch
 from shapestream.scheduling.events import ContractError
 from shapestream.scheduling.queueing import SAMPLE, ModelQueue, Request
 
@@ -113,7 +113,7 @@ SLOT_TABLE: Final[dict[str, dict[SlotState, SlotState]]] = {
 }
 
 
-class WorkerState(Enum):
+class SlotGroupState(Enum):
     """What the slots of a worker may be given."""
 
     OPEN = "open"
@@ -127,26 +127,26 @@ class WorkerState(Enum):
     __hash__ = object.__hash__  # an enum's own is a call in Python, and the tables are asked on the hot path
 
 
-WORKER_TABLE: Final[dict[str, dict[WorkerState, WorkerState]]] = {
-    "reserve": {WorkerState.OPEN: WorkerState.RESERVED},
+WORKER_TABLE: Final[dict[str, dict[SlotGroupState, SlotGroupState]]] = {
+    "reserve": {SlotGroupState.OPEN: SlotGroupState.RESERVED},
     "release": {
-        WorkerState.RESERVED: WorkerState.OPEN,
-        WorkerState.RESERVED_AND_CONDEMNED: WorkerState.CONDEMNED,
+        SlotGroupState.RESERVED: SlotGroupState.OPEN,
+        SlotGroupState.RESERVED_AND_CONDEMNED: SlotGroupState.CONDEMNED,
     },
     "condemn": {
-        WorkerState.OPEN: WorkerState.CONDEMNED,
-        WorkerState.RESERVED: WorkerState.RESERVED_AND_CONDEMNED,
-        WorkerState.CONDEMNED: WorkerState.CONDEMNED,
-        WorkerState.RESERVED_AND_CONDEMNED: WorkerState.RESERVED_AND_CONDEMNED,
+        SlotGroupState.OPEN: SlotGroupState.CONDEMNED,
+        SlotGroupState.RESERVED: SlotGroupState.RESERVED_AND_CONDEMNED,
+        SlotGroupState.CONDEMNED: SlotGroupState.CONDEMNED,
+        SlotGroupState.RESERVED_AND_CONDEMNED: SlotGroupState.RESERVED_AND_CONDEMNED,
     },
     "spare": {
-        WorkerState.CONDEMNED: WorkerState.OPEN,
-        WorkerState.RESERVED_AND_CONDEMNED: WorkerState.RESERVED,
+        SlotGroupState.CONDEMNED: SlotGroupState.OPEN,
+        SlotGroupState.RESERVED_AND_CONDEMNED: SlotGroupState.RESERVED,
     },
 }
 
 
-class Trial(Enum):
+class Suspicion(Enum):
     """How many requests a batch puts at risk, and what its loss would prove."""
 
     NONE = "none"
@@ -185,7 +185,7 @@ class Batch:
         members: Sequence[Request],
         sizes: tuple[int, ...],
         predicted_s: float | None = None,
-        trial: Trial = Trial.NONE,
+        trial: Suspicion = Suspicion.NONE,
     ) -> None:
         self.id = id
         self.slot = slot
@@ -242,7 +242,7 @@ class Batch:
         self.state = BATCH_TABLE["escalate"][self.state]
 
 
-class Worker:
+class SlotGroup:
     """A process with some slots: what one batch does to it, it does to all that run there."""
 
     __slots__ = ("name", "slots", "state", "suspect")
@@ -250,24 +250,24 @@ class Worker:
     def __init__(self, name: str) -> None:
         self.name = name
         self.slots: dict[int, Slot] = {}
-        self.state = WorkerState.OPEN
+        self.state = SlotGroupState.OPEN
         self.suspect: Batch | None = None
         """The suspect that a reserved worker runs, if any."""
 
     @property
     def open(self) -> bool:
         """Whether its slots may be given any batch."""
-        return self.state is WorkerState.OPEN
+        return self.state is SlotGroupState.OPEN
 
     @property
     def reserved(self) -> bool:
         """Whether it runs one suspect at a time, and nothing else."""
-        return self.state in (WorkerState.RESERVED, WorkerState.RESERVED_AND_CONDEMNED)
+        return self.state in (SlotGroupState.RESERVED, SlotGroupState.RESERVED_AND_CONDEMNED)
 
     @property
     def condemned(self) -> bool:
         """Whether its process is to be ended, because a batch hangs there."""
-        return self.state in (WorkerState.CONDEMNED, WorkerState.RESERVED_AND_CONDEMNED)
+        return self.state in (SlotGroupState.CONDEMNED, SlotGroupState.RESERVED_AND_CONDEMNED)
 
     def __repr__(self) -> str:
         return f"<worker {self.name}: {len(self.slots)} slots, {self.state.value}>"
@@ -300,11 +300,11 @@ class Slot:
         id: int,  # noqa: A002 - the name that events use
         models: frozenset[str],
         prefetch_s: float | None = None,
-        worker: Worker | None = None,
+        worker: SlotGroup | None = None,
     ) -> None:
         self.id = id
         self.models = models
-        self.worker = Worker(f"slot {id}") if worker is None else worker
+        self.worker = SlotGroup(f"slot {id}") if worker is None else worker
         self.worker.slots[id] = self
         self.prefetch_s = prefetch_s
         """How long a batch takes from the decision to the slot; None: no batch is queued behind another."""
@@ -319,7 +319,7 @@ class Slot:
         """By model: seconds here / seconds on the most common kind of slot, as far as known."""
         self.idle_since = 0.0
         """When its last batch was over."""
-        self.answered: Answered | None = None
+        self.answered: AnsweredBatch | None = None
         """That batch, if it was answered, until the next one begins."""
         self.rests_until = 0.0
         """The end of its rest, while it rests."""
@@ -332,7 +332,7 @@ class Slot:
     @property
     def standing(self) -> str:
         """The state as an operator needs it: that of a hanging batch first, then the worker's, then its own."""
-        state: BatchState | WorkerState | SlotState = self.state
+        state: BatchState | SlotGroupState | SlotState = self.state
         if self.batch is not None and self.batch.hung:
             state = self.batch.state
         elif not self.worker.open:
@@ -347,7 +347,7 @@ class Slot:
     @property
     def free(self) -> bool:
         """Whether it may be given any batch: it is idle, and its worker is neither reserved nor condemned."""
-        return self.state is SlotState.IDLE and self.worker.state is WorkerState.OPEN
+        return self.state is SlotState.IDLE and self.worker.state is SlotGroupState.OPEN
 
     @property
     def closing(self) -> bool:
@@ -571,7 +571,7 @@ class SlotTable:
         self.slots: dict[int, Slot] = {}
         self.pools: dict[str, SlotPool] = {}
         """By model."""
-        self.workers: dict[str, Worker] = {}
+        self.workers: dict[str, SlotGroup] = {}
         self.free_count = 0
         self.resting: dict[int, Slot] = {}
 
@@ -592,7 +592,7 @@ class SlotTable:
         elif was_free:
             self._hide(slot)
 
-    def _move_worker(self, worker: Worker, change: str) -> None:
+    def _move_worker(self, worker: SlotGroup, change: str) -> None:
         slots = worker.slots.values()
         before = [slot for slot in slots if slot.free]
         worker.state = WORKER_TABLE[change][worker.state]
@@ -628,7 +628,7 @@ class SlotTable:
         if id in self.slots:
             raise ContractError(f"slot {id} has joined already")
         process = process or f"slot {id}"
-        worker = self.workers.setdefault(process, Worker(process))
+        worker = self.workers.setdefault(process, SlotGroup(process))
         slot = self.slots[id] = Slot(id, models, prefetch_s, worker)
         self.free_count += slot.free
         for name in sorted(models & self.pools.keys()):
@@ -703,7 +703,7 @@ class SlotTable:
         self.batches[batch.id] = batch
         self._move(slot, "start")
         self._begin(slot, batch, now)
-        if batch.trial is not Trial.NONE:
+        if batch.trial is not Suspicion.NONE:
             slot.worker.suspect = batch
 
     def start_audit(self, slot: Slot, batch: Batch, predicted_s: float | None, now: float) -> None:
@@ -804,23 +804,23 @@ class SlotTable:
 
     # ------------------------------------------------------------ workers
 
-    def reserve(self, worker: Worker) -> list[Batch]:
+    def reserve(self, worker: SlotGroup) -> list[Batch]:
         """Reserve a worker for suspects. The batches that are queued there behind others, and should be recalled."""
         self._move_worker(worker, "reserve")
         behind = [self.stop_prefetch(slot) for slot in worker.slots.values()]
         return [batch for batch in behind if batch is not None]
 
-    def release(self, worker: Worker) -> None:
+    def release(self, worker: SlotGroup) -> None:
         """Open a worker again that no suspect needs any more."""
         self._move_worker(worker, "release")
 
-    def condemn(self, worker: Worker) -> None:
+    def condemn(self, worker: SlotGroup) -> None:
         """Give nothing more to a worker whose process is about to be ended."""
         for slot in worker.slots.values():
             self.stop_prefetch(slot)
         self._move_worker(worker, "condemn")
 
-    def spare(self, worker: Worker) -> None:
+    def spare(self, worker: SlotGroup) -> None:
         """Let a worker serve on with the slots that it has left, if nothing is left to end its process for."""
         if worker.condemned and not any(
             slot.batch is not None and slot.batch.state is BatchState.CONDEMNED

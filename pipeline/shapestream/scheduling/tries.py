@@ -17,7 +17,7 @@ Deadlines and the limits of a batch hold for a try as for any other batch.
 
 from __future__ import annotations
 
-from shapestream.scheduling.surface import Calls, Kind
+from shapestream.scheduling.batch_costs import Calls, WorkerClass
 
 EVERY = 24
 """Batches between two tries of calls that ran before. A change is to be found within 50 batches, and a model that lets 16
@@ -35,7 +35,7 @@ def tried_rows(rows: int, max_rows: int) -> int:
     return min(max_rows, 1 << (2 * rows).bit_length() - 1)
 
 
-def may_be_due(kind: Kind, calls: Calls) -> bool:
+def may_be_due(kind: WorkerClass, calls: Calls) -> bool:
     """Tell whether a batch of these calls should be tried if it costs nothing more."""
     if not kind.measured:
         return False
@@ -44,7 +44,7 @@ def may_be_due(kind: Kind, calls: Calls) -> bool:
     return not kind.awaits_try and not kind.knows(calls)
 
 
-def is_due(kind: Kind, calls: Calls, excess_s: float, padded: float) -> bool:
+def is_due(kind: WorkerClass, calls: Calls, excess_s: float, padded: float) -> bool:
     """Tell whether a batch of these calls should be tried.
 
     `excess_s`: what it is predicted to take more than its requests apart. `padded`: its elements / those of the calls apart.

@@ -50,7 +50,7 @@ from shapestream.serving.server import Server
 from shapestream.settings import AdminSettings
 from shapestream.slices import Slices
 from shapestream.telemetry.logging import LEVELS, PRESENT
-from shapestream.telemetry.metrics import Buckets, Kind, Metric, Sample, observe
+from shapestream.telemetry.metrics import Buckets, Metric, MetricType, Sample, observe
 from shapestream.transport.guards import admin_connections
 from shapestream_engine.regular_files import read_regular
 
@@ -223,7 +223,7 @@ class _Callers:
         return hmac.compare_digest(given.encode(), f"Bearer {self._token}".encode())
 
 
-class Standing(IntEnum):
+class EvictionOrder(IntEnum):
     """The standing of a connection: where there are too many, the lowest ends first."""
 
     IDLE = 0
@@ -235,12 +235,12 @@ class Standing(IntEnum):
 
 
 @dataclass(slots=True, eq=False)
-class Connection:
+class AdminConnection:
     """One connection of the port."""
 
     stream: trio.SocketStream
     scope: trio.CancelScope
-    standing: Standing = Standing.IDLE
+    standing: EvictionOrder = EvictionOrder.IDLE
 
     def end(self) -> None:
         """Give its descriptor back at once; what waits for its reader fails."""
@@ -248,7 +248,7 @@ class Connection:
         self.scope.cancel()
 
 
-_CONNECTION: ContextVar[Connection] = ContextVar("connection")
+_CONNECTION: ContextVar[AdminConnection] = ContextVar("connection")
 """That of a task of Hypercorn's."""
 
 
@@ -257,7 +257,7 @@ class Connections:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._open: dict[Connection, None] = {}
+        self._open: dict[AdminConnection, None] = {}
         """The oldest first."""
 
     @contextmanager
@@ -267,7 +267,7 @@ class Connections:
             ended = min(self._open, key=lambda connection: connection.standing)
             del self._open[ended]
             ended.end()
-        connection = Connection(stream, trio.CancelScope())
+        connection = AdminConnection(stream, trio.CancelScope())
         self._open[connection] = None
         _CONNECTION.set(connection)
         try:
@@ -380,7 +380,7 @@ class _Thread:
             self._nursery.cancel_scope.cancel()
 
     async def _answer(self, *call: Any) -> None:
-        _CONNECTION.get().standing = Standing.ASKED
+        _CONNECTION.get().standing = EvictionOrder.ASKED
         while (application := self._application) is None:  # noqa: ASYNC110 - the main thread sets it, in a moment
             await trio.sleep(LOOK_S)
         await application(*call)
@@ -436,7 +436,7 @@ class _Thread:
         feed = Feed(lambda batches: self._on_main_loop(partial(stream.read, batches)))
 
         async def serve_and_close(*asgi: Any) -> None:
-            _CONNECTION.get().standing = Standing.VIEWER
+            _CONNECTION.get().standing = EvictionOrder.VIEWER
             await feed.serve(*asgi)
             # Hypercorn frees no connection whose caller vanished and had sent more requests ahead: end its tasks.
             connection = trio.lowlevel.current_task().parent_nursery
@@ -561,10 +561,10 @@ class _Collected:
         yield from _PROCESS.collect()
 
 
-_FAMILIES: dict[Kind, Callable[..., Any]] = {
-    Kind.COUNTER: CounterMetricFamily,
-    Kind.GAUGE: GaugeMetricFamily,
-    Kind.HISTOGRAM: HistogramMetricFamily,
+_FAMILIES: dict[MetricType, Callable[..., Any]] = {
+    MetricType.COUNTER: CounterMetricFamily,
+    MetricType.GAUGE: GaugeMetricFamily,
+    MetricType.HISTOGRAM: HistogramMetricFamily,
 }
 _PROCESS = ProcessCollector(registry=None)
 

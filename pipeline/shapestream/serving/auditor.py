@@ -21,7 +21,7 @@ from typing import Any, TypeVar, TypeVarTuple
 import structlog
 import trio
 
-from shapestream.serving.audits import AuditBook, AuditRun, ModelAudit, Sample
+from shapestream.serving.audits import AuditBook, AuditRun, AuditSample, ModelAudit
 from shapestream.serving.dispatcher import Dispatcher
 from shapestream.serving.quarantine import digest_of
 from shapestream.serving.sessions import RequestRecord
@@ -65,7 +65,7 @@ class Auditor:
             except Exception:  # a defect of what only looks on must not end what is served
                 log.exception("audit failed", model=sample.record.model)
 
-    async def _audit(self, sample: Sample) -> None:
+    async def _audit(self, sample: AuditSample) -> None:
         state = self._book.states[sample.record.model]
         alone = None if state.varies or state.stopped else await self._alone(sample)
         if alone is None:
@@ -94,7 +94,7 @@ class Auditor:
         if not difference.within:
             await self._mismatch(state, sample, output, difference)
 
-    async def _run(self, sample: Sample, record: RequestRecord, copies: int = 1) -> AuditRun | None:
+    async def _run(self, sample: AuditSample, record: RequestRecord, copies: int = 1) -> AuditRun | None:
         """A run of the request, or of one like it, that has ended; None where the worker has left."""
         dispatcher = self._dispatcher
         slots = frozenset(slot.number for slot in sample.slot.worker.slots) & dispatcher.slots.keys()
@@ -104,12 +104,12 @@ class Auditor:
         await run.done.wait()
         return run
 
-    async def _alone(self, sample: Sample) -> Tensors | None:
+    async def _alone(self, sample: AuditSample) -> Tensors | None:
         """The results of the request alone; None where it was interrupted, failed, or its worker has left."""
         run = await self._run(sample, sample.record)
         return None if run is None else run.outputs
 
-    async def _again(self, sample: Sample, record: RequestRecord, copies: int = 1) -> AuditRun | None:
+    async def _again(self, sample: AuditSample, record: RequestRecord, copies: int = 1) -> AuditRun | None:
         """A run that came to its end, or failed; None where it was interrupted again and again, or its worker has left."""
         for _ in range(TRIES):
             run = await self._run(sample, record, copies)
@@ -117,7 +117,7 @@ class Auditor:
                 return run
         return None
 
-    async def _is_rounding(self, sample: Sample, alone: Tensors) -> bool | None:
+    async def _is_rounding(self, sample: AuditSample, alone: Tensors) -> bool | None:
         """Tell whether rounding explains what an answer differs by; None where too much work comes to find out."""
         record, signature = sample.record, sample.record.served.signature
         tolerances = sample.slot.worker.tolerances[record.model]
@@ -146,7 +146,9 @@ class Auditor:
             why = f"alone, rounding moves most results by as much as they differ in company, the last in output {output!r}"
             log.warning("audits judge little", model=state.model.name, why=why)
 
-    async def _mismatch(self, state: ModelAudit, sample: Sample, output: str, difference: Difference) -> None:
+    async def _mismatch(
+        self, state: ModelAudit, sample: AuditSample, output: str, difference: Difference
+    ) -> None:
         record = sample.record
         finding = {
             "output": output,
@@ -199,7 +201,7 @@ class Auditor:
                 self._dispatcher.run_alone(name, state.stopped, trio.current_time())
 
 
-async def _compare(sample: Sample, alone: Tensors, other: Tensors) -> tuple[str, Difference]:
+async def _compare(sample: AuditSample, alone: Tensors, other: Tensors) -> tuple[str, Difference]:
     """The output that differs most, in proportion to its tolerance, and by how much."""
     model = sample.record.served
     tolerances = sample.slot.worker.tolerances[model.name]
@@ -207,14 +209,14 @@ async def _compare(sample: Sample, alone: Tensors, other: Tensors) -> tuple[str,
     return await _computed(sample, worst_difference, names, tolerances, alone, other)
 
 
-async def _computed(sample: Sample, function: Callable[[*Ts], T], *arguments: *Ts) -> T:
+async def _computed(sample: AuditSample, function: Callable[[*Ts], T], *arguments: *Ts) -> T:
     """What a function of a sample returns, in a thread where that takes long."""
     if sample.nbytes < LARGE_BYTES:
         return function(*arguments)
     return await trio.to_thread.run_sync(function, *arguments)
 
 
-def _copies(sample: Sample) -> list[int]:
+def _copies(sample: AuditSample) -> list[int]:
     """The numbers of copies of a request in the calls that are tried: first as many as its call had room for."""
     record, profile = sample.record, sample.record.served.profile
     if not profile.has_batch or not record.shape.rows:

@@ -18,7 +18,7 @@ from typing import Any
 
 import trio
 
-from shapestream.serving.models import ServedModel, ServedModels
+from shapestream.serving.served_models import ServedModel, ServedModels
 from shapestream.serving.sessions import RequestRecord
 from shapestream.serving.workers import RunningBatch, SlotRecord
 from shapestream_engine.layout import Tensors
@@ -32,7 +32,7 @@ SEVERAL = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Sample:
+class AuditSample:
     """An answered request that is to run again."""
 
     record: RequestRecord
@@ -113,8 +113,8 @@ class AuditBook:
         self.kept = dict(kept)
         self.states: dict[str, ModelAudit] = {}
         """By model."""
-        self._samples: deque[Sample] = deque()
-        self._running: Sample | None = None
+        self._samples: deque[AuditSample] = deque()
+        self._running: AuditSample | None = None
         self._nbytes = 0
         self._random = Random()
         self._more = trio.Event()
@@ -178,7 +178,7 @@ class AuditBook:
             self._nbytes -= self._samples.popleft().nbytes
         if self._nbytes + nbytes > MOST_BYTES:
             return  # the one that runs leaves no room
-        sample = Sample(
+        sample = AuditSample(
             record=replace(record, deadline=None),
             answer=answer,
             slot=running.slot,
@@ -192,7 +192,7 @@ class AuditBook:
 
     # ---------------------------------------------------------------- for the auditor
 
-    async def next(self) -> Sample:
+    async def next(self) -> AuditSample:
         """The sample that waits longest. Its bytes count until the next is asked for."""
         if self._running is not None:
             self._nbytes -= self._running.nbytes

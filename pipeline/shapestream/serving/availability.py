@@ -12,7 +12,7 @@ import structlog
 
 from shapestream.serving.client_port import ClientPort
 from shapestream.serving.dispatcher import Dispatcher
-from shapestream.serving.models import ServedModel, ServedModels
+from shapestream.serving.served_models import ServedModel, ServedModels
 
 log = structlog.get_logger()
 

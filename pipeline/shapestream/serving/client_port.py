@@ -20,9 +20,9 @@ from shapestream.serving.dispatcher import Dispatcher
 from shapestream.serving.egress import Egress
 from shapestream.serving.inbox import DEAR, QUANTUM, TENSORS_PER_POINT, Inbox, Item
 from shapestream.serving.kept_replies import ClientId, same_tensors
-from shapestream.serving.models import ServedModel, ServedModels
-from shapestream.serving.outgoing import GONE, Link
-from shapestream.serving.sessions import RequestRecord, Session, Sessions
+from shapestream.serving.outgoing import GONE, PeerLink
+from shapestream.serving.served_models import ServedModel, ServedModels
+from shapestream.serving.sessions import ClientSession, RequestRecord, Sessions
 from shapestream.settings import ServerSettings
 from shapestream.slices import SlicedWork, Slices
 from shapestream.telemetry.logging import PRESENT, RateLimit
@@ -41,8 +41,8 @@ from shapestream.wire.messages import (
     ModelOpened,
     ModelRefused,
     OpenModel,
-    Request,
-    Statistics,
+    RequestEntry,
+    StatisticsEntry,
     StatisticsRequest,
     Unknown,
     Welcome,
@@ -72,7 +72,7 @@ class ClientPort:
         acknowledge: Callable[[str], None],
         explain: Callable[[str, int, ClientId | None], Slices[dict[str, Any]]],
     ) -> None:
-        """`describe` gives the counters that `Statistics` carries; `acknowledge` is `Auditor.acknowledge`, `explain` is
+        """`describe` gives the counters that `StatisticsEntry` carries; `acknowledge` is `Auditor.acknowledge`, `explain` is
         `Server.explain`."""
         self.outgoing = egress.outgoing
         self.sessions = Sessions(settings, egress.kept)
@@ -100,7 +100,7 @@ class ClientPort:
             heartbeat_ms=round(settings.heartbeat_s * 1000),
         )
         self._window = Credit(window_requests=settings.window_requests, window_bytes=settings.window_bytes)
-        self._waiting: dict[str, dict[Session, None]] = {}
+        self._waiting: dict[str, dict[ClientSession, None]] = {}
         """Sessions that asked for a model that the configuration promises and no worker has brought yet."""
         self._arrived: list[RequestRecord] = []
         """Requests of this turn that the dispatcher has not been given."""
@@ -129,7 +129,7 @@ class ClientPort:
     def serve(self, peer: bytes, item: Item, now: float) -> int:
         """Serve what a connection sent; returns its price in points."""
         session = self.sessions.by_peer.get(peer)
-        if type(item) is Request and session is not None:
+        if type(item) is RequestEntry and session is not None:
             admitted = self._admit(session, item, now)
             return len(item.tensors.buffers) // TENSORS_PER_POINT + (1 if admitted else DEAR)
         if type(item) is Clock and session is not None:
@@ -156,7 +156,7 @@ class ClientPort:
             arrived, self._arrived = self._arrived, []
             self._dispatcher.submit(arrived, now)
 
-    def _obey(self, peer: bytes, session: Session | None, entry: Entry, now: float) -> None:
+    def _obey(self, peer: bytes, session: ClientSession | None, entry: Entry, now: float) -> None:
         """Carry out a control entry."""
         self._submit(now)
         if type(entry) is Hello:
@@ -178,7 +178,7 @@ class ClientPort:
                 if self._socket.is_admin(peer):
                     self._ask_for_statistics(session)
                 else:
-                    self.outgoing.say(session, Statistics(values=self._for_clients()))
+                    self.outgoing.say(session, StatisticsEntry(values=self._for_clients()))
             case AcknowledgeAudit():
                 if self._socket.is_admin(peer):
                     self._acknowledge(entry.model)
@@ -192,21 +192,21 @@ class ClientPort:
             case _:
                 self.outgoing.refuse(peer, f"unexpected {type(entry).__name__}", now)
 
-    def _ask_for_statistics(self, session: Session) -> None:
+    def _ask_for_statistics(self, session: ClientSession) -> None:
         """Answer in later turns; questions that come before that answer is begun share it."""
         session.statistics_asked += 1
         if session.statistics_asked == 1:
             self._answers.add(self._tell_statistics(session))
 
-    def _tell_statistics(self, session: Session) -> Slices[None]:
+    def _tell_statistics(self, session: ClientSession) -> Slices[None]:
         asked = session.statistics_asked
         values = yield from self._describe()
-        self.outgoing.say(session, Statistics(values=values))
+        self.outgoing.say(session, StatisticsEntry(values=values))
         session.statistics_asked -= asked
         if session.statistics_asked:
             self._answers.add(self._tell_statistics(session))
 
-    def _ask_for_stories(self, session: Session, entry: Explain, asker: ClientId | None) -> None:
+    def _ask_for_stories(self, session: ClientSession, entry: Explain, asker: ClientId | None) -> None:
         """Answer in later turns; at once, and without stories, where the session waits for too many answers."""
         if session.questions < MOST_QUESTIONS:
             session.questions += 1
@@ -216,7 +216,7 @@ class ClientPort:
             values = {"stories": [], "unknown": why}
             self.outgoing.say(session, Explanation(question=entry.question, values=values))
 
-    def _tell_stories(self, session: Session, entry: Explain, asker: ClientId | None) -> Slices[None]:
+    def _tell_stories(self, session: ClientSession, entry: Explain, asker: ClientId | None) -> Slices[None]:
         values = yield from self._explain(entry.request, entry.slowest, asker)
         session.questions -= 1
         self.outgoing.say(session, Explanation(question=entry.question, values=values))
@@ -232,7 +232,7 @@ class ClientPort:
 
     # ---------------------------------------------------------------- requests
 
-    def _admit(self, session: Session, entry: Request, now: float) -> bool:
+    def _admit(self, session: ClientSession, entry: RequestEntry, now: float) -> bool:
         """Check a request against its model and its session's caps; the scheduler judges the load.
 
         Returns whether it takes some of the credit from now on; if not, it is answered.
@@ -286,7 +286,7 @@ class ClientPort:
         self._arrived.append(record)
         return True
 
-    def _deadline(self, session: Session, remaining_ms: int, now: float) -> float:
+    def _deadline(self, session: ClientSession, remaining_ms: int, now: float) -> float:
         """The deadline by our own clock, counted from sending. Asks for the time if half of it was lost on the way."""
         deadline = session.clock.sent_at(now) + remaining_ms * 0.001
         if remaining_ms and deadline - now < remaining_ms * 0.0005 and session.clock.ask(now):
@@ -294,7 +294,7 @@ class ClientPort:
             self.outgoing.say(session, self._window)
         return deadline
 
-    def _again(self, session: Session, entry: Request) -> None:
+    def _again(self, session: ClientSession, entry: RequestEntry) -> None:
         """Take a request whose number came before: it shares that one's reply, or is refused.
 
         A number that was refused before, and so did not run, has left no trace and does not come here.
@@ -319,7 +319,7 @@ class ClientPort:
 
     def _fail(
         self,
-        session: Session,
+        session: ClientSession,
         sequence: int,
         code: str,
         message: str,
@@ -341,16 +341,16 @@ class ClientPort:
             )
         self._egress.refuse(session, sequence, code, message)
 
-    def _refuse(self, peer: bytes, session: Session | None, bad: BadEntry, now: float) -> None:
+    def _refuse(self, peer: bytes, session: ClientSession | None, bad: BadEntry, now: float) -> None:
         """Refuse an entry that the codec could not accept: a request fails by its id; anything else is counted."""
-        if session is None or bad.kind != Request.KIND or bad.id is None or bad.id in session.running:
+        if session is None or bad.kind != RequestEntry.KIND or bad.id is None or bad.id in session.running:
             self.outgoing.refuse(peer, bad.message, now)
             return
         self._fail(session, bad.id, "invalid", bad.message)
 
     # ---------------------------------------------------------------- sessions
 
-    def _greet(self, peer: bytes, session: Session | None, hello: Hello, now: float) -> None:
+    def _greet(self, peer: bytes, session: ClientSession | None, hello: Hello, now: float) -> None:
         """Open a session, or move it to this connection; turn the peer away when there are too many.
 
         `session` is the one that this connection had so far; one of another client ends.
@@ -377,7 +377,7 @@ class ClientPort:
         known.clock.reconnected()
         self.outgoing.say(known, self._welcome)
 
-    def _open_model(self, session: Session, name: str) -> None:
+    def _open_model(self, session: ClientSession, name: str) -> None:
         """Answer at once, or when a promised model is there."""
         model = self._models.get(name)
         why = self._models.unavailable.get(name)
@@ -421,9 +421,9 @@ class ClientPort:
         for session in self.sessions:
             self.outgoing.say(session, Goodbye())
 
-    def lost(self, link: Link, why: str, now: float) -> None:
+    def lost(self, link: PeerLink, why: str, now: float) -> None:
         """Take note that what was ready for this client could not be sent."""
-        if not isinstance(link, Session) or link.peer is None:
+        if not isinstance(link, ClientSession) or link.peer is None:
             return
         if why == GONE:
             # A connection broke, no more is known: what the client asked for goes on, and it may be back in a moment
@@ -444,7 +444,7 @@ class ClientPort:
         self.outgoing.say_once(peer, Goodbye())
         self._inbox.cut_off(peer)
 
-    def _end(self, session: Session, why: str, now: float) -> None:
+    def _end(self, session: ClientSession, why: str, now: float) -> None:
         """End a session whose client is gone: its queued work is dropped, the results of running work are, too."""
         self.sessions.close(session)
         for waiting in self._waiting.values():

@@ -32,10 +32,10 @@ from shapestream.scheduling.scheduler import Scheduler
 from shapestream.serving.audits import AuditBook, AuditRun
 from shapestream.serving.egress import Egress
 from shapestream.serving.journal import Journal
-from shapestream.serving.models import ServedModel
 from shapestream.serving.quarantine import Quarantine
-from shapestream.serving.sessions import RequestRecord, Session
-from shapestream.serving.workers import RunningBatch, SlotRecord, Worker
+from shapestream.serving.served_models import ServedModel
+from shapestream.serving.sessions import ClientSession, RequestRecord
+from shapestream.serving.workers import ConnectedWorker, RunningBatch, SlotRecord
 from shapestream_engine.batch import BatchReport, ErrorCode
 from shapestream_engine.cost_table import CostTable
 from shapestream_engine.layout import Tensors
@@ -111,7 +111,7 @@ class Dispatcher:
         """The caller withdrew it."""
         self._handle(events.RequestCancelled(id=request), now)
 
-    def client_left(self, session: Session, now: float) -> None:
+    def client_left(self, session: ClientSession, now: float) -> None:
         """Nobody is there to answer."""
         ids = tuple([record.id for record in session.running.values()])
         self._handle(events.RequestsAbandoned(ids=ids), now)
@@ -130,7 +130,7 @@ class Dispatcher:
         """Take in what a worker has measured, before it joins."""
         self._handle(events.CostsTold(model=model, costs=costs), now)
 
-    def worker_joined(self, worker: Worker, now: float) -> None:
+    def worker_joined(self, worker: ConnectedWorker, now: float) -> None:
         """Its slots can be used from now on."""
         models = frozenset(worker.models)
         prefetch_s = worker.prefetch_s if self._prefetch else None
@@ -142,12 +142,12 @@ class Dispatcher:
         ]
         self._handle(events.SlotsJoined(slots=tuple(joining)), now)
 
-    def worker_closing(self, worker: Worker, now: float) -> None:
+    def worker_closing(self, worker: ConnectedWorker, now: float) -> None:
         """It is about to leave: its slots finish what they run and get nothing new."""
         for slot in self._book.of(worker):
             self._handle(events.SlotClosing(slot=slot.number), now)
 
-    def worker_left(self, worker: Worker, now: float, *, died: bool = False) -> None:
+    def worker_left(self, worker: ConnectedWorker, now: float, *, died: bool = False) -> None:
         """Its slots are gone, and what they ran is run again elsewhere.
 
         `died`: its process is known to have ended by itself, or was killed because it hung; not for silence and cuts.
@@ -408,14 +408,14 @@ class SlotBook:
         self.slots: dict[int, SlotRecord] = {}
         self.batches: dict[int, RunningBatch] = {}
 
-    def join(self, worker: Worker) -> list[SlotRecord]:
+    def join(self, worker: ConnectedWorker) -> list[SlotRecord]:
         """Gives each of its slots a number."""
         for slot in worker.slots:
             slot.number = next(self._numbers)
             self.slots[slot.number] = slot
         return worker.slots
 
-    def of(self, worker: Worker) -> list[SlotRecord]:
+    def of(self, worker: ConnectedWorker) -> list[SlotRecord]:
         """The slots of this worker that have joined and not left."""
         return [slot for slot in worker.slots if slot.number in self.slots]
 

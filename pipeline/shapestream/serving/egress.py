@@ -14,11 +14,11 @@ from shapestream.errors import Draining, Overloaded, Unavailable, WorkerLost, er
 from shapestream.scheduling.events import FailRequest
 from shapestream.serving.kept_replies import KeptReplies
 from shapestream.serving.outgoing import Outgoing
-from shapestream.serving.sessions import RequestRecord, Session
+from shapestream.serving.sessions import ClientSession, RequestRecord
 from shapestream.serving.workers import RunningBatch
+from shapestream.telemetry.counters import ModelCounters
 from shapestream.telemetry.recent import MOST_MESSAGE, RecentError
-from shapestream.telemetry.statistics import ModelCounters
-from shapestream.wire.messages import Failure, Result, Timings
+from shapestream.wire.messages import Failure, ResultEntry, Timings
 from shapestream.wire.tags import REQUEST_ID
 from shapestream_engine.layout import Tensors
 
@@ -55,7 +55,7 @@ class Egress:
                 timings = batch.timings(arrived, now)
             alike += 1
             session, sequence = record.session, record.sequence
-            result = Result(sequence=sequence, timings=timings, tensors=tensors)
+            result = ResultEntry(sequence=sequence, timings=timings, tensors=tensors)
             say(session, result)
             keep(session.answered, sequence, record.served.number, record.tensors, result)
         if timings is not None:
@@ -78,11 +78,11 @@ class Egress:
         why = f"its client left while it ran; {_MAY_HAVE_RUN}"
         self._keep(record, _failure(record.sequence, WorkerLost.code, why))
 
-    def refuse(self, session: Session, sequence: int, code: str, message: str) -> None:
+    def refuse(self, session: ClientSession, sequence: int, code: str, message: str) -> None:
         """Reply to a request that was not admitted, and has no record."""
         self._tell(session, _failure(sequence, code, message), None)
 
-    def repeat(self, session: Session, reply: Result | Failure) -> None:
+    def repeat(self, session: ClientSession, reply: ResultEntry | Failure) -> None:
         """Give a reply again."""
         self._statistics.repeated += 1
         self.outgoing.say(session, reply)
@@ -92,7 +92,7 @@ class Egress:
             record.session.answered, record.sequence, record.served.number, record.tensors, failure
         )
 
-    def _tell(self, session: Session, failure: Failure, record: RequestRecord | None) -> None:
+    def _tell(self, session: ClientSession, failure: Failure, record: RequestRecord | None) -> None:
         self._statistics.failures[failure.code] += 1
         tags = None if record is None else record.tags
         error = RecentError(

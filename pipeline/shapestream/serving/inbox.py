@@ -62,7 +62,7 @@ class Receiver(Protocol):
         """Take note that this turn serves nothing more."""
 
 
-class _Line:
+class _Mailbox:
     """One connection's messages, in their order."""
 
     __slots__ = ("balance", "behind", "entries", "items", "nbytes", "next", "peer", "price")
@@ -123,10 +123,10 @@ class Inbox:
         self._receiver = receiver
         self._max_entries = window_entries + MORE_ENTRIES
         self._max_bytes = window_bytes + MORE_BYTES
-        self._lines: dict[bytes, _Line] = {}
-        self._fresh: deque[_Line] = deque()
+        self._lines: dict[bytes, _Mailbox] = {}
+        self._fresh: deque[_Mailbox] = deque()
         """Connections that had nothing waiting when this arrived."""
-        self._backlogged: deque[_Line] = deque()
+        self._backlogged: deque[_Mailbox] = deque()
         self.messages = 0
         """Messages read so far."""
 
@@ -198,7 +198,7 @@ class Inbox:
         for peer, message in messages:
             line = self._lines.get(peer)
             if line is None:
-                line = self._lines[peer] = _Line(peer, message)
+                line = self._lines[peer] = _Mailbox(peer, message)
                 self._fresh.append(line)
             elif line.entries > self._max_entries or line.nbytes > self._max_bytes:
                 beyond[peer] = (
@@ -210,7 +210,7 @@ class Inbox:
         for peer, why in beyond.items():
             self._receiver.cut_off(peer, why, now)
 
-    def _serve(self, line: _Line, now: float) -> int:
+    def _serve(self, line: _Mailbox, now: float) -> int:
         """Serve a connection until its quantum is spent; with what is left it waits for another turn.
 
         Returns the points that it spent.

@@ -16,8 +16,8 @@ from shapestream.scheduling.events import DeliverResults, FailRequest, ReportFau
 from shapestream.serving.sessions import RequestRecord
 from shapestream.serving.stories import Stories
 from shapestream.serving.workers import RunningBatch
+from shapestream.telemetry.counters import ServerStatistics
 from shapestream.telemetry.logging import PRESENT, RateLimit
-from shapestream.telemetry.statistics import ServerStatistics
 from shapestream.telemetry.trace import TraceRecorder
 from shapestream.wire.tags import REQUEST_ID, trace_of
 from shapestream_engine.batch import BatchReport, ErrorCode

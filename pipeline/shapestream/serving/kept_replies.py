@@ -13,7 +13,7 @@ from zlib import crc32
 
 import numpy as np
 
-from shapestream.wire.messages import Failure, Result
+from shapestream.wire.messages import Failure, ResultEntry
 from shapestream_engine.layout import Layout, Tensors
 
 ClientId: TypeAlias = tuple[bytes, str | None]
@@ -39,12 +39,12 @@ class _KeptReply(NamedTuple):
     model: int
     layout: Layout
     checksum: int
-    reply: Result | Failure
+    reply: ResultEntry | Failure
     nbytes: int
     given_at: float
 
 
-class Answered:
+class ClientReplies:
     """The finished requests of one client: the last replies by number, the oldest first."""
 
     __slots__ = ("below", "client", "nbytes", "replies")
@@ -61,7 +61,7 @@ class Answered:
         """Whether a request with this number may have been answered."""
         return sequence < self.below or sequence in self.replies
 
-    def reply_to(self, sequence: int, model: int, tensors: Tensors) -> Result | Failure | None:
+    def reply_to(self, sequence: int, model: int, tensors: Tensors) -> ResultEntry | Failure | None:
         """The reply to this request; None if the number's reply answered another request, as far as the checksum tells.
 
         Raises KeyError if no reply to this number is kept.
@@ -93,9 +93,9 @@ class KeptReplies:
         self._max_age_s = max_age_s
         self._max_replies = max_replies
         self._now = now
-        self._by_client: dict[ClientId, Answered] = {}
+        self._by_client: dict[ClientId, ClientReplies] = {}
         self._absent: OrderedDict[ClientId, None] = OrderedDict()
-        self._holders: dict[Answered, None] = {}
+        self._holders: dict[ClientReplies, None] = {}
         """Clients with kept replies."""
         self.nbytes = 0
 
@@ -103,12 +103,12 @@ class KeptReplies:
         """Replies that are kept."""
         return sum([len(answered.replies) for answered in self._holders])
 
-    def of(self, client: ClientId) -> Answered:
+    def of(self, client: ClientId) -> ClientReplies:
         """The finished requests of this client, which has a session from now on."""
         self._absent.pop(client, None)
         answered = self._by_client.get(client)
         if answered is None:
-            answered = self._by_client[client] = Answered(client)
+            answered = self._by_client[client] = ClientReplies(client)
         return answered
 
     def left(self, client: ClientId) -> None:
@@ -118,11 +118,16 @@ class KeptReplies:
             self._forget(next(iter(self._absent)))
 
     def keep(
-        self, answered: Answered, sequence: int, model: int, tensors: Tensors, reply: Result | Failure
+        self,
+        answered: ClientReplies,
+        sequence: int,
+        model: int,
+        tensors: Tensors,
+        reply: ResultEntry | Failure,
     ) -> None:
         """Keep the reply to this client's request, which was for this model, with these tensors."""
         nbytes = OVERHEAD_NBYTES
-        if type(reply) is Result:
+        if type(reply) is ResultEntry:
             nbytes += sum([memoryview(buffer).nbytes for buffer in reply.tensors.buffers])
         if nbytes > self._max_bytes:
             answered.pass_by(sequence)
@@ -138,7 +143,7 @@ class KeptReplies:
         if self.nbytes > self._max_bytes:
             self._make_room()
 
-    def drop(self, answered: Answered) -> None:
+    def drop(self, answered: ClientReplies) -> None:
         """Drop all replies to a client that leaves on purpose: it will not ask for them. Their numbers stay known."""
         while answered.replies:
             self._drop_oldest(answered)
@@ -167,7 +172,7 @@ class KeptReplies:
             while holder.nbytes > half:
                 self._drop_oldest(holder)
 
-    def _drop_oldest(self, answered: Answered) -> None:
+    def _drop_oldest(self, answered: ClientReplies) -> None:
         """Drop a reply and keep no more than that its number was answered."""
         sequence, kept = answered.replies.popitem(last=False)
         answered.pass_by(sequence)

@@ -10,11 +10,11 @@ import structlog
 import trio
 
 from shapestream.errors import OutboxFull, PeerGone, RequestError
+from shapestream.telemetry.counters import ServerStatistics
 from shapestream.telemetry.logging import RateLimit
-from shapestream.telemetry.statistics import ServerStatistics
 from shapestream.transport.interface import PeerSocket
 from shapestream.wire.codec import Codec
-from shapestream.wire.messages import Entry, Failure, Heartbeat, Result, Unknown
+from shapestream.wire.messages import Entry, Failure, Heartbeat, ResultEntry, Unknown
 from shapestream_engine.layout import Buffer
 
 log = structlog.get_logger()
@@ -23,7 +23,7 @@ GONE = "gone"
 """The reason for a lost link whose connection has broken."""
 
 
-class Link:
+class PeerLink:
     """One peer. Sessions, workers and their slots are links; `outgoing` lives for one turn, so that it needs no bound."""
 
     __slots__ = ("heard_at", "outgoing", "peer", "spoken")
@@ -52,12 +52,12 @@ class Outgoing:
         self.statistics = statistics
         self.codec = codec
         self._port = port
-        self._ready: list[Link] = []
+        self._ready: list[PeerLink] = []
         self._limit = RateLimit()
-        self.lost: list[tuple[Link, str]] = []
+        self.lost: list[tuple[PeerLink, str]] = []
         """Links that could not be sent to, with the reason, until the next `flush` returns them."""
 
-    def say(self, link: Link, entry: Entry) -> None:
+    def say(self, link: PeerLink, entry: Entry) -> None:
         """Queue an entry until the end of this turn."""
         if link.peer is None:
             return
@@ -72,7 +72,7 @@ class Outgoing:
         except (PeerGone, OutboxFull):
             self.socket.forget(peer)
 
-    def flush(self) -> list[tuple[Link, str]]:
+    def flush(self) -> list[tuple[PeerLink, str]]:
         """Send what was queued. Returns the links that are lost, with the reason: gone, or their peers do not read."""
         if not self._ready and not self.lost:
             return []
@@ -96,7 +96,7 @@ class Outgoing:
         lost, self.lost = self.lost, []
         return lost
 
-    def _pack_singly(self, link: Link, entries: list[Entry], why: RequestError) -> list[list[Buffer]]:
+    def _pack_singly(self, link: PeerLink, entries: list[Entry], why: RequestError) -> list[list[Buffer]]:
         """The messages of these entries, one of which fits none."""
         skipped = self._limit.admit("unsendable", trio.current_time())
         if skipped is not None:
@@ -106,13 +106,13 @@ class Outgoing:
             try:
                 messages += self.codec.pack([entry])
             except RequestError as error:
-                if isinstance(entry, Result):
+                if isinstance(entry, ResultEntry):
                     messages += self.codec.pack([_instead_of(entry, str(error))])
                 else:  # the peer would wait for it for ever
                     self.lost.append((link, "cannot be told what it must know"))
         return messages
 
-    def keep_alive(self, link: Link) -> None:
+    def keep_alive(self, link: PeerLink) -> None:
         """Queue a heartbeat if nothing was said since the last call."""
         if not link.spoken:
             self.say(link, Heartbeat())
@@ -144,7 +144,7 @@ class Outgoing:
             log.warning("message refused", port=self._port, peer=peer.hex(), why=why, like_it_before=skipped)
 
 
-def _instead_of(result: Result, why: str) -> Failure:
+def _instead_of(result: ResultEntry, why: str) -> Failure:
     """A model may give outputs that no message can hold: too many dimensions, say."""
     text = f"the result cannot be sent: {why}"
     return Failure(

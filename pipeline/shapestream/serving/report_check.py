@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from math import prod
 
-from shapestream_engine.batch import Batch, BatchReport
+from shapestream_engine.batch import BatchInputs, BatchReport
 from shapestream_engine.layout import Layout
 from shapestream_engine.ports import OutputPort, With
 from shapestream_engine.signature import ModelSignature
@@ -32,7 +32,7 @@ class ReportCheck:
         self._signature = signature
         self._good: set[tuple[tuple[int, ...], Layout]] = set()
 
-    def check(self, batch: Batch, report: BatchReport) -> None:
+    def check(self, batch: BatchInputs, report: BatchReport) -> None:
         """Raises ReportRefused unless each member has its outputs, or lacks them as its time had passed."""
         outputs = report.outputs or ()
         self._check_calls(batch, report)
@@ -54,7 +54,7 @@ class ReportCheck:
                 self._good.clear()
             self._good.add(key)
 
-    def _check_calls(self, batch: Batch, report: BatchReport) -> None:
+    def _check_calls(self, batch: BatchInputs, report: BatchReport) -> None:
         """Times and calls are for the statistics and for the costs; each call covers a row that no other did."""
         signature, calls = self._signature, report.calls
         preparations, reallocations = report.preparations, report.reallocations

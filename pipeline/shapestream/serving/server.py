@@ -38,19 +38,19 @@ from shapestream.serving.egress import Egress
 from shapestream.serving.journal import Journal
 from shapestream.serving.kept_replies import ClientId, KeptReplies
 from shapestream.serving.listening import listen
-from shapestream.serving.models import ServedModels
 from shapestream.serving.outgoing import Outgoing
 from shapestream.serving.quarantine import Quarantine
+from shapestream.serving.served_models import ServedModels
 from shapestream.serving.slot_threads import SlotThreads
 from shapestream.serving.stories import MOST_SLOWEST, Stories, nothing_of, story_of
 from shapestream.serving.worker_port import LastState, ProcessOwner, WorkerPort
 from shapestream.settings import ModelSettings, ServerSettings
 from shapestream.slices import Slices, at_once
+from shapestream.telemetry.counters import ServerStatistics
 from shapestream.telemetry.last_minute import LastMinute
 from shapestream.telemetry.logging import LogFormat, LogLevel, change
-from shapestream.telemetry.metrics import Observation
+from shapestream.telemetry.metrics import ServerSnapshot
 from shapestream.telemetry.roll import ConfiguredWorker, Presence
-from shapestream.telemetry.statistics import ServerStatistics
 from shapestream.telemetry.trace import TraceRecorder
 from shapestream.transport.curve import KeyRing, KeyRole, ProtectedRouter, ServerSecurity
 from shapestream.transport.interface import PeerSocket
@@ -325,14 +325,14 @@ class Server:
         """What audits found, by model, as plain data."""
         return self._audits.to_dict()
 
-    def observation(self) -> Observation:
+    def observation(self) -> ServerSnapshot:
         """The state that metrics are read from."""
         settings, sessions, now = self._settings, list(self._client_port.sessions), trio.current_time()
         for model in self._models:
             self._counters.of(model.name)  # its series begin with 0
         workers = {slot.worker for slot in self._dispatcher.slots.values()}
         serving = sum(worker.takes_batches for worker in workers)
-        return Observation(
+        return ServerSnapshot(
             ready=not self.not_ready(),
             counters=self._counters,
             scheduler=self._scheduler.statistics(now),

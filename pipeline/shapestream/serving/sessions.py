@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from itertools import count
 
 from shapestream.scheduling.events import Arrival
-from shapestream.serving.kept_replies import Answered, ClientId, KeptReplies
-from shapestream.serving.models import ServedModel
-from shapestream.serving.outgoing import Link
+from shapestream.serving.kept_replies import ClientId, ClientReplies, KeptReplies
+from shapestream.serving.outgoing import PeerLink
 from shapestream.serving.peer_clock import PeerClock
+from shapestream.serving.served_models import ServedModel
 from shapestream.settings import ServerSettings
 from shapestream_engine.layout import RequestShape, Tensors, value
 
@@ -25,7 +25,7 @@ PLACES_PER_KEY = 9
 class RequestRecord(Arrival):
     """One admitted request, from its arrival to its terminal reply. The scheduler knows it by its number."""
 
-    session: Session
+    session: ClientSession
     sequence: int
     served: ServedModel
     shape: RequestShape
@@ -56,7 +56,7 @@ class KeyUse:
         return f"<key: {self.sessions} sessions, {self.requests} requests, {self.held_bytes} bytes>"
 
 
-class Session(Link):
+class ClientSession(PeerLink):
     """One client's session. Its credit is a window: requests, and bytes of them, without a terminal reply."""
 
     __slots__ = (
@@ -76,7 +76,7 @@ class Session(Link):
     def __init__(
         self,
         number: int,
-        answered: Answered,
+        answered: ClientReplies,
         peer: bytes,
         software: str,
         now: float,
@@ -145,20 +145,20 @@ class Sessions:
         self._keys: dict[str, KeyUse] = {}
         """Every key that was ever used here. The operator's lists of keys bound it."""
         self._numbers = count()
-        self.by_peer: dict[bytes, Session] = {}
-        self._by_client: dict[ClientId, Session] = {}
+        self.by_peer: dict[bytes, ClientSession] = {}
+        self._by_client: dict[ClientId, ClientSession] = {}
 
-    def __iter__(self) -> Iterator[Session]:
+    def __iter__(self) -> Iterator[ClientSession]:
         return iter(tuple(self._by_client.values()))
 
     def __len__(self) -> int:
         return len(self._by_client)
 
-    def of_client(self, client: ClientId) -> Session | None:
+    def of_client(self, client: ClientId) -> ClientSession | None:
         """The session of this client, on any connection."""
         return self._by_client.get(client)
 
-    def excess(self, session: Session, nbytes: int) -> str | None:
+    def excess(self, session: ClientSession, nbytes: int) -> str | None:
         """Say which cap one more request of so many bytes exceeds; None if it exceeds none."""
         if len(session.running) >= self._window_requests or session.held_bytes + nbytes > self._window_bytes:
             return _beyond("session", self._window_requests, self._window_bytes)
@@ -169,7 +169,7 @@ class Sessions:
             return _beyond("key", self._key_requests, self._key_bytes)
         return None
 
-    def open(self, client: ClientId, peer: bytes, software: str, now: float) -> Session | None:
+    def open(self, client: ClientId, peer: bytes, software: str, now: float) -> ClientSession | None:
         """Open a session; None when there are too many, of all clients or of this key, which the caller tells the peer."""
         key = client[1]
         use = None
@@ -178,13 +178,13 @@ class Sessions:
         if len(self._by_client) >= self._max_sessions or self._is_at_cap(use):
             return None
         number = next(self._numbers) if use is None else use.number
-        session = Session(number, self._kept.of(client), peer, software, now, use)
+        session = ClientSession(number, self._kept.of(client), peer, software, now, use)
         if use is not None:
             use.sessions += 1
         self._by_client[client] = self.by_peer[peer] = session
         return session
 
-    def session_to_end(self, key: str | None) -> Session | None:
+    def session_to_end(self, key: str | None) -> ClientSession | None:
         """The session to end so that one more with this key has room; None if there is room, or no such session.
 
         It is the session without a connection that was heard longest ago; at the key's cap, of those of that key.
@@ -203,18 +203,18 @@ class Sessions:
     def _is_at_cap(self, use: KeyUse | None) -> bool:
         return use is not None and use.sessions >= self._max_per_key
 
-    def move(self, session: Session, peer: bytes) -> None:
+    def move(self, session: ClientSession, peer: bytes) -> None:
         """Bind the session to another connection of its client; the old one means nothing from now on."""
         self.by_peer.pop(session.heard_by, None)
         session.peer = session.heard_by = peer
         self.by_peer[peer] = session
 
-    def detach(self, session: Session) -> None:
+    def detach(self, session: ClientSession) -> None:
         """Keep the session though its connection is gone; what is said to it is dropped, what it said is still heard."""
         session.peer = None
         session.outgoing.clear()
 
-    def close(self, session: Session) -> None:
+    def close(self, session: ClientSession) -> None:
         """Forget the session; what is said to it from now on goes nowhere."""
         self.detach(session)
         self.by_peer.pop(session.heard_by, None)

@@ -32,7 +32,7 @@ from shapestream.transport.wake import Wake
 from shapestream.transport.zeromq import RouterSocket
 from shapestream.wire.codec import Codec, codec_of
 from shapestream.wire.limits import WORKER_LIMITS
-from shapestream.wire.messages import BatchDone, BatchFailed, Entry, Execute, Heartbeat, Role, SlotHello
+from shapestream.wire.messages import BatchDone, BatchFailedEntry, Entry, Execute, Heartbeat, Role, SlotHello
 from shapestream_engine.batch import BatchReport, ErrorCode
 from shapestream_engine.compiled_model import CompiledModel
 from shapestream_engine.cost_table import CostTable
@@ -383,15 +383,15 @@ def frames_of(entry: Entry, codec: Codec) -> list[Buffer]:
         if not isinstance(entry, BatchDone):
             raise
         message = f"the results do not fit the protocol: {error}"
-        failed = BatchFailed(
+        failed = BatchFailedEntry(
             batch=entry.batch, session=entry.session, code=ErrorCode.MODEL_ERROR, message=message
         )
         return codec.pack([failed])[0]
 
 
-def entry_of_report(report: BatchReport, *, session: int) -> BatchDone | BatchFailed:
+def entry_of_report(report: BatchReport, *, session: int) -> BatchDone | BatchFailedEntry:
     """The entry that tells a report to the server of this session."""
     if report.code is not None or report.outputs is None:
         code = report.code or ErrorCode.INTERNAL
-        return BatchFailed(batch=report.batch, session=session, code=code, message=report.message)
+        return BatchFailedEntry(batch=report.batch, session=session, code=code, message=report.message)
     return BatchDone(session=session, report=report)

@@ -1,7 +1,7 @@
 """Stories of requests: arrival, queue, company, padding, attempts and times, to answer why one was slow. Pure.
 
 The journal adds one tuple per batch that ran, and one per request that failed: numbers and ids, never tensors. A story is
-put together when it is asked for, from these tuples and from the scheduler's troubles (scheduling/statistics.py). The
+put together when it is asked for, from these tuples and from the scheduler's troubles (scheduling/scheduler_statistics.py). The
 slowest requests are kept apart, since the rings move on.
 
 A story divides the request's time into phases (`Phase`). Each begins where the one before it ends, the first one at the
@@ -24,7 +24,7 @@ from operator import itemgetter
 from typing import Any, NamedTuple, TypeAlias
 
 from shapestream.scheduling.events import CutReason, FailRequest, StartBatch
-from shapestream.scheduling.statistics import Told
+from shapestream.scheduling.scheduler_statistics import Told
 from shapestream.serving.kept_replies import ClientId
 from shapestream.serving.sessions import RequestRecord
 from shapestream.serving.workers import RunningBatch

@@ -122,7 +122,7 @@ class RequestTracer:
     # ---------------------------------------------------------------- the thread
 
     def _run(self) -> None:
-        complaints = _Complaints()
+        complaints = _SpanLossLog()
         while not self._stopped.wait(INTERVAL_S) or self._ends:
             try:
                 while self._ends:
@@ -244,7 +244,7 @@ class _HeadsOnly(requests.Session):
         return answer
 
 
-class _Complaints(logging.Handler):
+class _SpanLossLog(logging.Handler):
     """The lines about lost spans, one in `COMPLAINT_S`; also for what OpenTelemetry logs, as of a collector that is gone."""
 
     def __init__(self) -> None:

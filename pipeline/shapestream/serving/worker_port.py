@@ -24,9 +24,9 @@ from shapestream.errors import ConfigurationError, ProtocolError
 from shapestream.serving.availability import Availability
 from shapestream.serving.dispatcher import Dispatcher
 from shapestream.serving.inbox import DEAR, Inbox, Item
-from shapestream.serving.models import ServedModels
-from shapestream.serving.outgoing import GONE, Link, Outgoing
+from shapestream.serving.outgoing import GONE, Outgoing, PeerLink
 from shapestream.serving.report_check import ReportRefused
+from shapestream.serving.served_models import ServedModels
 from shapestream.serving.slot_threads import (
     BatchWithdrawn,
     News,
@@ -36,15 +36,15 @@ from shapestream.serving.slot_threads import (
     SlotThreads,
     ThreadEnded,
 )
-from shapestream.serving.workers import Offer, OwnWorker, SlotRecord, Worker, read_tolerances
+from shapestream.serving.workers import ConnectedWorker, LocalWorker, Offer, SlotRecord, read_tolerances
 from shapestream.settings import ServerSettings
 from shapestream.slices import SlicedWork, Slices, at_once
-from shapestream.telemetry.roll import Standing
+from shapestream.telemetry.roll import WorkerPresence
 from shapestream.wire.codec import BadEntry
 from shapestream.wire.messages import (
     WORKER_PROTOCOL,
     BatchDone,
-    BatchFailed,
+    BatchFailedEntry,
     Clock,
     Entry,
     Goodbye,
@@ -107,7 +107,7 @@ class ProcessOwner(Protocol):
         """Kill that process; its end is told like any other."""
 
     @property
-    def standings(self) -> Mapping[str, Standing]:
+    def standings(self) -> Mapping[str, WorkerPresence]:
         """The standing of each worker that it keeps running, by name."""
 
     def memory_bytes(self) -> Mapping[str, int]:
@@ -160,11 +160,11 @@ class WorkerPort:
         self.own_greeted = trio.Event()
         """Set when the slots of this process have greeted, or never will."""
         self._sessions = count(1)
-        self.workers: dict[bytes, Worker] = {}
+        self.workers: dict[bytes, ConnectedWorker] = {}
         """By the routing id of their control."""
         self._slots: dict[bytes, SlotRecord] = {}
         """Those that have greeted, by routing id."""
-        self._tokens: dict[bytes, Worker] = {}
+        self._tokens: dict[bytes, ConnectedWorker] = {}
         """Workers by the token that their slots greet with."""
         self.owner: ProcessOwner | None = None
         """The starter of the workers' processes, if this server has one."""
@@ -227,14 +227,14 @@ class WorkerPort:
     def _obey_slot(self, peer: bytes, slot: SlotRecord, entry: Entry, now: float) -> None:
         """Carry out one entry of a slot."""
         match entry:
-            case BatchDone() | BatchFailed():
+            case BatchDone() | BatchFailedEntry():
                 self._reported(slot, entry, now)
             case Heartbeat():
                 pass
             case _:
                 self.cut_off(peer, f"unexpected {type(entry).__name__} of a slot", now)
 
-    def _obey(self, peer: bytes, worker: Worker | None, entry: Entry, now: float) -> None:
+    def _obey(self, peer: bytes, worker: ConnectedWorker | None, entry: Entry, now: float) -> None:
         """Carry out one entry of a control, or of a connection that is none yet."""
         if type(entry) is WorkerHello:
             self._register(peer, worker, entry, now)
@@ -250,7 +250,7 @@ class WorkerPort:
             self.outgoing.tell_stranger(peer, now)
             return
         match entry:
-            case BatchFailed():
+            case BatchFailedEntry():
                 slot = next((slot for slot in worker.slots if entry.batch in slot.running), None)
                 self._reported(slot or worker.slots[0], entry, now)
             case SlotEnded() if entry.session == worker.session and entry.slot < len(worker.slots):
@@ -271,7 +271,7 @@ class WorkerPort:
             case _:
                 self.cut_off(peer, f"unexpected {type(entry).__name__}", now)
 
-    def _reported(self, slot: SlotRecord, entry: BatchDone | BatchFailed, now: float) -> None:
+    def _reported(self, slot: SlotRecord, entry: BatchDone | BatchFailedEntry, now: float) -> None:
         worker = slot.worker
         if entry.session != worker.session:
             self._statistics.late_reports += 1
@@ -291,7 +291,7 @@ class WorkerPort:
             slot.peer = None
         self._dispatcher.slot_ended(slot, batch, now)
 
-    def _end(self, worker: Worker, why: str, now: float) -> None:
+    def _end(self, worker: ConnectedWorker, why: str, now: float) -> None:
         """Cut off a worker by its control, whichever of its connections gave the reason."""
         peer = worker.peer
         if peer is not None:
@@ -308,7 +308,7 @@ class WorkerPort:
         own, now = self._own, trio.current_time()
         assert own is not None, "this port is for workers"
         added = at_once(self._models.add_all(own.models, own.digests))
-        worker = OwnWorker(own, self.outgoing, now, session=next(self._sessions))
+        worker = LocalWorker(own, self.outgoing, now, session=next(self._sessions))
         self._tokens[worker.token] = worker
         self._availability.models_added(added, now)
         own.start(self._heed)
@@ -323,7 +323,7 @@ class WorkerPort:
             return
         match news:
             case BatchWithdrawn():
-                entry = BatchFailed(
+                entry = BatchFailedEntry(
                     batch=news.batch,
                     session=news.session,
                     code=ErrorCode.RECALLED,
@@ -350,7 +350,7 @@ class WorkerPort:
 
     # ---------------------------------------------------------------- greetings
 
-    def _register(self, peer: bytes, worker: Worker | None, hello: WorkerHello, now: float) -> None:
+    def _register(self, peer: bytes, worker: ConnectedWorker | None, hello: WorkerHello, now: float) -> None:
         """Register a worker. One that greets again, on this connection or another, has forgotten its batches."""
         if hello.protocol != WORKER_PROTOCOL:
             self._refuse_version(peer, worker, hello, now)
@@ -400,7 +400,7 @@ class WorkerPort:
         for other in list(self.workers.values()):
             if other.name == offer.name:
                 self._leave(other, "came back on another connection", now)
-        worker = Worker(peer, offer, self.outgoing, now, session=next(self._sessions))
+        worker = ConnectedWorker(peer, offer, self.outgoing, now, session=next(self._sessions))
         self.workers[peer] = worker
         self._tokens[worker.token] = worker
         self.outgoing.say(
@@ -453,11 +453,11 @@ class WorkerPort:
         for worker in self.workers.values():
             self._tell_log_level(worker)
 
-    def _tell_log_level(self, worker: Worker) -> None:
+    def _tell_log_level(self, worker: ConnectedWorker) -> None:
         if self._log_level is not None and self._owns(worker.name):
             self.outgoing.say(worker, SetLogLevel(level=self._log_level))
 
-    def _tell_time(self, worker: Worker, now: float) -> None:
+    def _tell_time(self, worker: ConnectedWorker, now: float) -> None:
         self.outgoing.say(worker, Clock(sent_us=round(now * 1e6)))
 
     def _take_join_room(self, hello: WorkerHello, now: float) -> None:
@@ -487,7 +487,7 @@ class WorkerPort:
             raise GreetingRefused("it has the name of a process of this server")
 
     def _refuse(
-        self, peer: bytes, worker: Worker | None, hello: WorkerHello, error: Exception, now: float
+        self, peer: bytes, worker: ConnectedWorker | None, hello: WorkerHello, error: Exception, now: float
     ) -> None:
         # Without its quotes, but with its escapes: a name may try to be a line of its own.
         name = repr(hello.worker[:MAX_NAME])[1:-1]
@@ -499,7 +499,9 @@ class WorkerPort:
             self._leave(worker, "sent what cannot be accepted", now)
         self._turn_away(peer)
 
-    def _refuse_version(self, peer: bytes, worker: Worker | None, hello: WorkerHello, now: float) -> None:
+    def _refuse_version(
+        self, peer: bytes, worker: ConnectedWorker | None, hello: WorkerHello, now: float
+    ) -> None:
         """Tell a worker to end that speaks another version: it is of another release than this server."""
         why = (
             f"it speaks version {hello.protocol} of the workers' protocol, and this server version {WORKER_PROTOCOL}: "
@@ -531,7 +533,7 @@ class WorkerPort:
 
     # ---------------------------------------------------------------- the ways to leave
 
-    def _leave(self, worker: Worker, why: str, now: float, *, died: bool = False) -> None:
+    def _leave(self, worker: ConnectedWorker, why: str, now: float, *, died: bool = False) -> None:
         """Take a worker out of the books; its batches are run again elsewhere. `died`: perhaps of one of them."""
         if worker.token not in self._tokens:
             return
@@ -545,7 +547,7 @@ class WorkerPort:
         )
         self._forget(worker, now, died=died)
 
-    def _dismiss_if_idle(self, worker: Worker, now: float) -> None:
+    def _dismiss_if_idle(self, worker: ConnectedWorker, now: float) -> None:
         """Let a worker go that drains and has answered everything."""
         if not (worker.draining or worker.farewell_said) or worker.running or worker.peer is None:
             return
@@ -557,7 +559,7 @@ class WorkerPort:
         self.outgoing.say_once(worker.peer, Goodbye())
         self._forget(worker, now)
 
-    def _forget(self, worker: Worker, now: float, *, died: bool = False) -> None:
+    def _forget(self, worker: ConnectedWorker, now: float, *, died: bool = False) -> None:
         # Before its last reports are taken: for what it has answered it is given nothing more.
         self._dispatcher.worker_closing(worker, now)
         self._hand_on_reports(now)
@@ -591,10 +593,10 @@ class WorkerPort:
         self.outgoing.say_once(peer, Goodbye())
         self._inbox.cut_off(peer)
 
-    def lost(self, link: Link, why: str, now: float) -> None:
+    def lost(self, link: PeerLink, why: str, now: float) -> None:
         """Take note that what was ready for this worker could not be sent, or that it hangs and is to be ended."""
         worker = link.worker if isinstance(link, SlotRecord) else link
-        if not isinstance(worker, Worker) or link.peer is None or worker.token not in self._tokens:
+        if not isinstance(worker, ConnectedWorker) or link.peer is None or worker.token not in self._tokens:
             return
         peer = worker.peer
         if peer is None and why == GONE:
@@ -609,7 +611,7 @@ class WorkerPort:
             self._leave(worker, why, now)
             self._inbox.cut_off(peer)
 
-    def _end_hanging(self, worker: Worker, peer: bytes, why: str, now: float) -> None:
+    def _end_hanging(self, worker: ConnectedWorker, peer: bytes, why: str, now: float) -> None:
         """Kill a worker that hangs, if its process is our own; else cut it off, and do not let it in again."""
         if self.owner is not None and self._owns(worker.name):
             self._part(worker, now)
@@ -623,7 +625,7 @@ class WorkerPort:
         self._leave(worker, "hangs", now, died=True)
         self._turn_away(peer)
 
-    def _part(self, worker: Worker, now: float) -> None:
+    def _part(self, worker: ConnectedWorker, now: float) -> None:
         """Give a worker nothing more; the answers and the end of its process are waited for, for a moment."""
         if worker.parting_since is None:
             worker.parting_since = now
@@ -700,7 +702,7 @@ class WorkerPort:
         """Whether this is a process of our own."""
         return self.owner is not None and self.owner.owns(name)
 
-    def _named(self, name: str) -> Worker | None:
+    def _named(self, name: str) -> ConnectedWorker | None:
         return next((one for one in self.workers.values() if one.name == name), None)
 
 

@@ -14,16 +14,16 @@ from typing import Any
 import structlog
 
 from shapestream.scheduling.events import StartBatch
-from shapestream.serving.outgoing import Link, Outgoing
+from shapestream.serving.outgoing import Outgoing, PeerLink
 from shapestream.serving.report_check import ReportCheck, ReportRefused
 from shapestream.serving.sessions import RequestRecord
 from shapestream.serving.slot_threads import SlotThreads
 from shapestream.wire.messages import (
     BatchDone,
-    BatchFailed,
-    CancelBatch,
+    BatchFailedEntry,
+    CancelBatchEntry,
     Execute,
-    RecallBatch,
+    RecallBatchEntry,
     Timings,
 )
 from shapestream_engine.batch import BatchReport, ErrorCode
@@ -79,7 +79,7 @@ def read_tolerances(
     return found
 
 
-class Worker(Link):
+class ConnectedWorker(PeerLink):
     """A worker in one session, and the link to its control; its slots have links of their own."""
 
     __slots__ = (
@@ -150,11 +150,11 @@ class Worker(Link):
 
     def cancel(self, slot: SlotRecord, batch: int) -> None:
         """Say that the results of a batch are not needed; its report still comes."""
-        self.port.say(self, CancelBatch(batch=batch, slot=slot.slot))
+        self.port.say(self, CancelBatchEntry(batch=batch, slot=slot.slot))
 
     def recall(self, slot: SlotRecord, batch: int) -> None:
         """Ask for a batch back; whether it had begun is in its report."""
-        self.port.say(self, RecallBatch(batch=batch, slot=slot.slot))
+        self.port.say(self, RecallBatchEntry(batch=batch, slot=slot.slot))
 
     def kill(self, reason: str) -> None:
         """End its process, since a slot hangs: the worker port does so when this turn's decisions are carried out."""
@@ -186,7 +186,7 @@ class Worker(Link):
             slot.running.clear()
 
 
-class OwnWorker(Worker):
+class LocalWorker(ConnectedWorker):
     """The slots of the server's own process: their supervision is a call away."""
 
     __slots__ = ("_own",)
@@ -225,12 +225,12 @@ class OwnWorker(Worker):
         return report
 
 
-class SlotRecord(Link):
+class SlotRecord(PeerLink):
     """A slot of a worker, and the link to it."""
 
     __slots__ = ("at_work", "batches", "behind", "busy_s", "label", "number", "running", "slot", "worker")
 
-    def __init__(self, worker: Worker, slot: int, now: float) -> None:
+    def __init__(self, worker: ConnectedWorker, slot: int, now: float) -> None:
         super().__init__(None, now)
         self.worker = worker
         self.slot = slot
@@ -255,7 +255,7 @@ class SlotRecord(Link):
     def __repr__(self) -> str:
         return f"<slot {self.label}: {self.batches} batches>"
 
-    def report(self, entry: BatchDone | BatchFailed, now: float) -> BatchReport:
+    def report(self, entry: BatchDone | BatchFailedEntry, now: float) -> BatchReport:
         """The report that an entry carries; its batch is open no more.
 
         Raises ReportRefused where it contradicts the model or the batch, for a batch that this slot was never sent, or has
@@ -279,7 +279,7 @@ class SlotRecord(Link):
         return report
 
 
-def _failure(entry: BatchFailed) -> BatchReport:
+def _failure(entry: BatchFailedEntry) -> BatchReport:
     """The report of a batch that failed. A code that is unknown here is `internal`."""
     try:
         code = ErrorCode(entry.code)

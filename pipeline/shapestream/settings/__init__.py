@@ -8,7 +8,7 @@ from shapestream.settings.document import (
     json_schema,
 )
 from shapestream.settings.loader import EffectiveValue, LoadedSettings, load_models, load_settings
-from shapestream.settings.models import (
+from shapestream.settings.model_settings import (
     BatchingSettings,
     InputSettings,
     ModelSettings,
@@ -17,7 +17,12 @@ from shapestream.settings.models import (
     ShapesSettings,
     registered_functions,
 )
-from shapestream.settings.server import AdminSettings, SecuritySettings, ServerSettings, is_public_key
+from shapestream.settings.server_settings import (
+    AdminSettings,
+    SecuritySettings,
+    ServerSettings,
+    is_public_key,
+)
 from shapestream.settings.yaml_source import Location
 
 __all__ = [

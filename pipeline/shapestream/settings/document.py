@@ -13,8 +13,8 @@ from typing import Annotated, Any, Literal, Self, TypeAlias, cast
 from pydantic import BeforeValidator, Field, ValidationError, WithJsonSchema, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
-from shapestream.settings.models import ModelSettings
-from shapestream.settings.server import ServerSettings
+from shapestream.settings.model_settings import ModelSettings
+from shapestream.settings.server_settings import ServerSettings
 from shapestream.settings.values import (
     COUNT,
     TEXT,

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import msgpack
 
 from shapestream.slices import Slices
-from shapestream.telemetry.statistics import ModelCounters, ServerStatistics
+from shapestream.telemetry.counters import ModelCounters, ServerStatistics
 
 WINDOW_S = 60.0
 SNAPSHOT_S = 5.0

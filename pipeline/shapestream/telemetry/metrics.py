@@ -15,11 +15,11 @@ from importlib.metadata import version
 from typing import NamedTuple, TypeAlias
 
 from shapestream.scheduling.events import Overload
-from shapestream.scheduling.statistics import ModelStatistics, Statistics
+from shapestream.scheduling.scheduler_statistics import ModelStatistics, SchedulerStatistics
 from shapestream.settings import ServerSettings
 from shapestream.slices import Slices
+from shapestream.telemetry.counters import Histogram, ModelCounters, ServerStatistics
 from shapestream.telemetry.roll import ConfiguredWorker, Presence
-from shapestream.telemetry.statistics import Histogram, ModelCounters, ServerStatistics
 
 _US = 1e-6
 _VERSIONS = (version("shapestream"), platform.python_version())
@@ -31,7 +31,7 @@ _TIMES = {exponent: f"{(1 << exponent) * _US:g}" for exponent in range(6, 28)}
 _SIZES = {exponent: str((1 << exponent) - 1) for exponent in range(1, 14)}
 
 
-class Kind(StrEnum):
+class MetricType(StrEnum):
     """Types of metrics, by Prometheus' names."""
 
     COUNTER = "counter"
@@ -51,12 +51,12 @@ Sample: TypeAlias = tuple[tuple[str, ...], float | Buckets]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Observation:
+class ServerSnapshot:
     """What a server tells about itself at one time."""
 
     ready: bool
     counters: ServerStatistics
-    scheduler: Statistics
+    scheduler: SchedulerStatistics
     settings: ServerSettings
     slots_busy_s: float
     """Seconds that slots have had batches, also of those that run."""
@@ -84,13 +84,13 @@ class Metric:
     """One row of the table."""
 
     name: str
-    kind: Kind
+    kind: MetricType
     help: str
     labels: tuple[str, ...] = ()
-    read: Callable[[Observation], Iterable[Sample]]
+    read: Callable[[ServerSnapshot], Iterable[Sample]]
 
 
-def observe(observation: Observation) -> Slices[list[tuple[Metric, list[Sample]]]]:
+def observe(observation: ServerSnapshot) -> Slices[list[tuple[Metric, list[Sample]]]]:
     """All metrics with their samples."""
     found: list[tuple[Metric, list[Sample]]] = []
     for metric in METRICS:
@@ -106,22 +106,22 @@ def observe(observation: Observation) -> Slices[list[tuple[Metric, list[Sample]]
 # ---------------------------------------------------------------- ways to read a row
 
 
-def _one(name: str, text: str, read: Callable[[Observation], float]) -> Metric:
+def _one(name: str, text: str, read: Callable[[ServerSnapshot], float]) -> Metric:
     """A row of one sample."""
     return _row(name, text, (), lambda seen: [((), read(seen))])
 
 
-def _by(label: str, name: str, text: str, read: Callable[[Observation], Mapping[str, float]]) -> Metric:
+def _by(label: str, name: str, text: str, read: Callable[[ServerSnapshot], Mapping[str, float]]) -> Metric:
     """A row of one sample per key."""
     return _row(name, text, (label,), lambda seen: [((key,), value) for key, value in read(seen).items()])
 
 
 def _of_model(
-    name: str, text: str, read: Callable[[ModelCounters], float | Buckets], kind: Kind | None = None
+    name: str, text: str, read: Callable[[ModelCounters], float | Buckets], kind: MetricType | None = None
 ) -> Metric:
     """A row of one sample per model that the server counts."""
 
-    def samples(seen: Observation) -> Iterator[Sample]:
+    def samples(seen: ServerSnapshot) -> Iterator[Sample]:
         for model, counters in list(seen.counters.models.items()):
             yield (model,), read(counters)
 
@@ -144,18 +144,18 @@ def _of_audit(name: str, text: str, key: str) -> Metric:
 
 def _times_of_model(name: str, text: str, read: Callable[[ModelCounters], Histogram]) -> Metric:
     """The same of a histogram of microseconds."""
-    return _of_model(name, text, lambda model: _seconds(read(model)), Kind.HISTOGRAM)
+    return _of_model(name, text, lambda model: _seconds(read(model)), MetricType.HISTOGRAM)
 
 
 def _row(
     name: str,
     text: str,
     labels: tuple[str, ...],
-    read: Callable[[Observation], Iterable[Sample]],
-    kind: Kind | None = None,
+    read: Callable[[ServerSnapshot], Iterable[Sample]],
+    kind: MetricType | None = None,
 ) -> Metric:
     """Any row. By Prometheus' convention the names of counters, and of no others, end in `_total`."""
-    kind = kind or (Kind.COUNTER if name.endswith("_total") else Kind.GAUGE)
+    kind = kind or (MetricType.COUNTER if name.endswith("_total") else MetricType.GAUGE)
     return Metric(name=f"shapestream_{name}", kind=kind, help=text, labels=labels, read=read)
 
 
@@ -169,14 +169,14 @@ def _seconds(histogram: Histogram) -> Buckets:
     return _buckets(histogram, _TIMES, _US)
 
 
-def _outcomes(seen: Observation) -> Iterator[Sample]:
+def _outcomes(seen: ServerSnapshot) -> Iterator[Sample]:
     for name, model in list(seen.counters.models.items()):
         yield (name, "ok"), model.results
         for code, count in list(model.failures.items()):
             yield (name, code), count
 
 
-def _batches(seen: Observation) -> Iterator[Sample]:
+def _batches(seen: ServerSnapshot) -> Iterator[Sample]:
     for name, model in list(seen.counters.models.items()):
         yield (name, "ran"), model.batches
         yield (name, "failed"), model.batches_failed
@@ -185,7 +185,7 @@ def _batches(seen: Observation) -> Iterator[Sample]:
 def _by_group(name: str, text: str, read: Callable[[ConfiguredWorker], float]) -> Metric:
     """A row of one sample per entry of `workers`: a sum over the workers of the entry."""
 
-    def samples(seen: Observation) -> list[Sample]:
+    def samples(seen: ServerSnapshot) -> list[Sample]:
         sums: defaultdict[int, float] = defaultdict(float)
         for worker in seen.configured_workers:
             sums[worker.group] += read(worker)
@@ -194,14 +194,14 @@ def _by_group(name: str, text: str, read: Callable[[ConfiguredWorker], float]) -
     return _row(name, text, ("group",), samples)
 
 
-def _peers_lost(seen: Observation) -> Mapping[str, float]:
+def _peers_lost(seen: ServerSnapshot) -> Mapping[str, float]:
     lost = {"client": 0, "worker": 0}
     for reason, count in seen.counters.peers_lost.items():
         lost[reason.partition(":")[0]] += count
     return lost
 
 
-def _peers_refused(seen: Observation) -> Iterator[Sample]:
+def _peers_refused(seen: ServerSnapshot) -> Iterator[Sample]:
     for port, reasons in seen.peers_refused.items():
         for reason, count in reasons.items():
             yield (port, reason), count
@@ -319,7 +319,7 @@ METRICS: tuple[Metric, ...] = (
         "batch_requests",
         "Requests of a batch that ran.",
         lambda model: _buckets(model.batch_requests, _SIZES),
-        Kind.HISTOGRAM,
+        MetricType.HISTOGRAM,
     ),
     _times_of_model(
         "batch_gather_seconds",
@@ -482,7 +482,7 @@ METRICS: tuple[Metric, ...] = (
         "How late the event loop came to a heartbeat.",
         (),
         lambda seen: [((), _seconds(seen.counters.lag_us))],
-        Kind.HISTOGRAM,
+        MetricType.HISTOGRAM,
     ),
     _one(
         "scheduling_seconds_total",
@@ -502,6 +502,6 @@ def table() -> str:
     lines = ["| metric | meaning |", "|---|---|"]
     for metric in METRICS:
         labels = f"{{{', '.join(metric.labels)}}}" if metric.labels else ""
-        kind = " (histogram)" if metric.kind is Kind.HISTOGRAM else ""
+        kind = " (histogram)" if metric.kind is MetricType.HISTOGRAM else ""
         lines.append(f"| `{metric.name}{labels}`{kind} | {metric.help} |")
     return "\n".join(lines)

@@ -26,7 +26,7 @@ class Presence(StrEnum):
 
 
 @dataclass(slots=True)
-class Standing:
+class WorkerPresence:
     """One configured worker."""
 
     presence: Presence
@@ -48,7 +48,7 @@ class ConfiguredWorker(NamedTuple):
     name: str
     group: int
     """Its entry of `workers`, from 0."""
-    standing: Standing
+    standing: WorkerPresence
     memory_bytes: int
 
 
@@ -58,7 +58,7 @@ class Roll:
     __slots__ = ("_reasons", "_serving", "_standings", "_started")
 
     def __init__(self, names: Iterable[str]) -> None:
-        self._standings = {name: Standing(Presence.STARTING) for name in names}
+        self._standings = {name: WorkerPresence(Presence.STARTING) for name in names}
         self._serving: dict[str, set[int]] = {name: set() for name in self._standings}
         """The processes that serve in each place: two, for a moment, while one is replaced."""
         self._started: set[str] = set()
@@ -66,7 +66,7 @@ class Roll:
         """Why the next end of a process of a worker comes, where that is known before."""
 
     @property
-    def standings(self) -> Mapping[str, Standing]:
+    def standings(self) -> Mapping[str, WorkerPresence]:
         """By name, as they are now."""
         return self._standings
 

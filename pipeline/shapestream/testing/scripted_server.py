@@ -31,10 +31,10 @@ from shapestream.wire.messages import (
     ModelOpened,
     ModelRefused,
     OpenModel,
-    Request,
-    Result,
+    RequestEntry,
+    ResultEntry,
     Role,
-    Statistics,
+    StatisticsEntry,
     StatisticsRequest,
     Timings,
     Unknown,
@@ -66,9 +66,9 @@ class ScriptedServer:
         self._replies: defaultdict[bytes, list[Entry]] = defaultdict(list)
         self._socket: PeerSocket | None = None
         self._turn_ended = threading.Condition()
-        self.requests: list[Request] = []
+        self.requests: list[RequestEntry] = []
         """Every request that arrived, sent again or not."""
-        self.held: list[tuple[bytes, Request]] = []
+        self.held: list[tuple[bytes, RequestEntry]] = []
         """Requests that are not answered yet, each with its peer."""
         self.cancelled: list[int] = []
         self.errors: list[Exception] = []
@@ -205,7 +205,7 @@ class ScriptedServer:
             replies.append(Unknown())
             return
         match entry:
-            case Request():
+            case RequestEntry():
                 self.requests.append(entry)
                 if self._holding:
                     self.held.append((peer, entry))
@@ -219,7 +219,7 @@ class ScriptedServer:
                 values = {"stories": [], "unknown": "a scripted server keeps no stories"}
                 replies.append(Explanation(question=entry.question, values=values))
             case StatisticsRequest():
-                replies.append(Statistics(values={"requests": len(self.requests)}))
+                replies.append(StatisticsEntry(values={"requests": len(self.requests)}))
             case Goodbye():
                 self.goodbyes += 1
                 self._known.discard(peer)
@@ -241,7 +241,7 @@ class ScriptedServer:
                 self._replies[peer].append(_failure(entry.sequence, Cancelled("withdrawn")))
                 return
 
-    def _start(self, peer: bytes, request: Request) -> None:
+    def _start(self, peer: bytes, request: RequestEntry) -> None:
         try:
             duration_s = self._models[request.model].duration_of(request.tensors)
         except Exception as error:  # noqa: BLE001 - the edge to the test's code
@@ -253,12 +253,12 @@ class ScriptedServer:
         else:
             self._answer(peer, request)
 
-    async def _answer_later(self, peer: bytes, request: Request, duration_s: float) -> None:
+    async def _answer_later(self, peer: bytes, request: RequestEntry, duration_s: float) -> None:
         await trio.sleep(duration_s)
         self._answer(peer, request)
         self._flush()
 
-    def _answer(self, peer: bytes, request: Request) -> None:
+    def _answer(self, peer: bytes, request: RequestEntry) -> None:
         try:
             outputs = self._models[request.model].run(request.tensors)
         except RequestError as error:
@@ -266,9 +266,11 @@ class ScriptedServer:
         except Exception as error:  # noqa: BLE001 - the edge to the test's code
             self._replies[peer].append(self._defect(request, error))
         else:
-            self._replies[peer].append(Result(sequence=request.sequence, timings=_TIMINGS, tensors=outputs))
+            self._replies[peer].append(
+                ResultEntry(sequence=request.sequence, timings=_TIMINGS, tensors=outputs)
+            )
 
-    def _defect(self, request: Request, error: Exception) -> Failure:
+    def _defect(self, request: RequestEntry, error: Exception) -> Failure:
         """The answer where a script failed: its client is not to wait, and its author is to know."""
         self.errors.append(error)
         number = request.model

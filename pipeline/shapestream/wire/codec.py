@@ -33,14 +33,14 @@ from shapestream.wire.messages import (
     KINDS,
     PROTOCOL_VERSION,
     BatchDone,
-    BatchFailed,
+    BatchFailedEntry,
     Cancel,
     Entry,
     Execute,
     Failure,
     Goodbye,
-    Request,
-    Result,
+    RequestEntry,
+    ResultEntry,
     Role,
 )
 from shapestream_engine.layout import Buffer, value
@@ -59,7 +59,7 @@ _WRITERS: dict[type[Entry], Writer] = {
 _KINDS_WITH_ID = frozenset(
     number for number, kind in KINDS.items() if columns_of(kind)[:1] in (["sequence"], ["batch"])
 )
-_BULK = frozenset({Request, Result, Failure, Execute, BatchDone, BatchFailed})
+_BULK = frozenset({RequestEntry, ResultEntry, Failure, Execute, BatchDone, BatchFailedEntry})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -333,7 +333,9 @@ def _in_order(entries: Sequence[Entry]) -> Sequence[Entry]:
     kinds = {type(entry) for entry in entries}
     if kinds <= _BULK:
         return entries
-    requests = {entry.sequence for entry in entries if isinstance(entry, Request)} if Cancel in kinds else ()
+    requests = (
+        {entry.sequence for entry in entries if isinstance(entry, RequestEntry)} if Cancel in kinds else ()
+    )
     control: list[Entry] = []
     bulk: list[Entry] = []
     farewell: list[Entry] = []

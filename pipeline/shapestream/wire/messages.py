@@ -17,7 +17,7 @@ from dataclasses import field
 from enum import Enum, auto
 from typing import Any, ClassVar, NamedTuple, TypeVar, dataclass_transform
 
-from shapestream_engine.batch import Batch, BatchReport
+from shapestream_engine.batch import BatchInputs, BatchReport
 from shapestream_engine.layout import Tensors, value
 
 PROTOCOL_VERSION = 1
@@ -130,7 +130,7 @@ class OpenModel(Entry):
 
 
 @entry(12, Role.SERVER_OF_CLIENTS, optional=1)
-class Request(Entry):
+class RequestEntry(Entry):
     """One inference request. `sequence` and the session's client id together are the request's id."""
 
     sequence: int
@@ -152,7 +152,7 @@ class Cancel(Entry):
 
 @entry(14, Role.SERVER_OF_CLIENTS)
 class StatisticsRequest(Entry):
-    """Asks for the server's counters; answered by `Statistics`."""
+    """Asks for the server's counters; answered by `StatisticsEntry`."""
 
 
 @entry(15, Role.SERVER_OF_CLIENTS)
@@ -214,7 +214,7 @@ class ModelRefused(Entry):
 
 
 @entry(24, Role.CLIENT)
-class Result(Entry):
+class ResultEntry(Entry):
     """A request's terminal reply: its outputs."""
 
     sequence: int
@@ -242,7 +242,7 @@ class Credit(Entry):
 
 
 @entry(27, Role.CLIENT)
-class Statistics(Entry):
+class StatisticsEntry(Entry):
     """The server's counters, as plain data."""
 
     values: dict[str, Any]
@@ -299,11 +299,11 @@ class BatchDone(Entry):
 
 
 @entry(42, Role.SERVER_OF_WORKERS)
-class BatchFailed(Entry):
+class BatchFailedEntry(Entry):
     """A batch did not run: `model_error` blames the data, `unavailable` the device.
 
-    `cancelled` and `recalled` answer `CancelBatch` and `RecallBatch`. `recalled` comes from the worker's control, all other
-    reports come from the slot.
+    `cancelled` and `recalled` answer `CancelBatchEntry` and `RecallBatchEntry`. `recalled` comes from the worker's control,
+    all other reports come from the slot.
     """
 
     batch: int
@@ -369,7 +369,7 @@ class SetLogLevel(Entry):
 
 
 @entry(51, Role.WORKER)
-class Execute(Entry, Batch):
+class Execute(Entry, BatchInputs):
     """Run this batch on the slot that the connection belongs to. A second one may be queued behind the one that runs.
 
     The members' tensors are relayed as they came. Deadlines are of the server's clock, and travel in microseconds; the
@@ -382,7 +382,7 @@ class Execute(Entry, Batch):
 
 
 @entry(52, Role.WORKER)
-class CancelBatch(Entry):
+class CancelBatchEntry(Entry):
     """Stop this batch early, if possible: its results are not needed. Its slot answers it all the same, in its turn."""
 
     batch: int
@@ -390,8 +390,8 @@ class CancelBatch(Entry):
 
 
 @entry(53, Role.WORKER)
-class RecallBatch(Entry):
-    """Return this batch by `BatchFailed` with `recalled` on the control, if it has not begun; otherwise go on."""
+class RecallBatchEntry(Entry):
+    """Return this batch by `BatchFailedEntry` with `recalled` on the control, if it has not begun; otherwise go on."""
 
     batch: int
     slot: int

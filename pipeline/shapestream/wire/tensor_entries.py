@@ -34,7 +34,7 @@ from shapestream.wire.limits import (
     MAX_PRIORITY,
     Limits,
 )
-from shapestream.wire.messages import BatchDone, Entry, Execute, Request, Result, Timings
+from shapestream.wire.messages import BatchDone, Entry, Execute, RequestEntry, ResultEntry, Timings
 from shapestream.wire.tags import read_tags
 from shapestream_engine.batch import BatchReport
 from shapestream_engine.layout import Buffer, Layout, Tensors
@@ -111,8 +111,10 @@ def _check_frames_used(used: int, last: int) -> None:
         raise BadEntryError(f"it claims {last - used} frames more than its tensors use")
 
 
-def _read_request(fields: Fields, frames: Sequence[Buffer], first: int, last: int, limits: Limits) -> Request:
-    """Read a `Request`. The checks are written out: a call for each would double the time."""
+def _read_request(
+    fields: Fields, frames: Sequence[Buffer], first: int, last: int, limits: Limits
+) -> RequestEntry:
+    """Read a `RequestEntry`. The checks are written out: a call for each would double the time."""
     tags = None
     if len(fields) == 8:
         _, _, sequence, model, remaining_ms, priority, packed, inline = fields
@@ -134,7 +136,7 @@ def _read_request(fields: Fields, frames: Sequence[Buffer], first: int, last: in
         _check_frames_used(used, last)
     if b"boolean" in packed:
         _check_truth_values(tensors)
-    return Request(
+    return RequestEntry(
         sequence=sequence,
         model=model,
         remaining_ms=remaining_ms,
@@ -160,8 +162,10 @@ def _timings(value: Any) -> Timings:
     return Timings(*value[:7])  # newer servers may send more
 
 
-def _read_result(fields: Fields, frames: Sequence[Buffer], first: int, last: int, limits: Limits) -> Result:
-    """Read a `Result`."""
+def _read_result(
+    fields: Fields, frames: Sequence[Buffer], first: int, last: int, limits: Limits
+) -> ResultEntry:
+    """Read a `ResultEntry`."""
     if len(fields) != 6:
         raise BadEntryError(f"Result has {len(fields)} elements instead of 6")
     _, _, sequence, timings, packed, inline = fields
@@ -170,7 +174,7 @@ def _read_result(fields: Fields, frames: Sequence[Buffer], first: int, last: int
     tensors, used = _read_tensors(packed, inline, frames, first, last)
     if used != last:
         _check_frames_used(used, last)
-    return Result(sequence=sequence, timings=_timings(timings), tensors=tensors)
+    return ResultEntry(sequence=sequence, timings=_timings(timings), tensors=tensors)
 
 
 def _read_execute(fields: Fields, frames: Sequence[Buffer], first: int, last: int, limits: Limits) -> Execute:
@@ -296,14 +300,14 @@ def _inline_or_frame(data: Buffer, expected: int, frames: list[Buffer]) -> bytes
     return None
 
 
-def _write_request(entry: Request, frames: list[Buffer]) -> bytes:
+def _write_request(entry: RequestEntry, frames: list[Buffer]) -> bytes:
     before = len(frames)
     packed, inline = _write_tensors(entry.tensors, frames)
     remaining_ms = entry.remaining_ms
     if remaining_ms is not None and remaining_ms < 0:
         remaining_ms = 0  # late already; the receiver says so
     row = (
-        Request.KIND,
+        RequestEntry.KIND,
         len(frames) - before,
         entry.sequence,
         entry.model,
@@ -315,13 +319,13 @@ def _write_request(entry: Request, frames: list[Buffer]) -> bytes:
     return pack(row if entry.tags is None else (*row, entry.tags))
 
 
-def _write_result(entry: Result, frames: list[Buffer]) -> bytes:
+def _write_result(entry: ResultEntry, frames: list[Buffer]) -> bytes:
     before = len(frames)
     packed, inline = _write_tensors(entry.tensors, frames)
     times = entry.timings
     return pack(
         (
-            Result.KIND,
+            ResultEntry.KIND,
             len(frames) - before,
             entry.sequence,
             times[:6] if times.digest is None else times,
@@ -375,14 +379,14 @@ def _write_batch_done(entry: BatchDone, frames: list[Buffer]) -> bytes:
 
 
 READERS: dict[type[Entry], Reader] = {
-    Request: _read_request,
-    Result: _read_result,
+    RequestEntry: _read_request,
+    ResultEntry: _read_result,
     Execute: _read_execute,
     BatchDone: _read_batch_done,
 }
 WRITERS: dict[type[Entry], Writer] = {
-    Request: _write_request,
-    Result: _write_result,
+    RequestEntry: _write_request,
+    ResultEntry: _write_result,
     Execute: _write_execute,
     BatchDone: _write_batch_done,
 }

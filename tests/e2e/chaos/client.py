@@ -25,7 +25,7 @@ from tests.e2e.chaos.witness import Witness
 import shapestream
 from shapestream.client import core
 from shapestream.client.session import Session
-from shapestream.wire.messages import Entry, Failure, Result
+from shapestream.wire.messages import Entry, Failure, ResultEntry
 
 MODEL = "checked"
 ONCE = "once"
@@ -222,7 +222,7 @@ def listen_in(number: int, witness: Witness) -> None:
         def receive(self, entries: Iterable[Entry], now: float) -> None:
             entries = list(entries)
             for entry in entries:
-                if isinstance(entry, Result | Failure):
+                if isinstance(entry, ResultEntry | Failure):
                     code = entry.code if isinstance(entry, Failure) else "ok"
                     witness.tell("reply", client=number, sequence=entry.sequence, code=code)
             super().receive(entries, now)

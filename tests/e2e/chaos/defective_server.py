@@ -16,8 +16,8 @@ from pathlib import Path
 import trio
 from tests.e2e.chaos.model import FOLDER_VARIABLE
 
-from shapestream.serving.outgoing import Link, Outgoing
-from shapestream.wire.messages import Entry, Execute, Result
+from shapestream.serving.outgoing import Outgoing, PeerLink
+from shapestream.wire.messages import Entry, Execute, ResultEntry
 from shapestream_workers import cli
 
 EVERY = 10
@@ -45,15 +45,15 @@ class Defective:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._turns = count(1)
-        self._held: tuple[Outgoing, Link, Result] | None = None
+        self._held: tuple[Outgoing, PeerLink, ResultEntry] | None = None
         self._say = Outgoing.say
 
     def spread(self) -> None:
         """From now on this process's server is defective, while it is told to be."""
         defective = self
 
-        def say(outgoing: Outgoing, link: Link, entry: Entry) -> None:
-            if isinstance(entry, Result):
+        def say(outgoing: Outgoing, link: PeerLink, entry: Entry) -> None:
+            if isinstance(entry, ResultEntry):
                 defective.say(outgoing, link, entry)
                 return
             if (
@@ -67,7 +67,7 @@ class Defective:
 
         Outgoing.say = say  # type: ignore[method-assign, assignment]
 
-    def say(self, outgoing: Outgoing, link: Link, result: Result) -> None:
+    def say(self, outgoing: Outgoing, link: PeerLink, result: ResultEntry) -> None:
         """One result on its way to its client."""
         if self._is_due("drop-a-reply"):
             return

@@ -16,7 +16,7 @@ import numpy as np
 from tests.e2e.chaos.witness import Witness
 
 from shapestream.serving import slot_threads
-from shapestream.wire.messages import BatchDone, BatchFailed
+from shapestream.wire.messages import BatchDone, BatchFailedEntry
 from shapestream_engine.batch import BatchReport
 from shapestream_engine.layout import Tensors
 from shapestream_workers import cli
@@ -87,9 +87,9 @@ def lie_now_and_then(witness: Witness, first: int) -> None:
     for _ in range(first % len(LIES)):
         next(lies)
 
-    def answer(report: BatchReport, *, session: int) -> BatchDone | BatchFailed:
+    def answer(report: BatchReport, *, session: int) -> BatchDone | BatchFailedEntry:
         done = honest(report, session=session)
-        if isinstance(done, BatchFailed) or None in done.report.outputs or next(turns) % EVERY:
+        if isinstance(done, BatchFailedEntry) or None in done.report.outputs or next(turns) % EVERY:
             return done
         lie = next(lies)
         witness.tell("lie", what=lie.__name__)

@@ -24,7 +24,7 @@ from tests.engine.conformance.models import (
 
 from shapestream_engine import (
     ELEMENT_TYPES,
-    Batch,
+    BatchInputs,
     InferenceError,
     ModelLoadError,
     ModelSpec,
@@ -287,7 +287,7 @@ def test_a_batch_runs_at_the_sizes_that_its_strategy_allows(engine: Engine, tmp_
         for array in arrays
     )
     shapes = tuple(model.signature.resolve(member.layout) for member in members)
-    report = runner.run(Batch(batch=1, model="pair", sizes=(6, 5), members=members, shapes=shapes))
+    report = runner.run(BatchInputs(batch=1, model="pair", sizes=(6, 5), members=members, shapes=shapes))
     assert report is not None  # nothing withdraws it
     assert (None, ((2, (4, 5)),)) == (report.code, report.calls)
     assert report.outputs is not None

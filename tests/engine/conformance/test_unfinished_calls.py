@@ -17,7 +17,7 @@ from tests.engine.conformance.engines import Engine
 from tests.engine.conformance.models import POWERS_MODEL, Array, powers
 
 from shapestream_engine import (
-    Batch,
+    BatchInputs,
     BatchReport,
     InferenceError,
     RequestPool,
@@ -53,7 +53,9 @@ class Slot:
         shape = self.signature.resolve(layout)
         member = Tensors(layout=layout, buffers=(array.tobytes(),))
         report = self.runner.run(
-            Batch(batch=self.last, model="powers", sizes=shape.sizes, members=(member,), shapes=(shape,))
+            BatchInputs(
+                batch=self.last, model="powers", sizes=shape.sizes, members=(member,), shapes=(shape,)
+            )
         )
         assert report is not None  # nothing takes it back before it begins
         return report

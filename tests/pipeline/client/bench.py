@@ -8,7 +8,16 @@ from typing import Any
 from shapestream.client.link import LinkSettings
 from shapestream.client.session import Session, Turn
 from shapestream.client.tickets import AnyTicket, ModelHandle, OpenTicket, RequestTicket
-from shapestream.wire.messages import Clock, Entry, Failure, ModelOpened, Request, Result, Timings, Welcome
+from shapestream.wire.messages import (
+    Clock,
+    Entry,
+    Failure,
+    ModelOpened,
+    RequestEntry,
+    ResultEntry,
+    Timings,
+    Welcome,
+)
 from shapestream_engine.layout import Tensors
 
 TENSORS = Tensors(layout=((0, "f32", (1, 4)),), buffers=(bytes(16),))
@@ -101,9 +110,9 @@ class Bench:
         return ticket
 
 
-def result(sequence: int, *, total_us: int = TIMINGS.total_us) -> Result:
+def result(sequence: int, *, total_us: int = TIMINGS.total_us) -> ResultEntry:
     """The server's answer to a request."""
-    return Result(sequence=sequence, timings=TIMINGS._replace(total_us=total_us), tensors=TENSORS)
+    return ResultEntry(sequence=sequence, timings=TIMINGS._replace(total_us=total_us), tensors=TENSORS)
 
 
 def refusal(sequence: int, code: str) -> Failure:
@@ -113,4 +122,4 @@ def refusal(sequence: int, code: str) -> Failure:
 
 def sequences(entries: Iterable[Entry]) -> list[int]:
     """The requests among what was sent."""
-    return [entry.sequence for entry in entries if isinstance(entry, Request)]
+    return [entry.sequence for entry in entries if isinstance(entry, RequestEntry)]

@@ -16,7 +16,7 @@ from tests.pipeline.client.bench import Caller
 from tests.pipeline.client.virtual_time import ROW, serving, until
 
 import shapestream
-from shapestream.client.core import Inbox, Posted, Withdraw
+from shapestream.client.core import Posted, SubmissionQueue, Withdraw
 from shapestream.client.tickets import AnyTicket, OpenTicket
 from shapestream.errors import Cancelled, DeadlineExceeded, InternalError, InvalidRequest
 from shapestream.testing import ScriptedModel, identity_signature
@@ -219,7 +219,7 @@ def ticket() -> OpenTicket:
 def test_while_it_closes_each_thing_is_taken_or_refused_once() -> None:
     """Four threads post for as long as it takes; nothing is lost between the last turn and the end."""
     refused: list[AnyTicket] = []
-    inbox = Inbox(refused.extend, lambda: None)
+    inbox = SubmissionQueue(refused.extend, lambda: None)
     posted = [[ticket() for _ in range(500)] for _ in range(4)]
     start = threading.Barrier(5)
 
@@ -245,7 +245,7 @@ def test_while_it_closes_each_thing_is_taken_or_refused_once() -> None:
 async def test_a_post_from_another_thread_wakes_the_core_and_a_second_one_does_not_again() -> None:
     """What comes before the turn begins is taken by that turn; a withdrawal always wakes."""
     turns: list[int] = []
-    inbox = Inbox(lambda tickets: None, lambda: turns.append(len(inbox.items)))
+    inbox = SubmissionQueue(lambda tickets: None, lambda: turns.append(len(inbox.items)))
     inbox.open()
     items = [ticket(), ticket(), Withdraw(ticket())]
     for item, taken in zip(items, ([1], [1], [1, 3]), strict=True):
@@ -258,7 +258,7 @@ async def test_a_post_from_another_thread_wakes_the_core_and_a_second_one_does_n
 async def test_a_wake_up_that_finds_nothing_does_not_keep_the_next_post_waiting() -> None:
     """A turn has taken the item before its poster woke the core: the next post wakes it again."""
     turns: list[int] = []
-    inbox = Inbox(lambda tickets: None, lambda: turns.append(len(inbox.items)))
+    inbox = SubmissionQueue(lambda tickets: None, lambda: turns.append(len(inbox.items)))
     inbox.open()
     inbox.post(ticket())
     inbox.items.clear()

@@ -25,7 +25,7 @@ from shapestream.testing import (
     ScriptedServer,
     identity_signature,
 )
-from shapestream.wire.messages import Goodbye, Result
+from shapestream.wire.messages import Goodbye, ResultEntry
 
 
 async def test_a_server_may_come_after_its_client() -> None:
@@ -164,7 +164,7 @@ async def test_an_answer_that_makes_no_sense_fails_its_request_alone() -> None:
             await until(lambda: len(server.held) == 2)
             assert endpoint.server is not None
             peer, request = server.held.pop(0)
-            nonsense = [1, [[Result.KIND, 0, request.sequence], [Result.KIND, 0]]]
+            nonsense = [1, [[ResultEntry.KIND, 0, request.sequence], [ResultEntry.KIND, 0]]]
             endpoint.server.send_nowait(peer, [msgpack.packb(nonsense)])
             server.release()
     assert ["the server's answer could not be read: Result has 3 elements instead of 6"] == [

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from tests.pipeline.client.bench import Bench
 from tests.pipeline.wire.strategies import BY_ROLE
 
-from shapestream.wire.messages import Entry, Failure, ModelOpened, ModelRefused, Result, Role
+from shapestream.wire.messages import Entry, Failure, ModelOpened, ModelRefused, ResultEntry, Role
 
 
 def _likely(entry: Entry, number: int) -> Entry:
     """The same, about something that the client has asked for: a request with a small number, the model `m`."""
-    if isinstance(entry, Result | Failure):
+    if isinstance(entry, ResultEntry | Failure):
         return replace(entry, sequence=number)
     if isinstance(entry, ModelOpened | ModelRefused):
         return replace(entry, name="m")

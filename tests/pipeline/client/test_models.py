@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from shapestream.client.models import Model
+from shapestream.client.opened_models import Model
 from shapestream.errors import InvalidRequest
 from shapestream.testing import identity_signature
 from shapestream.wire.tensor_frames import to_array

@@ -7,7 +7,7 @@ from tests.pipeline.client.bench import SIGNATURE, Bench, Caller, result, sequen
 
 from shapestream.client.tickets import ModelHandle, OpenTicket
 from shapestream.errors import Cancelled, DeadlineExceeded, TooLarge
-from shapestream.wire.messages import Cancel, Credit, Failure, Goodbye, ModelOpened, Request, Unknown
+from shapestream.wire.messages import Cancel, Credit, Failure, Goodbye, ModelOpened, RequestEntry, Unknown
 
 
 def test_a_model_that_a_new_server_still_loads_holds_up_no_other() -> None:
@@ -123,7 +123,7 @@ def test_the_deadline_travels_as_what_is_left_when_the_request_is_sent() -> None
     bench.now += 0.1996
     bench.receive(result(1, total_us=99_600))  # so the way takes 50 ms
     (request,) = bench.sent()
-    assert isinstance(request, Request)
+    assert isinstance(request, RequestEntry)
     assert request.remaining_ms == 250
 
 

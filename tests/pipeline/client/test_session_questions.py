@@ -12,7 +12,7 @@ from shapestream.wire.messages import (
     ModelOpened,
     ModelRefused,
     OpenModel,
-    Statistics,
+    StatisticsEntry,
     StatisticsRequest,
 )
 
@@ -44,7 +44,7 @@ def test_statistics_are_asked_for_once_and_shared() -> None:
     assert bench.sent() == [StatisticsRequest()]
     bench.welcome(epoch=b"b")
     assert StatisticsRequest() in bench.sent()
-    bench.receive(Statistics(values={"requests": 3}))
+    bench.receive(StatisticsEntry(values={"requests": 3}))
     bench.turn()
     assert first.outcome == second.outcome == {"requests": 3}
 
@@ -86,7 +86,7 @@ class Desk:
             return
         question = self.out.pop(0)
         if isinstance(question, StatisticsRequest):
-            self.bench.receive(Statistics(values={}))
+            self.bench.receive(StatisticsEntry(values={}))
         elif isinstance(question, OpenModel) and refuse:
             self.bench.receive(ModelRefused(name=question.name, code="invalid", message=""))
         elif isinstance(question, OpenModel):

@@ -12,7 +12,7 @@ from shapestream.wire.messages import (
     ModelOpened,
     ModelRefused,
     OpenModel,
-    Request,
+    RequestEntry,
     Unknown,
 )
 
@@ -32,7 +32,7 @@ def test_a_forgetful_server_is_greeted_once_and_gets_everything_again_under_the_
     bench.receive(ModelOpened(name="m", number=9, signature=SIGNATURE))
     again = bench.sent()
     assert sequences(again) == [1, 2]
-    assert [entry.model for entry in again if isinstance(entry, Request)] == [9, 9]
+    assert [entry.model for entry in again if isinstance(entry, RequestEntry)] == [9, 9]
     bench.receive(result(1), result(2))
     assert sequences(bench.sent()) == [3]
     bench.receive(result(3))

@@ -22,9 +22,9 @@ from shapestream.wire.messages import (
     Hello,
     ModelOpened,
     OpenModel,
-    Request,
-    Result,
-    Statistics,
+    RequestEntry,
+    ResultEntry,
+    StatisticsEntry,
     StatisticsRequest,
     Unknown,
     Welcome,
@@ -54,7 +54,7 @@ class AnyServer(RuleBasedStateMachine):
         self.known = False
         self.epoch = 0
         self.window = (3, 100)
-        self.at_server: dict[int, Request] = {}
+        self.at_server: dict[int, RequestEntry] = {}
         self.number = 0
         self.draining = False
         self.given_to: dict[int, int] = {}
@@ -97,7 +97,7 @@ class AnyServer(RuleBasedStateMachine):
         elif isinstance(entry, OpenModel):
             number = 2 * self.number + (entry.name == "once")
             self.hear(ModelOpened(name=entry.name, number=number, signature=SIGNATURES[entry.name]))
-        elif isinstance(entry, Request):
+        elif isinstance(entry, RequestEntry):
             assert self.number == entry.model // 2
             assert entry.remaining_ms is None or entry.remaining_ms >= 1
             if self.draining and entry.sequence not in self.at_server:
@@ -110,7 +110,7 @@ class AnyServer(RuleBasedStateMachine):
             if self.at_server.pop(entry.sequence, None) is not None:
                 self.hear(failure(entry.sequence, "cancelled"))
         elif isinstance(entry, StatisticsRequest):
-            self.hear(Statistics(values={}))
+            self.hear(StatisticsEntry(values={}))
 
     def hear(self, *entries: Entry) -> None:
         """The session hears this."""
@@ -176,7 +176,7 @@ class AnyServer(RuleBasedStateMachine):
         if fails:
             self.hear(failure(sequence, "model_error"))
         else:
-            self.hear(Result(sequence=sequence, timings=TIMINGS, tensors=TENSORS))
+            self.hear(ResultEntry(sequence=sequence, timings=TIMINGS, tensors=TENSORS))
 
     @precondition(lambda self: self.connected and self.at_server)
     @rule(data=st.data())
@@ -250,7 +250,7 @@ class AnyServer(RuleBasedStateMachine):
             self.turn()
             for sequence in sorted(self.at_server):
                 del self.at_server[sequence]
-                self.hear(Result(sequence=sequence, timings=TIMINGS, tensors=TENSORS))
+                self.hear(ResultEntry(sequence=sequence, timings=TIMINGS, tensors=TENSORS))
             if not self.open and not self.session.ledger.tickets:
                 break
             self.now = max(self.now, min(self.session.next_wakeup(), self.now + 0.3))

@@ -13,9 +13,9 @@ from tests.pipeline.protocol_simulation.slots import answer_of, question_of
 from shapestream.client.connector import Connector
 from shapestream.client.core import Core, Withdraw
 from shapestream.client.link import LinkSettings
-from shapestream.client.models import Model
+from shapestream.client.opened_models import Model
 from shapestream.client.tickets import AnyTicket, OpenTicket, RequestTicket, deadline_at
-from shapestream.wire.messages import Result
+from shapestream.wire.messages import ResultEntry
 from shapestream.wire.tensor_frames import to_array
 
 SOFTWARE = "simulated"
@@ -51,7 +51,7 @@ class _Caller:
         for ticket in tickets:
             outcome = ticket.outcome
             answer = None
-            if isinstance(outcome, Result):
+            if isinstance(outcome, ResultEntry):
                 (_, element_type, shape), buffer = outcome.tensors.layout[0], outcome.tensors.buffers[0]
                 answer = to_array(element_type, shape, buffer)
             self._journal.ended(question, outcome, answer, right)

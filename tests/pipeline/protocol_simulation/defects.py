@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from tests.pipeline.protocol_simulation.plan import Ask, Fault, FaultKind, Kind, Plan
 
-from shapestream.client.ledger import Ledger
+from shapestream.client.in_flight import InFlight
 from shapestream.scheduling.events import Action
 from shapestream.scheduling.recovery import Recovery
 from shapestream.serving import slot_threads
 from shapestream.serving.egress import Egress
-from shapestream.serving.outgoing import Link, Outgoing
-from shapestream.wire.messages import CancelBatch, Entry, Execute, Result
+from shapestream.serving.outgoing import Outgoing, PeerLink
+from shapestream.wire.messages import CancelBatchEntry, Entry, Execute, ResultEntry
 from shapestream_workers.worker_session import WorkerSession
 
 PLAN = Plan(
@@ -42,8 +42,8 @@ def drops_a_reply(patch: pytest.MonkeyPatch) -> None:
     """The server never sends the result of each client's fifth request."""
     say = Outgoing.say
 
-    def forgetful(self: Outgoing, link: Link, entry: Entry) -> None:
-        if not (isinstance(entry, Result) and entry.sequence == 5):
+    def forgetful(self: Outgoing, link: PeerLink, entry: Entry) -> None:
+        if not (isinstance(entry, ResultEntry) and entry.sequence == 5):
             say(self, link, entry)
 
     patch.setattr(Outgoing, "say", forgetful)
@@ -61,13 +61,13 @@ def swaps_answers(patch: pytest.MonkeyPatch) -> None:
 
 def hands_back_twice(patch: pytest.MonkeyPatch) -> None:
     """The client's ledger finishes each ticket two times."""
-    finish = Ledger.finish
+    finish = InFlight.finish
 
-    def twice(self: Ledger, *arguments: Any) -> None:
+    def twice(self: InFlight, *arguments: Any) -> None:
         finish(self, *arguments)
         finish(self, *arguments)
 
-    patch.setattr(Ledger, "finish", twice)
+    patch.setattr(InFlight, "finish", twice)
 
 
 def starts_late(patch: pytest.MonkeyPatch) -> None:
@@ -78,7 +78,7 @@ def starts_late(patch: pytest.MonkeyPatch) -> None:
         return clock_ahead_s(execute, **times) + 1.0
 
     def deaf(self: WorkerSession, entry: Entry, now: float) -> None:
-        if not isinstance(entry, CancelBatch):
+        if not isinstance(entry, CancelBatchEntry):
             accept(self, entry, now)
 
     patch.setattr(slot_threads, "clock_ahead_s", patient)
@@ -89,7 +89,7 @@ def runs_twice(patch: pytest.MonkeyPatch) -> None:
     """The server sends each batch two times."""
     say = Outgoing.say
 
-    def eager(self: Outgoing, link: Link, entry: Entry) -> None:
+    def eager(self: Outgoing, link: PeerLink, entry: Entry) -> None:
         say(self, link, entry)
         if isinstance(entry, Execute):
             say(self, link, entry)

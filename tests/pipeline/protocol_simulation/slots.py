@@ -24,7 +24,7 @@ from shapestream.wire.codec import codec_of, decode
 from shapestream.wire.limits import WORKER_LIMITS
 from shapestream.wire.messages import Entry, Execute, Heartbeat, Role, SlotHello
 from shapestream.wire.tensor_frames import from_array, to_array
-from shapestream_engine.batch import Batch, BatchReport, ErrorCode
+from shapestream_engine.batch import BatchInputs, BatchReport, ErrorCode
 from shapestream_engine.cost_table import CostTable
 from shapestream_engine.layout import Tensors
 from shapestream_engine.signature import ModelSignature
@@ -217,7 +217,7 @@ class SimulatedSlots:
         finally:
             slot.batch = slot.interrupt = None
 
-    async def _run(self, slot: _Slot, batch: Batch, ahead_s: float) -> BatchReport:
+    async def _run(self, slot: _Slot, batch: BatchInputs, ahead_s: float) -> BatchReport:
         began = trio.current_time()
         start_before = batch.start_before or (None,) * len(batch.members)
         in_time = [at is None or at > began - ahead_s for at in start_before]
@@ -267,7 +267,7 @@ class SimulatedSlots:
         return "model_error" if Kind.BAD in kinds else None
 
 
-def _outputs(batch: Batch, runs: list[Run | None]) -> tuple[Tensors | None, ...]:
+def _outputs(batch: BatchInputs, runs: list[Run | None]) -> tuple[Tensors | None, ...]:
     return tuple(
         [None if run is None else _answered(member) for member, run in zip(batch.members, runs, strict=True)]
     )

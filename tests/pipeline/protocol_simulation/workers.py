@@ -25,13 +25,13 @@ from shapestream_workers.supervisor.core import (
     GiveUp,
     KeepWorker,
     KillWorker,
+    ProcessState,
     RestartPolicy,
     StartWorker,
-    State,
     StopRequested,
     Supervisor,
     TerminateWorker,
-    TimePassed,
+    WakeupDue,
     WorkerExited,
     WorkerReady,
 )
@@ -203,7 +203,7 @@ class Supervision:
                 with trio.CancelScope(deadline=float("inf") if wakeup is None else wakeup):
                     await self._changed.wait()
                 self._changed = trio.Event()
-                self._act(self._decide(TimePassed()))
+                self._act(self._decide(WakeupDue()))
 
     def stop(self, grace_s: float) -> None:
         """Lets every worker finish."""
@@ -273,7 +273,7 @@ class Supervision:
     async def _live(self, name: str, role: str) -> None:
         worker = self.workers[name] = self._make(name, role)
         worker.is_ready = lambda: self.handle(WorkerReady(worker=name))
-        if self._supervisor.state_of(name) is State.STOPPING:
+        if self._supervisor.state_of(name) is ProcessState.STOPPING:
             worker.kill()
         self._journal.note(f"{worker.name} starts")
         status = await worker.run()

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shapestream.scheduling.cost_grid import LEAST_S, Grid, Line
+from shapestream.scheduling.batch_costs import BatchCosts
+from shapestream.scheduling.cost_grid import LEAST_S, Grid, LinearCost
 from shapestream.scheduling.costs import CostModel
 from shapestream.scheduling.events import ModelProfile
-from shapestream.scheduling.surface import Surface
 from shapestream_engine.batching.calls import RowCover
 from shapestream_engine.cost_table import MAX_SECONDS, CostPoint, CostTable, LearnedCosts
 
@@ -47,12 +47,12 @@ def costs_over(points: dict[Sizes, float], own: ModelProfile | None = None) -> C
     return costs
 
 
-def surface(points: dict[Sizes, float], own: ModelProfile | None = None) -> Surface:
+def surface(points: dict[Sizes, float], own: ModelProfile | None = None) -> BatchCosts:
     """The surface over these points."""
     return costs_over(points, own)["m"].surface()
 
 
-def predicted(over: Surface, calls: list[tuple[int, Sizes]]) -> list[float]:
+def predicted(over: BatchCosts, calls: list[tuple[int, Sizes]]) -> list[float]:
     """The predictions for these batches, at once; the same as one by one, which is checked here."""
     together = over.seconds(
         np.array([rows for rows, _ in calls]),
@@ -691,7 +691,7 @@ def test_what_preparing_costs_is_learned_too():
 def test_a_line_goes_on_from_its_ends(fixed_s, element_s, fewest, times):
     """Two points say all of a straight line, and replace what made it."""
     ends = {elements: fixed_s + element_s * elements for elements in (fewest, fewest * times)}
-    line = Line()
+    line = LinearCost()
     line.recall(ends)
     for elements, seconds in ends.items():
         assert seconds == pytest.approx(line.second(elements), rel=1e-6, abs=2e-7)
@@ -718,8 +718,8 @@ def test_without_a_table_or_before_the_first_batch_nothing_is_kept():
     without = costs_with(("w", None))
     ran(without, (4, 64), 1.0, 10)
     assert ([], []) == (without.learned(1.0), costs_with(WORKER).learned(1.0))
-    line = Line()
-    line.recall(Line().ends())
+    line = LinearCost()
+    line.recall(LinearCost().ends())
     assert ({}, False) == (line.ends(), line.measured)
 
 

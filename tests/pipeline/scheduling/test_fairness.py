@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from tests.pipeline.scheduling.stage import Stage, table
 
 from shapestream.scheduling.events import RequestsAbandoned, SlotJoined
-from shapestream.scheduling.fairness import FairShares, GroupRoom, Line, QueueRoom
+from shapestream.scheduling.fairness import FairShares, Flow, GroupRoom, QueueRoom
 
 
-def _shares() -> FairShares[Line]:
+def _shares() -> FairShares[Flow]:
     return FairShares(lambda: None, GroupRoom(QueueRoom(1, 1, None)))
 
 
@@ -186,13 +186,13 @@ def test_a_request_that_is_left_waiting_saves_nothing_up(alone):
 COSTS = st.floats(0.001, 0.3)
 
 
-def _line(shares: FairShares[Line], number: int) -> Line:
+def _line(shares: FairShares[Flow], number: int) -> Flow:
     """The line of a client, for the only model that there is."""
     client = shares.client(number)
-    return client.lines.setdefault("m", Line(client))
+    return client.lines.setdefault("m", Flow(client))
 
 
-def _leave(line: Line, share_s: float) -> None:
+def _leave(line: Flow, share_s: float) -> None:
     """One request of this line is queued no longer."""
     line.queued -= 1
     line.queued_s -= share_s
@@ -200,7 +200,7 @@ def _leave(line: Line, share_s: float) -> None:
         line.run_empty()
 
 
-def _run(shares: FairShares[Line], line: Line, bonus_s: float, share_s: float) -> None:
+def _run(shares: FairShares[Flow], line: Flow, bonus_s: float, share_s: float) -> None:
     """A request of this line gets a batch, alone."""
     shares.begin(line, bonus_s, share_s)
     shares.charge({line: share_s}, 1.0)
@@ -234,8 +234,8 @@ def test_backlogged_clients_get_equal_cost_within_one_request(costs, counts):
 def test_ranks_of_a_client_and_a_priority_never_turn_around(steps):
     """However many clients come and go meanwhile: first come, first served, of those that are queued."""
     shares = _shares()
-    others: list[Line] = []
-    waiting: list[tuple[Line, int, float, float]] = []
+    others: list[Flow] = []
+    waiting: list[tuple[Flow, int, float, float]] = []
     for client, priority, cost_s, clients in steps:
         while len(others) < clients:
             others.append(_line(shares, 100 + len(others)))
@@ -399,7 +399,7 @@ def test_a_priority_that_was_withdrawn_leaves_nothing_behind(alone):
 def test_blame_leaves_a_client_what_it_is_owed_for_turns_that_it_waits_for():
     """Only an account that nothing is queued for is first brought up to virtual time, or it would pay with the past."""
     shares = _shares()
-    waiting, other = (Line(shares.client(number)) for number in (1, 2))
+    waiting, other = (Flow(shares.client(number)) for number in (1, 2))
     for line in (waiting, other):
         shares.stamp(line, 1.0, 0)
     for _ in range(10):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from shapestream.scheduling.planner import WINDOW
 from shapestream.scheduling.segments import (
     NEVER,
-    Limits,
+    SegmentLimits,
     Window,
     cut_window,
     optimal_ends,
@@ -76,7 +76,7 @@ def _set_partitions(items: list[int]) -> Iterator[list[list[int]]]:
             yield [*partition[:place], [first, *block], *partition[place + 1 :]]
 
 
-def _seconds(window: Window, members: Sequence[int], costs: Formula, limits: Limits) -> float:
+def _seconds(window: Window, members: Sequence[int], costs: Formula, limits: SegmentLimits) -> float:
     """Of one batch; inf where it is not legal."""
     rows = int(window.rows[members].sum())
     shape = window.shapes[members].max(axis=0)
@@ -97,7 +97,7 @@ def _cost(
     window: Window,
     batches: Sequence[Sequence[int]],
     costs: Formula,
-    limits: Limits,
+    limits: SegmentLimits,
     delayed: float | None,
     batch_s: float,
 ) -> float:
@@ -117,7 +117,7 @@ REQUESTS_2D = st.lists(
     st.tuples(st.integers(0, 3), st.integers(1, 5), st.integers(1, 5)), min_size=1, max_size=8
 )
 LIMITS = st.builds(
-    Limits,
+    SegmentLimits,
     max_rows=st.integers(1, 10),
     max_bytes=st.none() | st.integers(0, 20),
     max_padding_ratio=st.none() | st.sampled_from([0.0, 0.125, 0.25, 0.5]),
@@ -154,7 +154,7 @@ def test_no_partition_into_segments_is_cheaper(requests, costs, limits, delayed,
 def test_contiguity_loses_nothing_where_costs_grow_with_length(lengths, costs, max_rows, delayed):
     """One padded dimension, one row each, seconds that never fall with the length: no sets are cheaper than segments."""
     window = _window([(1, length) for length in lengths])
-    limits = Limits(max_rows=max_rows)
+    limits = SegmentLimits(max_rows=max_rows)
     ends = cut_window(window, costs, limits, delayed=delayed)
     least = min(
         _cost(window, sets, costs, limits, delayed, 0.0) for sets in _set_partitions(list(range(len(window))))
@@ -165,7 +165,7 @@ def test_contiguity_loses_nothing_where_costs_grow_with_length(lengths, costs, m
 def test_contiguity_may_lose_where_rows_differ():
     """The condition is needed: with unequal rows under a limit, sets can be cheaper than segments."""
     window = _window([(2, 10), (2, 11), (1, 12), (1, 13)])
-    limits = Limits(max_rows=3)
+    limits = SegmentLimits(max_rows=3)
     costs = Formula(lambda rows, elements: 1000.0 + rows * elements)
     ends = cut_window(window, costs, limits)
     sets = [[0, 2], [1, 3]]
@@ -195,30 +195,30 @@ def test_the_programme_finds_the_least_sum(n, reach, random):
 def test_of_equally_cheap_cuts_the_larger_batches_win():
     """Fewer calls mean fewer hand-overs, though they cost the same."""
     free = Formula(lambda rows, elements: rows * 1.0)
-    assert [4] == cut_window(_window([(1, 8)] * 4), free, Limits(max_rows=8))
+    assert [4] == cut_window(_window([(1, 8)] * 4), free, SegmentLimits(max_rows=8))
 
 
 def test_a_short_queue_hesitates_to_let_the_first_wait_for_the_last():
     """The same costs: a long queue is cut by work alone, a short one by waiting times."""
     window = _window([(1, 10)] * 4)
     costs = Formula(lambda rows, elements: 1.0 + rows * elements)
-    assert [4] == cut_window(window, costs, Limits(max_rows=8), delayed=1000.0)
-    assert [1, 2, 3, 4] == cut_window(window, costs, Limits(max_rows=8), delayed=2.0)
+    assert [4] == cut_window(window, costs, SegmentLimits(max_rows=8), delayed=1000.0)
+    assert [1, 2, 3, 4] == cut_window(window, costs, SegmentLimits(max_rows=8), delayed=2.0)
 
 
 def test_a_request_that_nothing_can_run_spoils_no_other_segment():
     """It is alone in its segment, and the others are cut as if it were not there."""
     window = _window([(1, 1), (1, 1), (1, 2), (1, 100)])
     costs = Formula(lambda rows, elements: np.where(elements > 50, np.inf, 10.0 + rows * elements))
-    assert [3, 4] == cut_window(window, costs, Limits(max_rows=8))
-    assert np.isfinite(segment_seconds(window, costs, Limits(max_rows=8))[-1, -1])
+    assert [3, 4] == cut_window(window, costs, SegmentLimits(max_rows=8))
+    assert np.isfinite(segment_seconds(window, costs, SegmentLimits(max_rows=8))[-1, -1])
     assert NEVER > 1.0
 
 
 def test_a_request_larger_than_a_batch_is_alone():
     """More rows than the limit: no company, and costs of its own."""
     window = _window([(1, 4), (20, 4), (1, 4)])
-    assert [1, 2, 3] == cut_window(window, AFFINE, Limits(max_rows=8))
+    assert [1, 2, 3] == cut_window(window, AFFINE, SegmentLimits(max_rows=8))
 
 
 @pytest.mark.parametrize("dimensions", [1, 2, 3])
@@ -227,7 +227,7 @@ def test_what_is_looked_at_is_bounded(dimensions):
     random = np.random.default_rng(7)
     requests = [(1, *shape) for shape in random.integers(1, 200, (WINDOW, dimensions)).tolist()]
     costs = Formula(lambda rows, elements: 1.0 + rows * elements)
-    seconds = segment_seconds(_window(requests), costs, Limits(max_rows=10_000))
+    seconds = segment_seconds(_window(requests), costs, SegmentLimits(max_rows=10_000))
     assert seconds.size <= WINDOW**2
     assert costs.asked <= 2 * WINDOW**2 + WINDOW
 
@@ -237,5 +237,5 @@ def test_few_different_shapes_are_asked_for_once_each():
     random = np.random.default_rng(7)
     requests = [(1, *shape) for shape in random.integers(1, 4, (200, 2)).tolist()]
     costs = Formula(lambda rows, elements: 1.0 + rows * elements)
-    segment_seconds(_window(requests), costs, Limits(max_rows=64))
+    segment_seconds(_window(requests), costs, SegmentLimits(max_rows=64))
     assert costs.asked <= 9 * 65

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
-from shapestream.serving.models import ServedModel
-from shapestream.serving.sessions import RequestRecord, Session
-from shapestream_engine.batch import Batch, BatchReport
+from shapestream.serving.served_models import ServedModel
+from shapestream.serving.sessions import ClientSession, RequestRecord
+from shapestream_engine.batch import BatchInputs, BatchReport
 from shapestream_engine.layout import RequestShape, Tensors
 from shapestream_engine.signature import ModelSignature
 
 
-def batch_of(signature: ModelSignature, *members: Tensors, **fields: Any) -> Batch:
+def batch_of(signature: ModelSignature, *members: Tensors, **fields: Any) -> BatchInputs:
     """These requests of the model, in slot 0, without deadlines; of one request, the call has its sizes."""
     shapes = tuple(signature.resolve(member.layout) for member in members)
     values: dict[str, Any] = {"batch": 1, "slot": 0, "sizes": shapes[0].sizes, "start_before": None, **fields}
-    return Batch(model=signature.name, members=members, shapes=shapes, **values)
+    return BatchInputs(model=signature.name, members=members, shapes=shapes, **values)
 
 
-def report_of(batch: Batch, **fields: Any) -> BatchReport:
+def report_of(batch: BatchInputs, **fields: Any) -> BatchReport:
     """What became of it: nothing, in no time, but for the fields that are given."""
     values: dict[str, Any] = {
         "outputs": None,
@@ -34,7 +34,7 @@ def report_of(batch: Batch, **fields: Any) -> BatchReport:
 
 
 def record_of(
-    session: Session, sequence: int, model: ServedModel, shape: RequestShape, tensors: Tensors
+    session: ClientSession, sequence: int, model: ServedModel, shape: RequestShape, tensors: Tensors
 ) -> RequestRecord:
     """An admitted request that arrived at 0."""
     return RequestRecord(

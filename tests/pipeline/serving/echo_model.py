@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from shapestream.settings import BatchingSettings, ModelSettings
-from shapestream.wire.messages import BatchDone, Execute, Request
+from shapestream.wire.messages import BatchDone, Execute, RequestEntry
 from shapestream_engine.batch import BatchReport
 from shapestream_engine.layout import Tensors
 from shapestream_engine.ports import InputPort, OutputPort, Rows
@@ -45,10 +45,10 @@ def echoed(tensors: Tensors) -> Tensors:
     return Tensors(layout=tensors.layout[:1], buffers=tuple(tensors.buffers[:1]))
 
 
-def request(sequence: int, tensors: Tensors | None = None, **fields: Any) -> Request:
+def request(sequence: int, tensors: Tensors | None = None, **fields: Any) -> RequestEntry:
     """A request for model 0."""
     values: dict[str, Any] = {"model": 0, "remaining_ms": None, "priority": 0, **fields}
-    return Request(sequence=sequence, tensors=echo_tensors() if tensors is None else tensors, **values)
+    return RequestEntry(sequence=sequence, tensors=echo_tensors() if tensors is None else tensors, **values)
 
 
 def done(execute: Execute, outputs: tuple[Tensors | None, ...] | None = None, **changes: Any) -> BatchDone:

@@ -17,7 +17,7 @@ from shapestream.serving.slot_threads import SlotThreads
 from shapestream.settings import ServerSettings
 from shapestream.transport.interface import Connection
 from shapestream.transport.memory import MemoryServer, memory_server
-from shapestream.wire.messages import Execute, Result, Role
+from shapestream.wire.messages import Execute, ResultEntry, Role
 
 
 class Running:
@@ -66,7 +66,7 @@ class Running:
         """Another worker comes, and the request is answered by it."""
         other = await self.joined("other")
         await other.run_next()
-        result = await client.hear(Result)
+        result = await client.hear(ResultEntry)
         assert (sequence, "other/0") == (result.sequence, result.timings.worker)
 
 

@@ -9,7 +9,7 @@ import msgpack
 import numpy as np
 from tests.pipeline.serving.raw_peer import RawPeer
 
-from shapestream.wire.messages import Request, Result
+from shapestream.wire.messages import RequestEntry, ResultEntry
 from shapestream_engine.layout import Buffer, Tensors
 
 Frames = list[Buffer]
@@ -37,7 +37,7 @@ def entry(
     """A request as it is on the wire, any field replaced; a good one as it stands. `...`: without tags."""
     layout = packed(layout) if isinstance(layout, tuple) else layout
     more = [] if tags is ... else [tags]
-    return [Request.KIND, frames, sequence, model, remaining, priority, layout, inline, *more]
+    return [RequestEntry.KIND, frames, sequence, model, remaining, priority, layout, inline, *more]
 
 
 def message(*entries: Any, frames: tuple[bytes, ...] = (), version: Any = 1) -> Frames:
@@ -63,15 +63,15 @@ class Refused:
     code: str = "invalid"
 
 
-def honest_request(sequence: int, model: int = SCALED) -> Request:
+def honest_request(sequence: int, model: int = SCALED) -> RequestEntry:
     """The same request, for a peer that packs it itself."""
     tensors = Tensors(layout=LAYOUT, buffers=INLINE)
-    return Request(sequence=sequence, model=model, remaining_ms=None, priority=0, tensors=tensors)
+    return RequestEntry(sequence=sequence, model=model, remaining_ms=None, priority=0, tensors=tensors)
 
 
 async def assert_served(peer: RawPeer, sequence: int) -> None:
     """An honest request gets its honest answer."""
     peer.say(honest_request(sequence))
-    result = await peer.hear(Result)
+    result = await peer.hear(ResultEntry)
     assert sequence == result.sequence
     assert PRODUCT == bytes(result.tensors.buffers[0])

@@ -18,17 +18,17 @@ from shapestream.wire.limits import CLIENT_LIMITS, WORKER_LIMITS
 from shapestream.wire.messages import (
     WORKER_PROTOCOL,
     BatchDone,
-    BatchFailed,
+    BatchFailedEntry,
     Entry,
     Execute,
     Failure,
     Hello,
     ModelOpened,
     OpenModel,
-    Result,
+    ResultEntry,
     Role,
     SlotHello,
-    Statistics,
+    StatisticsEntry,
     StatisticsRequest,
     Welcome,
     WorkerHello,
@@ -65,8 +65,8 @@ class RawPeer:
         """Sends these entries, in as few messages as they fit."""
         by_connection: dict[int, list[Entry]] = {}
         for entry in entries:
-            reports = self.slots and isinstance(entry, BatchDone | BatchFailed)
-            if isinstance(entry, BatchFailed) and entry.code in ("cancelled", "recalled"):
+            reports = self.slots and isinstance(entry, BatchDone | BatchFailedEntry)
+            if isinstance(entry, BatchFailedEntry) and entry.code in ("cancelled", "recalled"):
                 reports = False  # the control answers for a batch that was withdrawn
             slot = self._slot_of.get(entry.batch, 0) if reports else -1  # type: ignore[attr-defined]
             by_connection.setdefault(slot, []).append(entry)
@@ -122,18 +122,18 @@ class RawPeer:
         """So many entries of this kind, in their order."""
         return [await self.hear(kind) for _ in range(times)]
 
-    async def ends(self, times: int) -> list[Result | Failure]:
+    async def ends(self, times: int) -> list[ResultEntry | Failure]:
         """The terminal replies to so many requests, in the order in which they came."""
-        found: list[Result | Failure] = []
+        found: list[ResultEntry | Failure] = []
         while len(found) < times:
             entry = await self.hear(object)
-            if isinstance(entry, Result | Failure):
+            if isinstance(entry, ResultEntry | Failure):
                 found.append(entry)
         return found
 
     async def sequences(self, times: int) -> list[int]:
         """Which requests the next results answer."""
-        return [result.sequence for result in await self.hear_each(Result, times)]
+        return [result.sequence for result in await self.hear_each(ResultEntry, times)]
 
     def has_heard(self, kind: type[Entry]) -> bool:
         """Whether such an entry came and was not asked for."""
@@ -142,7 +142,7 @@ class RawPeer:
     async def statistics(self) -> dict[str, Any]:
         """The server's counters, as a client gets them; what it said before was carried out."""
         self.say(StatisticsRequest())
-        return (await self.hear(Statistics)).values
+        return (await self.hear(StatisticsEntry)).values
 
     async def open_session(self, client: bytes = b"c" * 16, model: str | None = "echo") -> None:
         """Greets, and opens a model if one is named."""

@@ -12,7 +12,7 @@ from tests.pipeline.serving.raw_messages import honest_request, message, packed
 from tests.pipeline.serving.raw_peer import RawPeer
 from tests.pipeline.serving.real_sockets import dialled
 
-from shapestream.wire.messages import Execute, Goodbye, ModelOpened, OpenModel, Result, Role
+from shapestream.wire.messages import Execute, Goodbye, ModelOpened, OpenModel, ResultEntry, Role
 from shapestream_engine.ports import InputPort, OutputPort, Rows
 from shapestream_engine.shapes import NamedShape
 from shapestream_engine.signature import ModelSignature
@@ -89,5 +89,5 @@ async def answer_remote(good: RawPeer, honest: RawPeer, sequence: int) -> None:
     """A good worker runs it."""
     order = await good.hear(Execute)
     good.slots[0].send_nowait(message(remote_report(order)))
-    result = await honest.hear(Result)
+    result = await honest.hear(ResultEntry)
     assert (sequence, ANSWER) == (result.sequence, bytes(result.tensors.buffers[0]))

@@ -15,7 +15,7 @@ from shapestream.transport.memory import MemoryConnection, memory_server
 from shapestream.wire.codec import Codec, codec_of, decode, encode
 from shapestream.wire.limits import WORKER_LIMITS
 from shapestream.wire.messages import Execute, Role, SlotHello
-from shapestream_engine.batch import Batch, BatchReport, ErrorCode
+from shapestream_engine.batch import BatchInputs, BatchReport, ErrorCode
 from shapestream_engine.cost_table import CostTable
 from shapestream_engine.layout import Tensors
 from shapestream_engine.signature import ModelSignature
@@ -35,7 +35,7 @@ class ScriptedSlots:
         self.cancelled: list[int] = []
         self.recalled: list[int] = []
         self.closed = False
-        self._started: list[Batch] = []
+        self._started: list[BatchInputs] = []
         self._connections: list[MemoryConnection] = []
         self._session = 0
         self._slot_of: dict[int, int] = {}
@@ -79,7 +79,7 @@ class ScriptedSlots:
         self.closed = True
 
     @property
-    def started(self) -> list[Batch]:
+    def started(self) -> list[BatchInputs]:
         """The batches that have arrived and were not taken yet."""
         for connection in self._connections:
             for frames in connection.receive_nowait():
@@ -91,7 +91,7 @@ class ScriptedSlots:
             assert isinstance(entry, Execute)
             self._started.append(entry)
 
-    async def next_batch(self) -> Batch:
+    async def next_batch(self) -> BatchInputs:
         """The next batch that was not taken yet."""
         while not self.started:
             async with trio.open_nursery() as nursery:
@@ -104,19 +104,21 @@ class ScriptedSlots:
             self._take(frames)
         scope.cancel()
 
-    def finish(self, batch: Batch, outputs: Sequence[Tensors | None] | None = None, **times: float) -> None:
+    def finish(
+        self, batch: BatchInputs, outputs: Sequence[Tensors | None] | None = None, **times: float
+    ) -> None:
         """The batch ran; each member gets its first input back unless `outputs` says otherwise."""
         self.report(self.ran(batch, outputs, **times))
 
     def ran(
-        self, batch: Batch, outputs: Sequence[Tensors | None] | None = None, **times: float
+        self, batch: BatchInputs, outputs: Sequence[Tensors | None] | None = None, **times: float
     ) -> BatchReport:
         """The report of that, for several in one turn."""
         given = tuple(echoed(member) for member in batch.members) if outputs is None else tuple(outputs)
         self._slot_of[batch.batch] = batch.slot
         return report_of(batch, **{"outputs": given, "run_s": 0.001, "busy_s": 0.002, **times})
 
-    def fail(self, batch: Batch, code: str = "model_error", message: str = "no") -> None:
+    def fail(self, batch: BatchInputs, code: str = "model_error", message: str = "no") -> None:
         """The batch failed."""
         self._slot_of[batch.batch] = batch.slot
         self.report(report_of(batch, code=code, message=message))

@@ -25,7 +25,7 @@ from tests.pipeline.serving.scripted_slots import ScriptedSlots
 from shapestream.serving import auditor, audits
 from shapestream.serving.slot_threads import SlotThreads
 from shapestream.settings import ModelSettings
-from shapestream.wire.messages import AcknowledgeAudit, Request, Result
+from shapestream.wire.messages import AcknowledgeAudit, RequestEntry, ResultEntry
 from shapestream_engine.calibration_cache import CostCache
 from shapestream_engine.layout import Tensors
 from shapestream_engine.model import InputSpec, ModelSpec, OutputSpec, compile_model
@@ -138,7 +138,7 @@ class Audited:
         asked = [self.draw(size=(rows, WIDTH)).astype(np.float32) for _ in range(requests)]
         self.client.say(
             *[
-                Request(
+                RequestEntry(
                     sequence=first + number,
                     model=0,
                     remaining_ms=None,
@@ -148,7 +148,9 @@ class Audited:
                 for number, x in enumerate(asked)
             ]
         )
-        results = sorted(await self.client.hear_each(Result, requests), key=lambda result: result.sequence)
+        results = sorted(
+            await self.client.hear_each(ResultEntry, requests), key=lambda result: result.sequence
+        )
         return [
             (x, np.frombuffer(result.tensors.buffers[0], np.float32).reshape(x.shape))
             for x, result in zip(asked, results, strict=True)
@@ -470,7 +472,7 @@ async def test_a_defect_of_an_audit_ends_nothing(monkeypatch: pytest.MonkeyPatch
     assert ["audit failed"] == [line["event"] for line in lines if line["log_level"] == "error"]
 
 
-def _lengths(sequence: int, *lengths: int) -> list[Request]:
+def _lengths(sequence: int, *lengths: int) -> list[RequestEntry]:
     """Requests of ones."""
     ones = [np.ones((1, length), np.float32) for length in lengths]
     return [
@@ -510,11 +512,11 @@ async def test_a_model_that_padding_breaks_runs_at_its_requests_own_sizes() -> N
         while not (await served.rested())["stopped"]:
             assert served.asked < 1000
             served.client.say(*_lengths(served.asked, *range(20, 32)))
-            await served.client.hear_each(Result, TOGETHER)
+            await served.client.hear_each(ResultEntry, TOGETHER)
             served.asked += TOGETHER
         met.clear()
         served.client.say(*_lengths(served.asked, 3, 40, 3, 7))
-        answers = await served.client.hear_each(Result, 4)
+        answers = await served.client.hear_each(ResultEntry, 4)
     assert [1.0] * 4 == [float(np.frombuffer(one.tensors.buffers[0], np.float32)[0]) for one in answers]
     assert {(1, 3), (1, 40), (1, 7)} == met
 
@@ -525,16 +527,16 @@ async def test_where_a_strategy_pads_only_company_is_judged() -> None:
     padding = parse_strategy({"strategy": "padded", "batch": 4, "n": 64})
     async with of_lengths(lambda x: x.mean(axis=1), padding) as served:
         served.client.say(*_lengths(0, 20))
-        await served.client.hear(Result)
+        await served.client.hear(ResultEntry)
         assert 0 == (await served.state())["seen"]
         served.client.say(*_lengths(1, 20, 30, 40))
-        await served.client.hear_each(Result, 3)
+        await served.client.hear_each(ResultEntry, 3)
         state = await served.rested()
         assert (0, 3) == (state["mismatches"], state["audited"])
     async with of_lengths(lambda x: x.sum(axis=1) + x.mean(), padding) as served:
         for turn in range(5):
             served.client.say(*_lengths(4 * turn, 20, 30, 40, 50))
-            await served.client.hear_each(Result, 4)
+            await served.client.hear_each(ResultEntry, 4)
             if (state := await served.rested())["stopped"]:
                 break
         assert state["stopped"]

@@ -27,7 +27,7 @@ from shapestream.wire.messages import (
     Heartbeat,
     Hello,
     OpenModel,
-    Result,
+    ResultEntry,
     Unknown,
     Welcome,
 )
@@ -55,7 +55,7 @@ async def test_a_client_that_comes_back_on_another_connection_gets_its_answers_t
         batch = await slots.next_batch()
         await second.open_session()
         slots.finish(batch)
-        assert 1 == (await second.hear(Result)).sequence
+        assert 1 == (await second.hear(ResultEntry)).sequence
 
 
 @virtual_time
@@ -66,12 +66,12 @@ async def test_requests_beyond_the_sessions_credit_are_refused() -> None:
         batch = await slots.next_batch()
         assert (3, "overloaded") == ending(await client.hear(Failure))
         slots.finish(batch)
-        await client.hear(Result)
-        await client.hear(Result)
+        await client.hear(ResultEntry)
+        await client.hear(ResultEntry)
         client.say(request(4, echo_tensors(n=200)), request(5, echo_tensors(n=100)))
         assert (5, "overloaded") == ending(await client.hear(Failure))
         slots.finish(await slots.next_batch())
-        assert 4 == (await client.hear(Result)).sequence
+        assert 4 == (await client.hear(ResultEntry)).sequence
         client.say(request(6, echo_tensors(n=300)))
         assert (6, "too_large") == ending(await client.hear(Failure))
 
@@ -103,7 +103,7 @@ async def test_a_client_that_says_goodbye_has_its_queued_work_dropped() -> None:
         own = await slots.next_batch()
         assert (1, 4) == own.members[0].layout[0][2]
         slots.finish(own)
-        assert 1 == (await other.hear(Result)).sequence
+        assert 1 == (await other.hear(ResultEntry)).sequence
         assert [] == slots.started
 
 
@@ -167,7 +167,7 @@ async def test_a_client_that_does_not_read_is_cut_off_alone() -> None:
         assert {"client: does not read": 1} == running.server.statistics()["peers_lost"]
         other.say(request(1))
         slots.finish(await slots.next_batch())
-        assert 1 == (await other.hear(Result)).sequence
+        assert 1 == (await other.hear(ResultEntry)).sequence
 
 
 @virtual_time
@@ -182,7 +182,7 @@ async def test_unreadable_bytes_end_that_connection_and_no_other() -> None:
         assert {"clients": 1} == running.server.statistics()["bad_messages"]
         other.say(request(1))
         slots.finish(await slots.next_batch())
-        assert 1 == (await other.hear(Result)).sequence
+        assert 1 == (await other.hear(ResultEntry)).sequence
 
 
 @virtual_time
@@ -205,9 +205,9 @@ async def test_a_client_that_comes_back_gets_what_was_finished_and_what_still_ru
         after.say(Hello(client=CLIENT, software="test"))
         await after.hear(Welcome)
         after.say(OpenModel(name="echo"), request(1), request(2))
-        assert 1 == (await after.hear(Result)).sequence
+        assert 1 == (await after.hear(ResultEntry)).sequence
         slots.finish(second)
-        assert 2 == (await after.hear(Result)).sequence
+        assert 2 == (await after.hear(ResultEntry)).sequence
         statistics = running.server.statistics()
         assert (2, 2, 1, 1) == (
             statistics["batches"],

@@ -13,7 +13,7 @@ from tests.pipeline.serving.raw_peer import RawPeer
 from tests.pipeline.serving.scripted_slots import ScriptedSlots
 
 from shapestream.serving.peer_clock import DRIFT, PeerClock
-from shapestream.wire.messages import Clock, Credit, Failure, Result
+from shapestream.wire.messages import Clock, Credit, Failure, ResultEntry
 
 BEGAN_S = 1e6
 """What the client's clock shows at the beginning of the test."""
@@ -33,7 +33,7 @@ async def refused(client: RawPeer, sequence: int) -> None:
 async def answered(client: RawPeer, slots: ScriptedSlots, sequence: int) -> None:
     """This request runs, and its result comes."""
     slots.finish(await slots.next_batch())
-    assert sequence == (await client.hear(Result)).sequence
+    assert sequence == (await client.hear(ResultEntry)).sequence
 
 
 @pytest.mark.parametrize("behind_s", [0.3, 5.0, 3600.0])

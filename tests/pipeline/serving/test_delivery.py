@@ -12,17 +12,17 @@ from tests.pipeline.serving.raw_peer import RawPeer, ending, verdict
 from tests.pipeline.serving.scripted_slots import ScriptedSlots
 from trio.testing import wait_all_tasks_blocked
 
-from shapestream.wire.messages import Cancel, Failure, Goodbye, ModelOpened, OpenModel, Result
+from shapestream.wire.messages import Cancel, Failure, Goodbye, ModelOpened, OpenModel, ResultEntry
 
 ONCE = {"echo": model_settings(idempotent=False)}
 OTHER = echo_tensors(value=2.0)
 
 
-async def answered(client: RawPeer, slots: ScriptedSlots, sequence: int, **fields: Any) -> Result:
+async def answered(client: RawPeer, slots: ScriptedSlots, sequence: int, **fields: Any) -> ResultEntry:
     """One request and its result."""
     client.say(request(sequence, **fields))
     slots.finish(await slots.next_batch())
-    return await client.hear(Result)
+    return await client.hear(ResultEntry)
 
 
 @virtual_time
@@ -34,7 +34,7 @@ async def test_another_payload_under_a_running_number_is_a_conflict_and_the_runn
         client.say(request(1, OTHER))
         assert (1, "conflict") == ending(await client.hear(Failure))
         slots.finish(batch)
-        result = await client.hear(Result)
+        result = await client.hear(ResultEntry)
         assert echo_tensors().buffers[0] == result.tensors.buffers[0]
         assert [] == slots.started
 
@@ -48,7 +48,7 @@ async def test_another_model_under_a_running_number_is_a_conflict() -> None:
         client.say(request(1, model=5))
         assert (1, "conflict") == ending(await client.hear(Failure))
         slots.finish(batch)
-        assert 1 == (await client.hear(Result)).sequence
+        assert 1 == (await client.hear(ResultEntry)).sequence
         values = await client.statistics()
         assert values["requests"] == values["results"] + sum(values["failures"].values()) == 2
 
@@ -59,7 +59,7 @@ async def test_an_answered_request_that_comes_again_gets_the_kept_reply_and_does
     async with scripted_client() as (client, slots):
         first = await answered(client, slots, 1)
         client.say(request(1, remaining_ms=50, priority=3))
-        assert first == await client.hear(Result)
+        assert first == await client.hear(ResultEntry)
         assert [] == slots.started
         values = await client.statistics()
         assert (1, 1, 1) == (values["repeated"], values["results"], values["requests"])
@@ -86,12 +86,12 @@ async def test_replies_that_were_lost_with_a_connection_are_given_on_the_next_on
         result = await answered(first, slots, 1)
         await second.open_session()
         second.say(request(1))
-        assert result == await second.hear(Result)
+        assert result == await second.hear(ResultEntry)
         await trio.sleep(15.0)
         assert 0 == running.server.statistics()["clients"]
         await third.open_session()
         third.say(request(1))
-        assert result == await third.hear(Result)
+        assert result == await third.hear(ResultEntry)
         assert [] == slots.started
 
 
@@ -134,7 +134,7 @@ async def test_a_refusal_leaves_the_number_unused() -> None:
         client.say(request(1), request(2))
         assert (2, "overloaded") == ending(await client.hear(Failure))
         slots.finish(await slots.next_batch())
-        await client.hear(Result)
+        await client.hear(ResultEntry)
         assert 2 == (await answered(client, slots, 2)).sequence
 
 

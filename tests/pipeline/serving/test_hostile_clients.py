@@ -19,7 +19,7 @@ from shapestream.wire.messages import (
     Hello,
     ModelRefused,
     OpenModel,
-    Result,
+    ResultEntry,
     Unknown,
     Welcome,
 )
@@ -97,7 +97,7 @@ async def test_one_client_cannot_cancel_what_another_waits_for(server: Hostile) 
         for _ in range(4):
             odd.say(*[Cancel(sequence=n) for n in range(200)])
         assert list(range(50)) == sorted(
-            result.sequence for result in await watch.honest.hear_each(Result, 50)
+            result.sequence for result in await watch.honest.hear_each(ResultEntry, 50)
         )
         await assert_served(odd, 1)
         await watch.done(None)
@@ -127,7 +127,7 @@ async def test_credit_for_itself_is_none(server: Hostile) -> None:
         )
         greedy.connection.send_nowait(message(*[entry(sequence=n) for n in range(WINDOW_REQUESTS + 1)]))
         assert (WINDOW_REQUESTS, "overloaded", True) == verdict(await greedy.hear(Failure))
-        await greedy.hear_each(Result, WINDOW_REQUESTS)
+        await greedy.hear_each(ResultEntry, WINDOW_REQUESTS)
         await watch.done("failures.overloaded")
 
 
@@ -142,7 +142,7 @@ async def test_bytes_that_are_overdrawn_are_refused(server: Hostile) -> None:
         greedy.connection.send_nowait(message(*entries, frames=(bytes(300_000),) * 5))
         for sequence in (3, 4):
             assert (sequence, "overloaded", True) == verdict(await greedy.hear(Failure))
-        await greedy.hear_each(Result, 3)
+        await greedy.hear_each(ResultEntry, 3)
         await watch.done("failures.overloaded", 2)
 
 

@@ -20,7 +20,7 @@ from tests.pipeline.serving.raw_messages import (
     packed,
 )
 
-from shapestream.wire.messages import AcknowledgeAudit, Goodbye, Heartbeat, Result
+from shapestream.wire.messages import AcknowledgeAudit, Goodbye, Heartbeat, ResultEntry
 
 pytestmark = pytest.mark.usefixtures("resident_at_first")
 
@@ -96,7 +96,7 @@ async def test_an_entry_that_has_no_number_is_dropped(words: str, frames: Frames
         header, *raw = frames
         version, entries = msgpack.unpackb(header)
         bad.connection.send_nowait([packed([version, [*entries, entry(sequence=6)]]), *raw])
-        assert 6 == (await bad.hear(Result)).sequence
+        assert 6 == (await bad.hear(ResultEntry)).sequence
         await assert_served(bad, 8)
         (line,) = await watch.done("bad_messages.clients")
         assert words in line["why"]

@@ -24,7 +24,7 @@ from tests.pipeline.serving.remote_workers import (
     worker_name,
 )
 
-from shapestream.wire.messages import Execute, Failure, Goodbye, Result, Role, Unknown
+from shapestream.wire.messages import Execute, Failure, Goodbye, ResultEntry, Role, Unknown
 
 pytestmark = pytest.mark.usefixtures("resident_at_first")
 
@@ -131,9 +131,9 @@ async def test_a_report_that_comes_twice_answers_once(server: Hostile) -> None:
         order = await joined.hear(Execute)
         joined.slots[0].send_nowait(message(remote_report(order), remote_report(order)))
         await joined.hear(Goodbye)
-        assert 500 == (await watch.honest.hear(Result)).sequence
+        assert 500 == (await watch.honest.hear(ResultEntry)).sequence
         await watch.done("bad_messages.workers")
-        assert [] == [entry for entry in watch.honest.heard if isinstance(entry, Result)]
+        assert [] == [entry for entry in watch.honest.heard if isinstance(entry, ResultEntry)]
 
 
 @pytest.mark.parametrize("code", ["poisoned", "overloaded", "recalled", "", "\x1b[2J", "ok"])

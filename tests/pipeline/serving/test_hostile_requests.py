@@ -24,7 +24,7 @@ from tests.pipeline.serving.raw_messages import (
 )
 from tests.pipeline.serving.raw_peer import verdict
 
-from shapestream.wire.messages import Failure, Result
+from shapestream.wire.messages import Failure, ResultEntry
 
 pytestmark = pytest.mark.usefixtures("resident_at_first")
 
@@ -246,7 +246,7 @@ async def test_what_is_odd_but_right_is_served(name: str, server: Hostile) -> No
     frames, expected = SERVED[name]
     async with watched(server) as watch, client(server.ipc) as odd:
         odd.connection.send_nowait(frames)
-        result = await odd.hear(Result)
+        result = await odd.hear(ResultEntry)
         assert 7 == result.sequence
         assert expected == bytes(result.tensors.buffers[0])
         times = UNKNOWN_KINDS.get(name, 0)
@@ -269,7 +269,7 @@ async def test_a_thousand_requests_without_rows_share_calls_within_bounds(server
             ]
             bad.connection.send_nowait(message(*empty))
             for _ in range(50):
-                assert (await bad.hear(Result)).timings.batch_requests <= 8
+                assert (await bad.hear(ResultEntry)).timings.batch_requests <= 8
         await watch.done(None)
 
 

@@ -21,7 +21,7 @@ from shapestream.wire.messages import (
     Execute,
     Failure,
     Goodbye,
-    Result,
+    ResultEntry,
     Role,
 )
 
@@ -45,7 +45,7 @@ async def test_a_client_id_is_another_clients_with_another_key() -> None:
         bob.say(request(1, echo_tensors(value=2.0)), Cancel(sequence=1))
         assert (1, "cancelled") == ending(await bob.hear(Failure))
         slots.finish(batch)
-        assert 1 == (await alice.hear(Result)).sequence
+        assert 1 == (await alice.hear(ResultEntry)).sequence
         assert 2 == place.server.statistics()["clients"]
 
 
@@ -57,15 +57,15 @@ async def test_a_kept_reply_goes_to_no_other_key() -> None:
         alice = await place.client(ALICE, ID)
         alice.say(request(1))
         slots.finish(await slots.next_batch())
-        first = await alice.hear(Result)
+        first = await alice.hear(ResultEntry)
         place.sockets[0].close()
         bob = await place.client(BOB, ID)
         bob.say(request(1))
         slots.finish(await slots.next_batch())
-        await bob.hear(Result)
+        await bob.hear(ResultEntry)
         again = await place.client(ALICE, ID)
         again.say(request(1))
-        assert first == await again.hear(Result)
+        assert first == await again.hear(ResultEntry)
         assert [] == slots.started
 
 
@@ -80,7 +80,7 @@ async def test_a_client_comes_back_on_another_connection_with_its_key() -> None:
         after = await place.client(ALICE, ID)
         after.say(request(1))
         slots.finish(batch)
-        assert 1 == (await after.hear(Result)).sequence
+        assert 1 == (await after.hear(ResultEntry)).sequence
         assert [] == slots.started
 
 

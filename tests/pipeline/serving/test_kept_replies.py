@@ -16,13 +16,13 @@ from shapestream.serving.kept_replies import (
     MAX_ABSENT,
     OVERHEAD_NBYTES,
     WHOLE_NBYTES,
-    Answered,
     ClientId,
+    ClientReplies,
     KeptReplies,
     checksum,
     same_tensors,
 )
-from shapestream.wire.messages import Failure, Result, Timings
+from shapestream.wire.messages import Failure, ResultEntry, Timings
 from shapestream_engine.layout import Tensors
 
 TIMINGS = Timings(queue_us=1, run_us=2, total_us=3, batch_requests=1, batch_rows=1, worker="w/0")
@@ -42,9 +42,9 @@ EMPTY = tensors()
 GONE = Failure(sequence=0, code="model_error", message="no", retryable=False, retry_after_ms=None)
 
 
-def result(sequence: int, nbytes: int = 0) -> Result:
+def result(sequence: int, nbytes: int = 0) -> ResultEntry:
     """A reply with so many bytes of tensors."""
-    return Result(sequence=sequence, timings=TIMINGS, tensors=tensors(bytes(nbytes)))
+    return ResultEntry(sequence=sequence, timings=TIMINGS, tensors=tensors(bytes(nbytes)))
 
 
 def kept_replies(*, max_bytes: int = 1 << 20, max_age_s: float = 60.0, max_replies: int = 8) -> KeptReplies:
@@ -52,7 +52,7 @@ def kept_replies(*, max_bytes: int = 1 << 20, max_age_s: float = 60.0, max_repli
     return KeptReplies(max_bytes=max_bytes, max_age_s=max_age_s, max_replies=max_replies, now=0.0)
 
 
-def keep(kept: KeptReplies, answered: Answered, *sequences: int, nbytes: int = 0) -> None:
+def keep(kept: KeptReplies, answered: ClientReplies, *sequences: int, nbytes: int = 0) -> None:
     """Replies to these; the books balance after each."""
     for sequence in sequences:
         kept.keep(answered, sequence, 0, QUESTION, result(sequence, nbytes))
@@ -177,7 +177,7 @@ class Books(RuleBasedStateMachine):
         super().__init__()
         self.now = 0.0
         self.kept = kept_replies(max_bytes=6000, max_age_s=5.0, max_replies=4)
-        self.present: dict[ClientId, Answered] = {}
+        self.present: dict[ClientId, ClientReplies] = {}
         self.ended: dict[ClientId, set[int]] = {}
 
     @rule(client=st.sampled_from([A, B, C]))

@@ -12,11 +12,11 @@ from tests.pipeline.serving.raw_peer import RawPeer
 from tests.pipeline.serving.scripted_slots import ScriptedSlots
 
 from shapestream.serving.kept_replies import KeptReplies
-from shapestream.serving.models import ServedModel
-from shapestream.serving.sessions import RequestRecord, Session, Sessions
+from shapestream.serving.served_models import ServedModel
+from shapestream.serving.sessions import ClientSession, RequestRecord, Sessions
 from shapestream.settings import ServerSettings
 from shapestream.transport.curve_keys import KeyPair
-from shapestream.wire.messages import Failure, Goodbye, Heartbeat, Hello, Result, Unknown
+from shapestream.wire.messages import Failure, Goodbye, Heartbeat, Hello, ResultEntry, Unknown
 from shapestream_engine.cost_table import CostPoint, CostTable
 
 ECHO = ServedModel(0, SIGNATURE.name, SIGNATURE, model_settings())
@@ -92,7 +92,7 @@ async def test_more_connections_are_not_more_credit() -> None:
         (alice,) = await sessions(place, ALICE, 1)
         assert 0 == await refused(alice, 4)
         slots.finish(await slots.next_batch())
-        await bob[0].hear(Result)
+        await bob[0].hear(ResultEntry)
         assert 3 == await refused(bob[2], 4)
 
 
@@ -132,14 +132,14 @@ def table(**options: int) -> Sessions:
     return Sessions(ServerSettings(**options), kept)
 
 
-def opened(sessions: Sessions, name: str, key: str | None, heard_at: float = 0.0) -> Session:
+def opened(sessions: Sessions, name: str, key: str | None, heard_at: float = 0.0) -> ClientSession:
     """A new session, for which there is room."""
     session = sessions.open((16 * name.encode(), key), name.encode(), "test", heard_at)
     assert session is not None
     return session
 
 
-def begin(session: Session, sequence: int) -> RequestRecord:
+def begin(session: ClientSession, sequence: int) -> RequestRecord:
     """A request of 20 bytes is admitted."""
     tensors = echo_tensors()
     shape = SIGNATURE.resolve(tensors.layout)

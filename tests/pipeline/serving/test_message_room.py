@@ -6,7 +6,7 @@ import pytest
 import structlog
 from tests.pipeline.serving.echo_model import model_settings
 
-from shapestream.serving.models import DEFAULT_BATCH_BYTES, ServedModel, most_rows
+from shapestream.serving.served_models import DEFAULT_BATCH_BYTES, ServedModel, most_rows
 from shapestream.wire.codec import decode, pack_messages
 from shapestream.wire.limits import MAX_INLINE_BYTES, MAX_INTEGER, MAX_RANK, WORKER_LIMITS, Limits
 from shapestream.wire.messages import BatchDone, Entry, Execute, Role

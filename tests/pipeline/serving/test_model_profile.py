@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.pipeline.serving.echo_model import model_settings
 
-from shapestream.serving.models import ServedModel
+from shapestream.serving.served_models import ServedModel
 from shapestream_engine import InputPort, ModelSignature, NamedShape, OutputPort, Rows
 from shapestream_engine.strategy import Strategy, parse_strategy
 

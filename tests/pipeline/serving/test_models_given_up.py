@@ -8,7 +8,15 @@ from tests.pipeline.serving.harness import memory_serving
 from tests.pipeline.serving.raw_peer import verdict
 from trio.testing import wait_all_tasks_blocked
 
-from shapestream.wire.messages import Execute, Failure, Goodbye, ModelOpened, ModelRefused, OpenModel, Result
+from shapestream.wire.messages import (
+    Execute,
+    Failure,
+    Goodbye,
+    ModelOpened,
+    ModelRefused,
+    OpenModel,
+    ResultEntry,
+)
 
 TWO_MODELS = {"echo": model_settings(), "later": model_settings()}
 
@@ -55,5 +63,5 @@ async def test_a_worker_that_dials_in_makes_its_model_available_again() -> None:
         client.say(OpenModel(name="echo"), request(2))
         assert "echo" == (await client.hear(ModelOpened)).name
         await other.run_next()
-        assert 2 == (await client.hear(Result)).sequence
+        assert 2 == (await client.hear(ResultEntry)).sequence
         assert {} == running.server.statistics()["unavailable"]

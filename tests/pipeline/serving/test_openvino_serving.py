@@ -10,7 +10,7 @@ from tests.pipeline.serving.clocks import real_time
 from tests.pipeline.serving.real_sockets import dialled, socket_serving
 
 from shapestream.serving.slot_threads import SlotThreads
-from shapestream.wire.messages import Failure, Request, Result
+from shapestream.wire.messages import Failure, RequestEntry, ResultEntry
 from shapestream_engine.layout import Tensors
 from shapestream_engine.model import InputSpec, ModelSpec, compile_model
 
@@ -58,7 +58,7 @@ async def stream(address: str, client: bytes, arrays: list[Array]) -> None:
         await peer.open_session(client, "centred")
         peer.say(*[_request(number, array) for number, array in enumerate(arrays)])
         for _ in arrays:
-            result = await peer.hear(Result)
+            result = await peer.hear(ResultEntry)
             assert not peer.has_heard(Failure)
             array = arrays[result.sequence]
             got = np.frombuffer(result.tensors.buffers[0], np.float32)
@@ -66,7 +66,7 @@ async def stream(address: str, client: bytes, arrays: list[Array]) -> None:
             np.testing.assert_allclose(got.reshape(array.shape), expected, atol=1e-5)
 
 
-def _request(sequence: int, array: Array) -> Request:
+def _request(sequence: int, array: Array) -> RequestEntry:
     shape = tuple(int(size) for size in array.shape)
     tensors = Tensors(layout=((0, "f32", shape),), buffers=(array.tobytes(),))
-    return Request(sequence=sequence, model=0, remaining_ms=None, priority=0, tensors=tensors)
+    return RequestEntry(sequence=sequence, model=0, remaining_ms=None, priority=0, tensors=tensors)

@@ -11,8 +11,8 @@ from tests.pipeline.serving.harness import memory_serving, scripted_client
 from tests.pipeline.serving.raw_peer import verdict
 from tests.pipeline.serving.scripted_slots import ScriptedSlots
 
-from shapestream.serving.workers import OwnWorker
-from shapestream.wire.messages import Execute, Failure, Result
+from shapestream.serving.workers import LocalWorker
+from shapestream.wire.messages import Execute, Failure, ResultEntry
 from shapestream_engine.layout import Tensors
 
 LONG_S = 86400.0
@@ -22,7 +22,7 @@ LONG_S = 86400.0
 def killed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Why the server's own slots should have been killed."""
     reasons: list[str] = []
-    monkeypatch.setattr(OwnWorker, "kill", lambda worker, reason: reasons.append(reason))
+    monkeypatch.setattr(LocalWorker, "kill", lambda worker, reason: reasons.append(reason))
     return reasons
 
 
@@ -47,11 +47,11 @@ async def test_a_poison_kills_twice_and_is_known_from_then_on() -> None:
         assert ["request poisoned"] == [line["event"] for line in lines if line["log_level"] == "error"]
         worker = await running.joined("w2")
         await worker.run_next()
-        assert 1 == (await client.hear(Result)).sequence
+        assert 1 == (await client.hear(ResultEntry)).sequence
         client.say(request(2, _poison()), request(3, echo_tensors(1, 4, 67.0)))
         assert (2, "poisoned", False) == verdict(await client.hear(Failure))
         await worker.run_next()
-        assert 3 == (await client.hear(Result)).sequence
+        assert 3 == (await client.hear(ResultEntry)).sequence
         statistics = running.server.statistics()
         assert (2, 1, 0) == (
             statistics["failures"]["poisoned"],
@@ -76,7 +76,7 @@ async def test_a_batch_that_hangs_is_stopped_and_its_members_run_alone(killed: l
         slots.fail(alone, "cancelled")
         assert (0, "poisoned", False) == verdict(await client.hear(Failure))
         slots.finish(await slots.next_batch())
-        assert 1 == (await client.hear(Result)).sequence
+        assert 1 == (await client.hear(ResultEntry)).sequence
         assert [] == killed
 
 
@@ -99,4 +99,4 @@ async def test_a_batch_that_cannot_be_stopped_ends_its_process(killed: list[str]
         other = await slots.next_batch()
         assert other.slot != hanging.slot
         slots.finish(other)
-        assert 1 == (await client.hear(Result)).sequence
+        assert 1 == (await client.hear(ResultEntry)).sequence

@@ -15,19 +15,19 @@ from trio.testing import wait_all_tasks_blocked
 from shapestream.scheduling import events
 from shapestream.serving.workers import LOCAL_PREFETCH_S, REMOTE_PREFETCH_S
 from shapestream.wire.messages import (
-    BatchFailed,
+    BatchFailedEntry,
     Cancel,
-    CancelBatch,
+    CancelBatchEntry,
     Execute,
     Failure,
-    RecallBatch,
-    Result,
+    RecallBatchEntry,
+    ResultEntry,
     WorkerDraining,
 )
-from shapestream_engine.batch import Batch
+from shapestream_engine.batch import BatchInputs
 
 
-async def one_behind_the_other(client: RawPeer, slots: ScriptedSlots) -> tuple[Batch, Batch]:
+async def one_behind_the_other(client: RawPeer, slots: ScriptedSlots) -> tuple[BatchInputs, BatchInputs]:
     """Two requests: the batch that runs, and the one that was sent ahead."""
     client.say(request(1), request(2))
     return await slots.next_batch(), await slots.next_batch()
@@ -35,7 +35,7 @@ async def one_behind_the_other(client: RawPeer, slots: ScriptedSlots) -> tuple[B
 
 @virtual_time
 async def test_a_worker_gets_one_batch_more_than_it_runs(sends_ahead: EagerScheduler) -> None:
-    """`Execute` goes out at once; `RecallBatch` asks it back, and both possible answers are good ones."""
+    """`Execute` goes out at once; `RecallBatchEntry` asks it back, and both possible answers are good ones."""
     async with memory_serving() as running:
         client, worker = await running.client_and_worker()
         client.say(*[request(number) for number in range(3)])
@@ -45,14 +45,14 @@ async def test_a_worker_gets_one_batch_more_than_it_runs(sends_ahead: EagerSched
         assert not worker.has_heard(Execute)
         with sends_ahead.recalling():
             client.say(request(3))
-            assert second.batch == (await worker.hear(RecallBatch)).batch
+            assert second.batch == (await worker.hear(RecallBatchEntry)).batch
         worker.say(done(first), done(second))  # it had begun
         third, fourth = await worker.hear_each(Execute, 2)
         with sends_ahead.recalling():
             client.say(request(4))
-            assert fourth.batch == (await worker.hear(RecallBatch)).batch
+            assert fourth.batch == (await worker.hear(RecallBatchEntry)).batch
         worker.say(
-            BatchFailed(batch=fourth.batch, session=fourth.session, code="recalled", message="as asked")
+            BatchFailedEntry(batch=fourth.batch, session=fourth.session, code="recalled", message="as asked")
         )
         again = await worker.hear(Execute)
         assert again.batch not in (first.batch, second.batch, third.batch, fourth.batch)
@@ -73,7 +73,7 @@ async def test_a_worker_that_gives_back_what_nobody_asked_for_is_no_excuse(
         client.say(request(1))
         execute = await worker.hear(Execute)
         worker.say(
-            BatchFailed(
+            BatchFailedEntry(
                 batch=execute.batch, session=execute.session, code="recalled", message="I would rather not"
             )
         )
@@ -108,10 +108,10 @@ async def test_a_draining_worker_is_dismissed_after_both_its_batches() -> None:
         client.say(request(0), request(1))
         first, second = await worker.hear_each(Execute, 2)
         worker.say(WorkerDraining(), done(first))
-        assert 0 == (await client.hear(Result)).sequence
+        assert 0 == (await client.hear(ResultEntry)).sequence
         assert {} == running.server.statistics()["peers_lost"]
         worker.say(done(second))
-        assert 1 == (await client.hear(Result)).sequence
+        assert 1 == (await client.hear(ResultEntry)).sequence
 
 
 @pytest.mark.usefixtures("sends_ahead")
@@ -137,9 +137,11 @@ async def test_a_cancellation_reaches_the_worker_while_the_batch_waits() -> None
         client.say(request(1), request(2), request(3))
         first, second = await worker.hear_each(Execute, 2)
         client.say(Cancel(sequence=2))
-        assert second.batch == (await worker.hear(CancelBatch)).batch
+        assert second.batch == (await worker.hear(CancelBatchEntry)).batch
         worker.say(
-            BatchFailed(batch=second.batch, session=second.session, code="cancelled", message="taken back")
+            BatchFailedEntry(
+                batch=second.batch, session=second.session, code="cancelled", message="taken back"
+            )
         )
         third = await worker.hear(Execute)
         worker.say(done(first), done(third))
@@ -158,11 +160,11 @@ async def test_the_time_behind_another_batch_is_time_in_the_queue(fails: bool) -
             slots.fail(first)
         else:
             slots.finish(first, busy_s=2.0, run_s=1.5)
-            times = (await client.hear(Result)).timings
+            times = (await client.hear(ResultEntry)).timings
             assert (0, 1_500_000, 2_000_000) == (times.queue_us, times.run_us, times.total_us)
         await trio.sleep(1.0)
         slots.finish(second, busy_s=0.75, run_s=0.5)
-        result = await client.hear(Result)
+        result = await client.hear(ResultEntry)
         times = result.timings
         assert (2, 2_000_000, 500_000, 3_000_000) == (
             result.sequence,
@@ -172,7 +174,7 @@ async def test_the_time_behind_another_batch_is_time_in_the_queue(fails: bool) -
         )
         if fails:
             slots.finish(await slots.next_batch())
-            assert 1 == (await client.hear(Result)).sequence
+            assert 1 == (await client.hear(ResultEntry)).sequence
 
 
 @pytest.mark.usefixtures("sends_ahead")
@@ -183,7 +185,7 @@ async def test_two_batches_that_are_reported_together_have_honest_times() -> Non
         first, second = await one_behind_the_other(client, slots)
         await trio.sleep(2.0)
         slots.report(slots.ran(first, busy_s=1.0, run_s=1.0), slots.ran(second, busy_s=0.75, run_s=0.5))
-        one, two = (result.timings for result in await client.hear_each(Result, 2))
+        one, two = (result.timings for result in await client.hear_each(ResultEntry, 2))
         assert (0, 2_000_000) == (one.queue_us, one.total_us)
         assert (1_250_000, 500_000, 2_000_000) == (two.queue_us, two.run_us, two.total_us)
 

@@ -23,7 +23,7 @@ from shapestream.transport.blocking_dealer import BlockingDealer
 from shapestream.transport.dealer import DealerSocket
 from shapestream.transport.memory import memory_server
 from shapestream.transport.zeromq import RouterSocket
-from shapestream.wire.messages import Request, Result
+from shapestream.wire.messages import RequestEntry, ResultEntry
 from shapestream_engine.compiled_model import CompiledModel
 from shapestream_engine.layout import Tensors
 from shapestream_engine.model import InputSpec, ModelSpec, OutputSpec, compile_model
@@ -58,29 +58,29 @@ def counting(slots: int, sorted_numbers: int = 20_000) -> Iterator[tuple[Compile
     model.close()
 
 
-def number(value: int) -> Request:
+def number(value: int) -> RequestEntry:
     """The request whose sequence number is its input."""
     tensors = Tensors(layout=((0, "i64", (1,)),), buffers=(np.int64(value).tobytes(),))
     return request(value, tensors)
 
 
-async def ask_all(client: RawPeer) -> dict[int, Result]:
+async def ask_all(client: RawPeer) -> dict[int, ResultEntry]:
     """All requests, a few at a time; each answered once, and with its own answer."""
-    results: dict[int, Result] = {}
+    results: dict[int, ResultEntry] = {}
     for first in range(0, REQUESTS, 4):
         client.say(*[number(value) for value in range(first, first + 4)])
         while len(results) < first - 8:
-            result = await client.hear(Result)
+            result = await client.hear(ResultEntry)
             assert result.sequence not in results, "answered twice"
             results[result.sequence] = result
     while len(results) < REQUESTS:
-        result = await client.hear(Result)
+        result = await client.hear(ResultEntry)
         assert result.sequence not in results, "answered twice"
         results[result.sequence] = result
     return results
 
 
-def check_all(results: dict[int, Result], ran: Counter[int], scheduler: EagerScheduler) -> None:
+def check_all(results: dict[int, ResultEntry], ran: Counter[int], scheduler: EagerScheduler) -> None:
     """Everything was right, ran once, and both was sent ahead and taken back on the way."""
     for value, result in results.items():
         assert 2 * value == int(np.frombuffer(result.tensors.buffers[0], np.int64)[0])

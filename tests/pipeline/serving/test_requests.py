@@ -10,8 +10,8 @@ from tests.pipeline.serving.harness import memory_serving, scripted_client
 from tests.pipeline.serving.raw_peer import RawPeer, ending, verdict
 from tests.pipeline.serving.scripted_slots import ScriptedSlots
 
-from shapestream.serving.outgoing import Link, Outgoing
-from shapestream.telemetry.statistics import ServerStatistics
+from shapestream.serving.outgoing import Outgoing, PeerLink
+from shapestream.telemetry.counters import ServerStatistics
 from shapestream.transport.memory import memory_server
 from shapestream.wire.codec import codec_of, decode
 from shapestream.wire.messages import (
@@ -21,9 +21,9 @@ from shapestream.wire.messages import (
     ModelOpened,
     ModelRefused,
     OpenModel,
-    Result,
+    ResultEntry,
     Role,
-    Statistics,
+    StatisticsEntry,
     StatisticsRequest,
     Timings,
 )
@@ -37,7 +37,7 @@ async def test_a_request_is_answered_with_its_own_bytes_and_timings() -> None:
     async with scripted_client() as (client, slots):
         client.say(request(7))
         slots.finish(await slots.next_batch())
-        result = await client.hear(Result)
+        result = await client.hear(ResultEntry)
         assert 7 == result.sequence
         assert ((0, "f32", (1, 4)),) == result.tensors.layout
         assert echo_tensors().buffers[0] == result.tensors.buffers[0]
@@ -55,7 +55,7 @@ async def test_requests_of_one_message_share_batches_and_a_message_back() -> Non
         slots.finish(batch)
         (message,) = await client.connection.receive()
         results = decode(message, role=Role.CLIENT).entries
-        assert [0, 1, 2, 3, 4] == [entry.sequence for entry in results if isinstance(entry, Result)]
+        assert [0, 1, 2, 3, 4] == [entry.sequence for entry in results if isinstance(entry, ResultEntry)]
 
 
 @virtual_time
@@ -66,7 +66,7 @@ async def test_a_duplicate_of_a_running_request_shares_its_one_reply() -> None:
         client.say(request(1))
         batch = await slots.next_batch()
         slots.finish(batch)
-        assert 1 == (await client.hear(Result)).sequence
+        assert 1 == (await client.hear(ResultEntry)).sequence
         values = await client.statistics()
         assert 1 == values["duplicates"]
         assert 1 == values["results"]
@@ -90,7 +90,7 @@ async def test_a_promised_model_is_opened_when_its_worker_comes() -> None:
     async with memory_serving(models={"echo": model_settings()}) as running:
         client = await running.greeted(model=None)
         client.say(OpenModel(name="echo"), StatisticsRequest())
-        await client.hear(Statistics)
+        await client.hear(StatisticsEntry)
         assert [] == [entry for entry in client.heard if isinstance(entry, ModelOpened | ModelRefused)]
         await running.worker().join_as_worker()
         opened = await client.hear(ModelOpened)
@@ -107,7 +107,7 @@ async def test_a_cancelled_request_that_waits_is_answered_at_once() -> None:
         client.say(Cancel(sequence=2))
         assert (2, "cancelled") == ending(await client.hear(Failure))
         slots.finish(running_batch)
-        await client.hear(Result)
+        await client.hear(ResultEntry)
         assert [] == slots.started
 
 
@@ -123,7 +123,7 @@ async def test_a_running_batch_that_nobody_waits_for_is_cancelled() -> None:
         slots.fail(batch, "cancelled")
         client.say(request(2))
         slots.finish(await slots.next_batch())
-        assert 2 == (await client.hear(Result)).sequence
+        assert 2 == (await client.hear(ResultEntry)).sequence
 
 
 @virtual_time
@@ -177,7 +177,7 @@ async def test_a_member_whose_time_passed_before_the_start_is_told_so_and_the_ot
         assert [0.5, None] == [None if at is None else round(at - now, 2) for at in batch.start_before]
         slots.finish(batch, [None, echoed(batch.members[1])])
         assert "deadline_exceeded" == (await client.hear(Failure)).code
-        assert 2 == (await client.hear(Result)).sequence
+        assert 2 == (await client.hear(ResultEntry)).sequence
 
 
 @virtual_time
@@ -223,7 +223,7 @@ async def test_a_result_that_no_message_can_hold_fails_alone() -> None:
         failure = await client.hear(Failure)
         assert (1, "model_error") == ending(failure)
         assert "32" in failure.message
-        assert 2 == (await client.hear(Result)).sequence
+        assert 2 == (await client.hear(ResultEntry)).sequence
 
 
 @virtual_time
@@ -234,12 +234,12 @@ async def test_results_that_cannot_be_sent_do_not_fill_the_log() -> None:
     peer = RawPeer(endpoint.connect())
     peer.say(Heartbeat())
     ((address, _),) = endpoint.receive_nowait()
-    link = Link(address, 0.0)
+    link = PeerLink(address, 0.0)
     monster = Tensors(layout=((0, "f32", (1,) * 33),), buffers=(bytes(4),))
     timings = Timings(queue_us=0, run_us=0, total_us=0, batch_requests=1, batch_rows=1, worker="w/0")
     with structlog.testing.capture_logs() as lines:
         for number in range(5):
-            outgoing.say(link, Result(sequence=number, timings=timings, tensors=monster))
+            outgoing.say(link, ResultEntry(sequence=number, timings=timings, tensors=monster))
             assert [] == outgoing.flush()
             assert (number, "model_error") == ending(await peer.hear(Failure))
     assert ["an entry cannot be sent"] == [line["event"] for line in lines if line["log_level"] == "error"]

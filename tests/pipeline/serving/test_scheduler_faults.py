@@ -18,7 +18,7 @@ from shapestream.scheduling.events import Action, FailRequest, ReportFault
 from shapestream.scheduling.queueing import ModelQueue
 from shapestream.slices import at_once
 from shapestream.telemetry.metrics import observe
-from shapestream.wire.messages import Failure, Result
+from shapestream.wire.messages import Failure, ResultEntry
 
 UNLUCKY = (1, 13)
 
@@ -55,10 +55,10 @@ async def test_a_fault_is_one_line_and_one_failure(monkeypatch: pytest.MonkeyPat
             failure = await client.hear(Failure)
             assert (2, "internal") == (failure.sequence, failure.code)
             await worker.run_next()
-            assert [1, 3] == [result.sequence for result in await client.hear_each(Result, 2)]
+            assert [1, 3] == [result.sequence for result in await client.hear_each(ResultEntry, 2)]
             client.say(request(4))
             await worker.run_next()
-            assert 4 == (await client.hear(Result)).sequence
+            assert 4 == (await client.hear(ResultEntry)).sequence
             assert 1 == (await client.statistics())["faults"]
     (line,) = [line for line in lines if line["event"] == "scheduler fault"]
     assert ("error", "terms of a request", OverflowError) == (
@@ -89,7 +89,7 @@ async def test_books_that_disagree_after_a_fault_end_requests_and_not_the_server
             assert (1, "internal") == (failure.sequence, failure.code)
             client.say(request(2))
             await worker.run_next()
-            assert 2 == (await client.hear(Result)).sequence
+            assert 2 == (await client.hear(ResultEntry)).sequence
             assert 2 == (await client.statistics())["faults"]
     errors = [type(line["exc_info"]) for line in lines if line["event"] == "scheduler fault"]
     assert [OverflowError, AssertionError] == errors

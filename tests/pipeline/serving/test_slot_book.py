@@ -11,9 +11,9 @@ from tests.pipeline.serving.echo_model import SIGNATURE, echo_tensors, echoed, m
 from shapestream.scheduling.events import StartBatch
 from shapestream.serving.dispatcher import SlotBook
 from shapestream.serving.kept_replies import KeptReplies
-from shapestream.serving.models import ServedModel
-from shapestream.serving.sessions import RequestRecord, Session
-from shapestream.serving.workers import Offer, RunningBatch, Worker
+from shapestream.serving.served_models import ServedModel
+from shapestream.serving.sessions import ClientSession, RequestRecord
+from shapestream.serving.workers import ConnectedWorker, Offer, RunningBatch
 from shapestream_engine.batch import BatchReport
 
 OUTPUT = echoed(echo_tensors())
@@ -22,7 +22,7 @@ OUTPUT = echoed(echo_tensors())
 def record() -> RequestRecord:
     """A request."""
     kept = KeptReplies(max_bytes=0, max_age_s=0.0, max_replies=8, now=0.0)
-    session = Session(0, kept.of((b"c" * 16, None)), b"peer", "test", 0.0)
+    session = ClientSession(0, kept.of((b"c" * 16, None)), b"peer", "test", 0.0)
     model, tensors = ServedModel(0, "echo", SIGNATURE, model_settings()), echo_tensors()
     shape = SIGNATURE.resolve(tensors.layout)
     return record_of(session, 1, model, shape, tensors)
@@ -40,7 +40,7 @@ def book() -> SlotBook:
     made = SlotBook()
     outgoing: Any = None  # nothing is said to it
     offer = Offer(name="w", pid=42, slots=1, models={"echo": SIGNATURE})
-    made.join(Worker(b"peer", offer, outgoing, 0.0, session=7))
+    made.join(ConnectedWorker(b"peer", offer, outgoing, 0.0, session=7))
     return made
 
 

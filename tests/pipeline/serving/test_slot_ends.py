@@ -22,7 +22,7 @@ from shapestream.wire.messages import (
     Failure,
     Goodbye,
     Heartbeat,
-    Result,
+    ResultEntry,
     SlotEnded,
     SlotHello,
     WorkerDraining,
@@ -48,7 +48,7 @@ async def test_a_slot_that_ends_cannot_be_blamed_for_anothers_batch() -> None:
         liar.say(SlotEnded(slot=0, session=welcome.session, batch=execute.batch))
         await wait_all_tasks_blocked()
         honest.say(done(execute))
-        assert "honest/0" == (await client.hear(Result)).timings.worker
+        assert "honest/0" == (await client.hear(ResultEntry)).timings.worker
         assert {} == running.server.statistics()["peers_lost"]
 
 
@@ -83,7 +83,7 @@ async def test_the_connection_of_a_slot_that_ended_is_not_missed() -> None:
             await trio.sleep(1.0)
             worker.say(Heartbeat())
         worker.say(done(execute))
-        assert f"w/{execute.slot}" == (await client.hear(Result)).timings.worker
+        assert f"w/{execute.slot}" == (await client.hear(ResultEntry)).timings.worker
         assert {} == running.server.statistics()["peers_lost"]
 
 
@@ -100,7 +100,7 @@ async def test_a_report_behind_the_news_that_its_slot_ended_is_late() -> None:
         worker.say(done(first))
         await wait_all_tasks_blocked()
         worker.say(done(again))
-        assert f"w/{again.slot}" == (await client.hear(Result)).timings.worker
+        assert f"w/{again.slot}" == (await client.hear(ResultEntry)).timings.worker
         assert {} == running.server.statistics()["peers_lost"]
 
 
@@ -131,7 +131,7 @@ async def test_a_batch_that_finds_a_thread_of_this_process_gone_goes_to_another(
         batch = await slots.next_batch()
         assert 1 - ended == batch.slot
         slots.finish(batch)
-        assert f"local/{batch.slot}" == (await client.hear(Result)).timings.worker
+        assert f"local/{batch.slot}" == (await client.hear(ResultEntry)).timings.worker
 
 
 @virtual_time
@@ -147,7 +147,7 @@ async def test_a_report_behind_the_news_that_a_thread_ended_is_late_here_too() -
         again = await slots.next_batch()
         await wait_all_tasks_blocked()
         slots.finish(again)
-        assert f"local/{1 - first.slot}" == (await client.hear(Result)).timings.worker
+        assert f"local/{1 - first.slot}" == (await client.hear(ResultEntry)).timings.worker
 
 
 @virtual_time

@@ -15,12 +15,12 @@ from shapestream.wire.codec import encode
 from shapestream.wire.limits import WORKER_LIMITS
 from shapestream.wire.messages import (
     BatchDone,
-    BatchFailed,
+    BatchFailedEntry,
     Entry,
     Execute,
     Goodbye,
     Heartbeat,
-    Result,
+    ResultEntry,
     Role,
     SlotEnded,
     SlotHello,
@@ -83,7 +83,7 @@ async def test_a_number_that_is_taken_or_none_is_turned_away(slot: int) -> None:
         client = await running.greeted()
         client.say(request(1))
         await worker.run_next()
-        assert 1 == (await client.hear(Result)).sequence
+        assert 1 == (await client.hear(ResultEntry)).sequence
         assert not intruder.has_heard(Execute)
 
 
@@ -108,9 +108,11 @@ async def test_a_slot_that_reports_anothers_batch_ends_its_worker(kind: str) -> 
         worker, client = await running.joined(slots=2), await running.greeted()
         client.say(request(1))
         execute = await worker.hear(Execute)
-        lie: BatchDone | BatchFailed = done(execute)
+        lie: BatchDone | BatchFailedEntry = done(execute)
         if kind == "failed":
-            lie = BatchFailed(batch=execute.batch, session=execute.session, code="internal", message="no")
+            lie = BatchFailedEntry(
+                batch=execute.batch, session=execute.session, code="internal", message="no"
+            )
         worker.slots[1 - execute.slot].send_nowait(encode([lie], limits=WORKER_LIMITS))
         await worker.hear(Goodbye)
         await running.assert_redone(client)
@@ -122,7 +124,7 @@ async def test_a_report_of_another_session_is_dropped() -> None:
     async with memory_serving() as running:
         client, worker, execute = await running.busy_worker()
         worker.say(done(execute, session=execute.session + 1), done(execute))
-        assert 1 == (await client.hear(Result)).sequence
+        assert 1 == (await client.hear(ResultEntry)).sequence
         assert 1 == running.server.statistics()["late_reports"]
 
 
@@ -146,7 +148,7 @@ async def test_a_slot_that_cannot_be_reached_ends_its_workers_session() -> None:
         other = await running.joined("other")
         worker.say(Heartbeat())
         await other.run_next()
-        assert 1 == (await client.hear(Result)).sequence
+        assert 1 == (await client.hear(ResultEntry)).sequence
         assert ["other/0"] == labels(running)
 
 
@@ -162,7 +164,7 @@ async def test_what_a_slot_had_behind_the_batch_that_ended_it_runs_again() -> No
         assert again.slot != execute.slot
         worker.say(SlotEnded(slot=again.slot, session=again.session + 1, batch=None))  # of another session
         worker.say(done(again))
-        assert 1 == (await client.hear(Result)).sequence
+        assert 1 == (await client.hear(ResultEntry)).sequence
         assert [f"w/{again.slot}"] == labels(running)
 
 
@@ -174,7 +176,7 @@ async def test_reports_that_come_after_the_goodbye_count() -> None:
         worker.say(Goodbye())
         await wait_all_tasks_blocked()
         worker.say(done(execute))
-        assert 1 == (await client.hear(Result)).sequence
+        assert 1 == (await client.hear(ResultEntry)).sequence
         await wait_all_tasks_blocked()
         assert {"worker: goodbye": 1} == running.server.statistics()["peers_lost"]
 

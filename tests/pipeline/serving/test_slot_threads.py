@@ -38,7 +38,7 @@ from shapestream.wire.codec import codec_of, decode, encode
 from shapestream.wire.limits import MAX_TENSORS, WORKER_LIMITS
 from shapestream.wire.messages import (
     BatchDone,
-    BatchFailed,
+    BatchFailedEntry,
     Entry,
     Execute,
     Goodbye,
@@ -46,7 +46,7 @@ from shapestream.wire.messages import (
     Role,
     SlotHello,
 )
-from shapestream_engine.batch import Batch, BatchReport, ErrorCode
+from shapestream_engine.batch import BatchInputs, BatchReport, ErrorCode
 from shapestream_engine.compiled_model import CompiledModel
 from shapestream_engine.layout import Tensors
 from shapestream_engine.model import InputSpec, ModelSpec, OutputSpec, compile_model
@@ -85,7 +85,7 @@ class Bench:
         self.socket = RouterSocket(options=SocketOptions())
         self.socket.bind(address)
         self.slots = SlotThreads(models=models, slots=slots, dial=lambda wake: BlockingDealer(address, wake))
-        self.reports: dict[int, BatchDone | BatchFailed] = {}
+        self.reports: dict[int, BatchDone | BatchFailedEntry] = {}
         self.news: list[News] = []
         self._peers: dict[int, bytes] = {}
         self._arrival = trio.Event()
@@ -108,7 +108,7 @@ class Bench:
                         assert entry.token == TOKEN
                         self._peers[entry.slot] = peer
                     else:
-                        assert isinstance(entry, BatchDone | BatchFailed)
+                        assert isinstance(entry, BatchDone | BatchFailedEntry)
                         assert entry.batch not in self.reports, "reported twice"
                         self.reports[entry.batch] = entry
             self._arrive()
@@ -172,7 +172,7 @@ class Bench:
     def code(self, batch: int) -> str | None:
         """Why it failed."""
         report = self.reports[batch]
-        return report.code if isinstance(report, BatchFailed) else None
+        return report.code if isinstance(report, BatchFailedEntry) else None
 
 
 @asynccontextmanager
@@ -219,7 +219,7 @@ async def test_every_slot_reports_each_of_its_batches_once() -> None:
         await slots.wait_for(3)
     assert [2, 4, 6] == slots.values(1)
     failed = slots.reports[2]
-    assert isinstance(failed, BatchFailed)
+    assert isinstance(failed, BatchFailedEntry)
     assert ("model_error", 1) == (failed.code, failed.session)
     assert "no thirteens" in failed.message
     assert [10] == slots.values(3)
@@ -507,7 +507,7 @@ async def test_a_large_tensor_is_not_copied_on_its_way_to_a_slot_of_this_process
     """The slot gathers from the very bytes that were sent: `inproc` hands frames over."""
     addresses: list[int] = []
 
-    def run(runner: Runner, batch: Batch, ahead_s: float) -> None:
+    def run(runner: Runner, batch: BatchInputs, ahead_s: float) -> None:
         addresses.append(np.frombuffer(batch.members[0].buffers[0], np.uint8).ctypes.data)
 
     monkeypatch.setattr(Runner, "run", run)
@@ -555,6 +555,6 @@ def test_results_that_fit_no_message_fail_their_batch() -> None:
     (failed,) = decode(
         frames_of(done, codec_of(Role.WORKER)), role=Role.SERVER_OF_WORKERS, limits=WORKER_LIMITS
     ).entries
-    assert isinstance(failed, BatchFailed)
+    assert isinstance(failed, BatchFailedEntry)
     assert (1, 3, "model_error") == (failed.batch, failed.session, failed.code)
     assert "do not fit the protocol" in failed.message

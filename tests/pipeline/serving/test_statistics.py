@@ -12,14 +12,14 @@ from tests.pipeline.serving.harness import memory_serving
 from tests.pipeline.serving.raw_peer import RawPeer
 from tests.pipeline.serving.scripted_slots import ScriptedSlots
 
-from shapestream.wire.messages import Failure, Result, StatisticsRequest
+from shapestream.wire.messages import Failure, ResultEntry, StatisticsRequest
 
 
 async def answer(client: RawPeer, slots: ScriptedSlots, *sequences: int) -> None:
     """Requests that arrive together, and their results."""
     client.say(*[request(sequence) for sequence in sequences])
     slots.finish(await slots.next_batch())
-    await client.hear_each(Result, len(sequences))
+    await client.hear_each(ResultEntry, len(sequences))
 
 
 def numbers_in(plain: Any) -> bool:

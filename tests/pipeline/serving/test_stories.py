@@ -35,7 +35,7 @@ from shapestream.serving.stories import (
     story_of,
 )
 from shapestream.slices import at_once
-from shapestream.wire.messages import Explain, Explanation, Failure, Result
+from shapestream.wire.messages import Explain, Explanation, Failure, ResultEntry
 
 CLIENT, OTHER = (b"c" * 16, None), (b"d" * 16, None)
 
@@ -565,7 +565,7 @@ async def test_a_server_tells_of_queued_running_answered_and_failed_requests() -
         batch = await slots.next_batch()
         await trio.sleep(0.004)
         slots.finish(batch)
-        results = await client.hear_each(Result, 3)
+        results = await client.hear_each(ResultEntry, 3)
         stories_of = [(await told(client, id_of(n)))["stories"] for n in (1, 2, 3, 4)]
         assert [1, 1, 1, 1] == list(map(len, stories_of))
         (_, second, third, late) = [story for (story,) in stories_of]
@@ -623,7 +623,7 @@ def test_who_is_told_a_story_where_keys_are_asked_for(asker: Any) -> None:
             alice = await place.client(ALICE, b"c" * 16)
             alice.say(request(1))
             slots.finish(await slots.next_batch())
-            await alice.hear(Result)
+            await alice.hear(ResultEntry)
             other = await place.client(asker, b"c" * 16 if asker is BOB else b"e" * 16)
             seen = [len((await told(other, text))["stories"]) for text in (id_of(1), "")]
             assert [0, 0] == seen if asker is BOB else [1, 1] == seen

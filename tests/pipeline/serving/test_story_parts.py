@@ -24,7 +24,7 @@ from shapestream.wire.messages import (
     Failure,
     ModelOpened,
     OpenModel,
-    Result,
+    ResultEntry,
 )
 
 OWN, OTHER = b"c" * 16, b"d" * 16
@@ -129,7 +129,7 @@ async def test_a_request_whose_deadline_passes_while_it_runs_is_told_with_its_sl
         await client.hear(Failure)
         await trio.sleep(0.2)
         slots.finish(batch)
-        await client.hear(Result)
+        await client.hear(ResultEntry)
         late, answered = [await story_of(client, sequence) for sequence in (1, 2)]
         assert ("deadline_exceeded", "local/0", 1) == (late["code"], late["slot"], late["attempts"])
         assert [("running", 300.0, "local/0")] == parts(late)
@@ -185,7 +185,7 @@ async def test_what_a_request_waited_behind_is_divided_by_client_and_model() -> 
             batch = await slots.next_batch()
             await trio.sleep(0.1)
             slots.finish(batch, run_s=0.04, busy_s=0.06)
-        await client.hear_each(Result, 2)
+        await client.hear_each(ResultEntry, 2)
         story = await story_of(client, 2)
         assert [
             ("queued", 400.0, None),
@@ -229,7 +229,7 @@ async def test_a_batch_of_several_clients_is_divided_among_them() -> None:
         slots.finish(shared)
         batch = await slots.next_batch()
         slots.finish(batch)
-        await client.hear_each(Result, 2)
+        await client.hear_each(ResultEntry, 2)
         behind = (await story_of(client, 2))["waited_behind"]
         assert (1, 100.0, 200.0) == (behind["batches"], behind["own_ms"], behind["others_ms"])
 
@@ -245,7 +245,7 @@ async def test_a_batch_that_runs_again_in_halves_is_told_attempt_by_attempt() ->
         one = await slots.next_batch()
         await trio.sleep(0.2)
         slots.finish(one, run_s=0.2, busy_s=0.2)
-        await client.hear(Result)
+        await client.hear(ResultEntry)
         other = await slots.next_batch()
         await trio.sleep(0.3)
         slots.fail(other)
@@ -298,7 +298,7 @@ async def test_a_request_that_ends_queued_is_told_with_what_runs_on_its_slots() 
         await client.hear_each(Failure, 2)
         during = [await story_of(client, sequence) for sequence in (1, 2)]
         slots.finish(long)
-        await other.hear(Result)
+        await other.hear(ResultEntry)
         after = [await story_of(client, sequence) for sequence in (1, 2)]
         for late, withdrawn in (during, after):
             assert [("queued", 400.0, None)] == parts(late)

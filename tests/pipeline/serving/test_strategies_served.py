@@ -15,7 +15,7 @@ from tests.pipeline.serving.harness import memory_serving
 
 from shapestream.serving.slot_threads import SlotThreads
 from shapestream.settings import ModelSettings
-from shapestream.wire.messages import Failure, Request, Result
+from shapestream.wire.messages import Failure, RequestEntry, ResultEntry
 from shapestream_engine import InputSpec, ModelSpec, Strategy, compile_model
 from shapestream_engine.layout import Tensors
 from shapestream_engine.strategy import parse_strategy
@@ -31,10 +31,10 @@ def sums() -> ov.Model:
     return ov.Model([result], [x], "sums")
 
 
-def request(sequence: int, array: Array) -> Request:
+def request(sequence: int, array: Array) -> RequestEntry:
     """A request without a deadline."""
     tensors = Tensors(layout=((0, "f32", array.shape),), buffers=(array.tobytes(),))
-    return Request(sequence=sequence, model=0, remaining_ms=None, priority=0, tensors=tensors)
+    return RequestEntry(sequence=sequence, model=0, remaining_ms=None, priority=0, tensors=tensors)
 
 
 async def serve(
@@ -52,12 +52,12 @@ async def serve(
     )
     local = SlotThreads(models={"sums": compile_model(spec, threads=1)})
     known = {} if options is None else {"sums": options}
-    answers: dict[int, Result | Failure] = {}
+    answers: dict[int, ResultEntry | Failure] = {}
     async with memory_serving(local, models=known) as running:
         client = await running.greeted(model="sums")
         client.say(*[request(number, array) for number, array in enumerate(arrays)])
         while len(answers) < len(arrays):
-            answer: Result | Failure = await client.hear((Result, Failure))  # type: ignore[arg-type] # either of them
+            answer: ResultEntry | Failure = await client.hear((ResultEntry, Failure))  # type: ignore[arg-type] # either of them
             answers[answer.sequence] = answer
         return [answers[number] for number in range(len(arrays))], running.server.statistics()
 
@@ -65,7 +65,7 @@ async def serve(
 def check(answers: Sequence[Any], arrays: Sequence[Array]) -> None:
     """Each answer is the sums of its own rows."""
     for answer, array in zip(answers, arrays, strict=True):
-        assert isinstance(answer, Result), answer
+        assert isinstance(answer, ResultEntry), answer
         got = np.frombuffer(answer.tensors.buffers[0], np.float32)
         np.testing.assert_allclose(got, array.sum(axis=1), rtol=1e-5)
 
@@ -173,7 +173,7 @@ async def test_requests_without_rows_cost_no_call_whatever_they_claim(strategy: 
     arrays = [np.empty((0, 1 << 40), np.float32), *ones((2, 7)), np.empty((0, 3), np.float32)]
     answers, _ = await serve(strategy, arrays, shape="batch, seq")
     for answer, rows in zip(answers, (0, 2, 0), strict=True):
-        assert isinstance(answer, Result), answer
+        assert isinstance(answer, ResultEntry), answer
         assert (rows,) == answer.tensors.layout[0][2]
     np.testing.assert_allclose(
         np.frombuffer(answers[1].tensors.buffers[0], np.float32), arrays[1].sum(axis=1), rtol=1e-5

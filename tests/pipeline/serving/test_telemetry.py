@@ -17,6 +17,7 @@ from tests.pipeline.serving.harness import Running, memory_serving, scripted_cli
 from tests.pipeline.serving.scripted_slots import ScriptedSlots
 
 from shapestream.slices import at_once
+from shapestream.telemetry.counters import Histogram, ServerStatistics
 from shapestream.telemetry.logging import (
     LEVELS,
     PRESENT,
@@ -27,8 +28,7 @@ from shapestream.telemetry.logging import (
     configure,
 )
 from shapestream.telemetry.metrics import observe
-from shapestream.telemetry.statistics import Histogram, ServerStatistics
-from shapestream.wire.messages import BatchFailed, Execute, Failure, Result
+from shapestream.wire.messages import BatchFailedEntry, Execute, Failure, ResultEntry
 
 
 class Terminal(io.StringIO):
@@ -290,7 +290,7 @@ def test_a_request_can_be_followed_by_its_id_at_debug_and_costs_no_line_at_info(
         async with scripted_client() as (client, slots):
             client.say(request(41))
             slots.finish(await slots.next_batch())
-            await client.hear(Result)
+            await client.hear(ResultEntry)
 
     quiet, file = io.StringIO(), io.StringIO()
     configure("info", stream=quiet)
@@ -352,7 +352,7 @@ async def test_deciding_is_timed() -> None:
         client = await running.greeted()
         client.say(request(1), request(2))
         slots.finish(await slots.next_batch())
-        await client.hear(Result)
+        await client.hear(ResultEntry)
         after = running.server.statistics()
         assert after["scheduling_s"] > before
         assert after["scheduling_us_per_request"] == pytest.approx(after["scheduling_s"] / 2 * 1e6, abs=1)
@@ -380,7 +380,7 @@ async def test_rows_that_fill_a_call_up_are_padding_not_rows() -> None:
         batch = await slots.next_batch()
         report = slots.ran(batch)
         slots.report(dataclasses.replace(report, calls=((1, (8, 4)),)))
-        await client.hear(Result)
+        await client.hear(ResultEntry)
         statistics = running.server.statistics()
         assert (3, 0.625) == (statistics["rows"], statistics["padding_ratio"])
 
@@ -410,7 +410,7 @@ async def test_metrics_tell_refused_requests_from_failed_ones() -> None:
         execute = await worker.hear(Execute)
         assert {(): 1} == samples(running, "requests_pending")
         worker.say(
-            BatchFailed(batch=execute.batch, session=execute.session, code="model_error", message="no")
+            BatchFailedEntry(batch=execute.batch, session=execute.session, code="model_error", message="no")
         )
         await client.hear(Failure)
         assert {("invalid",): 1} == samples(running, "requests_refused_total")

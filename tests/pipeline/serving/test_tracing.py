@@ -18,11 +18,11 @@ from tests.pipeline.serving.raw_peer import RawPeer
 from tests.pipeline.serving.scripted_slots import ScriptedSlots
 from trio.testing import wait_all_tasks_blocked
 
-from shapestream.serving.kept_replies import Answered
-from shapestream.serving.models import ServedModel
-from shapestream.serving.sessions import Session
+from shapestream.serving.kept_replies import ClientReplies
+from shapestream.serving.served_models import ServedModel
+from shapestream.serving.sessions import ClientSession
 from shapestream.serving.stories import Stories
-from shapestream.wire.messages import Cancel, Execute, Failure, Goodbye, Result
+from shapestream.wire.messages import Cancel, Execute, Failure, Goodbye, ResultEntry
 
 pytest.importorskip("opentelemetry.sdk", reason="the extra [otel] is not installed")
 
@@ -77,7 +77,7 @@ def test_a_request_has_a_span_in_its_clients_trace_and_its_batch_one_that_is_lin
         await trio.sleep(0.25)
         slots.finish(batch)
         for _ in range(3):
-            await client.hear(Result)
+            await client.hear(ResultEntry)
 
     batch, one, other = spans_of(scenario)
     assert ["batch echo", "infer echo", "infer echo"] == [span.name for span in (batch, one, other)]
@@ -127,7 +127,7 @@ def test_what_is_not_in_a_sampled_trace_has_no_span() -> None:
         )
         slots.finish(await slots.next_batch())
         for _ in range(5):
-            await client.hear(Result)
+            await client.hear(ResultEntry)
 
     with capture_logs() as lines:
         made = spans_of(scenario)
@@ -147,7 +147,7 @@ def test_a_sampler_of_the_environment_may_ask_for_spans_of_all_requests(
         client.say(request(1), request(2, tags=parent(1, "00")))
         slots.finish(await slots.next_batch())
         for _ in range(2):
-            await client.hear(Result)
+            await client.hear(ResultEntry)
 
     batch, one = spans_of(scenario)
     assert one.parent is None
@@ -186,7 +186,7 @@ def test_an_attempt_that_goes_on_when_its_request_ends_has_a_beginning_only() ->
         await client.hear(Failure)
         slots.fail(batch, "internal")
         slots.finish(await slots.next_batch())
-        await client.hear(Result)
+        await client.hear(ResultEntry)
 
     withdrawn, ran = [span for span in spans_of(scenario) if span.name == "infer echo"]
     assert ["attempt"] == [event.name for event in withdrawn.events]
@@ -195,7 +195,7 @@ def test_an_attempt_that_goes_on_when_its_request_ends_has_a_beginning_only() ->
 
 def test_an_engines_words_that_are_no_utf_8_keep_no_span_back() -> None:
     """They are replaced: an export with them could not be written."""
-    session = Session(0, Answered((b"c" * 16, None)), b"peer", "test", 0.0)
+    session = ClientSession(0, ClientReplies((b"c" * 16, None)), b"peer", "test", 0.0)
     model, tensors = ServedModel(0, "echo", SIGNATURE, model_settings()), echo_tensors()
     record = record_of(session, 1, model, SIGNATURE.resolve(tensors.layout), tensors)
     record = dataclasses.replace(record, tags=parent(1))
@@ -273,7 +273,7 @@ def test_spans_that_are_lost_make_one_line(monkeypatch: pytest.MonkeyPatch) -> N
         for number in range(1, 10):
             client.say(request(number, tags=parent(number)))
             slots.finish(await slots.next_batch())
-            await client.hear(Result)
+            await client.hear(ResultEntry)
 
     with capture_logs() as lines:
         made = spans_of(scenario, Unreachable())
@@ -293,7 +293,7 @@ def test_ends_that_wait_for_the_thread_are_bounded(monkeypatch: pytest.MonkeyPat
         for number in range(1, 6):
             client.say(request(number, tags=parent(number)))
             slots.finish(await slots.next_batch())
-            await client.hear(Result)
+            await client.hear(ResultEntry)
 
     with capture_logs() as lines:
         made = spans_of(scenario)

@@ -26,7 +26,7 @@ from shapestream.wire.messages import (
     Heartbeat,
     Hello,
     OpenModel,
-    Result,
+    ResultEntry,
     StatisticsRequest,
     Welcome,
 )
@@ -63,7 +63,7 @@ async def test_a_request_beside_a_flood_is_answered_after_a_few_turns(kind: str)
         flooding = await running.greeted(FLOODING)
         flooding.say(request(0))
         slots.finish(await slots.next_batch())
-        await flooding.hear(Result)
+        await flooding.hear(ResultEntry)
         honest = await running.greeted(CLIENT)
         for turn in range(8):
             flooding.say(*FLOODS[kind](turn))
@@ -72,7 +72,7 @@ async def test_a_request_beside_a_flood_is_answered_after_a_few_turns(kind: str)
         flooding.take_arrived()
         assert MOST_AT_ONCE >= len(flooding.heard)
         slots.finish(batch)
-        await honest.hear(Result)
+        await honest.hear(ResultEntry)
         flooding.take_arrived()
         assert 4 * MOST_AT_ONCE >= len(flooding.heard)
 
@@ -93,7 +93,7 @@ async def test_each_of_many_floods_waits_for_the_others_and_an_honest_client_for
             peer.take_arrived()
         assert 32 * MESSAGE >= sum([len(peer.heard) for peer in floods])
         slots.finish(batch)
-        await honest.hear(Result)
+        await honest.hear(ResultEntry)
 
 
 @virtual_time
@@ -122,7 +122,7 @@ async def test_a_connection_that_sends_far_beyond_its_credit_unread_is_ended() -
         assert "beyond its credit" in said[0]
         honest.say(request(1))
         slots.finish(await slots.next_batch())
-        await honest.hear(Result)
+        await honest.hear(ResultEntry)
         assert 1 == running.server.statistics()["clients"]
 
 
@@ -198,7 +198,7 @@ async def test_a_worker_that_greets_without_end_keeps_nobody_waiting() -> None:
         greeter = running.worker()
         greeter.say(*[greeting] * 100)
         worker.say(done(execute))
-        await client.hear(Result)
+        await client.hear(ResultEntry)
         greeter.take_arrived()
         assert 8 >= len(greeter.heard)
 
@@ -216,7 +216,7 @@ async def test_workers_with_the_most_slots_come_and_go_and_the_rest_serve_on() -
             other.say(Goodbye())
         client.say(request(1))
         worker.say(done(await worker.hear(Execute)))
-        await client.hear(Result)
+        await client.hear(ResultEntry)
         assert 1 == (await client.statistics())["slots_in_all"]
 
 

@@ -13,14 +13,14 @@ from tests.pipeline.serving.raw_peer import hello_of, verdict
 from trio.testing import wait_all_tasks_blocked
 
 from shapestream.wire.messages import (
-    BatchFailed,
+    BatchFailedEntry,
     Execute,
     Failure,
     Goodbye,
     Heartbeat,
     ModelOpened,
     OpenModel,
-    Result,
+    ResultEntry,
     Unknown,
     WorkerDraining,
 )
@@ -49,7 +49,7 @@ async def test_a_worker_that_leaves_gives_its_batch_back() -> None:
         await trio.sleep(2.0)
         await third.join_as_worker("third")
         await third.run_next()
-        assert 1 == (await client.hear(Result)).sequence
+        assert 1 == (await client.hear(ResultEntry)).sequence
 
 
 @virtual_time
@@ -78,7 +78,7 @@ async def test_a_draining_worker_gets_nothing_new_and_is_dismissed_when_it_owes_
         leaver.say(done(execute))
         await leaver.hear(Goodbye)
         assert [] == [entry for entry in leaver.heard if isinstance(entry, Execute)]
-        assert 1 == (await client.hear(Result)).sequence
+        assert 1 == (await client.hear(ResultEntry)).sequence
         await running.assert_redone(client, 2)
         statistics = running.server.statistics()
         assert ({}, 0, 2) == (
@@ -104,7 +104,9 @@ async def test_a_batch_that_crosses_the_announcement_is_answered_before_the_good
             await worker.hear(Goodbye)
             raise AssertionError("dismissed with a batch unanswered")
         worker.say(
-            BatchFailed(batch=second.batch, session=second.session, code="model_error", message="NaN in x")
+            BatchFailedEntry(
+                batch=second.batch, session=second.session, code="model_error", message="NaN in x"
+            )
         )
         await worker.hear(Goodbye)
         assert "model_error" == (await client.hear(Failure)).code
@@ -122,7 +124,7 @@ async def test_an_idle_worker_that_drains_is_dismissed_at_once() -> None:
         await worker.join_as_worker()
         client.say(request(1))
         await worker.run_next()
-        assert 1 == (await client.hear(Result)).sequence
+        assert 1 == (await client.hear(ResultEntry)).sequence
 
 
 @virtual_time
@@ -179,7 +181,7 @@ async def test_a_late_report_of_a_lost_attempt_changes_nothing() -> None:
         again = await slow.hear(Execute)
         assert again.batch != execute.batch
         slow.say(done(execute), done(again))
-        assert 1 == (await client.hear(Result)).sequence
+        assert 1 == (await client.hear(ResultEntry)).sequence
         assert 1 == running.server.statistics()["results"]
 
 
@@ -199,7 +201,7 @@ async def test_the_busy_slots_of_a_worker_that_leaves_get_none_of_its_batches(
             await trio.sleep(0.01)
             leaver.say(*[done(execute, busy_us=10_000, preparations=0) for execute in executes])
             for _ in range(slots):
-                await client.hear(Result)
+                await client.hear(ResultEntry)
             total += slots
         left = slots * (1 + 2 * behind)
         client.say(*[request(total + number) for number in range(left)])
@@ -211,7 +213,7 @@ async def test_the_busy_slots_of_a_worker_that_leaves_get_none_of_its_batches(
         second = await running.joined("second")
         for _ in range(left):
             await second.run_next(busy_us=10_000, preparations=0)
-        results = [await client.hear(Result) for _ in range(left)]
+        results = [await client.hear(ResultEntry) for _ in range(left)]
         assert set(range(total, total + left)) == {result.sequence for result in results}
 
 
@@ -222,7 +224,7 @@ async def test_a_worker_that_answers_and_leaves_at_once_takes_nothing_that_waits
         client, worker = await running.client_and_worker()
         client.say(request(1), request(2))
         worker.say(done(await worker.hear(Execute)), Goodbye())
-        assert 1 == (await client.hear(Result)).sequence
+        assert 1 == (await client.hear(ResultEntry)).sequence
         await running.assert_redone(client, 2)
 
 

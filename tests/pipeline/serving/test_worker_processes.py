@@ -13,12 +13,12 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from shapestream.serving.worker_port import LastState
 from shapestream.wire.messages import (
     Cancel,
-    CancelBatch,
+    CancelBatchEntry,
     Execute,
     Failure,
     Goodbye,
     Heartbeat,
-    Result,
+    ResultEntry,
 )
 
 
@@ -40,7 +40,7 @@ async def test_the_end_of_a_process_is_known_at_once(died: bool) -> None:
         began = trio.current_time()
         assert LastState(busy=True) == await running.server.worker_ended("w", died=died)
         await other.run_next()
-        assert 1 == (await client.hear(Result)).sequence
+        assert 1 == (await client.hear(ResultEntry)).sequence
         assert trio.current_time() - began < 0.5
         why = "worker: its process died" if died else "worker: its process ended"
         assert {why: 1} == running.server.statistics()["peers_lost"]
@@ -60,7 +60,7 @@ async def test_the_last_words_of_a_process_are_read_before_it_leaves() -> None:
             nursery.start_soon(end)
             await trio.sleep(0.01)
             worker.say(done(execute))
-            assert 1 == (await client.hear(Result)).sequence
+            assert 1 == (await client.hear(ResultEntry)).sequence
         assert not states[0].busy
         assert states[0].answered_at is not None
         assert [] == list(running.server.statistics()["slots"])
@@ -106,14 +106,14 @@ async def test_a_process_of_our_own_that_hangs_is_killed() -> None:
         running.server.own_processes(owner)
         client, worker, execute = await running.busy_worker()
         nursery.start_soon(beat, client, worker)
-        assert execute.batch == (await worker.hear(CancelBatch)).batch
+        assert execute.batch == (await worker.hear(CancelBatchEntry)).batch
         await trio.sleep(6.0)
         assert ["w"] == owner.killed
         other = await running.joined("other")
         nursery.start_soon(beat, other)
         await running.server.worker_ended("w", died=True)
         await other.run_next()
-        assert 1 == (await client.hear(Result)).sequence
+        assert 1 == (await client.hear(ResultEntry)).sequence
         nursery.cancel_scope.cancel()
 
 
@@ -123,7 +123,7 @@ async def test_a_worker_that_dialled_in_and_hangs_is_cut_off_and_not_welcomed_ag
     async with memory_serving() as running, trio.open_nursery() as nursery:
         client, worker, _ = await running.busy_worker()
         nursery.start_soon(beat, client, worker)
-        await worker.hear(CancelBatch)
+        await worker.hear(CancelBatchEntry)
         await worker.hear(Goodbye)
         assert {"worker: hangs": 1} == running.server.statistics()["peers_lost"]
         again = running.worker()
@@ -132,7 +132,7 @@ async def test_a_worker_that_dialled_in_and_hangs_is_cut_off_and_not_welcomed_ag
         fresh = await running.joined("w-2")
         nursery.start_soon(beat, fresh)
         await fresh.run_next()
-        assert 1 == (await client.hear(Result)).sequence
+        assert 1 == (await client.hear(ResultEntry)).sequence
         nursery.cancel_scope.cancel()
 
 

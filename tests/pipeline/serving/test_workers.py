@@ -9,7 +9,15 @@ from tests.pipeline.serving.echo_model import done, echo_tensors, echoed, reques
 from tests.pipeline.serving.harness import memory_serving
 from trio.testing import wait_all_tasks_blocked
 
-from shapestream.wire.messages import BatchFailed, Cancel, CancelBatch, Execute, Failure, Heartbeat, Result
+from shapestream.wire.messages import (
+    BatchFailedEntry,
+    Cancel,
+    CancelBatchEntry,
+    Execute,
+    Failure,
+    Heartbeat,
+    ResultEntry,
+)
 from shapestream_engine.layout import Tensors
 
 
@@ -24,7 +32,7 @@ async def test_a_worker_runs_what_clients_send() -> None:
         assert [1, 3] == [member.layout[0][2][0] for member in execute.members]
         await trio.sleep(0.001)  # of the virtual clock: no batch takes longer than it was there
         worker.say(done(execute))
-        results = [await client.hear(Result), await client.hear(Result)]
+        results = [await client.hear(ResultEntry), await client.hear(ResultEntry)]
         assert [1, 2] == [result.sequence for result in results]
         assert {("w/0", 500, 2, 4)} == {
             (r.timings.worker, r.timings.run_us, r.timings.batch_requests, r.timings.batch_rows)
@@ -55,7 +63,7 @@ async def test_a_large_tensor_is_relayed_to_the_worker_untouched() -> None:
         relayed = np.frombuffer(execute.members[0].buffers[0], np.float32)
         assert np.shares_memory(relayed, x)
         worker.say(done(execute))
-        result = await client.hear(Result)
+        result = await client.hear(ResultEntry)
         assert np.shares_memory(np.frombuffer(result.tensors.buffers[0], np.float32), x)
 
 
@@ -75,7 +83,7 @@ async def test_deadlines_travel_beside_the_time_of_sending() -> None:
         await trio.sleep(0.3)  # and the way back
         worker.say(done(execute, (None, echoed(execute.members[1]))))
         assert "deadline_exceeded" == (await client.hear(Failure)).code
-        assert 2 == (await client.hear(Result)).sequence
+        assert 2 == (await client.hear(ResultEntry)).sequence
 
 
 @virtual_time
@@ -88,7 +96,7 @@ async def test_heartbeats_keep_a_busy_worker() -> None:
             worker.say(Heartbeat())
             client.say(Heartbeat())
         worker.say(done(execute))
-        assert 1 == (await client.hear(Result)).sequence
+        assert 1 == (await client.hear(ResultEntry)).sequence
         await worker.hear(Heartbeat)
 
 
@@ -116,13 +124,15 @@ async def test_a_cancelled_request_cancels_its_batch_on_the_worker() -> None:
         client, worker, execute = await running.busy_worker()
         client.say(Cancel(sequence=1))
         assert "cancelled" == (await client.hear(Failure)).code
-        assert execute.batch == (await worker.hear(CancelBatch)).batch
+        assert execute.batch == (await worker.hear(CancelBatchEntry)).batch
         worker.say(
-            BatchFailed(batch=execute.batch, session=execute.session, code="cancelled", message="asked for")
+            BatchFailedEntry(
+                batch=execute.batch, session=execute.session, code="cancelled", message="asked for"
+            )
         )
         client.say(request(2))
         await worker.run_next()
-        assert 2 == (await client.hear(Result)).sequence
+        assert 2 == (await client.hear(ResultEntry)).sequence
 
 
 @virtual_time
@@ -131,7 +141,9 @@ async def test_a_model_error_of_a_worker_reaches_the_client_in_the_engines_words
     async with memory_serving() as running:
         client, worker, execute = await running.busy_worker()
         worker.say(
-            BatchFailed(batch=execute.batch, session=execute.session, code="model_error", message="NaN in x")
+            BatchFailedEntry(
+                batch=execute.batch, session=execute.session, code="model_error", message="NaN in x"
+            )
         )
         failure = await client.hear(Failure)
         assert ("model_error", "NaN in x") == (failure.code, failure.message)
@@ -144,7 +156,7 @@ async def test_the_latest_deadline_that_a_client_can_write_is_none_that_a_worker
         client, worker = await running.client_and_worker()
         client.say(request(1, remaining_ms=2**63 - 1))
         await worker.run_next()
-        assert 1 == (await client.hear(Result)).sequence
+        assert 1 == (await client.hear(ResultEntry)).sequence
 
 
 @virtual_time
@@ -154,7 +166,7 @@ async def test_times_are_clipped_to_the_time_since_the_batch_was_sent() -> None:
         client, worker, execute = await running.busy_worker()
         await trio.sleep(0.5)
         worker.say(done(execute, run_us=7_000_000, busy_us=36_000_000_000))
-        timings = (await client.hear(Result)).timings
+        timings = (await client.hear(ResultEntry)).timings
         assert (500_000, 500_000) == (timings.run_us, timings.total_us)
         statistics = running.server.statistics()
         assert {"w/0": {"batches": 1, "busy_s": 0.5}} == statistics["slots"]

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shapestream.slices import at_once
+from shapestream.telemetry.counters import Histogram, ServerStatistics
 from shapestream.telemetry.last_minute import MAX_BYTES, SNAPSHOT_S, WINDOW_S, LastMinute
-from shapestream.telemetry.statistics import Histogram, ServerStatistics
 
 START = 1000.0
 

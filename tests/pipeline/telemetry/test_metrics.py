@@ -12,15 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shapestream.slices import at_once
-from shapestream.telemetry.metrics import METRICS, Kind, table
-from shapestream.telemetry.statistics import Histogram
+from shapestream.telemetry.counters import Histogram
+from shapestream.telemetry.metrics import METRICS, MetricType, table
 
 ROOT = Path(__file__).resolve().parents[3]
 NAMES = {metric.name for metric in METRICS}
 SERIES = NAMES | {
     metric.name + suffix
     for metric in METRICS
-    if metric.kind is Kind.HISTOGRAM
+    if metric.kind is MetricType.HISTOGRAM
     for suffix in ("_bucket", "_count", "_sum")
 }
 OF_THE_PROCESS = {"process_cpu_seconds_total", "process_resident_memory_bytes", "process_open_fds"}
@@ -36,7 +36,7 @@ def test_names_follow_the_conventions() -> None:
     assert len(METRICS) == len(NAMES)
     for metric in METRICS:
         assert re.fullmatch(r"shapestream_[a-z]+(_[a-z]+)*", metric.name)
-        assert (metric.kind is Kind.COUNTER) == metric.name.endswith("_total"), metric.name
+        assert (metric.kind is MetricType.COUNTER) == metric.name.endswith("_total"), metric.name
         assert not re.search(r"_(ms|us|milliseconds|percent|kib|count|sum|bucket)$", metric.name)
         assert metric.help.endswith(".")
 

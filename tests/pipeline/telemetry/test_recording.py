@@ -12,7 +12,7 @@ from tests.pipeline.serving.scripted_slots import ScriptedSlots
 from trio.testing import MockClock
 
 from shapestream.telemetry.trace import TraceReader
-from shapestream.wire.messages import Result
+from shapestream.wire.messages import ResultEntry
 
 
 def test_a_server_records_sizes_and_times_and_no_data(tmp_path: Path) -> None:
@@ -26,11 +26,11 @@ def test_a_server_records_sizes_and_times_and_no_data(tmp_path: Path) -> None:
             await client.open_session()
             client.say(request(41, echo_tensors(rows=2, n=5, value=1234.5)))
             slots.finish(await slots.next_batch())
-            await client.hear(Result)
+            await client.hear(ResultEntry)
             await trio.sleep(1.0)
             client.say(request(42, remaining_ms=500, priority=3))
             slots.finish(await slots.next_batch())
-            await client.hear(Result)
+            await client.hear(ResultEntry)
 
     trio.run(main, clock=MockClock(autojump_threshold=0))
     reader = TraceReader(path)

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from shapestream.wire.messages import (
     AcknowledgeAudit,
     BatchDone,
-    BatchFailed,
+    BatchFailedEntry,
     Cancel,
-    CancelBatch,
+    CancelBatchEntry,
     Clock,
     Credit,
     Entry,
@@ -24,13 +24,13 @@ from shapestream.wire.messages import (
     ModelOpened,
     ModelRefused,
     OpenModel,
-    RecallBatch,
-    Request,
-    Result,
+    RecallBatchEntry,
+    RequestEntry,
+    ResultEntry,
     Role,
     SlotEnded,
     SlotHello,
-    Statistics,
+    StatisticsEntry,
     StatisticsRequest,
     Timings,
     Unknown,
@@ -83,7 +83,7 @@ timings = st.builds(
 tag = st.text(st.characters(min_codepoint=32, max_codepoint=126), min_size=1, max_size=128)
 tags = st.fixed_dictionaries({"request_id": tag}, optional={"traceparent": tag, "tracestate": tag})
 requests = st.builds(
-    Request,
+    RequestEntry,
     sequence=integers,
     model=integers,
     remaining_ms=remaining,
@@ -91,7 +91,7 @@ requests = st.builds(
     tensors=tensors(),
     tags=st.none() | tags,
 )
-results = st.builds(Result, sequence=integers, timings=timings, tensors=tensors())
+results = st.builds(ResultEntry, sequence=integers, timings=timings, tensors=tensors())
 times = st.integers(0, 1 << 40).map(lambda number: number * 1e-6)
 # Seconds that are whole microseconds, as the wire has them, and whole in binary.
 deadlines = st.none() | st.integers(0, 1 << 40).map(lambda number: number / 64)
@@ -137,7 +137,7 @@ BY_ROLE: dict[Role, list[st.SearchStrategy[Any]]] = {
             retry_after_ms=remaining,
         ),
         st.builds(Credit, window_requests=integers, window_bytes=integers),
-        st.builds(Statistics, values=plain_maps),
+        st.builds(StatisticsEntry, values=plain_maps),
     ],
     Role.SERVER_OF_WORKERS: [
         st.builds(Heartbeat),
@@ -173,7 +173,7 @@ BY_ROLE: dict[Role, list[st.SearchStrategy[Any]]] = {
                 message=st.just(""),
             ),
         ),
-        st.builds(BatchFailed, batch=integers, session=integers, code=names, message=names),
+        st.builds(BatchFailedEntry, batch=integers, session=integers, code=names, message=names),
         st.builds(WorkerDraining),
         st.builds(SlotHello, token=uuids, slot=integers),
         st.builds(SlotEnded, slot=integers, session=integers, batch=remaining),
@@ -198,8 +198,8 @@ BY_ROLE: dict[Role, list[st.SearchStrategy[Any]]] = {
                 start_before=st.just(_if_any(tuple([deadline for _, deadline in members]))),
             )
         ),
-        st.builds(CancelBatch, batch=integers, slot=integers),
-        st.builds(RecallBatch, batch=integers, slot=integers),
+        st.builds(CancelBatchEntry, batch=integers, slot=integers),
+        st.builds(RecallBatchEntry, batch=integers, slot=integers),
     ],
 }
 

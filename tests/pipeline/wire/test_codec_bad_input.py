@@ -14,7 +14,7 @@ from tests.pipeline.wire.strategies import comparable, entries_for
 from shapestream.errors import ProtocolError
 from shapestream.wire.codec import decode, encode
 from shapestream.wire.limits import WORKER_LIMITS
-from shapestream.wire.messages import Entry, Request, Role, Timings
+from shapestream.wire.messages import Entry, RequestEntry, Role, Timings
 from shapestream_engine.element_types import ELEMENT_TYPES
 from shapestream_engine.layout import Tensors
 
@@ -197,7 +197,7 @@ def test_a_bad_entry_takes_its_own_frames_with_it(first: dict[str, Any]) -> None
     ]
     envelope = decode([header(*rows), b"a" * 2000, b"b" * 2000, b"c" * 2000], role=SERVER)
     (entry,) = envelope.entries
-    assert isinstance(entry, Request)
+    assert isinstance(entry, RequestEntry)
     assert (8, b"c" * 2000) == (entry.sequence, entry.tensors.buffers[0])
     assert 1 == len(envelope.bad)
 
@@ -208,7 +208,7 @@ def test_an_entry_cannot_reach_into_the_frames_of_the_next() -> None:
     thief = raw_request(layout=large, inline=[None])
     owner = raw_request(sequence=8, frames=1, layout=large, inline=[None])
     envelope = decode([header(thief, owner), b"b" * 2000], role=SERVER)
-    assert [8] == [entry.sequence for entry in envelope.entries if isinstance(entry, Request)]
+    assert [8] == [entry.sequence for entry in envelope.entries if isinstance(entry, RequestEntry)]
     assert ["tensor 0 should be a frame, but the entry owns no more"] == [
         entry.message for entry in envelope.bad
     ]
@@ -225,7 +225,7 @@ def test_an_equal_layout_of_other_types_does_not_pass_for_a_known_one(lookalike:
         envelope = decode([header(*rows)], role=SERVER)
         assert expected == len(envelope.entries)
         for entry in envelope.entries:
-            assert isinstance(entry, Request)
+            assert isinstance(entry, RequestEntry)
             assert ((0, "f32", (2, 1)),) == entry.tensors.layout
             assert_valid(entry)
 

@@ -23,7 +23,7 @@ from shapestream.wire.limits import (
 )
 from shapestream.wire.messages import (
     BatchDone,
-    BatchFailed,
+    BatchFailedEntry,
     Cancel,
     Entry,
     Execute,
@@ -31,7 +31,7 @@ from shapestream.wire.messages import (
     Goodbye,
     Heartbeat,
     OpenModel,
-    Request,
+    RequestEntry,
     Role,
 )
 from shapestream_engine.batch import BatchReport
@@ -40,10 +40,10 @@ from shapestream_engine.layout import Buffer, Tensors
 ROLES = st.sampled_from(list(Role))
 
 
-def request(sequence: int = 1, *buffers: Buffer) -> Request:
+def request(sequence: int = 1, *buffers: Buffer) -> RequestEntry:
     """A request whose tensors are u8 vectors that hold `buffers`."""
     layout = tuple((port, "u8", (memoryview(buffer).nbytes,)) for port, buffer in enumerate(buffers))
-    return Request(
+    return RequestEntry(
         sequence=sequence,
         model=0,
         remaining_ms=None,
@@ -94,8 +94,8 @@ def test_requests_keep_their_order(data: st.DataObject) -> None:
     """However control entries overtake them, requests leave in the order in which they were given."""
     entries = data.draw(entries_for(Role.SERVER_OF_CLIENTS, max_size=20))
     came = decoded(pack_messages(entries), Role.SERVER_OF_CLIENTS)
-    assert [comparable(entry) for entry in entries if isinstance(entry, Request)] == [
-        comparable(entry) for entry in came if isinstance(entry, Request)
+    assert [comparable(entry) for entry in entries if isinstance(entry, RequestEntry)] == [
+        comparable(entry) for entry in came if isinstance(entry, RequestEntry)
     ]
 
 
@@ -117,7 +117,7 @@ def test_large_tensors_are_not_copied() -> None:
     assert 2 == len(frames)
     assert frames[1] is large
     (entry,) = decode(frames, role=Role.SERVER_OF_CLIENTS).entries
-    assert isinstance(entry, Request)
+    assert isinstance(entry, RequestEntry)
     assert entry.tensors.buffers[1] is large
     assert small == entry.tensors.buffers[0]
 
@@ -134,7 +134,7 @@ def test_buffers_of_all_sorts_are_accepted(size: int) -> None:
     ]
     frames = encode([request(1, *buffers)])
     (entry,) = decode(frames, role=Role.SERVER_OF_CLIENTS).entries
-    assert isinstance(entry, Request)
+    assert isinstance(entry, RequestEntry)
     assert [content] * 4 == [bytes(memoryview(buffer)) for buffer in entry.tensors.buffers]
 
 
@@ -157,7 +157,7 @@ def test_a_header_may_be_a_zeromq_frame() -> None:
 )
 def test_tensors_that_do_not_match_their_layout_are_not_sent(buffer: Buffer, words: str) -> None:
     """A wrong length is found where it arises, not by the receiver."""
-    bad = Request(
+    bad = RequestEntry(
         sequence=1,
         model=0,
         remaining_ms=None,
@@ -170,27 +170,29 @@ def test_tensors_that_do_not_match_their_layout_are_not_sent(buffer: Buffer, wor
 
 def test_a_negative_remaining_time_travels_as_zero() -> None:
     """A request that is late already when it is sent is the receiver's to refuse."""
-    late = Request(sequence=1, model=0, remaining_ms=-5, priority=0, tensors=Tensors(layout=(), buffers=()))
+    late = RequestEntry(
+        sequence=1, model=0, remaining_ms=-5, priority=0, tensors=Tensors(layout=(), buffers=())
+    )
     (entry,) = decode(encode([late]), role=Role.SERVER_OF_CLIENTS).entries
-    assert isinstance(entry, Request)
+    assert isinstance(entry, RequestEntry)
     assert 0 == entry.remaining_ms
 
 
 def test_long_words_of_an_engine_are_cut() -> None:
     """An error text longer than the receiver takes arrives shortened, not refused."""
-    failures: list[Entry] = [BatchFailed(batch=1, session=1, code="model_error", message="w" * 100_000)]
+    failures: list[Entry] = [BatchFailedEntry(batch=1, session=1, code="model_error", message="w" * 100_000)]
     (entry,) = decode(encode(failures), role=Role.SERVER_OF_WORKERS).entries
-    assert isinstance(entry, BatchFailed)
+    assert isinstance(entry, BatchFailedEntry)
     assert "w" * 8192 == entry.message
 
 
 def test_words_of_an_engine_that_are_no_text_arrive_as_question_marks() -> None:
     """A file name that is not UTF-8, say: the codec must not fail where somebody tells of a failure."""
     failures: list[Entry] = [
-        BatchFailed(batch=1, session=1, code="model_error", message="no file caf\udce9.bin")
+        BatchFailedEntry(batch=1, session=1, code="model_error", message="no file caf\udce9.bin")
     ]
     (entry,) = decode(encode(failures), role=Role.SERVER_OF_WORKERS).entries
-    assert isinstance(entry, BatchFailed)
+    assert isinstance(entry, BatchFailedEntry)
     assert "no file caf?.bin" == entry.message
 
 

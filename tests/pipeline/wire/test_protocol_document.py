@@ -19,8 +19,8 @@ from shapestream.wire.messages import (
     Failure,
     Hello,
     OpenModel,
-    Request,
-    Result,
+    RequestEntry,
+    ResultEntry,
     Role,
     Timings,
     Welcome,
@@ -50,12 +50,12 @@ EXAMPLES: dict[str, tuple[Role, list[Entry]]] = {
     ),
     "request": (
         Role.SERVER_OF_CLIENTS,
-        [Request(sequence=1, model=0, remaining_ms=500, priority=0, tensors=floats(1, 2))],
+        [RequestEntry(sequence=1, model=0, remaining_ms=500, priority=0, tensors=floats(1, 2))],
     ),
     "result": (
         Role.CLIENT,
         [
-            Result(
+            ResultEntry(
                 sequence=1,
                 timings=Timings(
                     queue_us=120, run_us=200, total_us=350, batch_requests=3, batch_rows=5, worker="w/0"
@@ -68,7 +68,7 @@ EXAMPLES: dict[str, tuple[Role, list[Entry]]] = {
     "framed": (
         Role.SERVER_OF_CLIENTS,
         [
-            Request(
+            RequestEntry(
                 sequence=3,
                 model=0,
                 remaining_ms=None,
@@ -123,7 +123,7 @@ def test_elements_that_may_be_left_out_and_added_are_understood() -> None:
     for more, digest in (([], None), (["ab" * 32], "ab" * 32), ([None, "of later"], None)):
         result = [24, 0, 1, [1, 2, 3, 1, 1, "w/0", *more], layout, []]
         (entry,) = decode([msgpack.packb([1, [result]])], role=Role.CLIENT).entries
-        assert isinstance(entry, Result)
+        assert isinstance(entry, ResultEntry)
         assert digest == entry.timings.digest
     for more, tags in (
         ([], None),
@@ -133,7 +133,7 @@ def test_elements_that_may_be_left_out_and_added_are_understood() -> None:
     ):
         request = [12, 0, 1, 0, None, 0, layout, [], *more]
         (asked,) = decode([msgpack.packb([1, [request]])], role=Role.SERVER_OF_CLIENTS).entries
-        assert isinstance(asked, Request)
+        assert isinstance(asked, RequestEntry)
         assert tags == asked.tags
     hello = [40, 0, "w", 1, 1, {}, {}]
     (greeting,) = decode([msgpack.packb([1, [hello]])], role=Role.SERVER_OF_WORKERS).entries

@@ -12,7 +12,7 @@ from shapestream_workers.lab.race import (
     MOST_FINALISTS,
     OVERRUN,
     ROUNDS,
-    Trial,
+    CandidateRun,
     choose,
     finalists,
     plan_rounds,
@@ -23,10 +23,10 @@ PLACE = Placement(processes=None, slots=1, threads=1)
 
 def trial(
     *scores: float, baseline: bool = False, alone: float | None = None, startup_s: float = 0.0
-) -> Trial:
+) -> CandidateRun:
     """A candidate with these rounds."""
     candidate = Candidate(placement=PLACE, shapes={}, is_baseline=baseline)
-    return Trial(candidate=candidate, alone=alone, rounds=[*scores], startup_s=startup_s)
+    return CandidateRun(candidate=candidate, alone=alone, rounds=[*scores], startup_s=startup_s)
 
 
 @pytest.mark.parametrize(

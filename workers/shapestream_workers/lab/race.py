@@ -47,7 +47,7 @@ BASELINE_START_S = 60.0
 
 
 @dataclass(slots=True, kw_only=True)
-class Trial:
+class CandidateRun:
     """One candidate and its measurements, in results per second."""
 
     candidate: Candidate
@@ -76,7 +76,7 @@ class Trial:
         return median(self.rounds) if self.rounds else None
 
 
-def finalists(trials: Sequence[Trial], left_s: float) -> list[Trial]:
+def finalists(trials: Sequence[CandidateRun], left_s: float) -> list[CandidateRun]:
     """The file as it is (the first trial) and the best of the others, as many as there is time for."""
     able = [trial for trial in trials if trial.standing >= 0]
     ranked = sorted(able, key=lambda trial: (trial is not trials[0], -trial.standing))
@@ -101,7 +101,7 @@ def plan_rounds(left_s: float, count: int) -> tuple[int, float]:
     return ROUNDS[-1], LEAST_ROUND_S
 
 
-def choose(trials: Sequence[Trial]) -> Trial | None:
+def choose(trials: Sequence[CandidateRun]) -> CandidateRun | None:
     """The best of the final; None where nothing was measured.
 
     The file as it is stays unless another is better in every round, of at least three, and by `LEAST_GAIN` in the
@@ -138,7 +138,7 @@ class Race:
     folder: Path
     say: Callable[[str], None]
     """Function that takes a line about the progress, for a person."""
-    trials: list[Trial] = field(default_factory=list, init=False)
+    trials: list[CandidateRun] = field(default_factory=list, init=False)
     """The file as it is, then the others."""
     notes: list[str] = field(default_factory=list, init=False)
     """Candidates that were left out, with the reasons."""
@@ -157,7 +157,7 @@ class Race:
 
         `kept_share` is the share of the budget that must be left afterwards.
         """
-        trial = Trial(candidate=candidate)
+        trial = CandidateRun(candidate=candidate)
         self.trials.append(trial)
         usual_s = self.trials[0].startup_s or LEAST_ROUND_S  # that of the file as it is
         left_s = self.left_s() - kept_share * self.options.budget
@@ -174,10 +174,10 @@ class Race:
             if served is not None and await self._play(trial, served, 0, None, round_s) is not None:
                 trial.alone = await self._play(trial, served, len(self.requests) // 2, None, round_s)
 
-    async def final(self, trials: Sequence[Trial]) -> None:
+    async def final(self, trials: Sequence[CandidateRun]) -> None:
         """Start all of them, warm them up, and play as many rounds as there is time for."""
         async with AsyncExitStack() as stack:
-            running: list[tuple[Trial, Served]] = []
+            running: list[tuple[CandidateRun, Served]] = []
             for trial in trials:
                 served = await self._start(stack, trial, max(LEAST_PATIENCE_S, PATIENCE * trial.startup_s))
                 if served is not None:
@@ -203,7 +203,7 @@ class Race:
                     if rate is not None:
                         trial.rounds.append(rate)
 
-    async def _start(self, stack: AsyncExitStack, trial: Trial, patience_s: float) -> Served | None:
+    async def _start(self, stack: AsyncExitStack, trial: CandidateRun, patience_s: float) -> Served | None:
         """Serve a candidate until the stack ends; None, with the reason in its `problem`, where that failed."""
         folder = Path(mkdtemp(dir=self.folder))
         self.say(f"serving: {trial.candidate.label}")
@@ -221,7 +221,7 @@ class Race:
         return served
 
     async def _play(
-        self, trial: Trial, served: Served, first: int, count: int | None, most_s: float
+        self, trial: CandidateRun, served: Served, first: int, count: int | None, most_s: float
     ) -> float | None:
         """The rate of one round; None, with the reason in the trial's `problem`, where it failed.
 

@@ -201,7 +201,7 @@ def _models_of_file(
     loaded: LoadedSettings, dimensions: Dimensions
 ) -> tuple[tuple[ModelProfile, ...], dict[str, RoundUp]]:
     """Models as the server of this file knows them, and the rounding of their strategies."""
-    from shapestream.serving.models import ServedModel
+    from shapestream.serving.served_models import ServedModel
     from shapestream_workers.models import read_signatures
 
     settings = loaded.settings.models_by_name

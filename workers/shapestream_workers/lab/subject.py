@@ -20,7 +20,7 @@ import yaml
 
 from shapestream.errors import ConfigurationError
 from shapestream.settings.loader import LoadedSettings, leaves, load_settings
-from shapestream.settings.models import ModelSettings
+from shapestream.settings.model_settings import ModelSettings
 from shapestream_workers.lab.candidates import Candidate, Placement
 from shapestream_workers.models import slots_and_threads
 

@@ -18,14 +18,14 @@ import trio
 import typer
 
 from shapestream.errors import ConfigurationError, ShapestreamError
-from shapestream.serving.models import ServedModel
+from shapestream.serving.served_models import ServedModel
 from shapestream.settings import LoadedSettings, load_settings
 from shapestream.telemetry.logging import configure
 from shapestream.telemetry.trace import TraceReader
 from shapestream_engine.signature import ModelSignature
 from shapestream_workers.lab.candidates import PRECISIONS, Candidate, Placement, placements, propose
 from shapestream_workers.lab.options import TuneOptions
-from shapestream_workers.lab.race import Race, Trial, choose, finalists
+from shapestream_workers.lab.race import CandidateRun, Race, choose, finalists
 from shapestream_workers.lab.replay import InputMaker, read_requests
 from shapestream_workers.lab.subject import Subject, require_editor
 from shapestream_workers.lab.tables import table_of
@@ -103,7 +103,9 @@ def _precisions(subject: Subject, wanted: Sequence[str]) -> list[dict[str, str]]
     return [{PRECISIONS[engine]: name} for name in wanted]
 
 
-async def _run(race: Race, signature: ModelSignature, precisions: Sequence[Mapping[str, str]]) -> Trial:
+async def _run(
+    race: Race, signature: ModelSignature, precisions: Sequence[Mapping[str, str]]
+) -> CandidateRun:
     """Measure candidates and choose one. Raises as `tune_file` does."""
     subject, trials = race.subject, race.trials
     baseline = subject.baseline()
@@ -168,7 +170,7 @@ def left_out(race: Race) -> list[str]:
     ]
 
 
-def report_table(race: Race, chosen: Trial) -> str:
+def report_table(race: Race, chosen: CandidateRun) -> str:
     """One line per candidate, the chosen one first."""
     rows = []
     for trial in race.trials:
@@ -187,7 +189,7 @@ def report_table(race: Race, chosen: Trial) -> str:
     return table_of(rows, words=("slots x threads", "shapes", ""))
 
 
-def verdict(race: Race, chosen: Trial) -> list[str]:
+def verdict(race: Race, chosen: CandidateRun) -> list[str]:
     """The decision and its reasons, in sentences."""
     (baseline,) = [trial for trial in race.trials if trial.candidate.is_baseline]
     shapes = len({request.sizes for request in race.requests})
@@ -205,7 +207,7 @@ def verdict(race: Race, chosen: Trial) -> list[str]:
     return [count, f"Chosen: {chosen.candidate.label}{gain}", *race.notes]
 
 
-def plain_report(race: Race, chosen: Trial) -> dict[str, Any]:
+def plain_report(race: Race, chosen: CandidateRun) -> dict[str, Any]:
     """The report for scripts."""
     return {
         "model": race.subject.settings.name,

@@ -71,12 +71,12 @@ class StopNow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TimePassed:
+class WakeupDue:
     """`next_wakeup()` has come."""
 
 
 Event: TypeAlias = (
-    WorkerReady | ReplacementWanted | RestartRequested | WorkerExited | StopRequested | StopNow | TimePassed
+    WorkerReady | ReplacementWanted | RestartRequested | WorkerExited | StopRequested | StopNow | WakeupDue
 )
 
 
@@ -166,7 +166,7 @@ class RestartPolicy:
     """Time in which a process that is replaced must finish its batches."""
 
 
-class State(enum.Enum):
+class ProcessState(enum.Enum):
     """State of one worker; the diagram above shows the transitions."""
 
     IDLE = "idle"
@@ -184,7 +184,7 @@ class WorkerRecord:
     name: str
     role: str
     """The configured worker that it is or replaces: the same command line."""
-    state: State = State.IDLE
+    state: ProcessState = ProcessState.IDLE
     starts: int = 0
     number: int = 0
     """That of the start of its present or last process, over all workers."""
@@ -228,7 +228,9 @@ class Supervisor:
 
     def begin(self, now: float = 0.0) -> list[Action]:
         """Start everything; to be called once."""
-        return [self._start(worker, now) for worker in self._workers.values() if worker.state is State.IDLE]
+        return [
+            self._start(worker, now) for worker in self._workers.values() if worker.state is ProcessState.IDLE
+        ]
 
     def handle(self, event: Event, now: float, *, jitter: float = 0.0) -> list[Action]:
         """Decide what follows from `event`."""
@@ -259,13 +261,13 @@ class Supervisor:
             case StopNow():
                 self._stopping = True
                 return [action for worker in self._workers.values() for action in self._kill(worker)]
-            case TimePassed():
+            case WakeupDue():
                 return [action for worker in self._workers.values() for action in self._wake(worker, now)]
             case _:
                 assert_never(event)
 
     def next_wakeup(self) -> float | None:
-        """Time at which `TimePassed` is due, if nothing else happens before."""
+        """Time at which `WakeupDue` is due, if nothing else happens before."""
         times = [worker.wake_at for worker in self._workers.values() if worker.wake_at is not None]
         if not self._stopping and (at := self._replacements.next_time()) is not None:
             times.append(at)
@@ -275,7 +277,7 @@ class Supervisor:
         """The configured worker that this process is, or replaces."""
         return self._workers[worker].role
 
-    def state_of(self, worker: str) -> State:
+    def state_of(self, worker: str) -> ProcessState:
         """The state of this worker."""
         return self._workers[worker].state
 
@@ -301,9 +303,9 @@ class Supervisor:
                 replaced.append(role)
             elif len(workers) > 1:
                 return None
-            elif workers[0].state is State.GIVEN_UP:
+            elif workers[0].state is ProcessState.GIVEN_UP:
                 given_up[role] = workers[0].given_up
-            elif workers[0].state is State.RUNNING and workers[0].irreplaceable is not None:
+            elif workers[0].state is ProcessState.RUNNING and workers[0].irreplaceable is not None:
                 kept[role] = workers[0].irreplaceable
             else:
                 return None
@@ -312,17 +314,19 @@ class Supervisor:
     @property
     def finished(self) -> bool:
         """True once no process runs and none will be started."""
-        return all(worker.state in (State.STOPPED, State.GIVEN_UP) for worker in self._workers.values())
+        return all(
+            worker.state in (ProcessState.STOPPED, ProcessState.GIVEN_UP) for worker in self._workers.values()
+        )
 
     @property
     def hopeless(self) -> bool:
         """True once every worker, of at least one, was given up."""
         return bool(self._workers) and all(
-            worker.state is State.GIVEN_UP for worker in self._workers.values()
+            worker.state is ProcessState.GIVEN_UP for worker in self._workers.values()
         )
 
     def __repr__(self) -> str:
-        counts = dict.fromkeys(State, 0)
+        counts = dict.fromkeys(ProcessState, 0)
         for worker in self._workers.values():
             counts[worker.state] += 1
         said = ", ".join(f"{count} {state.value}" for state, count in counts.items() if count)
@@ -334,7 +338,7 @@ class Supervisor:
             return []
         actions: list[Action] = []
         for worker in self._workers.values():
-            if worker.state is State.GIVEN_UP:
+            if worker.state is ProcessState.GIVEN_UP:
                 worker.crashes.clear()
                 actions.append(self._start(worker, now))
             else:
@@ -343,7 +347,7 @@ class Supervisor:
         return actions
 
     def _start(self, worker: WorkerRecord, now: float) -> StartWorker:
-        worker.state, worker.wake_at = State.RUNNING, None
+        worker.state, worker.wake_at = ProcessState.RUNNING, None
         worker.started_at, worker.ready_at = now, None
         worker.starts += 1
         self._starts += 1
@@ -357,11 +361,11 @@ class Supervisor:
         return [] if old is None else self._stop(old, now + self._policy.drain_s)
 
     def _exited(self, worker: WorkerRecord, exit_: WorkerExited, now: float, jitter: float) -> list[Action]:
-        if worker.state not in (State.RUNNING, State.STOPPING):
+        if worker.state not in (ProcessState.RUNNING, ProcessState.STOPPING):
             return []
         worker.wake_at = None
         if self._stopping:
-            worker.state = State.STOPPED
+            worker.state = ProcessState.STOPPED
             return []
         self._replacements.forget(worker)
         if worker.successor is not None:
@@ -404,45 +408,45 @@ class Supervisor:
         """Schedule a restart, later with each death."""
         policy = self._policy
         backoff_s = policy.backoff_initial_s * policy.backoff_factor ** min(deaths - 1, 32)
-        worker.state = State.WAITING
+        worker.state = ProcessState.WAITING
         worker.wake_at = now + min(backoff_s, limit_s) * (1.0 + policy.jitter * jitter)
 
     def _give_up(self, worker: WorkerRecord, reason: str, *, configuration: bool) -> list[Action]:
         old = self._replacements.predecessor(worker)
-        if old is not None and old.state is State.RUNNING:
+        if old is not None and old.state is ProcessState.RUNNING:
             # Too large as it is, the old one goes on: that is better than none.
             del self._workers[worker.name]
             self._replacements.forget(old)
             old.successor, old.irreplaceable = None, reason
             return [KeepWorker(worker=old.name, reason=reason)]
-        worker.state, worker.given_up = State.GIVEN_UP, reason
+        worker.state, worker.given_up = ProcessState.GIVEN_UP, reason
         return [GiveUp(worker=worker.name, reason=reason, configuration=configuration)]
 
     def _stop(self, worker: WorkerRecord, kill_at: float) -> list[Action]:
         match worker.state:
-            case State.RUNNING:
-                worker.state, worker.wake_at = State.STOPPING, kill_at
+            case ProcessState.RUNNING:
+                worker.state, worker.wake_at = ProcessState.STOPPING, kill_at
                 return [TerminateWorker(worker=worker.name)]
-            case State.IDLE | State.WAITING:
-                worker.state, worker.wake_at = State.STOPPED, None
-            case State.STOPPING if worker.wake_at is not None:
+            case ProcessState.IDLE | ProcessState.WAITING:
+                worker.state, worker.wake_at = ProcessState.STOPPED, None
+            case ProcessState.STOPPING if worker.wake_at is not None:
                 worker.wake_at = min(worker.wake_at, kill_at)
             case _:
                 pass
         return []
 
     def _kill(self, worker: WorkerRecord) -> list[Action]:
-        running = worker.state in (State.RUNNING, State.STOPPING)
+        running = worker.state in (ProcessState.RUNNING, ProcessState.STOPPING)
         if running:
-            worker.state, worker.wake_at = State.STOPPING, None
-        elif worker.state is not State.GIVEN_UP:
-            worker.state, worker.wake_at = State.STOPPED, None
+            worker.state, worker.wake_at = ProcessState.STOPPING, None
+        elif worker.state is not ProcessState.GIVEN_UP:
+            worker.state, worker.wake_at = ProcessState.STOPPED, None
         return [KillWorker(worker=worker.name)] if running else []
 
     def _wake(self, worker: WorkerRecord, now: float) -> list[Action]:
         if worker.wake_at is None or worker.wake_at > now:
             return []
-        if worker.state is State.WAITING:
+        if worker.state is ProcessState.WAITING:
             return [self._start(worker, now)]
         return self._kill(worker)
 
@@ -457,12 +461,12 @@ class Replacements:
 
     def want(self, old: WorkerRecord) -> None:
         """Queue a process for replacement, unless it is queued already."""
-        if old.state is State.RUNNING and old not in self._wanting and old.irreplaceable is None:
+        if old.state is ProcessState.RUNNING and old not in self._wanting and old.irreplaceable is None:
             self._wanting.append(old)
 
     def demand(self, old: WorkerRecord) -> None:
         """Queue a process for replacement at once, also one whose replacement was given up before."""
-        if old.state is State.RUNNING and old.successor is None:
+        if old.state is ProcessState.RUNNING and old.successor is None:
             old.irreplaceable, old.replace_soon = None, True
             self.want(old)
 

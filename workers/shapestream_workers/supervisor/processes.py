@@ -18,7 +18,7 @@ import structlog
 import trio
 
 from shapestream.serving.worker_port import LastState
-from shapestream.telemetry.roll import Roll, Standing
+from shapestream.telemetry.roll import Roll, WorkerPresence
 from shapestream_engine.machine import resident_bytes_of
 from shapestream_workers.process import (
     MAX_LINE_BYTES,
@@ -34,17 +34,17 @@ from shapestream_workers.supervisor.core import (
     GiveUp,
     KeepWorker,
     KillWorker,
+    ProcessState,
     ReplacementWanted,
     Restarted,
     RestartPolicy,
     RestartRequested,
     StartWorker,
-    State,
     StopNow,
     StopRequested,
     Supervisor,
     TerminateWorker,
-    TimePassed,
+    WakeupDue,
     WorkerExited,
     WorkerReady,
 )
@@ -129,7 +129,7 @@ class WorkerProcesses:
         return frozenset(self._ready)
 
     @property
-    def standings(self) -> Mapping[str, Standing]:
+    def standings(self) -> Mapping[str, WorkerPresence]:
         """The standing of each configured worker, by role."""
         return self._roll.standings
 
@@ -151,7 +151,7 @@ class WorkerProcesses:
                 while not self._supervisor.finished and self._failure is None:
                     await self._wait()
                     # Not by `_handle`: that would wake this very loop again, for ever.
-                    self._act(self._decide(TimePassed()))
+                    self._act(self._decide(WakeupDue()))
                 self._nursery.cancel_scope.cancel()
         finally:
             self._over = True
@@ -269,7 +269,7 @@ class WorkerProcesses:
                 return
         self._processes[name] = process
         self._registered[registered] = name
-        if self._supervisor.state_of(name) is State.STOPPING:
+        if self._supervisor.state_of(name) is ProcessState.STOPPING:
             process.kill()  # it was told to end before it was there, and has nothing to finish
         log.info("worker started", worker=name, pid=process.pid)
         try:

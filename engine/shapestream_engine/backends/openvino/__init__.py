@@ -12,7 +12,7 @@ from shapestream_engine.backends.openvino import runtime  # noqa: F401 - the fir
 
 # isort: split
 from shapestream_engine.backends.openvino.compiling import OpenVinoModel, compile_spec, read_spec
+from shapestream_engine.backends.openvino.input_tensor import OpenVinoTensor
 from shapestream_engine.backends.openvino.request import OpenVinoRequest
-from shapestream_engine.backends.openvino.tensor import OpenVinoTensor
 
 __all__ = ["OpenVinoModel", "OpenVinoRequest", "OpenVinoTensor", "compile_spec", "read_spec"]

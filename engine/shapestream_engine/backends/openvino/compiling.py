@@ -15,7 +15,7 @@ from typing import Any
 import openvino as ov
 
 from shapestream_engine.backends.file_ports import no_tensors
-from shapestream_engine.backends.openvino.ports import reshape_inputs, signature_of_model
+from shapestream_engine.backends.openvino.model_ports import reshape_inputs, signature_of_model
 from shapestream_engine.backends.openvino.request import CompiledGraph, OpenVinoRequest
 from shapestream_engine.backends.openvino.runtime import core, engine_words
 from shapestream_engine.compiled_model import CompiledModel, PreparedSizes

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import openvino as ov
 
+from shapestream_engine.backends.openvino.input_tensor import OpenVinoTensor, tensor_over
 from shapestream_engine.backends.openvino.runtime import engine_words
-from shapestream_engine.backends.openvino.tensor import OpenVinoTensor, tensor_over
 from shapestream_engine.element_types import dtype_of
 from shapestream_engine.errors import InferenceError
 from shapestream_engine.infer_request import InferRequest, InferResults

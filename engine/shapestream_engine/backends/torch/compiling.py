@@ -171,7 +171,7 @@ def _load(spec: ModelSpec) -> torch.export.ExportedProgram:
     path = spec.path
     assert path is not None
     check_file(path)
-    complaints = _Complaints()
+    complaints = _FirstError()
     log = logging.getLogger(torch.export.__name__)
     log.addFilter(complaints)
     try:
@@ -188,7 +188,7 @@ def _load(spec: ModelSpec) -> torch.export.ExportedProgram:
         log.removeFilter(complaints)
 
 
-class _Complaints(logging.Filter):
+class _FirstError(logging.Filter):
     """Keeps the first error that PyTorch logs while it reads a file, and nothing of it reaches the log.
 
     PyTorch 2.9 logs the reason, with a traceback, and raises an error that only refers to it.

@@ -1,8 +1,8 @@
 """Predicted seconds of one model's batches on one worker, and what finished batches teach.
 
-Workers whose cost tables have equal keys are of one `Kind`: what one of them shows is known of all. Each has a `Surface`
-of its own, with its slowdown and the shapes that its devices know. A batch is one call of its own sizes or, where only some
-numbers of rows are allowed, the calls that cover its rows.
+Workers whose cost tables have equal keys are of one `WorkerClass`: what one of them shows is known of all. Each worker has
+`BatchCosts` of its own, with its slowdown and the shapes that its devices know. A batch is one call of its own sizes or,
+where only some numbers of rows are allowed, the calls that cover its rows.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from shapestream.scheduling.cost_grid import (
     Floats,
     Grid,
     Integers,
-    Line,
+    LinearCost,
     Sizes,
     elements_of,
     elements_of_many,
@@ -64,7 +64,7 @@ CLOSE = 1.05
 """Factor by which a request may cost more than in the best company: where company hardly pays, it need not be large."""
 
 
-class Kind:
+class WorkerClass:
     """The workers whose cost tables of one model have the same key, and what single calls cost on them.
 
     `version` changes when a prediction has changed by more than 5 %.
@@ -92,24 +92,24 @@ class Kind:
         """The shapes with a model of their own. One that was not measured costs what others like it do, until it ran."""
         dynamic = {sizes: point.seconds for sizes, point in points.items() if sizes not in self._static}
         self._grid = grid_over(dynamic, profile.max_batch if profile.has_batch else 1) if dynamic else None
-        self._line = Line()
+        self._line = LinearCost()
         """Where there is no grid."""
         self.measured = self._grid is not None
         """Whether predictions are seconds; otherwise they are good for comparing calls, and nothing else."""
-        self.new = Line(clip=PREPARATION_CLIP)
+        self.new = LinearCost(clip=PREPARATION_CLIP)
         """Extra seconds of a call whose shape is new to the device."""
-        self.paid = Line()
+        self.paid = LinearCost()
         """Seconds of requests while nothing was measured, preparation included: see `ModelCosts.rough_s`."""
-        self.surfaces: dict[str, Surface] = {}
+        self.surfaces: dict[str, BatchCosts] = {}
         """By worker. That of the last worker stays when it leaves, until another one joins."""
         self._workers = 0
         """Workers present."""
         self._slowdowns_sum = 0.0
-        """Sum of `Surface.slowdown_log` over the workers present; their mean is what the grid itself is off."""
+        """Sum of `BatchCosts.slowdown_log` over the workers present; their mean is what the grid itself is off."""
         self._ran_s = 0.0
         """Seconds of the longest call that ran."""
         self.longest_s = 0.0
-        """Seconds of the longest call that was measured, or ran: see `Surface.longest_s`."""
+        """Seconds of the longest call that was measured, or ran: see `BatchCosts.longest_s`."""
         self.version = next(versions)
         self.has_points = bool(points)
         self._table = "" if table is None or not points else table.digest
@@ -143,7 +143,7 @@ class Kind:
         """Slots of all its workers."""
         return sum([surface.slots for surface in self.surfaces.values()])
 
-    def join(self, worker: str) -> Surface:
+    def join(self, worker: str) -> BatchCosts:
         """Take in a slot of a worker; a new worker is as fast as those present in the mean."""
         surface = self.surfaces.get(worker)
         if surface is None or not surface.slots:
@@ -151,14 +151,14 @@ class Kind:
             if surface is None:
                 # A worker that left had other prepared shapes.
                 self.surfaces = {other.worker: other for other in here}
-                surface = self.surfaces[worker] = Surface(self._profile, self, worker)
+                surface = self.surfaces[worker] = BatchCosts(self._profile, self, worker)
             surface.slowdown_log = self._slowdowns_sum / len(here) if here else 0.0
             self._slowdowns_sum += surface.slowdown_log
             self._workers += 1
         surface.slots += 1
         return surface
 
-    def leave(self, surface: Surface) -> None:
+    def leave(self, surface: BatchCosts) -> None:
         """Forget a slot of a worker. What the last worker was off stays part of what is expected."""
         surface.slots -= 1
         if surface.slots:
@@ -226,7 +226,13 @@ class Kind:
     # ------------------------------------------------------------ learning
 
     def observe(
-        self, surface: Surface, calls: Calls, busy_s: float, preparations: int, requests: int, steady_s: float
+        self,
+        surface: BatchCosts,
+        calls: Calls,
+        busy_s: float,
+        preparations: int,
+        requests: int,
+        steady_s: float,
     ) -> None:
         """Learn from a finished batch; `steady_s` is what it should have taken without preparing anything."""
         self.batches += 1
@@ -249,7 +255,7 @@ class Kind:
         self.new.observe(1.0, elements, extra_s, request_elements=elements)
 
     def _learn(
-        self, surface: Surface, calls: Calls, busy_s: float, number: int, elements: float, requests: int
+        self, surface: BatchCosts, calls: Calls, busy_s: float, number: int, elements: float, requests: int
     ) -> None:
         own = surface.slowdown_log if surface.slots else 0.0
         if self._grid is None and surface.slots:
@@ -281,7 +287,7 @@ class Kind:
                 return
         elif grid is None and not any_static and (change := surface.lasting_change(off)):
             if self._workers == 1:
-                self._line = Line()  # how its two parts compare is out of date as well
+                self._line = LinearCost()  # how its two parts compare is out of date as well
             else:
                 self._line.rescale(exp(change))
         difference = max(-CLIP, min(CLIP, off))
@@ -300,7 +306,7 @@ class Kind:
         if moved:
             self._publish()
 
-    def _change(self, surface: Surface, change: float) -> float:
+    def _change(self, surface: BatchCosts, change: float) -> float:
         """Move a worker's slowdown by what all calls share of a lasting change; return by how much.
 
         What did not run is taken at its best. If calls became shorter, all did. If they became longer, the size may be the
@@ -406,13 +412,13 @@ class _RowCalls:
         return np.asarray(self._counts[rows - many * most] + many[:, None] * self._counts[most])
 
 
-class Surface:
+class BatchCosts:
     """Predicted seconds of one model's batches on one worker. `shape` has no batch axis; without one `rows` are 1.
 
-    A `Surface` belongs to a `Kind` and adds what batches become, what cannot be run, and what is new to the devices.
+    It belongs to a `WorkerClass` and adds what batches become, what cannot be run, and what is new to the devices.
     """
 
-    def __init__(self, profile: ModelProfile, kind: Kind, worker: str) -> None:
+    def __init__(self, profile: ModelProfile, kind: WorkerClass, worker: str) -> None:
         self.profile = profile
         self.kind = kind
         """The same for surfaces that predict the same, but for what is new to their devices."""

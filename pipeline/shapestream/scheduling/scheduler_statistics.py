@@ -1,6 +1,6 @@
 """Statistics and stories: the state of the scheduler, and its last decisions.
 
-Counters of what ran stand in telemetry/statistics.py. A story has one entry per decision, not per request, and is formatted
+Counters of what ran stand in telemetry/counters.py. A story has one entry per decision, not per request, and is formatted
 when it is read: it costs a tuple per batch to keep. serving/stories.py adds times and outcomes, for the requests' users.
 """
 
@@ -75,7 +75,7 @@ class ModelStatistics:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Statistics:
+class SchedulerStatistics:
     """The present state of the scheduler."""
 
     queued: int
@@ -114,6 +114,6 @@ class Statistics:
         return f"{self.running} running, {self.queued} queued"
 
 
-def _numbers(statistics: Statistics | ModelStatistics) -> dict[str, float]:
+def _numbers(statistics: SchedulerStatistics | ModelStatistics) -> dict[str, float]:
     columns = {column.name: getattr(statistics, column.name) for column in fields(statistics)}
     return {name: round(value, 6) for name, value in columns.items() if isinstance(value, int | float)}

@@ -15,13 +15,13 @@ from typing import TypeVar
 
 from shapestream.client.tickets import AnyTicket, ModelHandle, Outcome, Question, RequestTicket, Ticket
 from shapestream.errors import DeadlineExceeded, RequestError, TooLarge
-from shapestream.wire.messages import Request, Result
+from shapestream.wire.messages import RequestEntry, ResultEntry
 from shapestream.wire.tags import REQUEST_ID
 
 Kind = TypeVar("Kind", bound=Ticket)
 
 
-class Ledger:
+class InFlight:
     """Every ticket by its id, and the window that requests must fit into. Every ending passes here."""
 
     def __init__(self, client: bytes) -> None:
@@ -91,7 +91,7 @@ class Ledger:
     def finish(self, ticket: AnyTicket, outcome: Outcome) -> None:
         """Hand back a ticket that is no longer in `tickets`, or abandoned there."""
         if (
-            type(outcome) is not Result
+            type(outcome) is not ResultEntry
             and type(ticket) is RequestTicket
             and isinstance(outcome, RequestError)
         ):
@@ -169,14 +169,14 @@ class Ledger:
             ticket for ticket in self.of_kind(RequestTicket) if ticket.may_have_run and not ticket.abandoned
         ]
 
-    def take_sendable(self, now: float, one_way_s: float) -> list[Request]:
+    def take_sendable(self, now: float, one_way_s: float) -> list[RequestEntry]:
         """The requests that fit into the window now; `one_way_s` is the way to the server, taken off their deadlines.
 
         A request that fits into no window that the server grants ends here, as does one that would be late on arrival.
         A request that other models' requests have passed gets a new number, unless a server may have run it: numbers that
         are new to a server come to it in ascending order.
         """
-        sendable: list[Request] = []
+        sendable: list[RequestEntry] = []
         for ticket in self._in_line():
             number = ticket.model.number
             assert number is not None  # or it would not be in line
@@ -203,7 +203,7 @@ class Ledger:
             ticket.sent_at = now
             ticket.may_have_run = True
             sendable.append(
-                Request(
+                RequestEntry(
                     sequence=ticket.id,
                     model=number,
                     remaining_ms=remaining_ms,
