@@ -96,7 +96,7 @@ class World:
     def __init__(self, scenario: Scenario, queued: int) -> None:
         self._scenario = scenario
         self._queued = queued
-        self._scheduler = Scheduler(10 * queued + 1000, 1 << 60, story_length=1024)
+        self._scheduler = Scheduler(10 * queued + 1000, 1 << 60)
         self._arrivals = _arrivals(scenario)
         self._now = 0.0
         self._ends: list[tuple[float, int]] = []

@@ -324,17 +324,6 @@ class StartBatch:
     """The batch that runs on this slot, behind which this one is queued; None: the slot is idle."""
     facts: CutFacts = field(default=NO_FACTS, compare=False)
 
-    def __str__(self) -> str:
-        facts = self.facts
-        predicted = "" if facts.predicted_s is None else f"; predicted {facts.predicted_s:.6f} s"
-        return (
-            f"batch {self.batch} of {self.model}: {len(self.requests)} requests at {self.sizes} on slot {self.slot}, "
-            f"{facts.padding} elements of it padding; in the turn of request {facts.first}{predicted}"
-            + ("; a new shape" if facts.new_shape else "")
-            + ("" if self.behind is None else f"; queued behind batch {self.behind}")
-            + (f"; its slot waited {facts.company_s:.6f} s for company" if facts.company_s else "")
-        )
-
 
 @value
 class DeliverResults:

@@ -23,7 +23,7 @@ from shapestream.scheduling.events import (
 )
 from shapestream.scheduling.planner import Cut
 from shapestream.scheduling.queueing import RUNNING, ModelQueue, Request
-from shapestream.scheduling.scheduler_statistics import Story
+from shapestream.scheduling.scheduler_statistics import Troubles
 from shapestream.scheduling.slots import Batch, SlotTable
 
 
@@ -37,15 +37,17 @@ class Ledger:
         "next_order",
         "requests",
         "running",
-        "story",
+        "troubles",
         "unwanted",
     )
 
-    def __init__(self, admission: Admission, deadlines: Deadlines, slots: SlotTable, story: Story) -> None:
+    def __init__(
+        self, admission: Admission, deadlines: Deadlines, slots: SlotTable, troubles: Troubles
+    ) -> None:
         self.admission = admission
         self.deadlines = deadlines
         self._slots = slots
-        self.story = story
+        self.troubles = troubles
         self.requests: dict[int, Request] = {}
         self.running = 0
         """Requests in batches, running or queued behind another, that have not ended."""
@@ -99,9 +101,8 @@ class Ledger:
         shares.room.enter_new(request.nbytes)
         return request
 
-    def refuse(self, arrival: Arrival, refusal: Refusal, now: float) -> FailRequest:
+    def refuse(self, arrival: Arrival, refusal: Refusal) -> FailRequest:
         """The ending of a request that was never taken in."""
-        self.story.note(now, (arrival.id,), "refused: {}: {}", refusal.code, refusal.message)
         return FailRequest(
             id=arrival.id,
             code=refusal.code,
@@ -126,7 +127,7 @@ class Ledger:
         queue = batch.queue
         queue.leave(len(cut.members), now)
         profile = queue.profile
-        start = StartBatch(
+        return StartBatch(
             batch=batch.id,
             slot=batch.slot.id,
             model=profile.name,
@@ -145,13 +146,11 @@ class Ledger:
                 company_s,
             ),
         )
-        self.story.note(now, batch.ids, "{}", start)
-        return start
 
     def recall(self, batch: Batch, now: float, reason: str) -> RecallBatch:
         """Ask for a batch that is queued behind another."""
         batch.recall()
-        self.story.trouble(now, batch.ids, "batch {} is recalled: {}", batch.id, reason)
+        self.troubles.add(now, batch.ids, "batch {} is recalled: {}", batch.id, reason)
         return RecallBatch(batch=batch.id, slot=batch.slot.id)
 
     def put_back(self, requests: Sequence[Request], now: float) -> None:
@@ -163,13 +162,12 @@ class Ledger:
             request.queue.shares.room.enter(1, request.nbytes)
         self.running -= len(requests)
 
-    def deliver(self, batch: Batch, now: float, actions: list[Action]) -> None:
+    def deliver(self, batch: Batch, actions: list[Action]) -> None:
         """End those members of a finished batch that still run."""
         members = [request for request in batch.members if request.state is RUNNING]
         if not members:
             return
         ids = batch.ids if len(members) == len(batch.ids) else tuple([request.id for request in members])
-        self.story.note(now, ids, "delivered")
         actions.append(DeliverResults(batch=batch.id, requests=ids))
         for request in members:
             request.end()
@@ -179,7 +177,6 @@ class Ledger:
 
     def fail(self, request: Request, code: str, message: str, now: float) -> FailRequest:
         """End a request with an error."""
-        self.story.note(now, (request.id,), "failed: {}: {}", code, message)
         failed = FailRequest(
             id=request.id, code=code, message=message, ahead=request.ahead, batch=request.batch
         )
@@ -205,7 +202,6 @@ class Ledger:
         for id_ in ids:
             if (request := self.requests.get(id_)) is not None:
                 self._withdraw(request, now)
-                self.story.note(now, (id_,), "forgotten: its client left")
                 actions.append(ForgetRequest(id=id_))
 
     def _withdraw(self, request: Request, now: float) -> None:

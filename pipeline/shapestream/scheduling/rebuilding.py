@@ -73,13 +73,12 @@ def has_taken(event: Event, queues: Queues, slots: SlotTable, ledger: Ledger, au
             assert_never(event)
 
 
-def end_all(ledger: Ledger, now: float, actions: list[Action]) -> None:
+def end_all(ledger: Ledger, actions: list[Action]) -> None:
     """End all requests that these actions have not ended. The old ledger only tells which: it stays as it is."""
     ended = {action.id for action in actions if isinstance(action, FailRequest | ForgetRequest)}
     ended.update(*[action.requests for action in actions if isinstance(action, DeliverResults)])
     message = "the server lost track of its requests, and ended all of them; see its log"
     for id_ in sorted(ledger.requests.keys() - ended):
-        ledger.story.note(now, (id_,), "failed: internal: {}", message)
         actions.append(FailRequest(id=id_, code="internal", message=message))
 
 

@@ -244,7 +244,7 @@ class Recovery:
             except Exception as error:  # noqa: BLE001 - results are delivered, whatever they teach
                 actions.append(ReportFault(error=error, about="costs of a batch", requests=batch.ids))
         self._watch_returns(batch, now)
-        self.ledger.deliver(batch, now, actions)
+        self.ledger.deliver(batch, actions)
 
     def _watch_returns(self, batch: Batch, now: float) -> None:
         """Watch how soon requests follow those that a batch answers."""
@@ -294,7 +294,7 @@ class Recovery:
         if owes_rest and slot.idle:
             pause_s = rest_s(slot.unavailable_count, batch.queue.costs.mean_batch_s)
             self._slots.rest(slot, now + pause_s)
-            self.ledger.story.trouble(now, batch.ids, "slot {} rests for {} s", slot.id, pause_s)
+            self.ledger.troubles.add(now, batch.ids, "slot {} rests for {} s", slot.id, pause_s)
         elif owes_rest:
             self._slots.owe_rest(slot)
         why = f"{event.code}: {event.message}"
@@ -321,7 +321,7 @@ class Recovery:
         batch, behind = self._slots.leave(slot.id)
         if behind is not None and died:
             # It may have begun before its death was heard of. If it is not to blame, its members lose only their company.
-            self.ledger.story.trouble(
+            self.ledger.troubles.add(
                 now, behind.ids, "worker {} died behind batch {}", slot.worker.name, behind.id
             )
             self._accuse(_living(behind), now, actions)
@@ -344,7 +344,7 @@ class Recovery:
             ran_s = now - batch.started
             asked = batch.state is BatchState.CANCELLED
             batch.escalate()
-            ledger.story.trouble(
+            ledger.troubles.add(
                 now, batch.ids, "batch {} is {} after {} s", batch.id, batch.state.value, ran_s
             )
             match batch.state:
@@ -382,7 +382,6 @@ class Recovery:
 
     def broke(self, batch: Batch, event: BatchFailed, now: float, actions: list[Action]) -> None:
         """The data of a batch may be to blame: it runs again in halves, and a request that was alone fails."""
-        self.ledger.story.note(now, batch.ids, "batch {} failed: {}: {}", batch.id, event.code, event.message)
         living = _living(batch)
         if len(batch.ids) == 1:
             for request in living:
@@ -398,7 +397,7 @@ class Recovery:
 
     def lost(self, batch: Batch, reason: str, now: float, actions: list[Action]) -> None:
         """The slot of a batch, or its device, is gone."""
-        self.ledger.story.trouble(now, batch.ids, "batch {} lost: {}", batch.id, reason)
+        self.ledger.troubles.add(now, batch.ids, "batch {} lost: {}", batch.id, reason)
         for request in self._may_run_again(batch, reason, now, actions):
             if batch.trial is not Suspicion.NONE or request.losses == self._max_attempts - 1:
                 self._suspect(request, now, actions)
@@ -407,7 +406,7 @@ class Recovery:
 
     def died(self, batch: Batch, reason: str, now: float, actions: list[Action]) -> None:
         """The process of a batch died while it ran, or the batch hung: one of its members may be to blame."""
-        self.ledger.story.trouble(now, batch.ids, "batch {} died: {}", batch.id, reason)
+        self.ledger.troubles.add(now, batch.ids, "batch {} died: {}", batch.id, reason)
         if batch.trial is Suspicion.ACCUSED:
             message = (
                 f"what ran it died, or hung, and so did the next worker, where nothing else ran: {reason}"
@@ -420,7 +419,7 @@ class Recovery:
 
     def returned(self, batch: Batch, reason: str, now: float, actions: list[Action]) -> None:
         """A batch that was queued behind another did not begin: it runs again as it is, and no attempt is lost."""
-        self.ledger.story.trouble(now, batch.ids, "batch {} did not start: {}", batch.id, reason)
+        self.ledger.troubles.add(now, batch.ids, "batch {} did not start: {}", batch.id, reason)
         if living := _living(batch):
             self._run_again(living, now, actions)
 

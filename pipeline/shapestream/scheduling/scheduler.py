@@ -67,7 +67,7 @@ from shapestream.scheduling.queueing import (
     by_rerun,
 )
 from shapestream.scheduling.recovery import Isolation, Recovery
-from shapestream.scheduling.scheduler_statistics import ModelStatistics, SchedulerStatistics, Story, Told
+from shapestream.scheduling.scheduler_statistics import ModelStatistics, SchedulerStatistics, Told, Troubles
 from shapestream.scheduling.slots import Batch, BatchState, Slot, SlotPool, SlotState, SlotTable, Suspicion
 from shapestream_engine.cost_table import LearnedCosts
 
@@ -211,14 +211,13 @@ class Scheduler:
         max_attempts: int = 3,
         *,
         max_queued_s: float | None = None,
-        story_length: int = 1024,
         hangs: HangLimits | None = None,
         learned: Mapping[str, LearnedCosts] = NOTHING_LEARNED,
     ) -> None:
         """`hangs`: when a batch hangs; None: never. `learned`: what an earlier one's `learned_costs` said, by table."""
         self._room = max_queued_requests, max_queued_bytes, max_queued_s
         self._max_attempts = max_attempts
-        self._story = Story(story_length)
+        self._troubles = Troubles()
         self._costs = CostModel(learned)
         self._watch = HangWatch(hangs)
         self._next_batch = 1
@@ -231,7 +230,7 @@ class Scheduler:
         self._slots = SlotTable()
         self._deadlines = Deadlines(self._slots)
         self._admission = Admission(QueueRoom(*self._room), self._slots, self._deadlines)
-        self._ledger = Ledger(self._admission, self._deadlines, self._slots, self._story)
+        self._ledger = Ledger(self._admission, self._deadlines, self._slots, self._troubles)
         self._isolation = Isolation(self._ledger, self._slots, self._start_alone)
         self._recovery = Recovery(
             self._ledger,
@@ -264,7 +263,7 @@ class Scheduler:
                 actions.append(ReportFault(error=error, about=type(event).__name__))
         if not agree:
             if isinstance(event, RequestsArrived):
-                self._refuse_unanswered(event.requests, now, actions)
+                self._refuse_unanswered(event.requests, actions)
             try:
                 self.check_invariants()
                 assert rebuilding.has_taken(event, self._queues, self._slots, self._ledger, self._audit), (
@@ -286,7 +285,7 @@ class Scheduler:
         """
         slots, queues, draining = self._slots, self._queues, self._admission.draining
         started = _started(actions)
-        rebuilding.end_all(self._ledger, now, actions)
+        rebuilding.end_all(self._ledger, actions)
         rebuilding.drop_reported(event, slots)
         if isinstance(event, SlotLeft):
             self._costs.leave(event.slot)
@@ -428,13 +427,9 @@ class Scheduler:
             "an audit runs on while a request needs its slot"
         )
 
-    def story(self, id: int) -> Told:  # noqa: A002 - the name that events use
-        """The decisions about a recent request, oldest first."""
-        return self._ledger.story.of(id)
-
-    def troubles(self, id: int) -> Told:  # noqa: A002
-        """The part of that which is no request's usual way; it is remembered for longer."""
-        return self._ledger.story.troubles_of(id)
+    def troubles(self, id: int) -> Told:  # noqa: A002 - the name that events use
+        """The decisions about a recent request that its usual way does not explain, oldest first."""
+        return self._troubles.of(id)
 
     def statistics(self, now: float | None = None) -> SchedulerStatistics:
         """The state now; None: at the last event."""
@@ -533,7 +528,6 @@ class Scheduler:
                 asked.setdefault(arrival.model, set()).add(arrival.sizes)
             for name in asked.keys() & queues.keys():
                 queues[name].costs.expect(asked[name])
-        admitted: list[int] = []
         for arrival in arrivals:
             queue = queues.get(arrival.model)
             due = now
@@ -555,25 +549,22 @@ class Scheduler:
                 actions.append(ReportFault(error=error, about="terms of a request", requests=(arrival.id,)))
             if isinstance(terms, Refusal) or queue is None:
                 assert isinstance(terms, Refusal), "a model that is not known is refused"
-                actions.append(ledger.refuse(arrival, terms, now))
+                actions.append(ledger.refuse(arrival, terms))
                 continue
             request = ledger.admit(arrival, queue, terms, now, shape)
-            admitted.append(request.id)
             queues.wait(queue)
             if queue.delay_s:
                 queue.due.push(due, request)
             elif due <= now:
                 queue.await_no_longer()
-        if admitted:
-            ledger.story.note(now, tuple(admitted), "admitted")
 
-    def _refuse_unanswered(self, arrivals: tuple[Arrival, ...], now: float, actions: list[Action]) -> None:
+    def _refuse_unanswered(self, arrivals: tuple[Arrival, ...], actions: list[Action]) -> None:
         """Fails those of an event that went wrong that came neither in nor out."""
         answered = {action.id for action in actions if isinstance(action, FailRequest)}
         refusal = Refusal("internal", "the server failed while it took this request in; see its log")
         for arrival in arrivals:
             if arrival.id not in answered and arrival.id not in self._ledger.requests:
-                actions.append(self._ledger.refuse(arrival, refusal, now))
+                actions.append(self._ledger.refuse(arrival, refusal))
 
     def _drop_unwanted(self, now: float, actions: list[Action]) -> None:
         """Stop the batches of which all members have ended; until they report, their slots keep them."""

@@ -1,7 +1,6 @@
-"""Statistics and stories: the state of the scheduler, and its last decisions.
+"""The present state of the scheduler, and its last troubles: decisions that no request's usual way explains.
 
-Counters of what ran stand in telemetry/counters.py. A story has one entry per decision, not per request, and is formatted
-when it is read: it costs a tuple per batch to keep. serving/stories.py adds times and outcomes, for the requests' users.
+Counters of what ran stand in telemetry/counters.py. serving/stories.py tells a request's user of its troubles.
 """
 
 from __future__ import annotations
@@ -12,39 +11,28 @@ from dataclasses import dataclass, fields
 from typing import Any, TypeAlias
 
 Told: TypeAlias = list[tuple[float, str]]
-"""Decisions about one request, oldest first, as (time, what)."""
-_Ring: TypeAlias = deque[tuple[float, tuple[int, ...], str, tuple[object, ...]]]
+"""Troubles of one request, oldest first, as (time, text)."""
+MOST_TROUBLES = 1024
+"""Troubles that are remembered, at most; each concerns the requests of a batch."""
 
 
-class Story:
-    """The last `length` decisions, and the last `length` troubles. With length 0 it remembers nothing."""
+class Troubles:
+    """The last recalls, losses, failures, rests and hangs. A text is formatted when it is read."""
 
-    __slots__ = ("_entries", "_troubles")
+    __slots__ = ("_last",)
 
-    def __init__(self, length: int) -> None:
-        self._entries: _Ring = deque(maxlen=length)
-        self._troubles: _Ring = deque(maxlen=length)
+    def __init__(self) -> None:
+        self._last: deque[tuple[float, tuple[int, ...], str, tuple[object, ...]]] = deque(
+            maxlen=MOST_TROUBLES
+        )
 
-    def note(self, time: float, ids: tuple[int, ...], what: str, *details: object) -> None:
-        """Remember one decision about these requests; `what` is a format string for the details."""
-        self._entries.append((time, ids, what, details))
-
-    def trouble(self, time: float, ids: tuple[int, ...], what: str, *details: object) -> None:
-        """Remember a decision that does not follow from the usual way of a request, for longer than usual ones."""
-        self.note(time, ids, what, *details)
-        self._troubles.append((time, ids, what, details))
+    def add(self, time: float, ids: tuple[int, ...], what: str, *details: object) -> None:
+        """Remember what happened to these requests; `what` is a format string for the details."""
+        self._last.append((time, ids, what, details))
 
     def of(self, id: int) -> Told:  # noqa: A002 - the name that events and actions use
-        """Everything remembered of one request, oldest first; nothing if it was long ago."""
-        return _told(self._entries, id)
-
-    def troubles_of(self, id: int) -> Told:  # noqa: A002
-        """The troubles that are remembered of one request."""
-        return _told(self._troubles, id)
-
-
-def _told(ring: _Ring, id: int) -> Told:  # noqa: A002
-    return [(time, what.format(*details)) for time, ids, what, details in ring if id in ids]
+        """The troubles that are remembered of one request, oldest first."""
+        return [(time, what.format(*details)) for time, ids, what, details in self._last if id in ids]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

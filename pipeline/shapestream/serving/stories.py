@@ -1,8 +1,8 @@
 """Stories of requests: arrival, queue, company, padding, attempts and times, to answer why one was slow. Pure.
 
-The journal adds one tuple per batch that ran, and one per request that failed: numbers and ids, never tensors. A story is
-put together when it is asked for, from these tuples and from the scheduler's troubles (scheduling/scheduler_statistics.py). The
-slowest requests are kept apart, since the rings move on.
+The recorder keeps one tuple per batch that ran, and one per request that failed: numbers and ids, never tensors. A story
+is put together when it is asked for, from these tuples and the scheduler's troubles (scheduling/scheduler_statistics.py).
+The slowest requests are kept apart, since the rings move on.
 
 A story divides the request's time into phases (`Phase`). Each begins where the one before it ends, the first one at the
 arrival, and the last one ends with the request: their milliseconds sum to the whole. What ran meanwhile on the slots of its

@@ -87,7 +87,7 @@ def test_a_deep_queue_costs_no_more_per_batch(lengths):
 @pytest.mark.parametrize("ending", ["finished", "cancelled"])
 def test_nothing_is_held_of_requests_that_ended(ending):
     """Deadlines, lanes and batches let go of what is over, without the garbage collector's help."""
-    scheduler = Scheduler(10**6, 10**9, story_length=8)
+    scheduler = Scheduler(10**6, 10**9)
     for name in ("m", "without_slots"):
         profile = ModelProfile(
             name=name, dimensions=("batch", "seq"), has_batch=True, paddable=(False, True), max_batch=8

@@ -192,11 +192,10 @@ def test_a_slot_that_leaves_costs_what_was_queued_there_no_attempt(make_stage, a
     assert {(2, 3), (1,)} - ({(1,)} if attempts == 1 else set()) == set(stage.starts())
 
 
-def test_the_story_tells_of_prefetch_and_recall(busy):
-    """With the batch before it, and the reason."""
+def test_troubles_tell_of_a_recall(busy):
+    """With its reason, and what became of the batch."""
     behind = _behind(busy)
     busy.play(SlotClosing(slot=0))
     busy.fail(behind, "recalled", "as asked")
-    told = [what for _, what in busy.scheduler.story(2)]
-    assert told[1].endswith("; predicted 0.100000 s; queued behind batch 1")
-    assert ["batch 2 is recalled: slot 0 closes", "batch 2 did not start: it was taken back"] == told[2:]
+    told = [what for _, what in busy.scheduler.troubles(2)]
+    assert ["batch 2 is recalled: slot 0 closes", "batch 2 did not start: it was taken back"] == told

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from shapestream.scheduling import scheduler_statistics
 from shapestream.scheduling.events import (
     Arrival,
     BatchFinished,
@@ -18,6 +19,7 @@ from shapestream.scheduling.events import (
     SlotLeft,
     StartBatch,
 )
+from shapestream.scheduling.scheduler_statistics import Troubles
 
 
 def test_a_lone_request_starts_at_once(stage):
@@ -361,34 +363,23 @@ def test_a_model_may_be_added_again_unchanged(stage):
     assert [(1,)] == stage.starts()
 
 
-def test_a_story_tells_what_happened_to_a_request(stage):
-    """Each decision about a request can be read afterwards, with its time."""
+def test_a_batch_tells_why_it_was_cut_so(stage):
+    """Its padding, whose turn it was, how many were queued before each member; and the state can be read."""
     stage.model(padded=True, max_padding_ratio=0.5)
     stage.slots(0)
     stage.arrive((1, 8), (1, 4), at=1.0)
+    facts = stage.started[0].facts
+    assert (4, True, 1, (0, 1)) == (facts.padding, facts.new_shape, facts.first, facts.ahead)
     stage.finish(stage.started[0], at=2.0)
     assert "text: 0 queued, 1 of 1 slots free" == repr(stage.scheduler.statistics().models[0])
-    assert [
-        (1.0, "admitted"),
-        (
-            1.0,
-            "batch 1 of text: 2 requests at (2, 8) on slot 0, 4 elements of it padding; "
-            "in the turn of request 1; a new shape",
-        ),
-        (2.0, "delivered"),
-    ] == stage.scheduler.story(2)
-    assert [] == stage.scheduler.story(3)
+    assert [] == stage.scheduler.troubles(2)
 
 
-def test_stories_are_bounded(make_stage):
-    """Only the last decisions are remembered, and none if nobody wants them."""
-    stage = make_stage(story_length=2)
-    stage.model()
-    stage.slots(0)
-    stage.arrive((1, 4), at=1.0)
-    stage.finish(stage.started[0], at=2.0)
-    assert [1.0, 2.0] == [time for time, _ in stage.scheduler.story(1)]
-    silent = make_stage(story_length=0)
-    silent.model()
-    silent.arrive((1, 4))
-    assert [] == silent.scheduler.story(1)
+def test_troubles_are_bounded(monkeypatch):
+    """Only the last are remembered."""
+    monkeypatch.setattr(scheduler_statistics, "MOST_TROUBLES", 2)
+    troubles = Troubles()
+    for time in range(4):
+        troubles.add(float(time), (1,), "batch {} lost", time)
+    assert [(2.0, "batch 2 lost"), (3.0, "batch 3 lost")] == troubles.of(1)
+    assert [] == troubles.of(2)

@@ -118,7 +118,7 @@ def test_a_slot_comes_back_from_its_rest(stage):
         assert 1 == len(stage.starts())
         rests.append(stage.now - began)
     assert pytest.approx([0.1, 0.2, 0.4, 0.8]) == rests
-    assert "slot 0 rests for 0.1 s" in [what for _, what in stage.scheduler.story(1)]
+    assert "slot 0 rests for 0.1 s" in [what for _, what in stage.scheduler.troubles(1)]
     stage.finish(stage.started[-1], run_s=0.0)
     stage.fail(stage.started[-1], "unavailable")
     assert pytest.approx(0.1) == stage.scheduler.next_wakeup() - stage.now
