@@ -21,24 +21,27 @@ import typer
 from rich.console import Console
 
 from benchmarks.report import Figure, Report
-from shapestream.scheduling.events import (
+from shapestream.scheduling.actions import (
     Action,
-    Arrival,
-    BatchFailed,
-    BatchFinished,
     CancelBatch,
     DeliverResults,
-    Event,
     FailRequest,
     ForgetRequest,
     KillSlot,
-    ModelAdded,
-    ModelProfile,
     RecallBatch,
     ReportFault,
+    StartBatch,
+)
+from shapestream.scheduling.batches import Batch
+from shapestream.scheduling.events import (
+    Arrival,
+    BatchFailed,
+    BatchFinished,
+    Event,
+    ModelAdded,
+    ModelProfile,
     RequestsArrived,
     SlotJoined,
-    StartBatch,
     TimePassed,
 )
 from shapestream.scheduling.scheduler import Scheduler
@@ -101,9 +104,9 @@ class World:
         self._now = 0.0
         self._ends: list[tuple[float, int]] = []
         """A heap of when the running batches end."""
-        self._running: dict[int, StartBatch] = {}
+        self._running: dict[int, Batch] = {}
         """By slot."""
-        self._behind: dict[int, StartBatch] = {}
+        self._behind: dict[int, Batch] = {}
         self._waiting = 0
         self.handled_s = 0.0
         self.delivered = 0
@@ -151,14 +154,14 @@ class World:
     def _end_one(self) -> None:
         """The next batch that ends; the one that waits behind it begins."""
         self._now, slot = heapq.heappop(self._ends)
-        action = self._running.pop(slot)
+        batch = self._running.pop(slot)
         if (following := self._behind.pop(slot, None)) is not None:
             self._run(following)
-        self._handle(BatchFinished(batch=action.batch, busy_s=call_s(action.sizes)))
+        self._handle(BatchFinished(batch=batch.id, busy_s=call_s(batch.sizes)))
 
-    def _run(self, action: StartBatch) -> None:
-        self._running[action.slot] = action
-        heapq.heappush(self._ends, (self._now + call_s(action.sizes), action.slot))
+    def _run(self, batch: Batch) -> None:
+        self._running[batch.slot.id] = batch
+        heapq.heappush(self._ends, (self._now + call_s(batch.sizes), batch.slot.id))
 
     def _handle(self, event: Event) -> None:
         # CPU of this thread: other processes of the machine do not count.
@@ -171,20 +174,21 @@ class World:
     def _act(self, action: Action) -> None:
         match action:
             case StartBatch():
-                self._waiting -= len(action.requests)
-                self.batches += 1
-                if action.slot in self._running:
-                    self._behind[action.slot] = action
-                else:
-                    self._run(action)
+                for batch in action.batches:
+                    self._waiting -= len(batch.arrivals)
+                    self.batches += 1
+                    if batch.slot.id in self._running:
+                        self._behind[batch.slot.id] = batch
+                    else:
+                        self._run(batch)
             case DeliverResults():
                 self.delivered += len(action.requests)
             case RecallBatch():
-                taken_back = self._behind.get(action.slot)
-                if taken_back is not None and taken_back.batch == action.batch:
-                    del self._behind[action.slot]
-                    self._waiting += len(taken_back.requests)
-                    self._handle(BatchFailed(batch=action.batch, code=ErrorCode.RECALLED, message=""))
+                batch = action.batch
+                if self._behind.get(batch.slot.id) is batch:
+                    del self._behind[batch.slot.id]
+                    self._waiting += len(batch.arrivals)
+                    self._handle(BatchFailed(batch=batch.id, code=ErrorCode.RECALLED, message=""))
             case FailRequest() | ForgetRequest() | CancelBatch() | KillSlot() | ReportFault():
                 raise AssertionError(f"nothing here asks for {action}")
             case _:

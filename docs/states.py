@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from enum import Enum
 from pathlib import Path
 
+from shapestream.scheduling.batches import BATCH_TABLE
 from shapestream.scheduling.queueing import REQUEST_TABLE
-from shapestream.scheduling.slots import BATCH_TABLE, SLOT_TABLE, WORKER_TABLE
+from shapestream.scheduling.slots import SLOT_TABLE, WORKER_TABLE
 
 PAGE = Path(__file__).parent / "scheduling.md"
 BEGIN = "<!-- written by docs/states.py -->\n"

@@ -174,7 +174,8 @@ def _with_loop(simulation: Any, spent: Callable[[], float], scenario: Scenario, 
                 if scenario.then is not None:
                     slots._scenario.costs["m"].now = job.began
                 ends = job.began + call_s(job)
-                own = stalls[job.action.slot]
+                # The baseline's batches were actions.
+                own = stalls[job.action.slot if hasattr(job, "action") else job.batch.slot.id]
                 while own and own[0][0] < ends:
                     ends += own.pop(0)[1]
                 return float(ends - job.began)

@@ -12,11 +12,13 @@ from collections.abc import Callable
 from math import inf
 from typing import TypeAlias
 
-from shapestream.scheduling.events import Action, AuditWanted, CancelBatch, ContractError, StartBatch
+from shapestream.scheduling.actions import Action, CancelBatch, StartBatch
+from shapestream.scheduling.batches import Batch
+from shapestream.scheduling.events import AuditWanted, ContractError
 from shapestream.scheduling.planner import Cut, alone
 from shapestream.scheduling.queueing import ModelQueue, Queues
 from shapestream.scheduling.recovery import Isolation
-from shapestream.scheduling.slots import Batch, Slot, SlotTable
+from shapestream.scheduling.slots import Slot, SlotTable
 
 LOOK_S = 0.1
 """Seconds until an idle slot is looked for again: a busy server has hundreds of events in that time, and none is idle."""
@@ -51,7 +53,7 @@ class Audit:
         running = self._slots.audit
         if running is not None:
             if (draining or is_in_the_way(running)) and running.cancel():
-                actions.append(CancelBatch(batch=running.id, slot=running.slot.id))
+                actions.append(CancelBatch(batch=running))
             return
         wanted = self._wanted
         if wanted is None:
@@ -88,5 +90,5 @@ class Audit:
 
 def is_in_the_way(audit: Batch) -> bool:
     """Tell whether an audit must leave its slot: the slot closes, its worker is reserved, or a request waits for it."""
-    slot = audit.slot
+    slot: Slot = audit.slot
     return not slot.pools or not slot.worker.open or any(pool.queue.waiting for pool in slot.pools)

@@ -215,7 +215,7 @@ class Deadlines:
         well, and soon the slots run calls of one row. Measured in docs/decisions.md.
         """
         queue = request.queue
-        deadline = request.deadline
+        deadline = request.arrival.deadline
         if deadline is None or request.state is RERUN:
             return False
         if self._refused_at.get(queue.profile.name, -inf) < request.arrived:

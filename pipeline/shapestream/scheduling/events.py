@@ -1,7 +1,8 @@
-"""Events and actions: the only inputs and the only outputs of `Scheduler.handle`.
+"""Events: the only inputs of `Scheduler.handle`. Its outputs are the actions (actions.py).
 
-Both hold ids, shapes and times; never a tensor or a socket. Times are seconds of one monotonic clock that the caller
-chooses. Request ids are integers that the caller never uses twice. The caller carries the actions out, in order.
+Events hold ids, shapes and times. Times are seconds of one monotonic clock that the caller chooses. Request ids are
+integers that the caller never uses twice. The scheduler reads nothing of an `Arrival` but the fields that stand here: the
+caller may submit a class of its own, with tensors, and gets the same objects back in actions. `SlotJoined.peer` likewise.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
-from typing import NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 from shapestream_engine.batch import ErrorCode
 from shapestream_engine.cost_table import CostTable
@@ -159,6 +160,8 @@ class SlotJoined:
     prefetch_s: float | None = None
     """Seconds of the way from the decision to the slot. While all slots are busy, the next batch is sent that long, and a
     margin (`slots.PREFETCH_MARGIN`), before the running one is predicted to end. None: no prefetch."""
+    peer: Any = field(default=None, compare=False)
+    """The caller's own object for this slot: `Slot.peer` hands it back, and the scheduler never looks into it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -284,55 +287,6 @@ class CutReason(Enum):
     UNPLANNED = "its cost could not be worked out; the server's log tells of the defect"
 
 
-class CutFacts(NamedTuple):
-    """The facts that a batch was cut by, for stories. Nothing is decided by them later."""
-
-    padding: int = 0
-    """Elements of the call that are padding, filled-up rows included."""
-    predicted_s: float | None = None
-    """Seconds on its slot; None while nothing is measured."""
-    new_shape: bool = False
-    """True where no remembered batch of its model had these sizes."""
-    first: int | None = None
-    """The request whose turn it was."""
-    left: int = 0
-    """Requests of its model that stay queued."""
-    max_batch: int = 0
-    """The most rows of a batch of its model."""
-    reason: CutReason = CutReason.COST
-    ahead: tuple[int, ...] = ()
-    """Parallel to the requests: how many of their model were queued when each arrived."""
-    company_s: float = 0.0
-    """Seconds that its slot was free, while the request whose turn it was waited for company."""
-
-
-NO_FACTS = CutFacts()
-
-
-@value
-class StartBatch:
-    """Run these requests as a batch of this shape on this slot."""
-
-    batch: int
-    slot: int
-    model: str
-    requests: tuple[int, ...]
-    """Empty: this is the audit that was wanted."""
-    sizes: tuple[int, ...]
-    """The call's size of each of the model's `dimensions`: at least the sum of rows, else at least the largest."""
-    behind: int | None = None
-    """The batch that runs on this slot, behind which this one is queued; None: the slot is idle."""
-    facts: CutFacts = field(default=NO_FACTS, compare=False)
-
-
-@value
-class DeliverResults:
-    """Deliver a batch's results to these members; the others (cancelled, gone, late) have actions of their own."""
-
-    batch: int
-    requests: tuple[int, ...]
-
-
 class Overload(StrEnum):
     """The bounds by which a request is refused as `overloaded`, by their names in metrics."""
 
@@ -348,74 +302,3 @@ class Overload(StrEnum):
     """The request's own deadline, which the queue would let pass."""
     CREDIT = "credit"
     """The credit of its client, or of its key: refused before the scheduler sees it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FailRequest:
-    """This request ends without a result. The terminal reply carries `code` (see errors.py)."""
-
-    id: int
-    code: str
-    message: str
-    retry_after_s: float | None = None
-    ahead: int | None = field(default=None, compare=False)
-    """Requests of its model that were queued when it arrived; None: it was not admitted."""
-    batch: int | None = field(default=None, compare=False)
-    """The batch that it was in; None: it was queued, or not admitted."""
-    cause: Overload | None = field(default=None, compare=False)
-    """The bound that an `overloaded` one met."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ForgetRequest:
-    """This request ends without any reply: its client is gone."""
-
-    id: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CancelBatch:
-    """Stop a running batch: all its members have ended, or it hangs. Its report is awaited all the same."""
-
-    batch: int
-    slot: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecallBatch:
-    """Take back a batch that is queued behind another. Its report is awaited all the same: `recalled`, or its result or
-    error if it had begun."""
-
-    batch: int
-    slot: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KillSlot:
-    """End the process of a slot whose batch hangs, and did not end when it was cancelled. `SlotLeft` is awaited."""
-
-    slot: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReportFault:
-    """A defect of the scheduler, which went on without; the log should say so."""
-
-    error: Exception
-    about: str
-    """The thing that could not be worked out."""
-    requests: tuple[int, ...] = ()
-    """The requests that it was for."""
-
-
-Action: TypeAlias = (
-    StartBatch
-    | DeliverResults
-    | FailRequest
-    | ForgetRequest
-    | CancelBatch
-    | RecallBatch
-    | KillSlot
-    | ReportFault
-)

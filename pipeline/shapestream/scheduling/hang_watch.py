@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from math import ceil, inf
 
-from shapestream.scheduling.slots import Batch, BatchState
+from shapestream.scheduling.batches import Batch, BatchState
 
 TIMES_P99 = 10.0
 """A batch hangs that takes so many times what all but one of a hundred of its model's batches take."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
+from shapestream.scheduling.batches import Batch, BatchState, Suspicion
 from shapestream.scheduling.ledger import Ledger
 from shapestream.scheduling.queueing import (
     DONE,
@@ -22,7 +23,7 @@ from shapestream.scheduling.queueing import (
     Request,
 )
 from shapestream.scheduling.recovery import Isolation
-from shapestream.scheduling.slots import Batch, BatchState, Slot, SlotPool, SlotState, SlotTable, Suspicion
+from shapestream.scheduling.slots import Slot, SlotPool, SlotState, SlotTable
 
 
 def check(
@@ -137,12 +138,12 @@ def _check_batches(requests: Iterable[Request], slots: SlotTable, batches: Mappi
         assert batch.queue.profile.name in batch.slot.models, "a slot runs a model that it does not have"
         wanted = [request for request in batch.members if request.state is RUNNING]
         assert batch.wanted == len(wanted)
-        assert all(request.batch == batch.id for request in wanted), "a request in two batches"
+        assert all(request.batch is batch for request in wanted), "a request in two batches"
     for request in requests:
         if request.state is RUNNING:
             assert request.batch is not None
-            assert request.batch in batches, "a request runs in a batch that is over"
-            assert request in batches[request.batch].members
+            assert request.batch in batches.values(), "a request runs in a batch that is over"
+            assert any(request is member for member in request.batch.members)
 
 
 def _check_agendas(pool: SlotPool, serving: list[Slot]) -> None:
@@ -181,10 +182,10 @@ def _check_isolation(
             for slot in worker.slots.values()
             if slot.batch is not None and slot.batch.state is not BatchState.STUCK
         ]
-        alone = [batch for batch in running if batch.trial is not Suspicion.NONE]
+        alone = [batch for batch in running if batch.suspicion is not Suspicion.NONE]
         assert alone == ([] if worker.suspect is None else [worker.suspect])
         if alone:
-            assert len(running) == len(alone[0].ids) == 1, "a suspect is not alone in its worker"
+            assert len(running) == len(alone[0].members) == 1, "a suspect is not alone in its worker"
     assert set(isolation.isolated) <= set(slots.workers), "a worker that is gone is kept for suspects"
     for queue in queues:
         name = queue.profile.name

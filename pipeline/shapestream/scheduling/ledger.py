@@ -8,23 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shapestream.scheduling.admission import Admission, Terms
-from shapestream.scheduling.deadlines import Deadlines, Refusal
-from shapestream.scheduling.events import (
+from shapestream.scheduling.actions import (
     Action,
-    Arrival,
-    ContractError,
-    CutFacts,
     DeliverResults,
     FailRequest,
     ForgetRequest,
     RecallBatch,
     StartBatch,
 )
+from shapestream.scheduling.admission import Admission, Terms
+from shapestream.scheduling.batches import Batch, CutFacts
+from shapestream.scheduling.deadlines import Deadlines, Refusal
+from shapestream.scheduling.events import Arrival, ContractError
 from shapestream.scheduling.planner import Cut
 from shapestream.scheduling.queueing import RUNNING, ModelQueue, Request
 from shapestream.scheduling.scheduler_statistics import Troubles
-from shapestream.scheduling.slots import Batch, SlotTable
+from shapestream.scheduling.slots import SlotTable
 
 
 class Ledger:
@@ -66,45 +65,29 @@ class Ledger:
         """Takes a request in and lets it wait; `shape` is what it is padded to. Raises ContractError for a known id."""
         if arrival.id in self.requests:
             raise ContractError(f"request {arrival.id} is here already; ids are used once")
-        sizes = arrival.sizes
-        client = arrival.client
         shares = queue.shares
         if not shares.room.requests:
             shares.catch_up()
-        line = queue.line_of(client)
+        line = queue.line_of(arrival.client)
         rank, bonus_s = shares.stamp(line, terms.share_s, arrival.priority)
-        rows, own = (sizes[0], sizes[1:]) if queue.has_batch else (1, sizes)
+        order = self.next_order
         request = Request(
-            arrival.id,
-            client,
-            queue,
-            rows,
-            own if shape is None else shape,
-            arrival.nbytes,
-            arrival.deadline,
-            now,
-            rank,
-            self.next_order,
-            line,
-            bonus_s,
-            terms.cost_ns,
-            terms.share_s,
-            own,
+            arrival, queue, line, rank, order, now, shape, bonus_s, terms.cost_ns, terms.share_s
         )
         request.ahead = queue.count
         queue.add(request)
         queue.waits.enter(1, now)
-        self.next_order += 1
-        self.requests[request.id] = request
-        if request.deadline is not None:
-            self.deadlines.watch(request, request.deadline, sizes)
-        shares.room.enter_new(request.nbytes)
+        self.next_order = order + 1
+        self.requests[arrival.id] = request
+        if arrival.deadline is not None:
+            self.deadlines.watch(request, arrival.deadline, arrival.sizes)
+        shares.room.enter_new(arrival.nbytes)
         return request
 
     def refuse(self, arrival: Arrival, refusal: Refusal) -> FailRequest:
         """The ending of a request that was never taken in."""
         return FailRequest(
-            id=arrival.id,
+            request=arrival,
             code=refusal.code,
             message=refusal.message,
             retry_after_s=refusal.retry_after_s,
@@ -120,38 +103,31 @@ class Ledger:
         """
         nbytes = 0
         for request in cut.members:
-            request.batch = batch.id
-            nbytes += request.nbytes
-        batch.queue.shares.room.leave(len(batch.ids), nbytes)
-        self.running += len(batch.ids)
+            request.batch = batch
+            nbytes += request.arrival.nbytes
+        batch.queue.shares.room.leave(len(batch.members), nbytes)
+        self.running += len(batch.members)
         queue = batch.queue
         queue.leave(len(cut.members), now)
-        profile = queue.profile
-        return StartBatch(
-            batch=batch.id,
-            slot=batch.slot.id,
-            model=profile.name,
-            requests=batch.ids,
-            sizes=batch.sizes,
-            behind=None if behind is None else behind.id,
-            facts=CutFacts(
-                cut.padding,
-                batch.predicted_s,
-                queue.meet(batch.sizes),
-                first.id,
-                queue.count,
-                profile.max_batch,
-                cut.reason,
-                tuple([request.ahead for request in cut.members]),
-                company_s,
-            ),
+        batch.behind = None if behind is None else behind.id
+        batch.facts = CutFacts(
+            cut.padding,
+            batch.predicted_s,
+            queue.meet(batch.sizes),
+            first.arrival.id,
+            queue.count,
+            queue.profile.max_batch,
+            cut.reason,
+            tuple([request.ahead for request in cut.members]),
+            company_s,
         )
+        return StartBatch(batches=(batch,))
 
     def recall(self, batch: Batch, now: float, reason: str) -> RecallBatch:
         """Ask for a batch that is queued behind another."""
         batch.recall()
         self.troubles.add(now, batch.ids, "batch {} is recalled: {}", batch.id, reason)
-        return RecallBatch(batch=batch.id, slot=batch.slot.id)
+        return RecallBatch(batch=batch)
 
     def put_back(self, requests: Sequence[Request], now: float) -> None:
         """Moves requests of a batch that is over back to what waits, beyond the bound if need be."""
@@ -167,18 +143,19 @@ class Ledger:
         members = [request for request in batch.members if request.state is RUNNING]
         if not members:
             return
-        ids = batch.ids if len(members) == len(batch.ids) else tuple([request.id for request in members])
-        actions.append(DeliverResults(batch=batch.id, requests=ids))
+        all_ran = len(members) == len(batch.members)
+        arrivals = batch.arrivals if all_ran else [request.arrival for request in members]
+        actions.append(DeliverResults(batch=batch, requests=arrivals))
         for request in members:
             request.end()
             self._remove(request)
-        self.running -= len(ids)
+        self.running -= len(members)
         self.deadlines.shrink(len(self.requests))
 
     def fail(self, request: Request, code: str, message: str, now: float) -> FailRequest:
         """End a request with an error."""
         failed = FailRequest(
-            id=request.id, code=code, message=message, ahead=request.ahead, batch=request.batch
+            request=request.arrival, code=code, message=message, ahead=request.ahead, batch=request.batch
         )
         self._withdraw(request, now)
         return failed
@@ -201,8 +178,8 @@ class Ledger:
         """End requests whose client is gone."""
         for id_ in ids:
             if (request := self.requests.get(id_)) is not None:
+                actions.append(ForgetRequest(request=request.arrival, batch=request.batch))
                 self._withdraw(request, now)
-                actions.append(ForgetRequest(id=id_))
 
     def _withdraw(self, request: Request, now: float) -> None:
         if request.state is RUNNING:
@@ -221,7 +198,7 @@ class Ledger:
 
     def _batch_of(self, request: Request) -> Batch | None:
         """The batch of a running request; None if it is over."""
-        return None if request.batch is None else self._slots.batches.get(request.batch)
+        return None if request.batch is None else self._slots.batches.get(request.batch.id)
 
     def _remove(self, request: Request) -> None:
         """Forget a request, at last: until then a fault still finds it here, and it is not lost."""
@@ -229,4 +206,5 @@ class Ledger:
         for rework in request.reworks:
             rework.leave(shares)
         shares.ended(request.line)
-        del self.requests[request.id]
+        request.batch = None  # a cycle of batch and request must not be left to the collector
+        del self.requests[request.arrival.id]

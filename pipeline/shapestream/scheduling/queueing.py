@@ -25,11 +25,11 @@ from heapq import heapify, heappop, heappush, heapreplace
 from itertools import chain, islice
 from math import inf, prod
 from operator import attrgetter
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from shapestream.scheduling.answers import OVER, Awaited, Returns
 from shapestream.scheduling.costs import ModelCosts
-from shapestream.scheduling.events import ModelProfile
+from shapestream.scheduling.events import Arrival, ModelProfile
 from shapestream.scheduling.fairness import ClientShare, FairShares, Flow, GroupRoom, QueueRoom, Rework
 from shapestream.scheduling.occupancy import Occupancy
 
@@ -76,17 +76,14 @@ class Request:
         "accused",
         "again_from",
         "ahead",
+        "arrival",
         "arrived",
         "batch",
         "bonus_s",
         "bucket",
-        "client",
         "cost_ns",
-        "deadline",
-        "id",
         "line",
         "losses",
-        "nbytes",
         "order",
         "own_shape",
         "place",
@@ -105,54 +102,71 @@ class Request:
 
     def __init__(
         self,
-        id: int,  # noqa: A002 - the name that events and actions use
-        client: int,
+        arrival: Arrival,
         queue: ModelQueue,
-        rows: int,
-        shape: tuple[int, ...],
-        nbytes: int,
-        deadline: float | None,
-        arrived: float,
+        line: ClientFlow,
         rank: float,
         order: int,
-        line: ClientFlow,
+        now: float,
+        shape: tuple[int, ...] | None = None,
         bonus_s: float = 0.0,
         cost_ns: int = 0,
         share_s: float = 0.0,
-        own_shape: tuple[int, ...] | None = None,
     ) -> None:
-        self.id = id
-        self.client = client
+        """`shape`: the sizes that it is padded to in any company (size_steps.py); None: its own."""
+        self.arrival = arrival
+        """The request as the caller submitted it: of whatever class that is."""
         self.queue = queue
-        self.rows = rows
-        self.shape = shape
-        """Sizes that it is padded to in any company: see size_steps.py."""
-        self.own_shape = shape if own_shape is None else own_shape
-        self.nbytes = nbytes
-        self.deadline = deadline
-        self.arrived = arrived
+        sizes = arrival.sizes
+        if queue.has_batch:
+            self.rows = sizes[0]
+            self.own_shape = sizes[1:]
+        else:
+            self.rows, self.own_shape = 1, sizes
+        self.shape = self.own_shape if shape is None else shape
+        self.arrived = now
         self.rank = rank
         self.order = order
         self.place = (rank, order)
-        """Its place in its line and in its bucket: the smallest rank goes first, of equals the first that came."""
+        """Its place in its client's flow and in its bucket: the smallest rank goes first, of equals the first that came."""
         self.line = line
         self.bonus_s = bonus_s
         """What its priority is worth in its turn; see fairness.py."""
         self.cost_ns = cost_ns
-        """Predicted nanoseconds of one slot, in good company: its part of a batch with as many of its like as pays
-        (`Surface.company_s`). Of what runs again, its part of its group's call. 0 while nothing is measured."""
+        """Predicted nanoseconds of one slot for it, in a batch of the most efficient size. For one that runs again: its part
+        of its group's call. 0 while nothing is measured."""
         self.share_s = share_s
         """The same of all slots of its model; nominal while nothing is measured."""
         self.losses = 0
         self.accused = False
         """Whether a process died, or a call hung, that may have run it."""
         self.reworks: tuple[Rework[ClientFlow], ...] = ()
-        """What the failed calls that it was in make run again."""
+        """The work that runs again because of the failed calls that it was in."""
         self.again_from: float | None = None
         """Its turn when it was first to run again, on the scale of virtual time; None before."""
         self.state: RequestState = QUEUED
-        self.batch: int | None = None
-        """The number of its batch, while it is in one."""
+        self.batch: Any = None
+        """Its `Batch`, while it is in one. (batches.py imports this file.)"""
+
+    @property
+    def id(self) -> int:
+        """The caller's number of it."""
+        return self.arrival.id
+
+    @property
+    def client(self) -> int:
+        """Whose share of the slots it takes."""
+        return self.arrival.client
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its tensors."""
+        return self.arrival.nbytes
+
+    @property
+    def deadline(self) -> float | None:
+        """When its result is of no use any more."""
+        return self.arrival.deadline
 
     @property
     def turn(self) -> tuple[float, int]:
@@ -810,7 +824,7 @@ class ModelQueue:
         bucket.add(request)
         self.arrivals.add(request)
         line = request.line
-        line.queued_bytes += request.nbytes
+        line.queued_bytes += request.arrival.nbytes
         line.requests.push(request.rank, request)
         if line.queued == 1:
             self.turns.put(line, request)
@@ -879,7 +893,7 @@ class ModelQueue:
             cost_ns += request.cost_ns
             line = request.line
             line.queued -= 1
-            line.queued_bytes -= request.nbytes
+            line.queued_bytes -= request.arrival.nbytes
             left[line] = left.get(line, 0.0) + request.share_s
             bucket = request.bucket
             bucket.count -= 1

@@ -10,23 +10,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import assert_never
 
-from shapestream.scheduling.audit import Audit
-from shapestream.scheduling.events import (
+from shapestream.scheduling.actions import (
     Action,
+    CancelBatch,
+    DeliverResults,
+    FailRequest,
+    ForgetRequest,
+    RecallBatch,
+)
+from shapestream.scheduling.audit import Audit
+from shapestream.scheduling.batches import Batch, BatchState
+from shapestream.scheduling.events import (
     AuditWanted,
     BatchFailed,
     BatchFinished,
-    CancelBatch,
     CostsTold,
-    DeliverResults,
     DrainStarted,
     Event,
-    FailRequest,
-    ForgetRequest,
     ModelAdded,
     ModelRunsAlone,
     ModelUnavailable,
-    RecallBatch,
     RequestCancelled,
     RequestsAbandoned,
     RequestsArrived,
@@ -39,7 +42,7 @@ from shapestream.scheduling.events import (
 from shapestream.scheduling.hang_watch import HangWatch
 from shapestream.scheduling.ledger import Ledger
 from shapestream.scheduling.queueing import Queues
-from shapestream.scheduling.slots import Batch, BatchState, Slot, SlotTable
+from shapestream.scheduling.slots import Slot, SlotTable
 
 
 def has_taken(event: Event, queues: Queues, slots: SlotTable, ledger: Ledger, audit: Audit) -> bool:
@@ -75,11 +78,16 @@ def has_taken(event: Event, queues: Queues, slots: SlotTable, ledger: Ledger, au
 
 def end_all(ledger: Ledger, actions: list[Action]) -> None:
     """End all requests that these actions have not ended. The old ledger only tells which: it stays as it is."""
-    ended = {action.id for action in actions if isinstance(action, FailRequest | ForgetRequest)}
-    ended.update(*[action.requests for action in actions if isinstance(action, DeliverResults)])
+    ended = {action.request.id for action in actions if isinstance(action, FailRequest | ForgetRequest)}
+    for action in actions:
+        if isinstance(action, DeliverResults):
+            ended.update([request.id for request in action.requests])
     message = "the server lost track of its requests, and ended all of them; see its log"
     for id_ in sorted(ledger.requests.keys() - ended):
-        actions.append(FailRequest(id=id_, code="internal", message=message))
+        request = ledger.requests[id_]
+        actions.append(
+            FailRequest(request=request.arrival, code="internal", message=message, batch=request.batch)
+        )
 
 
 def drop_reported(event: Event, slots: SlotTable) -> None:
@@ -103,22 +111,21 @@ def keep(
     actions: list[Action],
 ) -> None:
     """Enter a slot in new books, with the batch that it runs and the one behind; both are stopped."""
-    slots.join(slot.id, slot.models, slot.prefetch_s, slot.worker.name)
+    slots.join(slot.id, slot.models, slot.prefetch_s, slot.worker.name, slot.peer)
     kept = slots.slots[slot.id]
     for batch in held:
-        name = batch.queue.profile.name
-        memberless = Batch(batch.id, kept, queues[name], (), batch.sizes, batch.predicted_s)
+        before = batch.enter_new_books(kept, queues[batch.model])
         if kept.batch is not None:
-            slots.queue_behind(kept, memberless)
-            memberless.recall()
-            if batch.state is not BatchState.RECALLED:
-                actions.append(RecallBatch(batch=batch.id, slot=slot.id))
+            slots.queue_behind(kept, batch)
+            batch.recall()
+            if before is not BatchState.RECALLED:
+                actions.append(RecallBatch(batch=batch))
             continue
-        slots.start(kept, memberless, now)
-        memberless.go_on_as(batch)
-        watch.began(memberless, now)
-        if memberless.cancel():
-            actions.append(CancelBatch(batch=batch.id, slot=slot.id))
+        slots.start(kept, batch, now)
+        batch.go_on_in(before)
+        watch.began(batch, now)
+        if batch.cancel():
+            actions.append(CancelBatch(batch=batch))
     if kept.batch is not None and kept.batch.state is BatchState.CONDEMNED:
         slots.condemn(kept.worker)
     if slot.closing:

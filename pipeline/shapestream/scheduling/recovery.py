@@ -22,35 +22,18 @@ from collections.abc import Callable, Sequence
 from math import inf, isfinite
 from typing import TypeAlias
 
+from shapestream.scheduling.actions import Action, CancelBatch, KillSlot, ReportFault, StartBatch
 from shapestream.scheduling.answers import AnsweredBatch
+from shapestream.scheduling.batches import Batch, BatchState, Suspicion
 from shapestream.scheduling.company import SHARE
 from shapestream.scheduling.costs import CostModel
-from shapestream.scheduling.events import (
-    Action,
-    BatchFailed,
-    BatchFinished,
-    CancelBatch,
-    KillSlot,
-    ReportFault,
-    SlotLeft,
-    StartBatch,
-)
+from shapestream.scheduling.events import BatchFailed, BatchFinished, SlotLeft
 from shapestream.scheduling.fairness import Rework
 from shapestream.scheduling.hang_watch import HangWatch
 from shapestream.scheduling.ledger import Ledger
 from shapestream.scheduling.planner import unplanned
 from shapestream.scheduling.queueing import RUNNING, ClientFlow, ModelQueue, Queues, Request
-from shapestream.scheduling.slots import (
-    Batch,
-    BatchState,
-    Slot,
-    SlotGroup,
-    SlotPool,
-    SlotState,
-    SlotTable,
-    Suspicion,
-    rest_s,
-)
+from shapestream.scheduling.slots import Slot, SlotGroup, SlotPool, SlotState, SlotTable, rest_s
 from shapestream_engine.batch import ErrorCode
 
 Start: TypeAlias = Callable[[ModelQueue, Slot, float, list[Action]], StartBatch]
@@ -229,12 +212,12 @@ class Recovery:
             return
         self._end(batch, now)
         batch.slot.unavailable_count = 0
-        if not batch.ids:
+        if not batch.members:
             return  # an audit
         self._watch.observe(batch, event.busy_s)
         if event.expired:
             for request in batch.members:
-                if request.state is RUNNING and request.id in event.expired:
+                if request.state is RUNNING and request.arrival.id in event.expired:
                     actions.append(self.ledger.fail_late(request, now))
         elif event.busy_s > 0.0 and all(batch.sizes):
             # Nothing is learned from a call without the expired members, which had another shape, from one without
@@ -248,7 +231,8 @@ class Recovery:
 
     def _watch_returns(self, batch: Batch, now: float) -> None:
         """Watch how soon requests follow those that a batch answers."""
-        queue, slot = batch.queue, batch.slot
+        queue = batch.queue
+        slot: Slot = batch.slot
         if not queue.has_batch:
             return
         rows = sum([request.rows for request in batch.members if request.state is RUNNING])
@@ -259,11 +243,12 @@ class Recovery:
         queue.returns.answered(rows, now, SHARE * ran_s)
 
     def _learn(self, batch: Batch, event: BatchFinished) -> None:
-        slot, queue = batch.slot, batch.queue
+        slot: Slot = batch.slot
+        queue = batch.queue
         if batch.predicted_s is not None:
             queue.predicted_s += batch.predicted_s
             queue.measured_s += event.busy_s
-        queue.costs.observe(slot.id, batch.sizes, event.busy_s, event.preparations, len(batch.ids))
+        queue.costs.observe(slot.id, batch.sizes, event.busy_s, event.preparations, len(batch.members))
         if not slot.closing:
             self.measure_pace(slot, queue, batch.sizes)
 
@@ -278,7 +263,7 @@ class Recovery:
         batch = self._slots.batches.get(event.batch)
         if batch is None:
             return
-        slot = batch.slot
+        slot: Slot = batch.slot
         owes_rest = slot.state is SlotState.UNAVAILABLE
         self._end(batch, now)
         if event.code == ErrorCode.UNAVAILABLE:
@@ -340,7 +325,7 @@ class Recovery:
         """Take the next step against each batch that has run too long."""
         ledger = self.ledger
         for batch in self._watch.look(self._slots.batches.values(), now):
-            slot = batch.slot
+            slot: Slot = batch.slot
             ran_s = now - batch.started
             asked = batch.state is BatchState.CANCELLED
             batch.escalate()
@@ -350,20 +335,20 @@ class Recovery:
             match batch.state:
                 case BatchState.HANGING:
                     if not asked:
-                        actions.append(CancelBatch(batch=batch.id, slot=slot.id))
+                        actions.append(CancelBatch(batch=batch))
                     if (behind := self._slots.stop_prefetch(slot)) is not None:
                         actions.append(ledger.recall(behind, now, "the batch before it hangs"))
                 case BatchState.CONDEMNED:
                     self._slots.condemn(slot.worker)
                     reason = f"batch {batch.id} of {batch.queue.profile.name} has run for {ran_s:.1f} s"
-                    actions.append(KillSlot(slot=slot.id, reason=reason))
+                    actions.append(KillSlot(slot=slot, reason=reason))
                 case BatchState.STUCK:
                     self._slots.lose(slot)
-                    code = "poisoned" if batch.trial is Suspicion.ACCUSED else "worker_lost"
+                    code = "poisoned" if batch.suspicion is Suspicion.ACCUSED else "worker_lost"
                     for request in batch.members:
                         if request.state is RUNNING:
                             message = "the call hangs, and nothing could end it"
-                            if batch.trial is Suspicion.ACCUSED:
+                            if batch.suspicion is Suspicion.ACCUSED:
                                 self._blame(request)
                             actions.append(ledger.fail(request, code, message, now))
                 case _:
@@ -383,7 +368,7 @@ class Recovery:
     def broke(self, batch: Batch, event: BatchFailed, now: float, actions: list[Action]) -> None:
         """The data of a batch may be to blame: it runs again in halves, and a request that was alone fails."""
         living = _living(batch)
-        if len(batch.ids) == 1:
+        if len(batch.members) == 1:
             for request in living:
                 self._blame(request)
                 actions.append(self.ledger.fail(request, event.code, event.message, now))
@@ -399,7 +384,7 @@ class Recovery:
         """The slot of a batch, or its device, is gone."""
         self.ledger.troubles.add(now, batch.ids, "batch {} lost: {}", batch.id, reason)
         for request in self._may_run_again(batch, reason, now, actions):
-            if batch.trial is not Suspicion.NONE or request.losses == self._max_attempts - 1:
+            if batch.suspicion is not Suspicion.NONE or request.losses == self._max_attempts - 1:
                 self._suspect(request, now, actions)
             else:
                 self._run_again([request], now, actions)
@@ -407,7 +392,7 @@ class Recovery:
     def died(self, batch: Batch, reason: str, now: float, actions: list[Action]) -> None:
         """The process of a batch died while it ran, or the batch hung: one of its members may be to blame."""
         self.ledger.troubles.add(now, batch.ids, "batch {} died: {}", batch.id, reason)
-        if batch.trial is Suspicion.ACCUSED:
+        if batch.suspicion is Suspicion.ACCUSED:
             message = (
                 f"what ran it died, or hung, and so did the next worker, where nothing else ran: {reason}"
             )

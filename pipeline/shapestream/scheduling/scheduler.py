@@ -16,31 +16,28 @@ from math import inf
 from typing import assert_never
 
 from shapestream.scheduling import rebuilding
+from shapestream.scheduling.actions import Action, CancelBatch, FailRequest, KillSlot, ReportFault, StartBatch
 from shapestream.scheduling.admission import Admission
 from shapestream.scheduling.audit import Audit, is_in_the_way
+from shapestream.scheduling.batches import Batch, BatchState, Suspicion
 from shapestream.scheduling.call_costs import CallCosts
 from shapestream.scheduling.company import Company
 from shapestream.scheduling.costs import NOTHING_LEARNED, CostModel
 from shapestream.scheduling.deadlines import Deadlines, Refusal
 from shapestream.scheduling.events import (
-    Action,
     Arrival,
     AuditWanted,
     BatchFailed,
     BatchFinished,
-    CancelBatch,
     ContractError,
     CostsTold,
     CutReason,
     DrainStarted,
     Event,
-    FailRequest,
-    KillSlot,
     ModelAdded,
     ModelProfile,
     ModelRunsAlone,
     ModelUnavailable,
-    ReportFault,
     RequestCancelled,
     RequestsAbandoned,
     RequestsArrived,
@@ -48,7 +45,6 @@ from shapestream.scheduling.events import (
     SlotJoined,
     SlotLeft,
     SlotsJoined,
-    StartBatch,
     TimePassed,
 )
 from shapestream.scheduling.fairness import QueueRoom
@@ -68,7 +64,7 @@ from shapestream.scheduling.queueing import (
 )
 from shapestream.scheduling.recovery import Isolation, Recovery
 from shapestream.scheduling.scheduler_statistics import ModelStatistics, SchedulerStatistics, Told, Troubles
-from shapestream.scheduling.slots import Batch, BatchState, Slot, SlotPool, SlotState, SlotTable, Suspicion
+from shapestream.scheduling.slots import Slot, SlotPool, SlotState, SlotTable
 from shapestream_engine.cost_table import LearnedCosts
 
 LOOK = 8
@@ -180,7 +176,7 @@ def _predicted_s(cut: Cut, costs: CallCosts, slowdown: float) -> float | None:
 
 
 def _started(actions: Sequence[Action]) -> set[int]:
-    return {action.batch for action in actions if isinstance(action, StartBatch)}
+    return {batch.id for action in actions if isinstance(action, StartBatch) for batch in action.batches}
 
 
 def _count_shape(cut: Cut, costs: CallCosts) -> None:
@@ -306,7 +302,7 @@ class Scheduler:
             except Exception as error:  # noqa: BLE001 - the others serve on
                 actions.append(ReportFault(error=error, about="slot in new books"))
                 self._slots.close(slot.id)
-                actions.append(KillSlot(slot=slot.id, reason="the server lost track of what it runs"))
+                actions.append(KillSlot(slot=slot, reason="the server lost track of what it runs"))
         try:
             self._tell_again(event, actions)
         except Exception as error:  # noqa: BLE001 - there is nothing left that it could disagree with
@@ -427,6 +423,16 @@ class Scheduler:
             "an audit runs on while a request needs its slot"
         )
 
+    @property
+    def requests(self) -> Mapping[int, Request]:
+        """Requests that have not ended, by id."""
+        return self._ledger.requests
+
+    @property
+    def batches(self) -> Mapping[int, Batch]:
+        """Batches that run, or are queued behind one that does, by number."""
+        return self._slots.batches
+
     def troubles(self, id: int) -> Told:  # noqa: A002 - the name that events use
         """The decisions about a recent request that its usual way does not explain, oldest first."""
         return self._troubles.of(id)
@@ -501,7 +507,7 @@ class Scheduler:
     def _slots_joined(self, events: Sequence[SlotJoined], actions: list[Action]) -> None:
         first_of: dict[str, Slot] = {}
         for event in events:
-            self._slots.join(event.slot, event.models, event.prefetch_s, event.worker)
+            self._slots.join(event.slot, event.models, event.prefetch_s, event.worker, event.peer)
             slot = self._slots.slots[event.slot]
             alike = first_of.setdefault(event.worker or f"slot {event.slot}", slot)
             try:
@@ -560,7 +566,7 @@ class Scheduler:
 
     def _refuse_unanswered(self, arrivals: tuple[Arrival, ...], actions: list[Action]) -> None:
         """Fails those of an event that went wrong that came neither in nor out."""
-        answered = {action.id for action in actions if isinstance(action, FailRequest)}
+        answered = {action.request.id for action in actions if isinstance(action, FailRequest)}
         refusal = Refusal("internal", "the server failed while it took this request in; see its log")
         for arrival in arrivals:
             if arrival.id not in answered and arrival.id not in self._ledger.requests:
@@ -573,7 +579,7 @@ class Scheduler:
             if batch.id not in self._slots.batches:
                 continue
             if batch.cancel():
-                actions.append(CancelBatch(batch=batch.id, slot=batch.slot.id))
+                actions.append(CancelBatch(batch=batch))
             elif batch.state is BatchState.BEHIND:
                 actions.append(self._ledger.recall(batch, now, "all its members have ended"))
         self._ledger.unwanted.clear()
@@ -705,8 +711,8 @@ class Scheduler:
         """Starts the first suspect of a model, where nothing else runs."""
         request = queue.take_suspect()
         cut, predicted_s = self._cut([request], slot, now, actions, fixed=CutReason.SUSPECT)
-        trial = Suspicion.ACCUSED if request.accused else Suspicion.LAST
-        return self._start(queue, slot, cut, request, predicted_s, now, trial)
+        suspicion = Suspicion.ACCUSED if request.accused else Suspicion.LAST
+        return self._start(queue, slot, cut, request, predicted_s, now, suspicion)
 
     def _start_audit(self, queue: ModelQueue, slot: Slot, cut: Cut, now: float) -> StartBatch:
         """Starts an audit."""
@@ -717,9 +723,7 @@ class Scheduler:
         predicted_s = _predicted_s(cut, costs, queue.costs.slowdown(slot.id))
         self._slots.start_audit(slot, batch, predicted_s, now)
         self._watch.began(batch, now)
-        return StartBatch(
-            batch=batch.id, slot=slot.id, model=queue.profile.name, requests=(), sizes=batch.sizes
-        )
+        return StartBatch(batches=(batch,))
 
     def _start(
         self,
@@ -729,11 +733,11 @@ class Scheduler:
         first: Request,
         predicted_s: float | None,
         now: float,
-        trial: Suspicion = Suspicion.NONE,
+        suspicion: Suspicion = Suspicion.NONE,
         company_s: float = 0.0,
     ) -> StartBatch:
         batch = Batch(
-            self._next_batch, slot, queue, cut.members, cut.sizes(queue.has_batch), predicted_s, trial
+            self._next_batch, slot, queue, cut.members, cut.sizes(queue.has_batch), predicted_s, suspicion
         )
         self._next_batch += 1
         queue.awaited = None

@@ -1,7 +1,8 @@
-"""Slots, the batches that run there, and the workers that they belong to: every change of their states.
+"""Slots, the workers that they belong to, and the table of the batches there: every change of their states.
 
-The states of a batch, a slot and a worker are enums with a table each: by the name of a change, which state follows which.
-A change that a table does not list raises KeyError. Only functions of this file write a state.
+The states of a slot and of a worker are enums with a table each: by the name of a change, which state follows which. A
+change that a table does not list raises KeyError. Only functions of this file write these states; those of a batch are
+changed by batches.py.
 
 A slot rests after it could not run its batch (`unavailable`), twice as long each time in a row: a broken slot fails
 quickly, and must not use up the attempts of all requests while sound slots are busy.
@@ -11,59 +12,15 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from enum import Enum
 from math import inf
-from typing import Final
+from typing import Any, Final
 
 from shapestream.scheduling.answers import AnsweredBatch
+from shapestream.scheduling.batches import Batch, BatchState, Suspicion
 from shapestream.scheduling.events import ContractError
-from shapestream.scheduling.queueing import SAMPLE, ModelQueue, Request
-
-
-class BatchState(Enum):
-    """The progress of a batch. Once it is over it is forgotten, so it keeps its last state for what asks how it ended."""
-
-    CUT = "cut"
-    """Decided, not placed yet."""
-    BEHIND = "behind"
-    """Queued on its slot behind the batch that runs there."""
-    RECALLED = "recalled"
-    """The same, and its slot was asked to give it back."""
-    RUNNING = "running"
-    RETURNING = "returning"
-    """It is the one that its slot runs, and the slot was asked to give it back: it may have begun or not."""
-    CANCELLED = "cancelled"
-    """Its slot was asked to stop it, because no member is wanted any more."""
-    HANGING = "hanging"
-    """Its slot was asked to stop it, because it has run far longer than its like."""
-    CONDEMNED = "condemned"
-    """It hangs on, and its process is to be ended."""
-    STUCK = "stuck"
-    """It is still there after that: its members were answered, and its slot is lost."""
-
-    __hash__ = object.__hash__  # an enum's own is a call in Python, and the tables are asked on the hot path
-
-
-BATCH_TABLE: Final[dict[str, dict[BatchState, BatchState]]] = {
-    "begin": {
-        BatchState.CUT: BatchState.RUNNING,
-        BatchState.BEHIND: BatchState.RUNNING,
-        BatchState.RECALLED: BatchState.RETURNING,
-    },
-    "queue": {BatchState.CUT: BatchState.BEHIND},
-    "recall": {BatchState.BEHIND: BatchState.RECALLED, BatchState.RUNNING: BatchState.RETURNING},
-    "cancel": {BatchState.RUNNING: BatchState.CANCELLED, BatchState.RETURNING: BatchState.CANCELLED},
-    "escalate": {
-        BatchState.RUNNING: BatchState.HANGING,
-        BatchState.RETURNING: BatchState.HANGING,
-        BatchState.CANCELLED: BatchState.HANGING,
-        BatchState.HANGING: BatchState.CONDEMNED,
-        BatchState.CONDEMNED: BatchState.STUCK,
-    },
-}
-_QUEUED_BEHIND: Final = (BatchState.BEHIND, BatchState.RECALLED)
-_HUNG: Final = (BatchState.HANGING, BatchState.CONDEMNED, BatchState.STUCK)
+from shapestream.scheduling.queueing import SAMPLE, ModelQueue
 
 
 class SlotState(Enum):
@@ -146,102 +103,6 @@ WORKER_TABLE: Final[dict[str, dict[SlotGroupState, SlotGroupState]]] = {
 }
 
 
-class Suspicion(Enum):
-    """How many requests a batch puts at risk, and what its loss would prove."""
-
-    NONE = "none"
-    """An ordinary batch, beside others in its worker."""
-    LAST = "last"
-    """One request that was lost too often, alone in its worker: any loss there is its own."""
-    ACCUSED = "accused"
-    """The same of a request that a worker died, or hung, of before: if this one does, too, it is poisoned."""
-
-
-class Batch:
-    """Requests that run together on a slot, or are queued there behind such a batch: the scheduler's view of a batch."""
-
-    __slots__ = (
-        "ends_at",
-        "hang_at",
-        "id",
-        "ids",
-        "members",
-        "predicted_s",
-        "prefetch_at",
-        "queue",
-        "sizes",
-        "slot",
-        "started",
-        "state",
-        "trial",
-        "wanted",
-    )
-
-    def __init__(
-        self,
-        id: int,  # noqa: A002 - the name that events and actions use
-        slot: Slot,
-        queue: ModelQueue,
-        members: Sequence[Request],
-        sizes: tuple[int, ...],
-        predicted_s: float | None = None,
-        trial: Suspicion = Suspicion.NONE,
-    ) -> None:
-        self.id = id
-        self.slot = slot
-        self.queue = queue
-        self.members = members
-        self.ids = tuple([request.id for request in members])
-        self.sizes = sizes
-        self.trial = trial
-        self.state = BatchState.CUT
-        self.wanted = len(members)
-        """Members that have not ended yet. An audit has none from the start."""
-        self.predicted_s = predicted_s
-        """Seconds of this slot; None while nothing is measured."""
-        self.started = 0.0
-        """Since when it is the one that its slot runs. Set at the start."""
-        self.ends_at = 0.0
-        """When it is predicted to end; when it started, where nothing is measured. Set at the start."""
-        self.prefetch_at: float | None = None
-        """When the next batch should be sent to its slot; None: not before it has ended. Set at the start."""
-        self.hang_at = inf
-        """When it has run so long that the next step is taken against it; set at the start."""
-
-    def __repr__(self) -> str:
-        return f"<batch {self.id} on slot {self.slot.id}: {self.wanted} of {len(self.ids)} wanted>"
-
-    @property
-    def is_behind(self) -> bool:
-        """Whether it is queued behind another batch."""
-        return self.state in _QUEUED_BEHIND
-
-    @property
-    def hung(self) -> bool:
-        """Whether it has run so long that steps are taken against it."""
-        return self.state in _HUNG
-
-    def recall(self) -> None:
-        """Ask its slot to give it back, before or just as it begins."""
-        self.state = BATCH_TABLE["recall"][self.state]
-
-    def cancel(self) -> bool:
-        """Ask its slot to stop it, because no member is wanted any more; whether that is new."""
-        if self.state not in BATCH_TABLE["cancel"]:
-            return False
-        self.state = BATCH_TABLE["cancel"][self.state]
-        return True
-
-    def go_on_as(self, other: Batch) -> None:
-        """Run where another batch stood, which new books know by this one; it may have begun just now."""
-        if not other.is_behind:
-            self.state = other.state
-
-    def escalate(self) -> None:
-        """Take the next step against it, because it hangs."""
-        self.state = BATCH_TABLE["escalate"][self.state]
-
-
 class SlotGroup:
     """A process with some slots: what one batch does to it, it does to all that run there."""
 
@@ -287,6 +148,7 @@ class Slot:
         "idle_since",
         "models",
         "paces",
+        "peer",
         "pools",
         "prefetch_s",
         "rests_until",
@@ -301,8 +163,11 @@ class Slot:
         models: frozenset[str],
         prefetch_s: float | None = None,
         worker: SlotGroup | None = None,
+        peer: Any = None,
     ) -> None:
         self.id = id
+        self.peer = peer
+        """The caller's own object for this slot, see `SlotJoined`."""
         self.models = models
         self.worker = SlotGroup(f"slot {id}") if worker is None else worker
         self.worker.slots[id] = self
@@ -623,13 +488,14 @@ class SlotTable:
         models: frozenset[str],
         prefetch_s: float | None = None,
         process: str = "",
+        peer: Any = None,
     ) -> None:
         """Add a slot of the named process. Models that are not known yet are connected when they are added."""
         if id in self.slots:
             raise ContractError(f"slot {id} has joined already")
         process = process or f"slot {id}"
         worker = self.workers.setdefault(process, SlotGroup(process))
-        slot = self.slots[id] = Slot(id, models, prefetch_s, worker)
+        slot = self.slots[id] = Slot(id, models, prefetch_s, worker, peer)
         self.free_count += slot.free
         for name in sorted(models & self.pools.keys()):
             self._connect(slot, self.pools[name])
@@ -703,7 +569,7 @@ class SlotTable:
         self.batches[batch.id] = batch
         self._move(slot, "start")
         self._begin(slot, batch, now)
-        if batch.trial is not Suspicion.NONE:
+        if batch.suspicion is not Suspicion.NONE:
             slot.worker.suspect = batch
 
     def start_audit(self, slot: Slot, batch: Batch, predicted_s: float | None, now: float) -> None:
@@ -718,7 +584,7 @@ class SlotTable:
         assert running is not None
         self.batches[batch.id] = batch
         self._move(slot, "queue")
-        batch.state = BATCH_TABLE["queue"][batch.state]
+        batch.queue_behind()
         slot.behind = batch
         slot.unlist_prefetch(running)
 
@@ -731,7 +597,7 @@ class SlotTable:
 
         That batch is returned if it runs now.
         """
-        slot = batch.slot
+        slot: Slot = batch.slot
         worker = slot.worker
         del self.batches[batch.id]
         if worker.suspect is batch:
@@ -757,7 +623,7 @@ class SlotTable:
     def _begin(self, slot: Slot, batch: Batch, now: float) -> None:
         slot.batch = batch
         slot.answered = None
-        batch.state = BATCH_TABLE["begin"][batch.state]
+        batch.begin()
         batch.started = now
         batch.ends_at = now + (batch.predicted_s or 0.0)
         # Nothing is queued behind a batch that may come back: its end cannot be predicted.

@@ -18,9 +18,11 @@ from typing import Any
 
 import trio
 
+from shapestream.scheduling.batches import Batch
+from shapestream.serving.ends import BatchEnded, End
 from shapestream.serving.served_models import ServedModel, ServedModels
 from shapestream.serving.sessions import RequestRecord
-from shapestream.serving.workers import RunningBatch, SlotRecord
+from shapestream.serving.workers import SlotRecord
 from shapestream_engine.layout import Tensors
 
 MOST_SAMPLES = 64
@@ -95,8 +97,8 @@ class AuditRun:
         self.record = record
         self.slots = slots
         """The slots that may run it."""
-        self.batch: int | None = None
-        """The number of its batch, once it has started."""
+        self.batch: Batch | None = None
+        """Once it has started."""
         self.done = trio.Event()
         self.outputs: Tensors | None = None
         """Its results, when it is done; None where it was interrupted, failed or lost."""
@@ -146,25 +148,25 @@ class AuditBook:
 
     # ---------------------------------------------------------------- sampling
 
-    def answered(
-        self, running: RunningBatch, records: Sequence[RequestRecord], outputs: Sequence[Tensors | None]
-    ) -> None:
-        """Take some of a batch's requests, which were answered; `outputs` are parallel to `records`."""
-        action = running.action
-        state = self.states[action.model]
-        if not state.share or (len(action.requests) == 1 and action.sizes == records[0].shape.rounded):
+    def ended(self, end: End) -> None:
+        """Take some of a batch's requests, which were answered."""
+        if not isinstance(end, BatchEnded) or not end.answered:
+            return
+        batch, records = end.batch, end.answered
+        state = self.states[batch.model]
+        if not state.share or (len(batch.arrivals) == 1 and batch.sizes == records[0].shape.rounded):
             return
         count = len(records)
         state.seen += count
         while state.after < count:
-            self._take(state, running, records[state.after], outputs[state.after])
+            self._take(state, end, records[state.after], end.outputs[state.after])
             state.after += 1 + self._gap(state.share)
         state.after -= count
 
     def _take(
-        self, state: ModelAudit, running: RunningBatch, record: RequestRecord, answer: Tensors | None
+        self, state: ModelAudit, end: BatchEnded, record: RequestRecord, answer: Tensors | None
     ) -> None:
-        worker = running.slot.worker
+        worker = end.slot.worker
         if answer is None or record.shape.answer is not None or state.varies or state.stopped:
             return
         served = self._models.digests.get(record.model)
@@ -181,9 +183,9 @@ class AuditBook:
         sample = AuditSample(
             record=replace(record, deadline=None),
             answer=answer,
-            slot=running.slot,
-            call=running.action.sizes,
-            requests=len(running.action.requests),
+            slot=end.slot,
+            call=end.batch.sizes,
+            requests=len(end.batch.arrivals),
             nbytes=nbytes,
         )
         self._nbytes += nbytes

@@ -1,8 +1,9 @@
 """The dispatcher: it tells the scheduler each event, and carries out what the scheduler decides.
 
-Batches go to slots, answers to egress, lines to the journal. The books of requests, slots and batches are kept here.
-Every method is synchronous and is called from the event loop's one thread, so that nothing comes between a
-decision and its effect. No effect is an event: a slot that cannot be reached is found when the turn ends.
+Batches go to slots, answers to egress, ends to the observers (ends.py). Actions carry the objects that they are about, so no
+book of requests or batches is kept here: the scheduler has both. Every method is synchronous and is called from the event
+loop's one thread, so that nothing comes between a decision and its effect. No effect is an event: a slot that cannot be
+reached is found when the turn ends.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from typing import assert_never
 
 import trio
 
+from shapestream.errors import Cancelled
 from shapestream.scheduling import events
-from shapestream.scheduling.events import (
+from shapestream.scheduling.actions import (
     Action,
     CancelBatch,
     DeliverResults,
@@ -27,22 +29,25 @@ from shapestream.scheduling.events import (
     ReportFault,
     StartBatch,
 )
+from shapestream.scheduling.batches import Batch, Submitted
 from shapestream.scheduling.occupancy import Occupancy
 from shapestream.scheduling.scheduler import Scheduler
 from shapestream.serving.audits import AuditBook, AuditRun
 from shapestream.serving.egress import Egress
+from shapestream.serving.ends import BatchEnded, RequestEnded, run_of
 from shapestream.serving.journal import Journal
 from shapestream.serving.quarantine import Quarantine
 from shapestream.serving.served_models import ServedModel
 from shapestream.serving.sessions import ClientSession, RequestRecord
-from shapestream.serving.workers import ConnectedWorker, RunningBatch, SlotRecord
+from shapestream.serving.workers import ConnectedWorker, SlotRecord
+from shapestream.wire.messages import Execute
 from shapestream_engine.batch import BatchReport, ErrorCode
 from shapestream_engine.cost_table import CostTable
 from shapestream_engine.layout import Tensors
 
 
 class Dispatcher:
-    """Events in, effects out; the only book of slots and of the batches that run there."""
+    """Events in, effects out."""
 
     def __init__(
         self,
@@ -63,17 +68,19 @@ class Dispatcher:
         self._flush = flush
         self._journal = journal
         self._egress = egress
-        self._book = SlotBook()
+        self._ends = egress.ends
+        self._reported: BatchEnded | None = None
+        """The end of the batch whose report the scheduler has."""
         self._audits = audits
         self._audit: AuditRun | None = None
         """The audit that is wanted, or runs."""
         self._clock = clock
         self._prefetch = prefetch
-        self._requests: dict[int, RequestRecord] = {}
-        """Those that have no terminal reply yet, by number."""
-        self._run_once: set[int] = set()
-        """Those of them that were started and must not run twice."""
-        self.slots: Mapping[int, SlotRecord] = self._book.slots
+        self._numbers = count()
+        self.slots: dict[int, SlotRecord] = {}
+        """Those that have joined and not left, by the scheduler's numbers."""
+        self._busy = Occupancy()
+        """The slots that have a batch."""
         self._handed_back = False
         self._alarm_at = math.inf
         """When the alarm rings: at the earliest time that the scheduler waits for."""
@@ -87,9 +94,6 @@ class Dispatcher:
         """Everything that arrived in one turn, as one event."""
         if self.quarantine:
             records = self._without_quarantined(records, now)
-        known = self._requests
-        for record in records:
-            known[record.id] = record
         self._journal.arrived(records)
         self._handle(events.RequestsArrived(requests=tuple(records)), now)
 
@@ -98,11 +102,10 @@ class Dispatcher:
         others = []
         for record in records:
             if self.quarantine.holds(record.model, record.tensors, now):
-                self._requests[record.id] = record
                 message = (
                     "a request like this one killed the worker that ran it, and is not run again for a while"
                 )
-                self._fail(FailRequest(id=record.id, code="poisoned", message=message), now)
+                self._fail(FailRequest(request=record, code="poisoned", message=message), now)
             else:
                 others.append(record)
         return others
@@ -134,17 +137,24 @@ class Dispatcher:
         """Its slots can be used from now on."""
         models = frozenset(worker.models)
         prefetch_s = worker.prefetch_s if self._prefetch else None
-        joining = [
-            events.SlotJoined(
-                slot=slot.number, models=models, worker=worker.name, costs=worker.costs, prefetch_s=prefetch_s
+        joining = []
+        for slot in worker.slots:
+            slot.number = next(self._numbers)
+            self.slots[slot.number] = slot
+            joined = events.SlotJoined(
+                slot=slot.number,
+                models=models,
+                worker=worker.name,
+                costs=worker.costs,
+                prefetch_s=prefetch_s,
+                peer=slot,
             )
-            for slot in self._book.join(worker)
-        ]
+            joining.append(joined)
         self._handle(events.SlotsJoined(slots=tuple(joining)), now)
 
     def worker_closing(self, worker: ConnectedWorker, now: float) -> None:
         """It is about to leave: its slots finish what they run and get nothing new."""
-        for slot in self._book.of(worker):
+        for slot in self._joined(worker):
             self._handle(events.SlotClosing(slot=slot.number), now)
 
     def worker_left(self, worker: ConnectedWorker, now: float, *, died: bool = False) -> None:
@@ -154,7 +164,7 @@ class Dispatcher:
         """
         # All of them close first, or the scheduler would give those that are left what the others lose.
         self.worker_closing(worker, now)
-        left = self._book.of(worker)
+        left = self._joined(worker)
         self._leave(left, "its worker died" if died else "its worker left", now)
         for slot in left:
             self._handle(events.SlotLeft(slot=slot.number, died=died), now)
@@ -164,35 +174,55 @@ class Dispatcher:
         if slot.number not in self.slots:
             return
         self._handle(events.SlotClosing(slot=slot.number), now)  # or what fails would run again there
-        begun = self._book.reported(batch, now) if batch in slot.running else None
+        begun = None if batch is None else slot.running.pop(batch, None)
         if begun is not None:
+            self._rest(slot, now)
             why = f"the thread of slot {slot.label!r} has ended"
-            report = BatchReport(batch=begun.batch.batch, outputs=None, code=ErrorCode.INTERNAL, message=why)
-            self._batch_failed(begun, report, now)
-            self._book.batches.pop(report.batch, None)
+            report = BatchReport(batch=begun.id, outputs=None, code=ErrorCode.INTERNAL, message=why)
+            self._batch_failed(begun, slot, report, now)
         self._leave([slot], "its slot ended", now)
         self._handle(events.SlotLeft(slot=slot.number), now)
 
-    def _leave(self, slots: Sequence[SlotRecord], why: str, now: float) -> None:
-        """Forget slots, and the audit that ran there or could run nowhere else."""
-        for running in self._book.leave(slots, now):
-            self._journal.lost(running, why, now)
+    def _joined(self, worker: ConnectedWorker) -> list[SlotRecord]:
+        """The slots of this worker that have joined and not left."""
+        return [slot for slot in worker.slots if slot.number in self.slots]
+
+    def _leave(self, left: Sequence[SlotRecord], why: str, now: float) -> None:
+        """Forget slots with their batches, and the audit that ran there or could run nowhere else."""
+        lost = [batch for batch in self._scheduler.batches.values() if batch.slot.peer in left]
+        for slot in left:
+            slot.running.clear()
+            self._rest(slot, now)
+            del self.slots[slot.number]
+        for batch in lost:
+            self._ends.add(
+                BatchEnded(
+                    batch=batch, slot=batch.slot.peer, at=now, report=None, code="worker_lost", why=why
+                )
+            )
         if (run := self._audit) is not None and (
-            run.slots.isdisjoint(self.slots) if run.batch is None else run.batch not in self._book.batches
+            run.slots.isdisjoint(self.slots) if run.batch is None else run.batch in lost
         ):
             self._audit_ended(None)
+
+    def _rest(self, slot: SlotRecord, now: float) -> None:
+        """Count the time of a slot no longer, if it has no batch."""
+        if slot.at_work and not slot.running:
+            slot.at_work = False
+            self._busy.leave(1, now)
 
     def batches_reported(self, reports: Iterable[BatchReport], now: float) -> None:
         """Batches that ran, or failed: everything that was reported in one turn."""
         for report in reports:
-            running = self._book.reported(report.batch, now)
-            if running is None:
-                continue
+            batch = self._scheduler.batches.get(report.batch)
+            if batch is None or self._handed_back:
+                continue  # it was lost, or is dropped
+            slot: SlotRecord = batch.slot.peer
+            self._rest(slot, now)
             if report.code is None and report.outputs is not None:
-                self._batch_ran(running, report, report.outputs, now)
+                self._batch_ran(batch, slot, report, report.outputs, now)
             else:
-                self._batch_failed(running, report, now)
-            self._book.batches.pop(report.batch, None)
+                self._batch_failed(batch, slot, report, now)
 
     def audit(self, record: RequestRecord, slots: frozenset[int], now: float, *, copies: int = 1) -> AuditRun:
         """Run an answered request again, alone, on one of these slots, when none is needed for anything else.
@@ -226,34 +256,48 @@ class Dispatcher:
     def hand_back(self, message: str) -> None:
         """Ends every request that is left as `draining`. For the very end: the scheduler decides nothing after this."""
         self._handed_back = True
-        self._book.batches.clear()
-        for request in list(self._requests):
-            self._fail(FailRequest(id=request, code="draining", message=message), self._clock())
+        for request in self._scheduler.requests.values():
+            failed = FailRequest(
+                request=request.arrival, code="draining", message=message, batch=request.batch
+            )
+            self._fail(failed, self._clock())
 
     def _batch_ran(
-        self, running: RunningBatch, report: BatchReport, outputs: Sequence[Tensors | None], now: float
+        self,
+        batch: Batch,
+        slot: SlotRecord,
+        report: BatchReport,
+        outputs: Sequence[Tensors | None],
+        now: float,
     ) -> None:
-        if not running.action.requests:
+        if not batch.arrivals:
             self._audit_ended(outputs[0])
-            self._handle(events.BatchFinished(batch=report.batch, busy_s=report.busy_s), now)
+            self._handle(events.BatchFinished(batch=batch.id, busy_s=report.busy_s), now)
             return
-        running.ran(report, outputs, now)
-        expired = running.expired()
-        self._journal.ran(running, report, expired, now)
+        batch.ran(report, now)
+        slot.batches += 1
+        slot.busy_s += report.busy_s
+        self._reported = BatchEnded(batch=batch, slot=slot, at=now, report=report)
+        self._ends.add(self._reported)
         event = events.BatchFinished(
-            batch=report.batch, busy_s=report.busy_s, expired=expired, preparations=report.preparations
+            batch=batch.id,
+            busy_s=report.busy_s,
+            expired=batch.left_out,
+            preparations=report.preparations,
         )
         self._handle(event, now)
 
-    def _batch_failed(self, running: RunningBatch, report: BatchReport, now: float) -> None:
-        if running.action.requests:
-            self._journal.failed(running, report, now)
+    def _batch_failed(self, batch: Batch, slot: SlotRecord, report: BatchReport, now: float) -> None:
+        code = report.code or ErrorCode.INTERNAL
+        if batch.arrivals:
+            self._ends.add(
+                BatchEnded(batch=batch, slot=slot, at=now, report=report, code=code, why=report.message)
+            )
         else:
             if self._audit is not None:
                 self._audit.is_broken = report.code in (ErrorCode.MODEL_ERROR, ErrorCode.INTERNAL)
             self._audit_ended(None)
-        code = report.code or ErrorCode.INTERNAL
-        self._handle(events.BatchFailed(batch=report.batch, code=code, message=report.message), now)
+        self._handle(events.BatchFailed(batch=batch.id, code=code, message=report.message), now)
 
     # ---------------------------------------------------------------- decisions
 
@@ -272,7 +316,8 @@ class Dispatcher:
         """Carry out one decision."""
         match action:
             case StartBatch():
-                self._start(action, now)
+                for batch in action.batches:
+                    self._start(batch, now)
             case DeliverResults():
                 self._deliver(action, now)
             case FailRequest():
@@ -280,81 +325,108 @@ class Dispatcher:
                     self._put_in_quarantine(action, now)
                 self._fail(action, now)
             case ForgetRequest():
-                may_have_run = action.id in self._run_once
-                record = self._end(action.id)
-                self._journal.forgotten(record, now)
-                if may_have_run:
-                    self._egress.forgotten(record)
-            case CancelBatch():
-                running = self._book.batches.get(action.batch)
-                if running is not None:
-                    running.cancel()
-            case RecallBatch():
-                running = self._book.batches.get(action.batch)
-                if running is not None:
-                    self._journal.recalled(running)
-                    running.recall()
+                self._forget(action, now)
+            case CancelBatch(batch=batch):
+                slot: SlotRecord = batch.slot.peer
+                if batch.id in slot.running:
+                    slot.worker.cancel(slot, batch.id)
+            case RecallBatch(batch=batch):
+                slot = batch.slot.peer
+                if batch.id in slot.running:
+                    self._journal.recalled(batch, slot)
+                    slot.worker.recall(slot, batch.id)
             case KillSlot():
-                slot = self._book.slots.get(action.slot)
-                if slot is not None:
+                slot = action.slot.peer
+                if slot.number in self.slots:
                     slot.worker.kill(action.reason)
             case ReportFault():
                 self._journal.fault(action)
             case _:
                 assert_never(action)
 
-    def _start(self, action: StartBatch, now: float) -> None:
-        known = self._requests
-        records = [known[request] for request in action.requests]
-        if not records and self._audit is not None:
-            self._audit.batch = action.batch
-            running = self._book.start(action, [self._audit.record], now)
-            running.slot.worker.port.say(running.slot, running.batch)
-            return
-        if not records[0].served.profile.idempotent:
-            self._run_once.update(action.requests)
-        running = self._book.start(action, records, now)
-        self._journal.started(running)
-        running.slot.worker.port.say(running.slot, running.batch)
+    def _start(self, batch: Batch, now: float) -> None:
+        slot: SlotRecord = batch.slot.peer
+        records: Sequence[RequestRecord] = batch.arrivals
+        if records:
+            self._journal.started(batch, slot)
+        else:
+            assert self._audit is not None
+            self._audit.batch = batch
+            records = [self._audit.record]
+        deadlines = tuple([record.deadline for record in records])
+        execute = Execute(
+            batch=batch.id,
+            slot=slot.slot,
+            model=batch.model,
+            sizes=batch.sizes,
+            members=tuple([record.tensors for record in records]),
+            shapes=tuple([record.shape for record in records]),
+            start_before=None if deadlines.count(None) == len(deadlines) else deadlines,
+            session=slot.worker.session,
+            sent_us=round(now * 1e6),
+        )
+        batch.sent(execute, now)
+        slot.running[batch.id] = batch
+        if not slot.at_work:
+            slot.at_work = True
+            self._busy.enter(1, now)
+        slot.worker.port.say(slot, execute)
 
     def _deliver(self, action: DeliverResults, now: float) -> None:
-        running = self._book.batches[action.batch]
-        records = [self._end(request) for request in action.requests]
-        outputs = running.outputs_of(action.requests)
-        self._egress.deliver(records, outputs, running, now)
-        self._journal.delivered(action, running, records, now)
-        self._audits.answered(running, records, outputs)
+        batch, records = action.batch, action.requests
+        for record in records:
+            record.session.end(record)
+        outputs = batch.outputs_of(records)
+        self._egress.deliver(records, outputs, batch, now)
+        assert self._reported is not None
+        self._reported.answered, self._reported.outputs = records, outputs
 
     def _put_in_quarantine(self, action: FailRequest, now: float) -> None:
-        record = self._requests[action.id]
+        record: RequestRecord = action.request
         digest = self.quarantine.keep(record.model, record.tensors, now)
         self._journal.poisoned(record, action, digest)
 
     def _fail(self, action: FailRequest, now: float) -> None:
         """End a request without a result."""
-        may_have_run = action.id in self._run_once
-        record = self._end(action.id)
-        code = self._egress.fail(record, action, may_have_run=may_have_run)
-        self._journal.request_failed(action, record, code, now)
-
-    def _end(self, request: int) -> RequestRecord:
-        """The request's one end: its record goes, and its client's credit comes back."""
-        record = self._requests.pop(request)
-        if self._run_once:
-            self._run_once.discard(request)
+        record: RequestRecord = action.request
         record.session.end(record)
-        return record
+        may_have_run = action.batch is not None and not record.served.profile.idempotent
+        told = self._egress.fail(record, action, may_have_run=may_have_run)
+        self._request_ended(record, told.code, told.message, action, action.batch, now)
+
+    def _forget(self, action: ForgetRequest, now: float) -> None:
+        """End a request whose client is gone."""
+        record: RequestRecord = action.request
+        record.session.end(record)
+        if action.batch is not None and not record.served.profile.idempotent:
+            self._egress.forgotten(record)
+        self._request_ended(record, Cancelled.code, "its client is gone", None, action.batch, now)
+
+    def _request_ended(
+        self,
+        record: RequestRecord,
+        code: str,
+        message: str,
+        action: FailRequest | None,
+        batch: Batch | None,
+        now: float,
+    ) -> None:
+        run = None if batch is None else run_of(batch)
+        self._ends.add(
+            RequestEnded(record=record, at=now, code=code, message=message, run=run, action=action)
+        )
 
     # ---------------------------------------------------------------- turns and time
 
     def end_turn(self) -> None:
         """Whoever brought events calls this when there are no more: what is ready leaves."""
         self._flush()
+        self._ends.tell()
         wakeup = self._scheduler.next_wakeup()
         if wakeup is not None and wakeup < self._alarm_at:
             self._alarm_at = wakeup
             self._alarm_earlier.set()
-        if not self._requests:
+        if not self.unfinished:
             self._idle.set()
 
     async def run_alarm(self) -> None:
@@ -372,91 +444,26 @@ class Dispatcher:
 
     async def wait_idle(self) -> None:
         """Until no request is left."""
-        while self._requests:
+        while self.unfinished:
             self._idle = trio.Event()
             await self._idle.wait()
 
     @property
     def requests(self) -> Iterable[RequestRecord]:
         """Requests that have no terminal reply yet."""
-        return self._requests.values()
+        left: list[Submitted] = [request.arrival for request in self._scheduler.requests.values()]
+        return () if self._handed_back else left
 
     @property
-    def batches(self) -> Mapping[int, RunningBatch]:
+    def batches(self) -> Mapping[int, Batch]:
         """Batches that were started and not reported yet, by number."""
-        return self._book.batches
+        return self._scheduler.batches
 
     @property
     def unfinished(self) -> int:
-        """Requests that have no terminal reply yet."""
-        return len(self._requests)
+        """Requests that have no terminal reply yet, counted."""
+        return 0 if self._handed_back else len(self._scheduler.requests)
 
     def busy_s(self, now: float) -> float:
         """Seconds that slots have had batches, all slots together, also those of batches that still run."""
-        return self._book.busy.seconds(now)
-
-
-class SlotBook:
-    """All slots, by the scheduler's numbers, and the batches that were started on them and not reported yet."""
-
-    __slots__ = ("_numbers", "batches", "busy", "slots")
-
-    def __init__(self) -> None:
-        self._numbers = count()
-        self.busy = Occupancy()
-        """The slots that have a batch."""
-        self.slots: dict[int, SlotRecord] = {}
-        self.batches: dict[int, RunningBatch] = {}
-
-    def join(self, worker: ConnectedWorker) -> list[SlotRecord]:
-        """Gives each of its slots a number."""
-        for slot in worker.slots:
-            slot.number = next(self._numbers)
-            self.slots[slot.number] = slot
-        return worker.slots
-
-    def of(self, worker: ConnectedWorker) -> list[SlotRecord]:
-        """The slots of this worker that have joined and not left."""
-        return [slot for slot in worker.slots if slot.number in self.slots]
-
-    def leave(self, left: Sequence[SlotRecord], now: float) -> list[RunningBatch]:
-        """Forgets these slots, and what ran or was queued there, which is returned."""
-        numbers = {slot.number for slot in left}
-        lost = [running for running in self.batches.values() if running.slot.number in numbers]
-        for running in lost:
-            del self.batches[running.action.batch]
-        for slot in left:
-            slot.running.clear()
-            self._rest(slot, now)
-            del self.slots[slot.number]
-        return lost
-
-    def start(self, action: StartBatch, records: Sequence[RequestRecord], now: float) -> RunningBatch:
-        """These requests begin on their slot, or are queued there behind the batch that runs."""
-        slot = self.slots[action.slot]
-        running = self.batches[action.batch] = RunningBatch(action, slot, records, now)
-        slot.running[action.batch] = running
-        if action.behind is not None:
-            slot.behind = running
-        if not slot.at_work:
-            slot.at_work = True
-            self.busy.enter(1, now)
-        return running
-
-    def _rest(self, slot: SlotRecord, now: float) -> None:
-        """Count the time of a slot no longer, if it has no batch."""
-        if slot.at_work and not slot.running:
-            slot.at_work = False
-            self.busy.leave(1, now)
-
-    def reported(self, batch: int, now: float) -> RunningBatch | None:
-        """The batch of a report that has come; what was queued behind it runs now. None: it was lost, or is dropped."""
-        running = self.batches.get(batch)
-        if running is not None:
-            slot = running.slot
-            slot.running.pop(batch, None)
-            behind, slot.behind = slot.behind, None
-            if behind is not None:
-                behind.slot_free = now
-            self._rest(slot, now)
-        return running
+        return self._busy.seconds(now)

@@ -11,15 +11,13 @@ from collections.abc import Iterable, Sequence
 import trio
 
 from shapestream.errors import Draining, Overloaded, Unavailable, WorkerLost, error_from_code
-from shapestream.scheduling.events import FailRequest
+from shapestream.scheduling.actions import FailRequest
+from shapestream.scheduling.batches import Batch
+from shapestream.serving.ends import Ends, RequestRefused
 from shapestream.serving.kept_replies import KeptReplies
 from shapestream.serving.outgoing import Outgoing
 from shapestream.serving.sessions import ClientSession, RequestRecord
-from shapestream.serving.workers import RunningBatch
-from shapestream.telemetry.counters import ModelCounters
-from shapestream.telemetry.recent import MOST_MESSAGE, RecentError
 from shapestream.wire.messages import Failure, ResultEntry, Timings
-from shapestream.wire.tags import REQUEST_ID
 from shapestream_engine.layout import Tensors
 
 REFUSALS = frozenset({Draining.code, Overloaded.code, Unavailable.code})
@@ -29,49 +27,44 @@ REFUSALS = frozenset({Draining.code, Overloaded.code, Unavailable.code})
 class Egress:
     """Turns ends of requests into replies."""
 
-    def __init__(self, outgoing: Outgoing, kept: KeptReplies) -> None:
+    def __init__(self, outgoing: Outgoing, kept: KeptReplies, ends: Ends) -> None:
         self.outgoing = outgoing
         self.kept = kept
+        self.ends = ends
+        """The ends of this turn, for the observers."""
         self._statistics = outgoing.statistics
 
     def deliver(
         self,
         records: Sequence[RequestRecord],
         outputs: Iterable[Tensors | None],
-        batch: RunningBatch,
+        batch: Batch,
         now: float,
     ) -> None:
         """Reply with the results of one batch. Members that arrived in the same turn share their `Timings`."""
         say, keep = self.outgoing.say, self.kept.keep
-        counters = self._statistics.of(batch.action.model)
-        alike, timings, arrived = 0, None, 0.0
+        timings, arrived = None, 0.0
         for record, tensors in zip(records, outputs, strict=True):
             if tensors is None:
                 raise AssertionError(f"{record!r} was delivered, but has no output")
             if timings is None or record.arrived != arrived:
-                if timings is not None:
-                    _count(counters, timings, alike)
-                alike, arrived = 0, record.arrived
-                timings = batch.timings(arrived, now)
-            alike += 1
+                arrived = record.arrived
+                timings = _timings(batch, arrived, now)
             session, sequence = record.session, record.sequence
             result = ResultEntry(sequence=sequence, timings=timings, tensors=tensors)
             say(session, result)
             keep(session.answered, sequence, record.served.number, record.tensors, result)
-        if timings is not None:
-            _count(counters, timings, alike)
 
-    def fail(self, record: RequestRecord, action: FailRequest, *, may_have_run: bool) -> str:
-        """Reply to an admitted request that ends without a result; the code. `may_have_run`: and must not run twice."""
+    def fail(self, record: RequestRecord, action: FailRequest, *, may_have_run: bool) -> Failure:
+        """Reply to an admitted request that ends without a result. `may_have_run`: and must not run twice."""
         code, message = action.code, action.message
         if may_have_run and code in REFUSALS:
             code, message = WorkerLost.code, f"{message}; {_MAY_HAVE_RUN}"
         failure = _failure(record.sequence, code, message, action.retry_after_s)
-        self._statistics.of(record.model).failures[failure.code] += 1
-        self._tell(record.session, failure, record)
+        self.outgoing.say(record.session, failure)
         if code not in REFUSALS:
             self._keep(record, failure)
-        return failure.code
+        return failure
 
     def forgotten(self, record: RequestRecord) -> None:
         """Note the end of a request that may have run and must not run twice, and whose client is gone."""
@@ -80,7 +73,17 @@ class Egress:
 
     def refuse(self, session: ClientSession, sequence: int, code: str, message: str) -> None:
         """Reply to a request that was not admitted, and has no record."""
-        self._tell(session, _failure(sequence, code, message), None)
+        failure = _failure(sequence, code, message)
+        self.outgoing.say(session, failure)
+        self.ends.add(
+            RequestRefused(
+                session=session,
+                sequence=sequence,
+                at=trio.current_time(),
+                code=failure.code,
+                message=message,
+            )
+        )
 
     def repeat(self, session: ClientSession, reply: ResultEntry | Failure) -> None:
         """Give a reply again."""
@@ -92,25 +95,19 @@ class Egress:
             record.session.answered, record.sequence, record.served.number, record.tensors, failure
         )
 
-    def _tell(self, session: ClientSession, failure: Failure, record: RequestRecord | None) -> None:
-        self._statistics.failures[failure.code] += 1
-        tags = None if record is None else record.tags
-        error = RecentError(
-            trio.current_time(),
-            None if record is None else record.model,
-            failure.code,
-            failure.message[:MOST_MESSAGE],
-            session.client[0],
-            failure.sequence,
-            None if tags is None else tags.get(REQUEST_ID),
-        )
-        self._statistics.recent.add_error(error)
-        self.outgoing.say(session, failure)
 
-
-def _count(counters: ModelCounters, timings: Timings, times: int) -> None:
-    counters.queue_us.record(timings.queue_us, times)
-    counters.total_us.record(timings.total_us, times)
+def _timings(batch: Batch, arrived: float, now: float) -> Timings:
+    """The timings of a member that arrived then and is answered now."""
+    slot = batch.slot.peer
+    return Timings(
+        queue_us=round((batch.began - arrived) * 1e6),
+        run_us=batch.run_us,
+        total_us=round((now - arrived) * 1e6),
+        batch_requests=len(batch.arrivals),
+        batch_rows=batch.sizes[0] if batch.queue.has_batch else 1,
+        worker=slot.label,
+        digest=slot.worker.digests.get(batch.model),
+    )
 
 
 def _failure(sequence: int, code: str, message: str, retry_after_s: float | None = None) -> Failure:

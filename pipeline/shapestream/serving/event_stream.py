@@ -9,15 +9,16 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Awaitable, Callable, MutableMapping
+from itertools import islice
 from typing import Any, TypeAlias
 
 import structlog
 import trio
 
-from shapestream.telemetry.recent import MOST_BATCHES, last
-
 log = structlog.get_logger()
 
+MOST_BATCHES = 512
+"""Batches that are kept for viewers: with 50 batches per second, those of ten seconds."""
 MOST_VIEWERS = 16
 """Viewers at a time. Each takes a connection, a task, and up to 64 KB/s where batches are many."""
 INTERVAL_S = 1.0
@@ -45,7 +46,7 @@ class Feed:
         """When the server was last read."""
         self._state = "{}"
         """The last reading but for the batches: a JSON object."""
-        self._batches: deque[tuple[Any, ...]] = deque(maxlen=MOST_BATCHES)
+        self._batches: deque[list[Any]] = deque(maxlen=MOST_BATCHES)
         self._batches_in_all = 0
 
     @property
@@ -125,7 +126,8 @@ class Feed:
         while True:
             if seen == self._readings:
                 await self._published.wait()
-            new = json.dumps(last(self._batches, self._batches_in_all - batches))
+            count = min(len(self._batches), self._batches_in_all - batches)
+            new = json.dumps(list(islice(self._batches, len(self._batches) - count, None)))
             event = (
                 f'data: {{"batches_in_all":{self._batches_in_all},"batches":{new},"state":{self._state}}}\n\n'
             )

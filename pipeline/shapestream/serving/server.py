@@ -35,11 +35,15 @@ from shapestream.serving.client_port import ClientPort
 from shapestream.serving.cost_keeper import CostKeeper
 from shapestream.serving.dispatcher import Dispatcher
 from shapestream.serving.egress import Egress
+from shapestream.serving.end_counter import EndCounter
+from shapestream.serving.ends import Ends, Observer
+from shapestream.serving.event_stream import MOST_BATCHES
 from shapestream.serving.journal import Journal
 from shapestream.serving.kept_replies import ClientId, KeptReplies
 from shapestream.serving.listening import listen
 from shapestream.serving.outgoing import Outgoing
 from shapestream.serving.quarantine import Quarantine
+from shapestream.serving.recent_errors import RecentErrors
 from shapestream.serving.served_models import ServedModels
 from shapestream.serving.slot_threads import SlotThreads
 from shapestream.serving.stories import MOST_SLOWEST, Stories, nothing_of, story_of
@@ -125,7 +129,16 @@ class Server:
         trace = None if settings.record_trace is None else TraceRecorder(Path(settings.record_trace))
         self._stories = Stories(self._scheduler.troubles, lambda: self._dispatcher.batches, self._labels_of)
         self._tracer = tracer
-        self._journal = Journal(self._counters, self._stories, trace, tracer)
+        self._journal = Journal(self._counters, trace)
+        self._errors = RecentErrors()
+        folder = None if cost_cache is None else cost_cache.folder
+        self._audits = AuditBook(models, kept_in(folder))
+        # Every end is told to these, in this order, once its answer has left. Spans use what the stories have kept.
+        observers: list[Observer] = [EndCounter(self._counters), self._stories, self._errors, self._journal]
+        if tracer is not None:
+            tracer.follow(self._stories)
+            observers.append(tracer)
+        observers.append(self._audits)
         self._kept = KeptReplies(
             max_bytes=settings.kept_bytes,
             max_age_s=settings.kept_s,
@@ -133,10 +146,10 @@ class Server:
             now=self._started,
         )
         egress = Egress(
-            Outgoing(clients, "clients", self._counters, codec_of(Role.SERVER_OF_CLIENTS)), self._kept
+            Outgoing(clients, "clients", self._counters, codec_of(Role.SERVER_OF_CLIENTS)),
+            self._kept,
+            Ends(*observers),
         )
-        folder = None if cost_cache is None else cost_cache.folder
-        self._audits = AuditBook(models, kept_in(folder))
         self._dispatcher = Dispatcher(
             self._scheduler,
             egress,
@@ -451,7 +464,6 @@ class Server:
         """
         statistics = yield from self.statistics_in_slices()
         slowest = yield from self._slowest_stories(SLOWEST_SHOWN)
-        recent = self._counters.recent
         standstill = self.standstill()
         workers = self._configured_workers()
         return {
@@ -494,17 +506,17 @@ class Server:
                     "state": self._scheduler.standing(slot.number),
                     "batches": slot.batches,
                     "busy_s": slot.busy_s,
-                    "running": [[running.action.model, running.started] for running in slot.running.values()],
+                    "running": [[batch.model, batch.began] for batch in slot.running.values()],
                 }
                 for slot in islice(self._dispatcher.slots.values(), MOST_SLOTS_SHOWN)
             ],
             "errors": [
                 [error.time, error.model, error.code, error.message, error.request_id]
-                for error in recent.errors
+                for error in self._errors.newest_first
             ],
             "slowest": slowest,
-            "batches_in_all": recent.batches,
-            "batches": recent.since(batches),
+            "batches_in_all": self._stories.ran,
+            "batches": self._stories.since(batches, MOST_BATCHES),
         }
 
     # ---------------------------------------------------------------- its tasks
@@ -540,6 +552,8 @@ class Server:
         finally:
             self._ended = True
             self._journal.close()
+            if self._tracer is not None:
+                self._tracer.stop()
             if self._local is not None:
                 await self._local.aclose()
                 self._sockets[-1].close()

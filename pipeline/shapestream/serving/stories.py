@@ -19,15 +19,16 @@ from enum import Enum
 from functools import partial
 from heapq import heappush, heapreplace
 from itertools import chain, islice, takewhile
-from math import inf, nan, prod
-from operator import itemgetter
+from math import inf, nan
+from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple, TypeAlias
 
-from shapestream.scheduling.events import CutReason, FailRequest, StartBatch
+from shapestream.scheduling.batches import Batch
+from shapestream.scheduling.events import CutReason
 from shapestream.scheduling.scheduler_statistics import Told
+from shapestream.serving.ends import BatchEnded, End, RequestEnded, Run, clients_of, run_of, run_that_ended
 from shapestream.serving.kept_replies import ClientId
 from shapestream.serving.sessions import RequestRecord
-from shapestream.serving.workers import RunningBatch
 from shapestream.slices import Slices
 from shapestream.wire.tags import REQUEST_ID
 from shapestream_engine.batch import ErrorCode
@@ -71,40 +72,6 @@ class Member(NamedTuple):
     def id(self) -> str:
         """The id that its user knows it by."""
         return self.own_id or f"{self.client[0].hex()}-{self.sequence}"
-
-
-class Run(NamedTuple):
-    """One run of a batch."""
-
-    start: StartBatch
-    slot: str
-    sent: float
-    began: float
-    """`inf` where it did not begin: the request was queued at the slot, or left out of the call."""
-    ended: float
-    """`inf` while it runs; `nan` where it went on after its request had ended, and its end is forgotten."""
-    run_us: int
-    busy_s: float
-    preparations: int
-    calls: tuple[tuple[int, tuple[int, ...]], ...]
-    code: str | None
-    """The code of a run that failed."""
-    why: str
-    clients: Mapping[int, ClientId]
-    """Those of all its requests by the scheduler's ids, where it answered none."""
-    members: Sequence[tuple[Any, ...]]
-    """The requests that it answered, as `Member` has them."""
-
-    @property
-    def computed(self) -> int:
-        """Elements that its calls computed."""
-        return sum([count * prod(sizes) for count, sizes in self.calls or ((1, self.start.sizes),)])
-
-    @property
-    def padding_ratio(self) -> float:
-        """Elements of these that were padding / all of these."""
-        computed = self.computed
-        return round(min(1.0, self.start.facts.padding / computed), 4) if computed else 0.0
 
 
 class PhaseKind(Enum):
@@ -170,7 +137,7 @@ class Stories:
     def __init__(
         self,
         troubles: Callable[[int], Told],
-        batches: Callable[[], Mapping[int, RunningBatch]],
+        batches: Callable[[], Mapping[int, Batch]],
         slots_of: Callable[[str], Collection[str]],
     ) -> None:
         """`troubles` gives those that the scheduler remembers of a request, `batches` what runs, by number.
@@ -180,10 +147,12 @@ class Stories:
         self._troubles = troubles
         self._batches = batches
         self._slots_of = slots_of
-        self._runs: deque[tuple[Any, ...]] = deque()
-        """Rows of `Run`, plain since one is made for each batch, in the order of their ends."""
-        self._answered = 0
-        """Members of all these."""
+        self._runs: deque[Run] = deque()
+        """The batches that ran, in the order of their ends."""
+        self._held = 0
+        """Members of all these; a batch that answered nobody counts as one."""
+        self.ran = 0
+        """Batches that ever ran."""
         self._forgotten = -inf
         """When the last one ended that is remembered no more."""
         self._failed_runs: deque[Run] = deque(maxlen=MOST_FAILED_RUNS)
@@ -195,10 +164,20 @@ class Stories:
         self._slow_from = -inf
         """Only a request that took longer can be one of the slowest."""
 
-    # ------------------------------------------------------------ the journal
+    # ------------------------------------------------------------ ends
 
-    def delivered(self, running: RunningBatch, records: Sequence[RequestRecord], now: float) -> None:
-        """Remember a batch, of which these members were answered now."""
+    def ended(self, end: End) -> None:
+        """Remember an end."""
+        if isinstance(end, BatchEnded):
+            if end.code is None:
+                self._ran(end)
+            elif end.code != ErrorCode.RECALLED:
+                self._lost(run_of(end.batch)._replace(ended=end.at, code=str(end.code), why=end.why))
+        elif isinstance(end, RequestEnded) and end.action is not None:
+            self._failed_request(end)
+
+    def _ran(self, end: BatchEnded) -> None:
+        """Remember a batch that ran, and the members that it answered."""
         members = [  # `_row_of`, without its call, which would take half as long again
             (
                 record.arrived,
@@ -208,60 +187,47 @@ class Stories:
                 record.shape.sizes,
                 None if record.tags is None else record.tags.get(REQUEST_ID),
             )
-            for record in records
+            for record in end.answered
         ]
-        report = running.report
-        assert report is not None
-        run = (
-            running.action,
-            running.slot.label,
-            running.sent_at,
-            running.started,
-            now,
-            running.run_us,
-            report.busy_s,
-            report.preparations,
-            report.calls,
-            None,
-            "",
-            _NOBODY,
-            members,
-        )
+        run, now = run_that_ended(end, members), end.at
+        if end.in_vain:
+            why = "its results were not needed"
+            self._lost(
+                run._replace(
+                    code=str(ErrorCode.CANCELLED), why=why, clients=clients_of(end.batch), members=()
+                )
+            )
         runs = self._runs
         runs.append(run)
-        self._answered += len(members)
-        while self._answered > MOST_ANSWERED:
+        self.ran += 1
+        self._held += len(members) or 1
+        while self._held > MOST_ANSWERED:
             gone = runs.popleft()
-            self._answered -= len(gone[-1])
-            self._forgotten = gone[4]
-        oldest = min(members)
-        if now - oldest[0] > self._slow_from or now >= self._minute_ends:
-            self._keep_slow(self._answered_by(Run(*run), Member(*oldest)), now)
+            self._held -= len(gone.members) or 1
+            self._forgotten = gone.ended
+        if members:
+            oldest = min(members)
+            if now - oldest[0] > self._slow_from or now >= self._minute_ends:
+                self._keep_slow(self._answered_by(run, Member(*oldest)), now)
 
-    def lost(self, running: RunningBatch, code: str, why: str, now: float) -> None:
+    def _lost(self, run: Run) -> None:
         """Remember a batch that began, and failed, was lost or ran for nobody."""
-        run = _run_of(running)
         if run.began < inf:
-            self._failed_runs.append(run._replace(ended=now, code=str(code), why=why))
+            self._failed_runs.append(run)
 
-    def failed(self, record: RequestRecord, action: FailRequest, code: str, now: float) -> None:
+    def _failed_request(self, end: RequestEnded) -> None:
         """Remember a request that ends without a result."""
-        last = None if action.batch is None else self._last_run(action.batch)
-        runs = () if last is None else (last,)
-        row = (_row_of(record), record.model, now, code, action.message, action.ahead, runs)
+        record, action, now = end.record, end.action, end.at
+        runs: tuple[Run, ...] = ()
+        if (last := end.run) is not None:
+            # Its batch may have failed, or been lost, in the event before this end.
+            newest = takewhile(lambda run: run.ended >= now, reversed(self._failed_runs))
+            runs = (next((run for run in newest if run.batch == last.batch), last),)
+        ahead = None if action is None else action.ahead
+        row = (_row_of(record), record.model, now, end.code, end.message, ahead, runs)
         self._failed.append(row)
         if now - record.arrived > self._slow_from or now >= self._minute_ends:
             self._keep_slow(self._failed_as(row), now)
-
-    def _last_run(self, batch: int) -> Run | None:
-        """The run of a batch that runs, or was reported or lost in this turn."""
-        running = self._batches().get(batch)
-        failed = self._failed_runs
-        if running is None or (failed and failed[-1].start.batch == batch):
-            return next((run for run in reversed(failed) if run.start.batch == batch), None)
-        run = _run_of(running)
-        # What has run by now has left the request out, since its deadline had passed.
-        return run if running.report is None else run._replace(began=inf)
 
     def _keep_slow(self, past: Past, now: float) -> None:
         if now >= self._minute_ends:
@@ -349,10 +315,10 @@ class Stories:
                 seen = 0
                 yield
             # In one expression: an id that is not there takes a quarter of a microsecond per row.
-            rows = [row for row in run[-1] if (row[3] == sequence or row[5] == text) and asked(row)]
+            rows = [row for row in run.members if (row[3] == sequence or row[5] == text) and asked(row)]
             for row in rows[::-1][:left]:
-                found.setdefault(row[1], partial(self._answered_by, Run(*run), Member(*row)))
-            seen += 1 + len(run[-1])
+                found.setdefault(row[1], partial(self._answered_by, run, Member(*row)))
+            seen += 1 + len(run.members)
             left -= len(rows)
             if left <= 0:
                 break
@@ -363,51 +329,49 @@ class Stories:
             pasts.append(past if past.behind is not None else self._told(past, now, shares))
         return pasts
 
-    @property
-    def latest(self) -> Run:
-        """The run of the batch that was remembered last."""
-        return Run(*self._runs[-1])
+    def since(self, number: int, most: int) -> list[list[Any]]:
+        """The batches that ran after the first `number` ones, oldest first, `most` of them, for the page.
+
+        Of each: begin, end, slot, model, requests, rows, elements of the requests, elements computed, calls at new shapes,
+        sizes. Times are the server's own clock, in seconds.
+        """
+        count = min(len(self._runs), most, max(0, self.ran - number))
+        return [_for_page(run) for run in islice(self._runs, len(self._runs) - count, None)]
 
     def failed_runs(self, record: RequestRecord) -> list[Run]:
         """The runs of this request, which ends in this turn, that did not answer it, as far as remembered."""
         since = takewhile(lambda run: run.ended >= record.arrived, reversed(self._failed_runs))
-        runs = [run for run in since if record.id in run.start.requests][::-1]
+        runs = [run for run in since if record.id in run.requests][::-1]
         if self._failed and self._failed[-1][0][1] == record.id:
             runs += [run for run in self._failed[-1][-1] if run.began < run.ended == inf]
         return runs
 
     def reach_s(self, now: float) -> float:
         """Seconds since the end of the first batch that is remembered."""
-        return now - self._runs[0][4] if self._runs else 0.0
+        return now - self._runs[0].ended if self._runs else 0.0
 
     def _failed_as(self, row: tuple[Any, ...]) -> Past:
         return self._whole(Past(Member(*row[0]), *row[1:]))
 
     def _answered_by(self, run: Run, member: Member) -> Past:
-        return self._whole(Past(member, run.start.model, run.ended, None, "", None, (run,)))
+        return self._whole(Past(member, run.model, run.ended, None, "", None, (run,)))
 
     def _open(self, record: RequestRecord, member: Member) -> Past:
-        own = [
-            _run_of(running)
-            for running in self._batches().values()
-            if member.number in running.action.requests
-        ]
+        own = [run_of(batch) for batch in self._batches().values() if member.number in batch.ids]
         return self._whole(Past(member, record.model, inf, None, "", None, tuple(own)))
 
     def _whole(self, past: Past) -> Past:
         """The same, with what is remembered elsewhere: runs that failed, the queue, troubles."""
         number, runs = past.member.number, past.runs
         troubles: Sequence[tuple[float, str]] = ()
-        if past.code is not None or not runs or runs[-1].start.facts.reason in _AGAIN:
-            known = {run.start.batch for run in runs}
-            earlier = [
-                run for run in self._failed_runs if number in run.clients and run.start.batch not in known
-            ]
+        if past.code is not None or not runs or runs[-1].facts.reason in _AGAIN:
+            known = {run.batch for run in runs}
+            earlier = [run for run in self._failed_runs if number in run.clients and run.batch not in known]
             runs = (*earlier, *runs)
             troubles = self._troubles(number)
         ahead = past.ahead
-        if ahead is None and runs and runs[0].start.facts.ahead:
-            ahead = runs[0].start.facts.ahead[runs[0].start.requests.index(number)]
+        if ahead is None and runs and runs[0].facts.ahead:
+            ahead = runs[0].facts.ahead[runs[0].requests.index(number)]
         return past._replace(ahead=ahead, runs=runs, troubles=troubles)
 
     def _told(self, past: Past, now: float, shares: _Shares) -> Past:
@@ -419,62 +383,61 @@ class Stories:
 
     def _end_of(self, run: Run, after: float) -> float:
         """When a run ended that had not `after`; `inf` if it still runs, `nan` if that is forgotten."""
-        batch = run.start.batch
+        batch = run.batch
         if batch in self._batches():
             return inf
         later = islice(self._runs, bisect_left(self._runs, after, key=_ENDED), None)
-        ends = (ended[4] for ended in chain(reversed(self._failed_runs), later) if ended[0].batch == batch)
+        ends = (ended.ended for ended in chain(reversed(self._failed_runs), later) if ended.batch == batch)
         return next(ends, nan)
 
     def _behind(self, past: Past, now: float, shares: _Shares) -> Behind:
         waits = [(at, until) for kind, at, until, _ in phases_of(past, now) if kind in _WAITS and until > at]
         slots = {*self._slots_of(past.model), *[run.slot for run in past.runs]}
-        own = {run.start.batch for run in past.runs if run.began < inf}
+        own = {run.batch for run in past.runs if run.began < inf}
         runs, complete = self._runs, True
         taken: dict[str, tuple[int, float, float]] = {}
         counted: set[int] = set()
         for since, until in waits:
             high = bisect_right(runs, until, key=_ENDED)
             low = max(bisect_right(runs, since, key=_ENDED), high - MOST_BEHIND)
-            complete = complete and since >= (runs[low - 1][4] if low else self._forgotten)
+            complete = complete and since >= (runs[low - 1].ended if low else self._forgotten)
             if len(self._failed_runs) == MOST_FAILED_RUNS:
                 complete = complete and since >= self._failed_runs[0].ended
             others = [run for run in self._failed_runs if run.ended > since]
             others += [
-                _run_of(running)
-                for running in self._batches().values()
-                if running.action.requests and running.slot.label in slots
+                run_of(batch)
+                for batch in self._batches().values()
+                if batch.arrivals and batch.slot.peer.label in slots
             ]
             seen = chain(islice(runs, low, high), _first_on_each(slots, islice(runs, high, None)), others)
             free = dict.fromkeys(slots, since)
             for run in sorted(seen, key=_ENDED):
-                start, slot = run[0], run[1]
-                if slot not in free or start.batch in own:
+                slot = run.slot
+                if slot not in free or run.batch in own:
                     continue
                 # An end is known when it is heard of; the next batch on the slot has begun a little before.
-                began = run[3] if run[3] > free[slot] else free[slot]
-                ended = run[4] if run[4] < until else until
+                began = run.began if run.began > free[slot] else free[slot]
+                ended = run.ended if run.ended < until else until
                 if began >= ended:
                     continue
                 free[slot] = ended
-                asked = past.member.client, start.batch
+                asked = past.member.client, run.batch
                 share = shares.get(asked)
                 if share is None:
                     share = shares[asked] = _share(past.member.client, run)
-                batches, own_s, others_s = taken.get(start.model, (0, 0.0, 0.0))
-                taken[start.model] = (
-                    batches + (start.batch not in counted),
+                batches, own_s, others_s = taken.get(run.model, (0, 0.0, 0.0))
+                taken[run.model] = (
+                    batches + (run.batch not in counted),
                     own_s + (ended - began) * share,
                     others_s + (ended - began) * (1.0 - share),
                 )
-                counted.add(start.batch)
+                counted.add(run.batch)
         return Behind(tuple(sorted(slots)), taken, complete)
 
 
 _AGAIN = (CutReason.RERUN, CutReason.SUSPECT)
-_ENDED = itemgetter(Run._fields.index("ended"))
+_ENDED = attrgetter("ended")
 _WAITS = (PhaseKind.QUEUED, PhaseKind.BEHIND)
-_NOBODY: Mapping[int, ClientId] = {}
 _Slow: TypeAlias = tuple[float, int, Past]
 """Seconds, the request's number, and its story."""
 _Shares: TypeAlias = dict[tuple[ClientId, int], float]
@@ -521,20 +484,20 @@ def _itself(past: Past) -> Past:
     return past
 
 
-def _first_on_each(slots: Collection[str], runs: Iterable[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
+def _first_on_each(slots: Collection[str], runs: Iterable[Run]) -> Iterator[Run]:
     """The first of these runs on each of the slots: of those that ended after a wait, only it may have begun before."""
     awaited = set(slots)
     for run in runs:
         if not awaited:
             return
-        if run[1] in awaited:
-            awaited.discard(run[1])
+        if run.slot in awaited:
+            awaited.discard(run.slot)
             yield run
 
 
-def _share(client: ClientId, run: tuple[Any, ...]) -> float:
+def _share(client: ClientId, run: Run) -> float:
     """The part of a run's members that belong to this client, or to its key where clients prove keys."""
-    clients = [row[2] for row in run[-1]] or run[-2].values()
+    clients = [row[2] for row in run.members] or run.clients.values()
     own = [one for one in clients if one == client or (one[1] is not None and one[1] == client[1])]
     return len(own) / len(clients)
 
@@ -551,15 +514,11 @@ def _row_of(record: RequestRecord) -> tuple[Any, ...]:
     return record.arrived, record.id, record.session.client, record.sequence, record.shape.sizes, own_id
 
 
-def _run_of(running: RunningBatch) -> Run:
-    """A batch that has not been reported, or was reported without results."""
-    began = running.started
-    if running.report is None and running.action.behind is not None:
-        began = inf if running.slot_free is None else running.slot_free
-    clients = {record.id: record.session.client for record in running.records}
-    return Run(
-        running.action, running.slot.label, running.sent_at, began, inf, 0, 0.0, 0, (), None, "", clients, ()
-    )
+def _for_page(run: Run) -> list[Any]:
+    """The columns of a batch on the page."""
+    began = run.sent if run.began == inf else run.began
+    columns = began, run.ended, run.slot, run.model, run.ran, run.rows, run.useful
+    return [*columns, run.computed, run.preparations, run.sizes]
 
 
 # ---------------------------------------------------------------- words
@@ -604,14 +563,14 @@ def story_of(past: Past, now: float, asker: ClientId | None) -> dict[str, Any]:
         "code": past.code,
     }
     if last is not None:
-        facts = last.start.facts
+        facts = last.facts
         mates = [Member(*row) for row in last.members[: COMPANY + 1] if row[1] != member.number]
         story |= {
-            "batch": last.start.batch,
-            "batch_sizes": list(last.start.sizes),
-            "batch_requests": len(last.start.requests),
+            "batch": last.batch,
+            "batch_sizes": list(last.sizes),
+            "batch_requests": len(last.requests),
             "with": [mate.id for mate in mates if may_see(asker, mate.client)],
-            "cut": cut_reason(last.start),
+            "cut": cut_reason(last),
             "padding_ratio": last.padding_ratio,
             "new_shape": facts.new_shape or last.preparations > 0,
             "predicted_ms": None if facts.predicted_s is None else _ms(facts.predicted_s),
@@ -628,7 +587,7 @@ def _plain_phases(phases: Sequence[Phase], arrived: float) -> list[dict[str, Any
         {
             "phase": phase.kind.value,
             "ms": (ends - begins) / 1000,
-            "batch": None if phase.run is None else phase.run.start.batch,
+            "batch": None if phase.run is None else phase.run.batch,
             "slot": None if phase.run is None else phase.run.slot,
         }
         for phase, begins, ends in zip(phases, [0, *borders], borders, strict=False)
@@ -650,17 +609,14 @@ def _plain_behind(behind: Behind) -> dict[str, Any]:
     }
 
 
-def cut_reason(start: StartBatch) -> str:
+def cut_reason(run: Run) -> str:
     """The reason why a batch holds no more requests."""
-    facts = start.facts
-    if facts.reason in (CutReason.COST, CutReason.DIVIDED) and not facts.left:
-        return "nothing else was queued"
-    if (
-        facts.reason in (CutReason.COST, CutReason.DIVIDED)
-        and start.sizes
-        and start.sizes[0] >= facts.max_batch
-    ):
-        return "the batch is full"
+    facts = run.facts
+    if facts.reason in (CutReason.COST, CutReason.DIVIDED):
+        if not facts.left:
+            return "nothing else was queued"
+        if run.sizes and run.sizes[0] >= facts.max_batch:
+            return "the batch is full"
     return facts.reason.value
 
 
@@ -671,16 +627,17 @@ def _events(past: Past) -> Iterator[tuple[float, str]]:
     yield past.member.arrived, f"arrived{before}"
     yield from past.troubles
     for run in past.runs:
-        start = run.start
-        behind = "" if start.behind is None else f", queued behind batch {start.behind}"
-        company = f"batch {start.batch}: {_count(len(start.requests), 'request')} at {list(start.sizes)} for {run.slot}"
-        yield run.sent, f"{company}{behind}; {cut_reason(start)}"
+        behind = "" if run.behind is None else f", queued behind batch {run.behind}"
+        company = (
+            f"batch {run.batch}: {_count(len(run.requests), 'request')} at {list(run.sizes)} for {run.slot}"
+        )
+        yield run.sent, f"{company}{behind}; {cut_reason(run)}"
         if run.sent < run.began < inf:
-            yield run.began, f"batch {start.batch} began"
+            yield run.began, f"batch {run.batch} began"
         if past.ended < run.ended < inf:
-            yield run.ended, f"batch {start.batch} ended without it"
+            yield run.ended, f"batch {run.batch} ended without it"
         elif run.ended < inf and run.code is not None:
-            yield run.ended, f"batch {start.batch} failed: {run.code}"
+            yield run.ended, f"batch {run.batch} failed: {run.code}"
         elif run.ended < inf and past.code is None:
             yield run.ended, f"answered; its calls took {_ms(run.run_us * 1e-6)} ms"
     if past.code is not None:
@@ -719,13 +676,13 @@ def _parts(story: dict[str, Any], past: Past, phases: Sequence[Phase]) -> Iterat
         return round(ms, 3)
 
     begun = next((at for at, (phase, _) in enumerate(plain) if phase.kind in _ATTEMPTS), len(plain))
-    at_slot = [phase.run.start.behind for phase in phases if phase.run and phase.kind is PhaseKind.BEHIND]
+    at_slot = [phase.run.behind for phase in phases if phase.run and phase.kind is PhaseKind.BEHIND]
     behind = (
         f", {ms_of(PhaseKind.BEHIND):g} ms of it at the slot behind batch {at_slot[-1]}" if at_slot else ""
     )
     queue = "" if not past.ahead else f", behind {_count(past.ahead, 'queued request')}"
     first_ms = ms_of(*_WAITS, among=plain[:begun])
-    company_ms = min(first_ms, _ms(past.runs[0].start.facts.company_s)) if past.runs else 0.0
+    company_ms = min(first_ms, _ms(past.runs[0].facts.company_s)) if past.runs else 0.0
     company = (
         f", {company_ms:g} ms of it while the slot was free and waited for company" if company_ms else ""
     )
@@ -734,7 +691,7 @@ def _parts(story: dict[str, Any], past: Past, phases: Sequence[Phase]) -> Iterat
     yield again_ms, f"waited {again_ms:g} ms to run again"
     failed = [phase.run for phase in phases if phase.run and phase.kind is PhaseKind.FAILED]
     if failed:
-        codes = ", ".join([f"batch {run.start.batch} on {run.slot}: {run.code}" for run in failed])
+        codes = ", ".join([f"batch {run.batch} on {run.slot}: {run.code}" for run in failed])
         attempts = "a failed attempt" if len(failed) == 1 else f"{len(failed)} failed attempts"
         yield ms_of(PhaseKind.FAILED), f"spent {ms_of(PhaseKind.FAILED):g} ms in {attempts} ({codes})"
     if phases and phases[-1].kind is PhaseKind.RUNNING:

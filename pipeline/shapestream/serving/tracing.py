@@ -30,8 +30,9 @@ from opentelemetry.trace import Link, Span, SpanKind, StatusCode, set_span_in_co
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.util.types import AttributeValue
 
+from shapestream.serving.ends import BatchEnded, End, RequestEnded, Run, run_that_ended
 from shapestream.serving.sessions import RequestRecord
-from shapestream.serving.stories import Past, Run, Stories, member_of
+from shapestream.serving.stories import Past, Stories, member_of
 from shapestream.telemetry.logging import RateLimit
 from shapestream.wire.limits import MAX_MESSAGE_CHARACTERS
 from shapestream.wire.tags import TRACEPARENT
@@ -80,40 +81,43 @@ class RequestTracer:
         self._provider.add_span_processor(BatchSpanProcessor(exporter))
         self._tracer = self._provider.get_tracer("shapestream")
         self._parents = TraceContextTextMapPropagator()
+        self._stories: Stories
         self._ends: deque[_End] = deque()
         self._lost = 0
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="shapestream-tracing", daemon=True)
         self._thread.start()
 
-    def ended(
+    def follow(self, stories: Stories) -> None:
+        """Take the failed attempts of requests from these stories, which are told of each end before."""
+        self._stories = stories
+
+    def ended(self, end: End) -> None:
+        """Note requests that end with the results of a batch, or without any."""
+        if isinstance(end, BatchEnded):
+            if end.answered and (traced := self._traced(end.answered)):
+                self._note(traced, end.at, run_that_ended(end, ()), None, "")
+        elif isinstance(end, RequestEnded) and (traced := self._traced([end.record])):
+            self._note(traced, end.at, None, end.code, end.message)
+
+    def _traced(self, records: Sequence[RequestRecord]) -> list[RequestRecord]:
+        return [record for record in records if self._roots or TRACEPARENT in (record.tags or ())]
+
+    def _note(
         self,
-        records: Sequence[RequestRecord],
-        stories: Stories,
+        traced: Sequence[RequestRecord],
         now: float,
-        *,
-        run: Run | None = None,
-        code: str | None = None,
-        message: str = "",
+        run: Run | None,
+        code: str | None,
+        message: str,
     ) -> None:
-        """Note requests that end now: with the results of `run`, or with `code` and `message`."""
-        traced = [record for record in records if self._roots or TRACEPARENT in (record.tags or ())]
-        if not traced:
-            return
         if len(self._ends) >= MAX_WAITING:
             self._lost += 1
             return
         last = () if run is None else (run,)
+        failed_runs = self._stories.failed_runs
         pasts = [
-            Past(
-                member_of(record),
-                record.model,
-                now,
-                code,
-                message,
-                None,
-                (*stories.failed_runs(record), *last),
-            )
+            Past(member_of(record), record.model, now, code, message, None, (*failed_runs(record), *last))
             for record in traced
         ]
         tags = [record.tags or {} for record in traced]
@@ -154,7 +158,7 @@ class RequestTracer:
         if end.run is not None and spans:
             # A child of one of its requests, so that a trace shows what ran; links lead to and from the others.
             batch = self._tracer.start_span(
-                f"batch {end.run.start.model}",
+                f"batch {end.run.model}",
                 set_span_in_context(spans[0][0], Context()),
                 attributes=_attributes_of_batch(end.run),
                 links=[Link(span.get_span_context()) for span, _ in spans],
@@ -209,16 +213,16 @@ def _attributes_of_batch(run: Run) -> dict[str, AttributeValue]:
     """The facts of a batch; requests of other clients are counted, not named."""
     return {
         **_where(run),
-        "shapestream.model": run.start.model,
-        "shapestream.sizes": run.start.sizes,
-        "shapestream.requests": len(run.start.requests),
+        "shapestream.model": run.model,
+        "shapestream.sizes": run.sizes,
+        "shapestream.requests": len(run.requests),
         "shapestream.padding_ratio": run.padding_ratio,
         "shapestream.new_shapes": run.preparations,
     }
 
 
 def _where(run: Run) -> dict[str, AttributeValue]:
-    return {"shapestream.batch": run.start.batch, "shapestream.slot": run.slot}
+    return {"shapestream.batch": run.batch, "shapestream.slot": run.slot}
 
 
 def otlp_exporter(endpoint: str) -> SpanExporter:

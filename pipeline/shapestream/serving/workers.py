@@ -1,35 +1,26 @@
-"""Workers as the server knows them: their slots, and the batches that run there.
+"""Workers as the server knows them, and their slots.
 
 A worker has one link for its control, and one for each slot. A batch leaves on its slot's link as an `Execute`, whose
-tensors are the received frames, untouched. The dispatcher's book changes what is written down here.
+tensors are the received frames, untouched. The scheduler's own slot refers to its `SlotRecord` as its peer.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import structlog
 
-from shapestream.scheduling.events import StartBatch
+from shapestream.scheduling.batches import Batch
 from shapestream.serving.outgoing import Outgoing, PeerLink
 from shapestream.serving.report_check import ReportCheck, ReportRefused
-from shapestream.serving.sessions import RequestRecord
 from shapestream.serving.slot_threads import SlotThreads
-from shapestream.wire.messages import (
-    BatchDone,
-    BatchFailedEntry,
-    CancelBatchEntry,
-    Execute,
-    RecallBatchEntry,
-    Timings,
-)
+from shapestream.wire.messages import BatchDone, BatchFailedEntry, CancelBatchEntry, RecallBatchEntry
 from shapestream_engine.batch import BatchReport, ErrorCode
 from shapestream_engine.cost_table import CostTable
 from shapestream_engine.errors import EngineError
-from shapestream_engine.layout import Tensors
 from shapestream_engine.probing.tolerances import OutputTolerance
 from shapestream_engine.signature import ModelSignature
 
@@ -162,13 +153,14 @@ class ConnectedWorker(PeerLink):
             self.killed_for = reason
             self.port.lost.append((self, reason))
 
-    def judge(self, running: RunningBatch, report: BatchReport, now: float) -> BatchReport:
+    def judge(self, batch: Batch, report: BatchReport, now: float) -> BatchReport:
         """The report with its times clipped to the time since the batch was sent.
 
         Raises ReportRefused where it contradicts the model or the batch.
         """
-        self._checks[running.action.model].check(running.batch, report)
-        most_s = now - running.sent_at
+        assert batch.inputs is not None
+        self._checks[batch.model].check(batch.inputs, report)
+        most_s = now - batch.sent_at
         if max(report.gather_s, report.run_s, report.busy_s) <= most_s:
             return report
         return replace(
@@ -220,7 +212,7 @@ class LocalWorker(ConnectedWorker):
             "slot hangs", worker=self.name, why=reason, advice="use worker processes, or restart the server"
         )
 
-    def judge(self, running: RunningBatch, report: BatchReport, now: float) -> BatchReport:
+    def judge(self, batch: Batch, report: BatchReport, now: float) -> BatchReport:
         """The report as it is: it comes from this process."""
         return report
 
@@ -228,7 +220,7 @@ class LocalWorker(ConnectedWorker):
 class SlotRecord(PeerLink):
     """A slot of a worker, and the link to it."""
 
-    __slots__ = ("at_work", "batches", "behind", "busy_s", "label", "number", "running", "slot", "worker")
+    __slots__ = ("at_work", "batches", "busy_s", "label", "number", "running", "slot", "worker")
 
     def __init__(self, worker: ConnectedWorker, slot: int, now: float) -> None:
         super().__init__(None, now)
@@ -238,12 +230,10 @@ class SlotRecord(PeerLink):
         self.number = -1
         """The scheduler's number of it, from when it joins; never used twice."""
         self.label = f"{worker.name}/{slot}"
-        self.running: dict[int, RunningBatch] = {}
-        """Batches that were sent to it and not reported: the one that runs, and one behind it."""
-        self.behind: RunningBatch | None = None
-        """The batch that is queued behind the one that runs."""
+        self.running: dict[int, Batch] = {}
+        """Batches that were sent on this link and not answered: the one that runs, and one behind it."""
         self.at_work = False
-        """Whether the book of slots counts its time: from a batch that is sent to it until none is left."""
+        """Whether the dispatcher counts its time: from a batch that is sent to it until none is left."""
         self.batches = 0
         self.busy_s = 0.0
 
@@ -262,15 +252,15 @@ class SlotRecord(PeerLink):
         reported before, and out of turn: only a batch that is given back may be reported before an earlier one. Then
         nothing that the worker says can be believed.
         """
-        running = self.running.get(entry.batch)
-        if running is None:
+        batch = self.running.get(entry.batch)
+        if batch is None:
             raise ReportRefused("it was never sent this batch, or has answered it already")
         if isinstance(entry, BatchDone):
-            report = self.worker.judge(running, entry.report, now)
+            report = self.worker.judge(batch, entry.report, now)
             self.worker.answered_at = now
         else:
             report = _failure(entry)
-            if report.code is ErrorCode.RECALLED and not running.recalled:
+            if report.code is ErrorCode.RECALLED and not batch.recalled:
                 # Only what was asked back runs again without counting as an attempt.
                 report = replace(report, code=ErrorCode.INTERNAL)
         if report.code not in GIVEN_BACK and entry.batch != min(self.running):
@@ -286,109 +276,3 @@ def _failure(entry: BatchFailedEntry) -> BatchReport:
     except ValueError:
         code = ErrorCode.INTERNAL
     return BatchReport(batch=entry.batch, outputs=None, code=code, message=entry.message)
-
-
-class RunningBatch:
-    """A batch from its start to its report, and what its members are told about it."""
-
-    __slots__ = (
-        "action",
-        "batch",
-        "cancelled",
-        "outputs",
-        "recalled",
-        "records",
-        "report",
-        "run_us",
-        "sent_at",
-        "slot",
-        "slot_free",
-        "started",
-    )
-
-    def __init__(
-        self, action: StartBatch, slot: SlotRecord, records: Sequence[RequestRecord], now: float
-    ) -> None:
-        self.action = action
-        self.slot = slot
-        self.started = self.sent_at = now
-        """When it was sent to its slot. `started` of one that was queued there is, once it has run, about when it began."""
-        self.slot_free: float | None = None
-        """When the batch that it was queued behind was reported."""
-        self.cancelled = False
-        """Whether the slot was told that nobody needs its results."""
-        self.recalled = False
-        """Whether it was asked back."""
-        self.records = records
-        """Its members; rows that fill the call up are not among them."""
-        deadlines = tuple([record.deadline for record in records])
-        self.batch = Execute(
-            batch=action.batch,
-            slot=slot.slot,
-            model=action.model,
-            sizes=action.sizes,
-            members=tuple([record.tensors for record in records]),
-            shapes=tuple([record.shape for record in records]),
-            start_before=None if deadlines.count(None) == len(deadlines) else deadlines,
-            session=slot.worker.session,
-            sent_us=round(now * 1e6),
-        )
-        self.outputs: Sequence[Tensors | None] = ()
-        """Parallel to the members, once it has run."""
-        self.report: BatchReport | None = None
-        """Once it has run."""
-        self.run_us = 0
-
-    def cancel(self) -> None:
-        """Say that its results are not needed."""
-        self.cancelled = True
-        self.slot.worker.cancel(self.slot, self.batch.batch)
-
-    def recall(self) -> None:
-        """Ask for it back."""
-        self.recalled = True
-        self.slot.worker.recall(self.slot, self.batch.batch)
-
-    def ran(self, report: BatchReport, outputs: Sequence[Tensors | None], now: float) -> None:
-        """It has run, as is reported now; of one that was queued this tells when it began."""
-        self.outputs = outputs
-        self.report = report
-        self.run_us = round(report.run_s * 1e6)
-        self.slot.batches += 1
-        self.slot.busy_s += report.busy_s
-        if self.action.behind is not None:
-            # It began when the one before it was done, so before that was heard of; and long enough ago.
-            began = now - report.busy_s
-            self.started = max(self.started, began if self.slot_free is None else min(self.slot_free, began))
-
-    def held_s(self, now: float) -> float:
-        """Seconds that it has held its slot, as far as the server heard of it."""
-        if self.action.behind is None:
-            return now - self.started
-        return 0.0 if self.slot_free is None else now - self.slot_free
-
-    def expired(self) -> frozenset[int]:
-        """The members that have no outputs, since their deadline had passed before it began."""
-        if self.batch.start_before is None or None not in self.outputs:
-            return frozenset()
-        members = zip(self.action.requests, self.outputs, strict=True)
-        return frozenset(request for request, outputs in members if outputs is None)
-
-    def outputs_of(self, requests: Sequence[int]) -> Sequence[Tensors | None]:
-        """Parallel to `requests`, which are members."""
-        if requests == self.action.requests:
-            return self.outputs
-        by_request = dict(zip(self.action.requests, self.outputs, strict=True))
-        return [by_request[request] for request in requests]
-
-    def timings(self, arrived: float, now: float) -> Timings:
-        """The timings of a member that arrived then and is answered now."""
-        return Timings(
-            queue_us=round((self.started - arrived) * 1e6),
-            run_us=self.run_us,
-            total_us=round((now - arrived) * 1e6),
-            batch_requests=len(self.action.requests),
-            batch_rows=self.action.sizes[0] if self.records[0].served.profile.has_batch else 1,
-            worker=self.slot.label,
-            digest=self.slot.worker.digests.get(self.action.model),
-        )

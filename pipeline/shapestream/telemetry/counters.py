@@ -13,7 +13,6 @@ from math import prod
 from typing import Any, Self
 
 from shapestream.slices import Slices
-from shapestream.telemetry.recent import Recent
 
 # Each power of two is cut into so many buckets: a quantile is at most 1/16 (6 %) off.
 _BUCKETS_PER_OCTAVE = 8
@@ -268,8 +267,6 @@ class ServerStatistics:
         """How late the event loop came to its heartbeats."""
         self.models: defaultdict[str, ModelCounters] = defaultdict(ModelCounters)
         """By name; workers bring these, and a server holds so many models at most."""
-        self.recent = Recent()
-        """The last batches and errors."""
         self._shapes: set[tuple[str, tuple[int, ...]]] = set()
 
     def of(self, model: str) -> ModelCounters:
@@ -313,11 +310,8 @@ class ServerStatistics:
         busy_us: int,
         reallocations: int,
         preparations: int,
-    ) -> int:
-        """Count a batch that ran: its `calls` by number and sizes, the `elements` of its requests without padding.
-
-        Returns the elements that were computed, padding included.
-        """
+    ) -> None:
+        """Count a batch that ran: its `calls` by number and sizes, the `elements` of its requests without padding."""
         counters = self.of(model)
         counters.batch_requests.record(requests)
         counters.rows = min(
@@ -337,7 +331,6 @@ class ServerStatistics:
                 self._shapes.add((model, sizes))
         counters.elements_computed += computed
         counters.elements_padding += max(0, computed - elements)
-        return computed
 
     @property
     def distinct_shapes(self) -> int:

@@ -7,36 +7,39 @@ from math import inf
 from random import Random
 
 from hypothesis import strategies as st
+from tests.pipeline.scheduling.seen import (
+    CancelAsked,
+    Delivered,
+    Failed,
+    Forgotten,
+    KillAsked,
+    RecallAsked,
+    Seen,
+    Started,
+    seen,
+)
 
 from shapestream.scheduling import Scheduler
+from shapestream.scheduling.actions import ReportFault
 from shapestream.scheduling.events import (
-    Action,
     Arrival,
     AuditWanted,
     BatchFailed,
     BatchFinished,
-    CancelBatch,
     CutReason,
-    DeliverResults,
     DrainStarted,
     Event,
-    FailRequest,
-    ForgetRequest,
     InputBytes,
-    KillSlot,
     ModelAdded,
     ModelProfile,
     ModelRunsAlone,
     ModelUnavailable,
-    RecallBatch,
-    ReportFault,
     RequestCancelled,
     RequestsAbandoned,
     RequestsArrived,
     SlotClosing,
     SlotJoined,
     SlotLeft,
-    StartBatch,
     TimePassed,
 )
 from shapestream.scheduling.hang_watch import HangLimits
@@ -103,7 +106,7 @@ class AnyServer:
         self.ids, self.slot_ids = count(1), count()
         self.arrived: dict[int, Arrival] = {}
         self.ended: dict[int, str] = {}
-        self.running: dict[int, StartBatch] = {}
+        self.running: dict[int, Started] = {}
         self.slots: dict[int, str] = {}
         self.faults: list[ReportFault] = []
         for model in models:
@@ -111,30 +114,30 @@ class AnyServer:
         for _ in range(slots):
             self.join()
 
-    def play(self, event: Event) -> list[Action]:
+    def play(self, event: Event) -> list[Seen]:
         """Handle an event, and note what comes of it."""
-        actions = self.scheduler.handle(event, self.now)
+        actions = seen(self.scheduler.handle(event, self.now))
         for action in actions:
             match action:
-                case StartBatch():
+                case Started():
                     assert action.slot in self.slots
                     beside = [other for other in self.running.values() if other.slot == action.slot]
                     assert len(beside) < 2, "a slot holds three batches"
                     assert bool(beside) == (action.behind is not None), "a busy slot was given a batch"
                     self.running[action.batch] = action
                     self._check_bytes(action)
-                case DeliverResults():
+                case Delivered():
                     for request in action.requests:
                         self.end(request, "delivered")
-                case FailRequest():
+                case Failed():
                     self.end(action.id, action.code)
-                case ForgetRequest():
+                case Forgotten():
                     self.end(action.id, "forgotten")
                 case ReportFault():
                     self.faults.append(action)
-                case CancelBatch() | RecallBatch():
+                case CancelAsked() | RecallAsked():
                     assert action.batch in self.running or self.faults
-                case KillSlot():
+                case KillAsked():
                     assert action.slot in self.slots
         return actions
 
@@ -144,7 +147,7 @@ class AnyServer:
         assert request not in self.ended, f"request {request} ended twice"
         self.ended[request] = how
 
-    def _check_bytes(self, start: StartBatch) -> None:
+    def _check_bytes(self, start: Started) -> None:
         """A call holds no more than its model's limit, unless one request does at its own sizes."""
         model = self.models[start.model]
         if model.max_batch_bytes is None or not start.requests or start.facts.reason is CutReason.SUSPECT:
@@ -195,7 +198,7 @@ class AnyServer:
             self.arrived[arrival.id] = arrival
         self.play(RequestsArrived(requests=tuple(arrivals)))
 
-    def active(self) -> list[StartBatch]:
+    def active(self) -> list[Started]:
         """Batches that run and are not queued behind another."""
         return [start for start in self.running.values() if start.behind not in self.running]
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from math import inf
 
-from shapestream.scheduling.events import (
-    Arrival,
-    ModelProfile,
-    StartBatch,
-)
+from tests.pipeline.scheduling.seen import Started
+
+from shapestream.scheduling.events import Arrival, ModelProfile
 
 MAX_QUEUED_REQUESTS = 14
 MAX_QUEUED_BYTES = 200
@@ -106,7 +104,7 @@ class Known:
 class Running:
     """What the machine knows of one batch."""
 
-    start: StartBatch
+    start: Started
     behind: int | None = None  # the batch that it waits for, until that is over
     began: float = 0.0
     alone: bool = False

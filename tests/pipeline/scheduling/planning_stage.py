@@ -10,7 +10,7 @@ import numpy as np
 
 from shapestream.scheduling.call_costs import CallCosts
 from shapestream.scheduling.costs import CostModel
-from shapestream.scheduling.events import InputBytes, ModelProfile
+from shapestream.scheduling.events import Arrival, InputBytes, ModelProfile
 from shapestream.scheduling.fairness import QueueRoom
 from shapestream.scheduling.planner import Cut
 from shapestream.scheduling.queueing import ModelQueue, Request
@@ -119,19 +119,12 @@ class Waiting:
             self.count += 1
             line = self.queue.line_of(0)
             self.queue.shares.stamp(line, 0.0, 0)
-            request = Request(
-                order,
-                0,
-                self.queue,
-                rows,
-                tuple(shape),
-                nbytes,
-                deadline,
-                0.0,
-                float(order) if rank is None else rank,
-                order,
-                line,
+            sizes_of_it = (rows, *shape) if self.queue.has_batch else tuple(shape)
+            arrival = Arrival(
+                id=order, client=0, model="m", sizes=sizes_of_it, nbytes=nbytes, deadline=deadline
             )
+            place = float(order) if rank is None else rank
+            request = Request(arrival, self.queue, line, place, order, 0.0)
             self.queue.add(request)
             arrived.append(request)
         return arrived

@@ -22,27 +22,30 @@ from tests.pipeline.scheduling.books import (
     Known,
     Running,
 )
+from tests.pipeline.scheduling.seen import (
+    CancelAsked,
+    Delivered,
+    Failed,
+    Forgotten,
+    KillAsked,
+    RecallAsked,
+    Seen,
+    Started,
+    seen,
+)
 
 from shapestream.scheduling import Scheduler
+from shapestream.scheduling.actions import ReportFault
 from shapestream.scheduling.company import SHARE
 from shapestream.scheduling.events import (
-    Action,
     AuditWanted,
     BatchFailed,
     BatchFinished,
-    CancelBatch,
-    DeliverResults,
     Event,
-    FailRequest,
-    ForgetRequest,
-    KillSlot,
     ModelProfile,
-    RecallBatch,
-    ReportFault,
     RequestCancelled,
     RequestsAbandoned,
     RequestsArrived,
-    StartBatch,
 )
 from shapestream.scheduling.hang_watch import STALL_S, HangLimits
 
@@ -54,7 +57,7 @@ class Referee(RuleBasedStateMachine):
         super().__init__()
         self.scheduler = self._new_scheduler()
         self.now = 0.0
-        self.log: list[tuple[Event, float, list[Action]]] = []
+        self.log: list[tuple[Event, float, list[Seen]]] = []
         self.ids = count(1)
         self.orders = count()
         self.known: dict[int, Known] = {}
@@ -151,28 +154,28 @@ class Referee(RuleBasedStateMachine):
 
     # ------------------------------------------------------------ what the scheduler promises
 
-    def _play(self, event: Event) -> list[Action]:
-        actions = self.scheduler.handle(event, self.now)
+    def _play(self, event: Event) -> list[Seen]:
+        actions = seen(self.scheduler.handle(event, self.now))
         self.log.append((event, self.now, list(actions)))
         self._give_up()
         self._note_refusals(event)
         for action in actions:
             match action:
-                case StartBatch():
+                case Started():
                     self._started(action)
-                case DeliverResults():
+                case Delivered():
                     assert self.batches[action.batch].over, "a batch was delivered while it ran"
                     for id_ in action.requests:
                         assert id_ in self.batches[action.batch].start.requests
                         assert not self._is_late(id_), "a late result was delivered"
                         self._end(id_, "delivered")
-                case FailRequest():
+                case Failed():
                     self._failed(action, event)
-                case ForgetRequest():
+                case Forgotten():
                     assert isinstance(event, RequestsAbandoned)
                     assert action.id in event.ids
                     self._end(action.id, "forgotten")
-                case CancelBatch():
+                case CancelAsked():
                     running = self.batches[action.batch]
                     assert not running.over, "a batch was cancelled that is over"
                     assert not running.cancelled, "a batch was cancelled twice"
@@ -184,9 +187,9 @@ class Referee(RuleBasedStateMachine):
                         "cancelled, and somebody waits"
                     )
                     running.cancelled = True
-                case KillSlot():
+                case KillAsked():
                     self._killed(action)
-                case RecallBatch():
+                case RecallAsked():
                     self._recalled(action, event)
                 case ReportFault():
                     raise action.error
@@ -211,7 +214,7 @@ class Referee(RuleBasedStateMachine):
             or self.now - audit.began >= HANG_MIN_S - 1e-9
         )
 
-    def _check_audit(self, start: StartBatch) -> None:
+    def _check_audit(self, start: Started) -> None:
         """An audit starts where nothing waits, on a slot that is free, while another is."""
         wanted = next(event for event, _, _ in reversed(self.log) if isinstance(event, AuditWanted))
         assert (start.model, start.sizes) == (wanted.model, wanted.sizes)
@@ -225,7 +228,7 @@ class Referee(RuleBasedStateMachine):
         assert len(serving) == 1 or len(free) > 1, "an audit takes the last free slot"
         self.batches[start.batch] = Running(start, began=self.now)
 
-    def _killed(self, action: KillSlot) -> None:
+    def _killed(self, action: KillAsked) -> None:
         running = next(running for running in self._active() if running.start.slot == action.slot)
         assert running.cancelled, "a process is killed though nobody asked its batch to stop"
         assert running.killed_at is None, "a process is killed twice because of one batch"
@@ -247,7 +250,7 @@ class Referee(RuleBasedStateMachine):
             self.closing.add(running.start.slot)
             self._reprieve(self.processes[running.start.slot])
 
-    def _recalled(self, action: RecallBatch, event: Event) -> None:
+    def _recalled(self, action: RecallAsked, event: Event) -> None:
         running = self.batches[action.batch]
         assert not running.over, "a batch was recalled that is over"
         assert not running.recalled, "a batch was recalled twice"
@@ -294,7 +297,7 @@ class Referee(RuleBasedStateMachine):
         for running in self.batches.values():
             running.wanted.discard(id_)
 
-    def _failed(self, action: FailRequest, event: Event) -> None:
+    def _failed(self, action: Failed, event: Event) -> None:
         known = self.known[action.id]
         match action.code:
             case "deadline_exceeded":
@@ -326,7 +329,7 @@ class Referee(RuleBasedStateMachine):
         assert known.arrival.deadline is not None
         return True
 
-    def _started(self, start: StartBatch) -> None:
+    def _started(self, start: Started) -> None:
         if not start.requests:
             self._check_audit(start)
             return
@@ -362,7 +365,7 @@ class Referee(RuleBasedStateMachine):
             start, start.behind, began=self.now, alone=alone, wanted=set(start.requests)
         )
 
-    def _check_place(self, start: StartBatch) -> None:
+    def _check_place(self, start: Started) -> None:
         process = self.processes[start.slot]
         beside = [running for running in self._in(process) if not running.given_up]
         if any(self.known[id_].suspect for id_ in start.requests):
@@ -390,7 +393,7 @@ class Referee(RuleBasedStateMachine):
         assert len(serving) <= kept, "sent ahead although a slot is free"
         assert PROFILES[start.model].idempotent, "what may not run twice is sent ahead"
 
-    def _check_sizes(self, start: StartBatch, members: list[Known], profile: ModelProfile) -> None:
+    def _check_sizes(self, start: Started, members: list[Known], profile: ModelProfile) -> None:
         shape = tuple(map(max, zip(*[member.shape for member in members], strict=True)))
         rows = sum(member.rows for member in members)
         assert start.sizes == ((rows, *shape) if profile.has_batch else shape)
@@ -404,7 +407,7 @@ class Referee(RuleBasedStateMachine):
             ratio = 1.0 if profile.max_padding_ratio is None else profile.max_padding_ratio
             assert wanted >= (1.0 - ratio) * rows * prod(shape) * (1.0 - 1e-9), "too much padding"
 
-    def _check_order(self, start: StartBatch, members: list[Known]) -> None:
+    def _check_order(self, start: Started, members: list[Known]) -> None:
         """What must run again goes in its group; nobody overtakes an equal of the same client that did not run yet."""
         if members[0].suspect:
             return

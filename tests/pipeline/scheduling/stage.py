@@ -6,23 +6,20 @@ from collections.abc import Sequence
 from itertools import count
 from typing import Any
 
+from tests.pipeline.scheduling.seen import Delivered, Failed, Forgotten, Seen, Started, seen
+
 from shapestream.scheduling import Scheduler
+from shapestream.scheduling.actions import ReportFault
 from shapestream.scheduling.events import (
-    Action,
     Arrival,
     BatchFailed,
     BatchFinished,
-    DeliverResults,
     Event,
-    FailRequest,
-    ForgetRequest,
     ModelAdded,
     ModelProfile,
-    ReportFault,
     RequestsArrived,
     SlotJoined,
     SlotsJoined,
-    StartBatch,
     TimePassed,
 )
 from shapestream_engine.cost_table import CostPoint, CostTable
@@ -49,10 +46,10 @@ class Stage:
     def __init__(self, max_queued_requests: int = 1000, max_queued_bytes: int = 10**9, **limits: Any) -> None:
         self.scheduler = Scheduler(max_queued_requests, max_queued_bytes, **limits)
         self.now = 0.0
-        self.last: list[Action] = []
-        self.played: list[list[Action]] = []
+        self.last: list[Seen] = []
+        self.played: list[list[Seen]] = []
         """What every event led to."""
-        self.started: list[StartBatch] = []
+        self.started: list[Started] = []
         self.ends: dict[int, str] = {}
         self.finished: set[int] = set()
         """The batches that were reported."""
@@ -60,21 +57,21 @@ class Stage:
         """What could not be worked out; None: that is a defect."""
         self._ids = count(1)
 
-    def play(self, event: Event, *, at: float | None = None) -> list[Action]:
+    def play(self, event: Event, *, at: float | None = None) -> list[Seen]:
         """Handles one event, notes starts and endings, and checks the invariants."""
         self.now = self.now if at is None else at
-        self.last = self.scheduler.handle(event, self.now)
+        self.last = seen(self.scheduler.handle(event, self.now))
         self.played.append(self.last)
         for action in self.last:
             match action:
-                case StartBatch():
+                case Started():
                     self.started.append(action)
-                case DeliverResults():
+                case Delivered():
                     for id_ in action.requests:
                         self._end(id_, "delivered")
-                case FailRequest():
+                case Failed():
                     self._end(action.id, action.code)
-                case ForgetRequest():
+                case Forgotten():
                     self._end(action.id, "forgotten")
                 case ReportFault() if self.faults is None:
                     raise action.error
@@ -125,7 +122,7 @@ class Stage:
         self.play(RequestsArrived(requests=tuple(arrivals)), at=at)
         return [arrival.id for arrival in arrivals]
 
-    def finish(self, start: StartBatch, run_s: float | None = None, **options: Any) -> list[Action]:
+    def finish(self, start: Started, run_s: float | None = None, **options: Any) -> list[Seen]:
         """A batch ran. Without `run_s` nothing is learned from it: its shape was new to the device."""
         at = options.pop("at", None)
         self.finished.add(start.batch)
@@ -133,11 +130,11 @@ class Stage:
             options.setdefault("preparations", 1)
         return self.play(BatchFinished(batch=start.batch, busy_s=run_s or 0.0, **options), at=at)
 
-    def fail(self, start: StartBatch, code: str = "model_error", message: str = "bad data") -> list[Action]:
+    def fail(self, start: Started, code: str = "model_error", message: str = "bad data") -> list[Seen]:
         """A batch failed."""
         return self.play(BatchFailed(batch=start.batch, code=code, message=message))
 
-    def wait(self, until: float) -> list[Action]:
+    def wait(self, until: float) -> list[Seen]:
         """Time passes."""
         return self.play(TimePassed(), at=until)
 
@@ -155,4 +152,4 @@ class Stage:
 
     def starts(self) -> list[tuple[int, ...]]:
         """The members of the batches that the last event started."""
-        return [action.requests for action in self.last if isinstance(action, StartBatch)]
+        return [action.requests for action in self.last if isinstance(action, Started)]

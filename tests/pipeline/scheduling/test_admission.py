@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import pytest
+from tests.pipeline.scheduling.seen import Failed
 
 from shapestream.scheduling import Scheduler
-from shapestream.scheduling.events import FailRequest, RequestsAbandoned, SlotLeft
+from shapestream.scheduling.events import RequestsAbandoned, SlotLeft
 from shapestream_engine.cost_table import CostPoint, CostTable
 
 
 def _failures(stage) -> list[tuple[int, str, float | None]]:
-    return [(a.id, a.code, a.retry_after_s) for a in stage.last if isinstance(a, FailRequest)]
+    return [(a.id, a.code, a.retry_after_s) for a in stage.last if isinstance(a, Failed)]
 
 
 def test_the_queue_is_bounded_in_requests(make_stage):

@@ -6,19 +6,17 @@ A row of 4 takes 0.1 s.
 from __future__ import annotations
 
 import pytest
+from tests.pipeline.scheduling.seen import CancelAsked, KillAsked, Started
 
 from shapestream.scheduling.events import (
     AuditWanted,
     BatchFailed,
     BatchFinished,
-    CancelBatch,
     ContractError,
     DrainStarted,
-    KillSlot,
     ModelRunsAlone,
     SlotClosing,
     SlotLeft,
-    StartBatch,
 )
 from shapestream.scheduling.hang_watch import HangLimits
 from shapestream_engine.cost_table import CostPoint, CostTable
@@ -53,7 +51,7 @@ def test_an_audit_starts_when_its_slot_has_idled_as_long_as_it_takes(idle):
     assert [] == idle.last
     assert pytest.approx(0.1) == idle.scheduler.next_wakeup()
     idle.wait(idle.scheduler.next_wakeup())
-    assert [StartBatch(batch=1, slot=0, model="text", requests=(), sizes=SIZES)] == idle.last
+    assert [Started(batch=1, slot=0, model="text", requests=(), sizes=SIZES)] == idle.last
     assert idle.scheduler.next_wakeup() is None
 
 
@@ -93,7 +91,7 @@ def test_a_pause_between_requests_is_no_time_for_it(idle):
 def test_work_that_arrives_stops_it_and_starts_when_the_slot_is_free(auditing):
     """Nothing is queued behind it, and it is stopped once."""
     auditing.arrive(SIZES, at=0.11)
-    assert [CancelBatch(batch=1, slot=0)] == auditing.last
+    assert [CancelAsked(batch=1, slot=0)] == auditing.last
     auditing.arrive(SIZES, at=0.12)
     assert [] == auditing.last
     auditing.wait(0.19)
@@ -114,7 +112,7 @@ def test_what_ended_before_it_could_be_stopped_frees_its_slot(auditing):
 def test_its_slot_counts_as_free_in_predictions(auditing):
     """A request whose deadline leaves hardly more time than its call is admitted."""
     auditing.arrive(SIZES, at=0.11, deadline=0.11 + 0.15)
-    assert [CancelBatch(batch=1, slot=0)] == auditing.last
+    assert [CancelAsked(batch=1, slot=0)] == auditing.last
 
 
 def test_one_more_slot_stays_idle_where_there_are_several(stage):
@@ -130,7 +128,7 @@ def test_one_more_slot_stays_idle_where_there_are_several(stage):
     stage.arrive(SIZES)
     assert [(2,)] == stage.starts()
     stage.arrive(SIZES)
-    assert [CancelBatch(batch=stage.started[1].batch, slot=stage.started[1].slot)] == stage.last
+    assert [CancelAsked(batch=stage.started[1].batch, slot=stage.started[1].slot)] == stage.last
 
 
 def test_only_the_slots_that_were_named_run_it(stage):
@@ -151,7 +149,7 @@ def test_only_the_slots_that_were_named_run_it(stage):
 @pytest.mark.parametrize("event", [DrainStarted(), SlotClosing(slot=0)], ids=["drain", "its slot closes"])
 def test_nothing_that_ends_waits_for_it(auditing, event):
     """It is stopped at once."""
-    assert [CancelBatch(batch=1, slot=0)] == auditing.play(event)
+    assert [CancelAsked(batch=1, slot=0)] == auditing.play(event)
 
 
 def test_none_starts_during_a_drain(idle):
@@ -190,10 +188,10 @@ def test_an_audit_that_hangs_ends_its_process_as_any_batch_does(stage):
     stage.wait(stage.scheduler.next_wakeup())
     stage.arrive(SIZES)
     seen = [type(action) for action in stage.last]
-    while KillSlot not in seen:
+    while KillAsked not in seen:
         stage.wait(stage.scheduler.next_wakeup())
         seen += [type(action) for action in stage.last]
-    assert [CancelBatch, KillSlot] == seen
+    assert [CancelAsked, KillAsked] == seen
     stage.play(SlotLeft(slot=0, died=True))
     assert 0 == stage.scheduler.statistics().suspects
     stage.measured_slots(1)

@@ -7,19 +7,18 @@ from math import prod
 
 import numpy as np
 import pytest
+from tests.pipeline.scheduling.seen import Failed, Started
 from tests.pipeline.scheduling.stage import Stage, table
 
 from shapestream.scheduling.costs import CostModel
 from shapestream.scheduling.events import (
     Arrival,
     BatchFinished,
-    FailRequest,
     InputBytes,
     ModelProfile,
     RequestCancelled,
     RequestsArrived,
     SlotJoined,
-    StartBatch,
 )
 from shapestream.scheduling.hang_watch import HangLimits
 from shapestream_engine.cost_table import CostPoint, CostTable, LearnedCosts
@@ -260,7 +259,7 @@ FLOATS = (InputBytes(nbytes=4, axes=(0, 1)),)
 
 def refusals(stage: Stage) -> list[tuple[int, str]]:
     """Of the last event."""
-    return [(action.id, action.code) for action in stage.last if isinstance(action, FailRequest)]
+    return [(action.id, action.code) for action in stage.last if isinstance(action, Failed)]
 
 
 def test_what_is_filled_up_beyond_the_bytes_of_a_call_is_refused(stage):
@@ -334,7 +333,7 @@ def test_shapes_that_never_come_again_are_charged_what_they_took(stage):
     now = 0.0
     for _ in range(600):
         start = next(start for start in stage.started if start.batch not in stage.finished)
-        assert isinstance(start, StartBatch)
+        assert isinstance(start, Started)
         client = client_of[start.requests[0]]
         now += seconds[client]
         spent[client] += seconds[client]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.pipeline.scheduling.seen import Failed, Started
 from tests.pipeline.scheduling.stage import Stage
 
 from shapestream.scheduling.deadlines import SAFETY
-from shapestream.scheduling.events import FailRequest, StartBatch
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def _order(stage, batches: int) -> list[int]:
 
 
 def _failures(stage) -> list[tuple[int, str]]:
-    return [(action.id, action.code) for action in stage.last if isinstance(action, FailRequest)]
+    return [(action.id, action.code) for action in stage.last if isinstance(action, Failed)]
 
 
 def test_what_is_certain_to_be_late_is_refused_at_once(alone):
@@ -211,7 +211,7 @@ def test_where_predictions_are_right_nothing_starts_that_could_not_have_been_met
 
 def _check_starts(stage: Stage, deadlines: dict[int, tuple[float, float]]) -> None:
     for action in stage.last:
-        if isinstance(action, StartBatch):
+        if isinstance(action, Started):
             for id_ in action.requests:
                 deadline, alone_s = deadlines[id_]
                 assert stage.now < deadline - 0.49 * alone_s

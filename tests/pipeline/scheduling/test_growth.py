@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from shapestream.scheduling import Scheduler
+from shapestream.scheduling.actions import StartBatch
 from shapestream.scheduling.events import (
     Arrival,
     BatchFinished,
@@ -19,7 +20,6 @@ from shapestream.scheduling.events import (
     RequestCancelled,
     RequestsArrived,
     SlotJoined,
-    StartBatch,
 )
 from shapestream.scheduling.queueing import DONE, QUEUED, LazyHeap, Request
 
@@ -68,10 +68,10 @@ def _lines_of_a_batch(queued: int, lengths: int) -> int:
     scheduler.handle(ModelAdded(model=profile), 0.0)
     scheduler.handle(_arrivals(0, queued, lengths), 0.0)
     (start,) = scheduler.handle(SlotJoined(slot=0, models=frozenset({"m"})), 0.0)
-    assert isinstance(start, StartBatch)
+    (batch,) = start.batches
     arrived, _ = _lines(lambda: scheduler.handle(_arrivals(queued, 64, lengths), 1.0))
     cancelled, _ = _lines(lambda: scheduler.handle(RequestCancelled(id=queued // 2), 1.0))
-    finished, _ = _lines(lambda: scheduler.handle(BatchFinished(batch=start.batch, busy_s=0.1), 2.0))
+    finished, _ = _lines(lambda: scheduler.handle(BatchFinished(batch=batch.id, busy_s=0.1), 2.0))
     scheduler.check_invariants()
     return arrived + cancelled + finished
 
@@ -113,8 +113,8 @@ def test_nothing_is_held_of_requests_that_ended(ending):
         else:
             actions = scheduler.handle(SlotJoined(slot=0, models=frozenset({"m"})), 0.0)
             while actions:
-                (start,) = (action for action in actions if isinstance(action, StartBatch))
-                actions = scheduler.handle(BatchFinished(batch=start.batch, busy_s=0.1), 1.0)[1:]
+                (batch,) = next(action for action in actions if isinstance(action, StartBatch)).batches
+                actions = scheduler.handle(BatchFinished(batch=batch.id, busy_s=0.1), 1.0)[1:]
         assert "0 running, 1 queued" == repr(scheduler.statistics())
         assert _held() - before <= 200
     finally:

@@ -5,17 +5,9 @@ from __future__ import annotations
 from math import inf
 
 import pytest
+from tests.pipeline.scheduling.seen import CancelAsked, Failed, KillAsked, RecallAsked, Started
 
-from shapestream.scheduling.events import (
-    BatchFailed,
-    CancelBatch,
-    FailRequest,
-    KillSlot,
-    RecallBatch,
-    RequestCancelled,
-    SlotLeft,
-    StartBatch,
-)
+from shapestream.scheduling.events import BatchFailed, RequestCancelled, SlotLeft
 from shapestream.scheduling.hang_watch import HangLimits
 
 LIMITS = HangLimits(min_s=10.0, grace_s=5.0)
@@ -29,7 +21,7 @@ def watched(make_stage):
 
 def _steps(stage) -> list[object]:
     """What the last event led to against batches that hang."""
-    return [action for action in stage.last if isinstance(action, CancelBatch | KillSlot | RecallBatch)]
+    return [action for action in stage.last if isinstance(action, CancelAsked | KillAsked | RecallAsked)]
 
 
 def _wake(stage) -> float:
@@ -53,7 +45,7 @@ def test_the_least_limit_holds_for_quick_models(watched):
     watched.wait(15.0)  # a look in vain, for the first of them
     watched.arrive((1, 4))
     assert 25.0 == _wake(watched)
-    assert [CancelBatch(batch=21, slot=0)] == _steps(watched)
+    assert [CancelAsked(batch=21, slot=0)] == _steps(watched)
 
 
 def test_who_stood_still_takes_no_batch_for_hanging(watched):
@@ -66,7 +58,7 @@ def test_who_stood_still_takes_no_batch_for_hanging(watched):
     watched.wait(60.0)
     assert [] == _steps(watched)
     assert 60.0 + LIMITS.grace_s == _wake(watched)
-    assert [CancelBatch(batch=21, slot=0)] == _steps(watched)
+    assert [CancelAsked(batch=21, slot=0)] == _steps(watched)
 
 
 def test_slow_models_have_many_times_what_nearly_all_of_their_batches_take(watched):
@@ -97,7 +89,7 @@ def test_the_first_batch_has_a_limit_by_its_prediction(watched, call_s, limit_s)
         watched.measured_slots(0, call_s=call_s - 0.004)
     watched.arrive((1, 4))
     assert pytest.approx(limit_s) == _wake(watched)
-    assert [CancelBatch(batch=1, slot=0)] == _steps(watched)
+    assert [CancelAsked(batch=1, slot=0)] == _steps(watched)
 
 
 def test_sizes_that_never_ran_have_a_first_calls_time(watched):
@@ -112,7 +104,7 @@ def test_sizes_that_never_ran_have_a_first_calls_time(watched):
     watched.arrive((1, 8))
     watched.wait(210.0)  # in vain again
     assert 401.0 == _wake(watched)
-    assert [CancelBatch(batch=4, slot=0)] == _steps(watched)
+    assert [CancelAsked(batch=4, slot=0)] == _steps(watched)
 
 
 def test_after_twenty_batches_new_sizes_are_nothing_new(watched):
@@ -174,16 +166,16 @@ def test_each_step_has_its_time(watched):
     watched.slots(0, 1, worker="w")
     watched.arrive((1, 4))
     hung = watched.started[0].slot
-    assert (2.0, [CancelBatch(batch=1, slot=hung)]) == (_wake(watched), _steps(watched))
+    assert (2.0, [CancelAsked(batch=1, slot=hung)]) == (_wake(watched), _steps(watched))
     watched.wait(6.9)
     assert [] == watched.last
     assert 7.0 == _wake(watched)
-    assert [KillSlot(slot=hung, reason="batch 1 of text has run for 7.0 s")] == _steps(watched)
+    assert [KillAsked(slot=hung, reason="batch 1 of text has run for 7.0 s")] == _steps(watched)
     watched.arrive((1, 4))
     assert [] == watched.starts(), "nothing is started in a process that is about to be killed"
     assert 12.0 == _wake(watched)
-    assert [("worker_lost", 1)] == [(a.code, a.id) for a in watched.last if isinstance(a, FailRequest)]
-    assert [1 - hung] == [action.slot for action in watched.last if isinstance(action, StartBatch)]
+    assert [("worker_lost", 1)] == [(a.code, a.id) for a in watched.last if isinstance(a, Failed)]
+    assert [1 - hung] == [action.slot for action in watched.last if isinstance(action, Started)]
     watched.finish(watched.started[1])
     assert 1 == watched.scheduler.statistics().closing_slots
 
@@ -196,7 +188,7 @@ def test_the_process_of_a_hung_batch_takes_innocent_neighbours_along(watched):
     watched.arrive((1, 4), at=19.0)
     watched.wait(20.0)
     watched.wait(25.0)
-    assert [KillSlot] == [type(step) for step in _steps(watched)]
+    assert [KillAsked] == [type(step) for step in _steps(watched)]
     for slot in (1, 0):
         watched.play(SlotLeft(slot=slot, died=True))
     assert 1 == watched.scheduler.statistics().suspects
@@ -220,7 +212,7 @@ def test_a_suspect_that_hangs_alone_is_poisoned(watched):
     assert ({1: "poisoned"}, [(2,)]) == (watched.ends, watched.starts())
     _wake(watched)
     _wake(watched)
-    assert 1 == len([action for action in watched.last if isinstance(action, KillSlot)])
+    assert 1 == len([action for action in watched.last if isinstance(action, KillAsked)])
     watched.play(SlotLeft(slot=0, died=True))
     watched.slots(1)
     watched.finish(watched.started[3])
@@ -236,7 +228,7 @@ def test_what_was_sent_ahead_to_a_hung_slot_comes_back(watched):
     behind = watched.started[1]
     assert 1 == behind.behind
     assert 2.0 == _wake(watched)
-    assert [CancelBatch(batch=1, slot=0), RecallBatch(batch=behind.batch, slot=0)] == _steps(watched)
+    assert [CancelAsked(batch=1, slot=0), RecallAsked(batch=behind.batch, slot=0)] == _steps(watched)
     watched.play(BatchFailed(batch=behind.batch, code="recalled", message="as asked"))
     assert ([], 7.0) == (watched.starts(), watched.scheduler.next_wakeup())
 
@@ -257,11 +249,11 @@ def test_a_batch_that_nobody_waits_for_is_cancelled_once_and_killed_too(watched)
     watched.slots(0)
     watched.arrive((1, 4))
     watched.play(RequestCancelled(id=1), at=1.0)
-    assert [CancelBatch(batch=1, slot=0)] == _steps(watched)
+    assert [CancelAsked(batch=1, slot=0)] == _steps(watched)
     _wake(watched)
     assert [] == _steps(watched)
     _wake(watched)
-    assert [KillSlot] == [type(step) for step in _steps(watched)]
+    assert [KillAsked] == [type(step) for step in _steps(watched)]
 
 
 def test_suspects_do_not_wait_for_a_slot_that_is_given_up(watched):

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import pytest
+from tests.pipeline.scheduling.seen import RecallAsked, Started
 
 from shapestream.scheduling.events import (
     BatchFailed,
-    RecallBatch,
     RequestCancelled,
     RequestsAbandoned,
     SlotClosing,
     SlotLeft,
-    StartBatch,
 )
 
 
@@ -24,7 +23,7 @@ def _die(stage, *slots: int) -> None:
         stage.play(SlotLeft(slot=slot, died=True))
 
 
-def _running(stage) -> list[StartBatch]:
+def _running(stage) -> list[Started]:
     return [start for start in stage.started if start.batch not in stage.finished]
 
 
@@ -95,8 +94,8 @@ def test_a_worker_is_emptied_by_recalling_what_waits_there(stage):
     stage.arrive((1, 4), (1, 4), at=0.01)
     ahead = next(start for start in stage.started if start.behind is not None)
     _die(stage, 0)
-    recalls = [action for actions in stage.played for action in actions if isinstance(action, RecallBatch)]
-    assert [RecallBatch(batch=ahead.batch, slot=1)] == recalls
+    recalls = [action for actions in stage.played for action in actions if isinstance(action, RecallAsked)]
+    assert [RecallAsked(batch=ahead.batch, slot=1)] == recalls
     stage.play(BatchFailed(batch=ahead.batch, code="recalled", message="as asked"))
     stage.finish(next(start for start in stage.started if start.requests == (2,)))
     assert [(1,)] == stage.starts()

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shapestream.scheduling.costs import CostModel
-from shapestream.scheduling.events import ModelProfile
+from shapestream.scheduling.events import Arrival, ModelProfile
 from shapestream.scheduling.fairness import QueueRoom
 from shapestream.scheduling.queueing import CHUNK, DONE, QUEUED, Bucket, Lane, ModelQueue, Request
 
@@ -19,7 +19,8 @@ def _queue() -> ModelQueue:
 
 
 def _request(queue: ModelQueue, order: int, rank: float, rows: int = 1, length: int = 4) -> Request:
-    return Request(order, 0, queue, rows, (length,), 1, None, 0.0, rank, order, queue.line_of(0))
+    arrival = Arrival(id=order, client=0, model="m", sizes=(rows, length), nbytes=1)
+    return Request(arrival, queue, queue.line_of(0), rank, order, 0.0)
 
 
 @given(

@@ -11,9 +11,10 @@ from itertools import count
 
 import numpy as np
 import pytest
+from tests.pipeline.scheduling.seen import Failed
 from tests.workers.lab.worlds import CheckedScheduler
 
-from shapestream.scheduling.events import FailRequest, ModelProfile
+from shapestream.scheduling.events import ModelProfile
 from shapestream.telemetry.trace import TraceRequest
 from shapestream_workers.lab.simulator import DONE, Scenario, simulate
 from shapestream_workers.lab.true_cost import FormulaCost
@@ -102,9 +103,9 @@ def _late_turn(stage, *, crowded: bool, deadline: float = 1.3) -> list[str]:
     stage.arrive(*[(1, 64)] * 9)
     if crowded:
         stage.arrive((1, 64), deadline=0.7)
-        assert ["overloaded"] == [action.code for action in stage.last if isinstance(action, FailRequest)]
+        assert ["overloaded"] == [action.code for action in stage.last if isinstance(action, Failed)]
     stage.finish(stage.started[0], at=1.0)
-    return [action.code for action in stage.last if isinstance(action, FailRequest)]
+    return [action.code for action in stage.last if isinstance(action, Failed)]
 
 
 def test_where_the_queue_is_full_of_deadlines_nobody_is_saved_at_everybodys_cost(stage):
@@ -129,10 +130,10 @@ def test_a_quick_slot_runs_what_would_be_too_late_for_a_slow_one(stage):
     stage.arrive((1, 64), deadline=2.0)
     stage.arrive(*[(1, 64)] * 9)
     stage.arrive((1, 64), deadline=1.2)
-    assert ["overloaded"] == [action.code for action in stage.last if isinstance(action, FailRequest)]
+    assert ["overloaded"] == [action.code for action in stage.last if isinstance(action, Failed)]
     (first,) = [start for start in stage.started if start.slot == 0]
     stage.finish(first, at=1.35)
-    assert [] == [action for action in stage.last if isinstance(action, FailRequest)]
+    assert [] == [action for action in stage.last if isinstance(action, Failed)]
     assert (0, True) == (stage.started[-1].slot, 4 in stage.started[-1].requests)
 
 
@@ -143,10 +144,10 @@ def test_who_had_little_time_from_the_start_is_not_given_up(stage):
     stage.arrive((1, 4))
     stage.arrive(*[(1, 64)] * 9)
     stage.arrive((1, 64), deadline=0.3)
-    assert ["overloaded"] == [action.code for action in stage.last if isinstance(action, FailRequest)]
+    assert ["overloaded"] == [action.code for action in stage.last if isinstance(action, Failed)]
     stage.arrive((1, 32), client=2, deadline=0.57, priority=9)
     stage.finish(stage.started[0], at=0.1)
-    assert [] == [action for action in stage.last if isinstance(action, FailRequest)]
+    assert [] == [action for action in stage.last if isinstance(action, Failed)]
     assert 12 in stage.started[-1].requests
 
 
@@ -156,7 +157,7 @@ def test_a_crowd_of_strangers_is_counted(stage):
     stage.measured_slots(0)
     for client in count(1):
         stage.arrive((1, 4), client=client, deadline=stage.now + 1.0)
-        if any(isinstance(action, FailRequest) for action in stage.last):
+        if any(isinstance(action, Failed) for action in stage.last):
             break
     assert 8 <= client <= 12
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from shapestream.scheduling.events import FailRequest, Overload
+from tests.pipeline.scheduling.seen import Failed
+
+from shapestream.scheduling.events import Overload
 
 
 def causes(stage):
     """The causes of all refusals so far; every `overloaded` one has one, and no other does."""
-    failed = [action for actions in stage.played for action in actions if isinstance(action, FailRequest)]
+    failed = [action for actions in stage.played for action in actions if isinstance(action, Failed)]
     assert [action.code == "overloaded" for action in failed] == [
         action.cause is not None for action in failed
     ]

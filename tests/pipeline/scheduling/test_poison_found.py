@@ -7,18 +7,16 @@ from random import Random
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from tests.pipeline.scheduling.seen import CancelAsked, RecallAsked, Started
 from tests.pipeline.scheduling.stage import Stage, table
 
 from shapestream.scheduling.events import (
     BatchFailed,
     BatchFinished,
-    CancelBatch,
-    RecallBatch,
     SlotClosing,
     SlotJoined,
     SlotLeft,
     SlotsJoined,
-    StartBatch,
 )
 
 
@@ -34,9 +32,9 @@ class World:
         self.stage = Stage()
         self.stage.model(max_batch=4)
         self.numbers = 0
-        self.held: dict[int, list[StartBatch]] = {}
+        self.held: dict[int, list[Started]] = {}
         """By slot, what runs there, and what waits behind it."""
-        self.recalled: list[StartBatch] = []
+        self.recalled: list[Started] = []
         self.workers: dict[str, list[int]] = {}
         self.deaths: list[int] = []
         """The poisons that killed a worker."""
@@ -47,13 +45,13 @@ class World:
         """One event, and what it starts and takes back."""
         for action in self.stage.play(event, at=self.stage.now + 0.02):
             match action:
-                case StartBatch():
+                case Started():
                     self.held[action.slot].append(action)
-                case RecallBatch():
+                case RecallAsked():
                     self.recalled.append(
                         next(start for start in self.held[action.slot] if start.batch == action.batch)
                     )
-                case CancelBatch():
+                case CancelAsked():
                     raise AssertionError("nobody withdrew anything")
                 case _:
                     pass
@@ -62,7 +60,7 @@ class World:
         """Requests arrive, all alike."""
         self.stage.arrive(*[(1, 4)] * requests, at=self.stage.now + 0.02)
         for action in self.stage.last:
-            if isinstance(action, StartBatch):
+            if isinstance(action, Started):
                 self.held[action.slot].append(action)
 
     def _join(self, slots: int) -> None:
@@ -91,7 +89,7 @@ class World:
         self.random.choice(moves)()
         return True
 
-    def _give_back(self, start: StartBatch) -> None:
+    def _give_back(self, start: Started) -> None:
         self.recalled.remove(start)
         if start in self.held[start.slot][1:]:  # or it began meanwhile
             self.held[start.slot].remove(start)

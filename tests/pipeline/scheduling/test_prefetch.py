@@ -6,19 +6,9 @@ A row of 4 takes 0.1 s, four take 0.112 s; a batch takes 0.02 s to its slot, and
 from __future__ import annotations
 
 import pytest
+from tests.pipeline.scheduling.seen import CancelAsked, Delivered, Failed, RecallAsked, Started
 
-from shapestream.scheduling.events import (
-    BatchFailed,
-    BatchFinished,
-    CancelBatch,
-    DeliverResults,
-    FailRequest,
-    RecallBatch,
-    RequestCancelled,
-    SlotClosing,
-    SlotLeft,
-    StartBatch,
-)
+from shapestream.scheduling.events import BatchFailed, BatchFinished, RequestCancelled, SlotClosing, SlotLeft
 from shapestream.scheduling.slots import PREFETCH_MARGIN
 
 
@@ -31,7 +21,7 @@ def busy(stage):
     return stage
 
 
-def _behind(stage) -> StartBatch:
+def _behind(stage) -> Started:
     """Queues request 2 behind the batch of request 1."""
     stage.arrive((1, 4))
     stage.wait(stage.scheduler.next_wakeup())
@@ -45,7 +35,7 @@ def test_the_next_batch_is_sent_as_late_as_it_takes_to_get_there(busy):
     assert [] == busy.starts()
     assert pytest.approx(0.08 - PREFETCH_MARGIN * 0.1) == busy.scheduler.next_wakeup()
     busy.wait(busy.scheduler.next_wakeup())
-    assert [StartBatch(batch=2, slot=0, model="text", requests=(2, 3), sizes=(2, 4), behind=1)] == busy.last
+    assert [Started(batch=2, slot=0, model="text", requests=(2, 3), sizes=(2, 4), behind=1)] == busy.last
     assert "3 running, 0 queued" == repr(busy.scheduler.statistics())
 
 
@@ -61,7 +51,7 @@ def test_only_one_batch_is_queued_behind_another(busy):
     busy.arrive((1, 4))
     assert [] == busy.starts()
     assert busy.scheduler.next_wakeup() is None
-    assert [DeliverResults(batch=1, requests=(1,))] == busy.finish(busy.started[0], at=0.1)
+    assert [Delivered(batch=1, requests=(1,))] == busy.finish(busy.started[0], at=0.1)
     assert pytest.approx(0.18 - PREFETCH_MARGIN * 0.1) == busy.scheduler.next_wakeup()
     busy.wait(busy.scheduler.next_wakeup())
     assert [(3,)] == busy.starts()
@@ -93,7 +83,7 @@ def test_a_free_slot_takes_queued_requests_only(stage):
     stage.wait(stage.scheduler.next_wakeup())
     assert [None, None, 1] == [start.behind for start in stage.started]
     stage.finish(stage.started[1], at=0.09)
-    assert [DeliverResults] == [type(action) for action in stage.last]
+    assert [Delivered] == [type(action) for action in stage.last]
     assert stage.scheduler.next_wakeup() is None
     stage.arrive((1, 4))
     assert [(10,)] == stage.starts()
@@ -114,7 +104,7 @@ def test_a_batch_that_fails_makes_room_for_the_one_behind(busy):
 def test_a_closing_slot_gives_back_what_is_queued_there(busy, begun):
     """What it runs stays; the rest goes elsewhere, unless it had begun when the recall came."""
     behind = _behind(busy)
-    assert [RecallBatch(batch=2, slot=0)] == busy.play(SlotClosing(slot=0))
+    assert [RecallAsked(batch=2, slot=0)] == busy.play(SlotClosing(slot=0))
     if not begun:
         busy.fail(behind, "recalled", "as asked")
     busy.finish(busy.started[0])
@@ -130,7 +120,7 @@ def test_a_closing_slot_gives_back_what_is_queued_there(busy, begun):
 def test_a_slot_that_cannot_run_anything_gives_back_what_is_queued_there(busy):
     """It is asked at once, gets no other, and rests when it has answered; the batch loses no attempt."""
     behind = _behind(busy)
-    assert RecallBatch(batch=2, slot=0) in busy.play(
+    assert RecallAsked(batch=2, slot=0) in busy.play(
         BatchFailed(batch=1, code="unavailable", message="no device")
     )
     busy.arrive((1, 4), at=1.0)
@@ -144,9 +134,9 @@ def test_a_slot_that_cannot_run_anything_gives_back_what_is_queued_there(busy):
 def test_a_batch_that_no_request_needs_any_more_is_recalled(busy, begun):
     """And cancelled if it begins all the same, since the recall crossed its start. Nothing runs again."""
     behind = _behind(busy)
-    assert RecallBatch(batch=2, slot=0) == busy.play(RequestCancelled(id=2))[-1]
+    assert RecallAsked(batch=2, slot=0) == busy.play(RequestCancelled(id=2))[-1]
     if begun:
-        assert CancelBatch(batch=2, slot=0) in busy.finish(busy.started[0])
+        assert CancelAsked(batch=2, slot=0) in busy.finish(busy.started[0])
         assert [] == busy.fail(behind, "cancelled", "as asked")
     else:
         assert [] == busy.fail(behind, "recalled", "as asked")
@@ -160,7 +150,7 @@ def test_a_member_that_is_cancelled_before_the_start_is_not_delivered(busy):
     busy.wait(busy.scheduler.next_wakeup())
     busy.play(RequestCancelled(id=2))
     busy.finish(busy.started[0])
-    assert [DeliverResults(batch=2, requests=(3,))] == busy.finish(busy.started[1])
+    assert [Delivered(batch=2, requests=(3,))] == busy.finish(busy.started[1])
 
 
 def test_a_deadline_that_passes_before_the_start_found_the_request_waiting(busy):
@@ -168,12 +158,12 @@ def test_a_deadline_that_passes_before_the_start_found_the_request_waiting(busy)
     busy.arrive((1, 4), deadline=0.3)
     busy.wait(busy.scheduler.next_wakeup())
     busy.wait(0.3)
-    failed = next(action for action in busy.last if isinstance(action, FailRequest))
+    failed = next(action for action in busy.last if isinstance(action, Failed))
     assert ("deadline_exceeded", "the deadline passed while the request was waiting") == (
         failed.code,
         failed.message,
     )
-    assert RecallBatch(batch=2, slot=0) == busy.last[-1]
+    assert RecallAsked(batch=2, slot=0) == busy.last[-1]
 
 
 @pytest.mark.parametrize("attempts", [1, 3])

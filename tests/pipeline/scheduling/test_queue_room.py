@@ -8,10 +8,11 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from tests.pipeline.scheduling.seen import Failed
 from tests.pipeline.scheduling.stage import table
 from tests.workers.lab.worlds import CheckedScheduler
 
-from shapestream.scheduling.events import FailRequest, ModelProfile, SlotJoined
+from shapestream.scheduling.events import ModelProfile, SlotJoined
 from shapestream.telemetry.trace import TraceRequest
 from shapestream_workers.lab.simulator import DONE, Scenario, simulate
 from shapestream_workers.lab.true_cost import FormulaCost
@@ -61,7 +62,7 @@ def test_modest_clients_are_not_refused_for_a_queue_that_others_fill(greedy, bou
 
 
 def _refused(stage) -> list[int]:
-    return [action.id for action in stage.last if isinstance(action, FailRequest)]
+    return [action.id for action in stage.last if isinstance(action, Failed)]
 
 
 def test_one_client_alone_may_use_the_whole_queue(make_stage):
@@ -225,7 +226,7 @@ def test_what_waits_for_other_slots_says_nothing_about_when_to_come_back(make_st
         stage.play(SlotJoined(slot=slot, models=frozenset({name}), costs=costs))
     stage.arrive(*[(1, 4)] * 6, model="slow")
     stage.arrive(*[(1, 4)] * 60, model="fast", client=2)
-    (last,) = [action for action in stage.last if isinstance(action, FailRequest)][-1:]
+    (last,) = [action for action in stage.last if isinstance(action, Failed)][-1:]
     assert last.retry_after_s is not None
     assert last.retry_after_s < 2.5
 

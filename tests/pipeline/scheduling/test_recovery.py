@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from tests.pipeline.scheduling.seen import Started
 
-from shapestream.scheduling.events import RequestCancelled, SlotLeft, StartBatch
+from shapestream.scheduling.events import RequestCancelled, SlotLeft
 
 
 def _run_all(stage, breaks) -> list[tuple[int, ...]]:
@@ -127,7 +128,7 @@ def test_an_error_of_the_device_is_not_blamed_on_the_data(stage, code, again):
     stage.arrive((1, 4), (1, 4))
     stage.slots(1)
     stage.fail(stage.started[0], code)
-    starts = [action for action in stage.last if isinstance(action, StartBatch)]
+    starts = [action for action in stage.last if isinstance(action, Started)]
     assert again == [(start.slot, start.requests) for start in starts]
 
 

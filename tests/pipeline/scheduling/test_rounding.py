@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.pipeline.scheduling.seen import Started
 from tests.pipeline.scheduling.stage import Stage
 
 from shapestream.scheduling.boundaries import (
@@ -24,7 +25,7 @@ from shapestream.scheduling.boundaries import (
     grid_sizes,
 )
 from shapestream.scheduling.cost_grid import Floats, Integers
-from shapestream.scheduling.events import ModelProfile, StartBatch
+from shapestream.scheduling.events import ModelProfile
 from shapestream.scheduling.rounding import ShapeRounding, choose_row_sizes, row_sizes
 
 
@@ -412,6 +413,6 @@ def test_devices_never_meet_more_shapes_than_the_cap(stage: Stage, cap: int, tur
                 stage.finish(start, 0.01 + rows * seq * 1e-4)
         stage.now += 0.1
     assert len(stage.ends) == len(sizes)
-    started = [action for actions in stage.played for action in actions if isinstance(action, StartBatch)]
+    started = [action for actions in stage.played for action in actions if isinstance(action, Started)]
     met = {start.sizes for start in started}
     assert (cap // 2 if turns == 60 else 0) < len(met) <= cap

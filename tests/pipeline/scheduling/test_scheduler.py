@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import pytest
+from tests.pipeline.scheduling.seen import CancelAsked, Delivered, Failed, Forgotten, Started
 
 from shapestream.scheduling import scheduler_statistics
 from shapestream.scheduling.events import (
     Arrival,
     BatchFinished,
-    CancelBatch,
-    DeliverResults,
     DrainStarted,
-    FailRequest,
-    ForgetRequest,
     RequestCancelled,
     RequestsAbandoned,
     RequestsArrived,
     SlotLeft,
-    StartBatch,
 )
 from shapestream.scheduling.scheduler_statistics import Troubles
 
@@ -27,7 +23,7 @@ def test_a_lone_request_starts_at_once(stage):
     stage.model()
     stage.slots(7)
     stage.arrive((1, 16))
-    assert [StartBatch(batch=1, slot=7, model="text", requests=(1,), sizes=(1, 16))] == stage.last
+    assert [Started(batch=1, slot=7, model="text", requests=(1,), sizes=(1, 16))] == stage.last
 
 
 def test_a_finished_batch_delivers_its_members(stage):
@@ -35,7 +31,7 @@ def test_a_finished_batch_delivers_its_members(stage):
     stage.model()
     stage.slots(0)
     stage.arrive((1, 16), (2, 16))
-    assert [DeliverResults(batch=1, requests=(1, 2))] == stage.finish(stage.started[0])
+    assert [Delivered(batch=1, requests=(1, 2))] == stage.finish(stage.started[0])
     assert "0 running, 0 queued" == repr(stage.scheduler.statistics())
 
 
@@ -92,7 +88,7 @@ def test_padded_shapes_mix_as_far_as_the_padding_allows(stage):
     stage.model(padded=True, max_padding_ratio=0.125)
     stage.slots(0)
     stage.arrive((1, 16), (1, 15), (1, 200))
-    assert [StartBatch(batch=1, slot=0, model="text", requests=(1, 2), sizes=(2, 16))] == stage.last
+    assert [Started(batch=1, slot=0, model="text", requests=(1, 2), sizes=(2, 16))] == stage.last
 
 
 def test_one_padded_and_one_exact_dimension(stage):
@@ -221,7 +217,7 @@ def test_a_running_request_fails_at_its_deadline_and_its_mates_do_not(stage):
     stage.arrive((1, 4))
     stage.finish(stage.started[0], at=1.0)
     stage.wait(5.0)
-    assert [DeliverResults(batch=2, requests=(3,))] == stage.finish(stage.started[1], at=6.0)
+    assert [Delivered(batch=2, requests=(3,))] == stage.finish(stage.started[1], at=6.0)
     assert {1: "delivered", 2: "deadline_exceeded", 3: "delivered"} == stage.ends
 
 
@@ -231,7 +227,7 @@ def test_a_result_that_is_late_itself_is_deadline_exceeded(stage):
     stage.slots(0)
     stage.arrive((1, 4), deadline=5.0)
     actions = stage.finish(stage.started[0], at=5.5)
-    assert ["deadline_exceeded"] == [a.code for a in actions if isinstance(a, FailRequest)]
+    assert ["deadline_exceeded"] == [a.code for a in actions if isinstance(a, Failed)]
     assert 1 == len(actions), "a batch that is over is not cancelled as well"
 
 
@@ -242,7 +238,7 @@ def test_members_that_the_slot_left_out_are_deadline_exceeded(stage):
     stage.arrive((1, 4), (1, 4), deadline=5.0)
     actions = stage.finish(stage.started[0], at=4.9, expired=frozenset({1}))
     assert {1: "deadline_exceeded", 2: "delivered"} == stage.ends
-    assert not any("running" in action.message for action in actions if isinstance(action, FailRequest))
+    assert not any("running" in action.message for action in actions if isinstance(action, Failed))
 
 
 def test_a_cancelled_request_leaves_the_queue_at_once(stage):
@@ -263,8 +259,8 @@ def test_a_running_batch_is_cancelled_when_nobody_wants_it(stage):
     stage.slots(0)
     stage.arrive((1, 4), (1, 4))
     stage.arrive((1, 4))
-    assert [] == [a for a in stage.play(RequestCancelled(id=1)) if isinstance(a, CancelBatch)]
-    assert CancelBatch(batch=1, slot=0) == stage.play(RequestCancelled(id=2))[-1]
+    assert [] == [a for a in stage.play(RequestCancelled(id=1)) if isinstance(a, CancelAsked)]
+    assert CancelAsked(batch=1, slot=0) == stage.play(RequestCancelled(id=2))[-1]
     assert 1 == len(stage.started)
     stage.finish(stage.started[0])
     assert [(3,)] == stage.starts()
@@ -289,7 +285,7 @@ def test_a_client_that_leaves_takes_its_work_along(stage):
     stage.arrive((1, 4), client=2)
     stage.arrive((1, 4), client=1)
     actions = stage.play(RequestsAbandoned(ids=(1, 3)))
-    assert [ForgetRequest(id=1), ForgetRequest(id=3), CancelBatch(batch=1, slot=0)] == actions
+    assert [Forgotten(id=1), Forgotten(id=3), CancelAsked(batch=1, slot=0)] == actions
     assert [] == stage.play(RequestsAbandoned(ids=(1, 3)))
     stage.finish(stage.started[0])
     assert [(2,)] == stage.starts()

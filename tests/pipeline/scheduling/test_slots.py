@@ -3,15 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from tests.pipeline.scheduling.seen import KillAsked
 
-from shapestream.scheduling.events import (
-    BatchFinished,
-    KillSlot,
-    ModelAdded,
-    ModelProfile,
-    SlotClosing,
-    SlotLeft,
-)
+from shapestream.scheduling.events import BatchFinished, ModelAdded, ModelProfile, SlotClosing, SlotLeft
 from shapestream.scheduling.hang_watch import HangLimits
 from shapestream.scheduling.slots import rest_s
 
@@ -154,7 +148,7 @@ def test_a_worker_is_not_kept_to_be_killed_when_the_slot_that_hung_has_left_alon
     stage.arrive((1, 4))
     stage.wait(1.0)
     stage.wait(2.0)
-    assert [KillSlot] == [type(action) for action in stage.last]
+    assert [KillAsked] == [type(action) for action in stage.last]
     hung = stage.started[0].slot
     stage.play(SlotLeft(slot=hung))
     assert [1 - hung] == places(stage)

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from shapestream.scheduling.batches import BATCH_TABLE
 from shapestream.scheduling.queueing import REQUEST_TABLE, RequestState
-from shapestream.scheduling.slots import BATCH_TABLE, SLOT_TABLE, WORKER_TABLE, SlotState, SlotTable
+from shapestream.scheduling.slots import SLOT_TABLE, WORKER_TABLE, SlotState, SlotTable
 
 DOCS = Path(__file__).parents[3] / "docs"
 

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from tests.pipeline.scheduling.seen import Failed
 
-from shapestream.scheduling.events import (
-    FailRequest,
-    ModelUnavailable,
-    RequestCancelled,
-    SlotClosing,
-    SlotLeft,
-)
+from shapestream.scheduling.events import ModelUnavailable, RequestCancelled, SlotClosing, SlotLeft
 
 
 def _failures(stage) -> list[tuple[int, str]]:
-    return [(action.id, action.code) for action in stage.last if isinstance(action, FailRequest)]
+    return [(action.id, action.code) for action in stage.last if isinstance(action, Failed)]
 
 
 def _lose_sixteen(stage, *, died: bool = False) -> None:

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from shapestream.scheduling import events
-from shapestream.scheduling.events import (
+from shapestream.scheduling.actions import (
     Action,
     CancelBatch,
     DeliverResults,
@@ -22,6 +22,7 @@ from shapestream.scheduling.events import (
     RecallBatch,
     StartBatch,
 )
+from shapestream.scheduling.batches import Batch
 
 
 class EagerScheduler:
@@ -34,7 +35,10 @@ class EagerScheduler:
         self.queue: deque[events.Arrival] = deque()
         self.slots: dict[int, list[int]] = {}
         """Per slot its batches: the one that runs, and the one behind it."""
-        self.batches: dict[int, tuple[int, events.Arrival]] = {}
+        self.requests: dict[int, Any] = {}
+        """Those that have not ended: as far as the dispatcher looks at a request."""
+        self.peers: dict[int, Any] = {}
+        self.batches: dict[int, Batch] = {}
         self.unanswered: set[int] = set()
         """Batches that were asked back or cancelled."""
         self.recalled: set[int] = set()
@@ -68,8 +72,11 @@ class EagerScheduler:
         match event:
             case events.RequestsArrived():
                 self.queue.extend(event.requests)
+                for arrival in event.requests:
+                    self.requests[arrival.id] = SimpleNamespace(arrival=arrival, batch=None)
             case events.SlotsJoined():
                 self.slots |= {joined.slot: [] for joined in event.slots}
+                self.peers |= {joined.slot: joined.peer for joined in event.slots}
                 self.joined.extend(event.slots)
             case events.SlotClosing():
                 self.closing.add(event.slot)
@@ -77,14 +84,17 @@ class EagerScheduler:
                 for batch in self.slots.pop(event.slot):
                     self._again(batch)
             case events.BatchFinished():
-                request = self._ended(event.batch)
+                batch = self._ended(event.batch, now)
+                (request,) = batch.arrivals
                 if request.id in event.expired:
-                    actions.append(FailRequest(id=request.id, code="deadline_exceeded", message="late"))
+                    actions.append(self._fail(request, "deadline_exceeded", "late", batch))
                 elif request.id not in self.gone:
-                    actions.append(DeliverResults(batch=event.batch, requests=(request.id,)))
+                    del self.requests[request.id]
+                    actions.append(DeliverResults(batch=batch, requests=batch.arrivals))
             case events.BatchFailed():
-                slot = self.batches[event.batch][0]
-                self.slots[slot].remove(event.batch)
+                beside = self.slots[self.batches[event.batch].slot.id]
+                beside.remove(event.batch)
+                self._begin_next(beside, now)
                 self._again(event.batch)
             case events.RequestCancelled():
                 self._cancel(event.id, actions)
@@ -96,37 +106,52 @@ class EagerScheduler:
         self.log.extend(actions)
         return actions
 
-    def _ended(self, batch: int) -> events.Arrival:
-        slot, request = self.batches.pop(batch)
-        assert self.slots[slot][0] == batch, "a batch overtook the one before it"
-        self.slots[slot].remove(batch)
-        self.unanswered.discard(batch)
-        self.recalled.discard(batch)
-        return request
+    def _fail(self, request: events.Arrival, code: str, message: str, batch: Batch | None) -> FailRequest:
+        del self.requests[request.id]
+        return FailRequest(request=request, code=code, message=message, batch=batch)
 
-    def _again(self, batch: int) -> None:
-        _, request = self.batches.pop(batch)
-        self.unanswered.discard(batch)
-        self.recalled.discard(batch)
+    def _begin_next(self, beside: list[int], now: float) -> None:
+        if beside and self.batches[beside[0]].is_behind:
+            self.batches[beside[0]].begin()
+            self.batches[beside[0]].started = now
+
+    def _ended(self, number: int, now: float) -> Batch:
+        batch = self.batches.pop(number)
+        beside = self.slots[batch.slot.id]
+        assert beside[0] == number, "a batch overtook the one before it"
+        beside.remove(number)
+        self._begin_next(beside, now)
+        self.unanswered.discard(number)
+        self.recalled.discard(number)
+        return batch
+
+    def _again(self, number: int) -> None:
+        (request,) = self.batches.pop(number).arrivals
+        self.unanswered.discard(number)
+        self.recalled.discard(number)
         if request.id not in self.gone:
             self.queue.appendleft(request)
 
     def _cancel(self, request: int, actions: list[Action]) -> None:
+        if request not in self.requests:
+            return
         self.gone.add(request)
-        actions.append(FailRequest(id=request, code="cancelled", message="withdrawn"))
         self.queue = deque([waiting for waiting in self.queue if waiting.id != request])
-        for batch, (slot, arrival) in self.batches.items():
-            if arrival.id == request:
-                self.unanswered.add(batch)
-                actions.append(CancelBatch(batch=batch, slot=slot))
+        batch = next((one for one in self.batches.values() if one.arrivals[0].id == request), None)
+        actions.append(self._fail(self.requests[request].arrival, "cancelled", "withdrawn", batch))
+        if batch is not None:
+            self.unanswered.add(batch.id)
+            batch.cancelled = True
+            actions.append(CancelBatch(batch=batch))
 
     def _recall(self, actions: list[Action]) -> None:
-        for slot, batches in self.slots.items():
+        for batches in self.slots.values():
             for batch in batches[1:]:
                 if batch not in self.unanswered and self.random.random() < self.recall_share:
                     self.unanswered.add(batch)
                     self.recalled.add(batch)
-                    actions.append(RecallBatch(batch=batch, slot=slot))
+                    self.batches[batch].recalled = True
+                    actions.append(RecallBatch(batch=self.batches[batch]))
 
     def _start(self, actions: list[Action]) -> None:
         for slot, batches in self.slots.items():
@@ -138,17 +163,17 @@ class EagerScheduler:
             ):
                 request = self.queue.popleft()
                 self._numbers += 1
-                self.batches[self._numbers] = (slot, request)
-                actions.append(
-                    StartBatch(
-                        batch=self._numbers,
-                        slot=slot,
-                        model=request.model,
-                        requests=(request.id,),
-                        sizes=request.sizes,
-                        behind=batches[0] if batches else None,
-                    )
-                )
+                place: Any = SimpleNamespace(id=slot, peer=self.peers[slot])
+                profile = SimpleNamespace(name=request.model)
+                queue: Any = SimpleNamespace(profile=profile, has_batch=True)
+                batch = Batch(self._numbers, place, queue, [self.requests[request.id]], request.sizes)
+                if batches:
+                    batch.behind = batches[0]
+                    batch.queue_behind()
+                else:
+                    batch.begin()
+                self.batches[batch.id] = batch
+                actions.append(StartBatch(batches=(batch,)))
                 batches.append(self._numbers)
 
     def next_wakeup(self) -> float | None:

@@ -14,7 +14,7 @@ from tests.pipeline.serving.scripted_slots import ScriptedSlots
 
 import shapestream.serving.server
 from shapestream.scheduling import Scheduler, events
-from shapestream.scheduling.events import Action, FailRequest, ReportFault
+from shapestream.scheduling.actions import Action, FailRequest, ReportFault
 from shapestream.scheduling.queueing import ModelQueue
 from shapestream.slices import at_once
 from shapestream.telemetry.metrics import observe
@@ -30,13 +30,13 @@ class Faulty(Scheduler):
         """As ever, but for these."""
         if not isinstance(event, events.RequestsArrived):
             return super().handle(event, now)
-        unlucky = [arrival.id for arrival in event.requests if arrival.sizes == UNLUCKY]
+        unlucky = [arrival for arrival in event.requests if arrival.sizes == UNLUCKY]
         others = tuple([arrival for arrival in event.requests if arrival.sizes != UNLUCKY])
         actions = super().handle(events.RequestsArrived(requests=others), now)
-        for number in unlucky:
+        for arrival in unlucky:
             error = OverflowError("int too large to convert to float")
-            actions.append(ReportFault(error=error, about="terms of a request", requests=(number,)))
-            actions.append(FailRequest(id=number, code="internal", message="see the server's log"))
+            actions.append(ReportFault(error=error, about="terms of a request", requests=(arrival.id,)))
+            actions.append(FailRequest(request=arrival, code="internal", message="see the server's log"))
         return actions
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from dataclasses import replace
 from itertools import product
 from types import SimpleNamespace
 from typing import Any
@@ -21,8 +20,11 @@ from tests.pipeline.serving.protected_server import ADMIN, ALICE, BOB, serving
 from tests.pipeline.serving.raw_peer import RawPeer, ending
 from tests.pipeline.serving.scripted_slots import ScriptedSlots
 
-from shapestream.scheduling.events import CutFacts, CutReason, FailRequest, StartBatch
+from shapestream.scheduling.actions import FailRequest
+from shapestream.scheduling.batches import Batch, BatchState, CutFacts
+from shapestream.scheduling.events import CutReason
 from shapestream.serving import stories
+from shapestream.serving.ends import BatchEnded, RequestEnded, run_of
 from shapestream.serving.stories import (
     COMPANY,
     MINUTES,
@@ -36,6 +38,7 @@ from shapestream.serving.stories import (
 )
 from shapestream.slices import at_once
 from shapestream.wire.messages import Explain, Explanation, Failure, ResultEntry
+from shapestream_engine.batch import BatchReport
 
 CLIENT, OTHER = (b"c" * 16, None), (b"d" * 16, None)
 
@@ -43,6 +46,15 @@ CLIENT, OTHER = (b"c" * 16, None), (b"d" * 16, None)
 def id_of(sequence: int, client: bytes = CLIENT[0]) -> str:
     """A request's id, as its user knows it."""
     return f"{client.hex()}-{sequence}"
+
+
+class Played(Batch):
+    """A batch, and what a test remembers of it."""
+
+    began_ms: int | None = None
+    answered: Any = None
+    late: int | None = None
+    """The member that it left out."""
 
 
 class Bench:
@@ -64,44 +76,55 @@ class Bench:
             session=SimpleNamespace(client=client),
             sequence=number,
             model="m",
-            shape=SimpleNamespace(sizes=(1, 4)),
+            shape=SimpleNamespace(sizes=(1, 4), rows=1, elements=4),
             tags=None,
         )
 
-    def run(self, *records: Any, at: float, began: float | None = None, **facts: Any) -> Any:
+    def run(
+        self, *records: Any, at: float, began: float | None = None, slot: str = "w/0", **facts: Any
+    ) -> Any:
         """A batch of these requests that began then."""
         self._batches += 1
-        began = at if began is None else began
-        start = StartBatch(
-            batch=self._batches,
-            slot=0,
-            model="m",
-            requests=tuple(record.id for record in records),
-            sizes=(len(records), 4),
-            facts=CutFacts(ahead=(0,) * len(records), max_batch=8, **facts),
-        )
-        return SimpleNamespace(
-            action=start,
-            slot=SimpleNamespace(label="w/0"),
-            sent_at=began,
-            started=began,
-            slot_free=None,
-            run_us=0,
-            report=None,
-            records=records,
-            answered=None,
-            left_out=None,
+        place: Any = SimpleNamespace(id=0, peer=SimpleNamespace(label=slot))
+        queue: Any = SimpleNamespace(profile=SimpleNamespace(name=records[0].model), has_batch=True)
+        members: Any = [SimpleNamespace(arrival=record) for record in records]
+        batch = Played(self._batches, place, queue, members, (len(records), 4))
+        batch.facts = CutFacts(ahead=(0,) * len(records), max_batch=8, **facts)
+        batch.begin()
+        batch.sent_at = batch.began = batch.started = at if began is None else began
+        return batch
+
+    def queued(self, batch: Any, behind: int) -> Any:
+        """The same batch, queued behind another."""
+        batch.state = BatchState.BEHIND
+        batch.behind = behind
+        return batch
+
+    def ran(self, batch: Any, *records: Any, at: float, **report: Any) -> None:
+        """A batch ran, and these were answered."""
+        outputs = (None,) * len(batch.arrivals)
+        batch.report = BatchReport(batch=batch.id, outputs=outputs, **report)
+        self.stories.ended(
+            BatchEnded(batch=batch, slot=batch.slot.peer, at=at, report=batch.report, answered=records)
         )
 
     def answer(self, *records: Any, at: float, **facts: Any) -> None:
         """A batch of these requests ran, and all were answered."""
-        running = self.run(*records, at=at, **facts)
-        running.report = SimpleNamespace(busy_s=0.0, preparations=0, calls=())
-        self.stories.delivered(running, records, at)
+        self.ran(self.run(*records, at=at, **facts), *records, at=at)
 
-    def fail(self, record: Any, code: str, at: float) -> None:
+    def lose(self, batch: Any, code: str, why: str, at: float) -> None:
+        """A batch failed, or was lost."""
+        self.stories.ended(
+            BatchEnded(batch=batch, slot=batch.slot.peer, at=at, report=None, code=code, why=why)
+        )
+
+    def fail(self, record: Any, code: str, at: float, batch: Any = None) -> None:
         """A request ended without a result."""
-        self.stories.failed(record, FailRequest(id=record.id, code=code, message="why"), code, at)
+        action = FailRequest(request=record, code=code, message="why", batch=batch)
+        run = None if batch is None else run_of(batch)
+        self.stories.ended(
+            RequestEnded(record=record, at=at, code=code, message="why", run=run, action=action)
+        )
 
     def of(self, sequence: int, now: float = 0.0) -> list[dict[str, Any]]:
         """The stories of a request."""
@@ -149,6 +172,26 @@ def test_what_is_remembered_is_bounded_by_requests_not_by_batches(monkeypatch: p
     assert 6.0 == bench.stories.reach_s(198.0 + 2.0)
     (failed,) = bench.of(1)
     assert ("cancelled", 500.0) == (failed["code"], failed["total_ms"])
+
+
+def test_the_page_is_told_each_batch_that_ran_once() -> None:
+    """From any number on, up to a number; also one that answered nobody."""
+    bench = Bench()
+    for number in range(1, 11):
+        bench.answer(bench.record(number, 0.0), at=float(number), began=number - 0.5)
+    unwanted = bench.run(bench.record(11, 0.0), at=10.5)
+    unwanted.cancelled = True
+    bench.ran(unwanted, at=11.0)
+    assert 11 == bench.stories.ran
+    assert [10.0, 11.0] == [ended for _, ended, *_ in bench.stories.since(9, 512)]
+    assert [9.0, 10.0, 11.0] == [ended for _, ended, *_ in bench.stories.since(0, 3)]
+    assert [] == bench.stories.since(11, 512)
+    began, ended, slot, model, requests, rows, useful, computed, new_shapes, sizes = bench.stories.since(
+        0, 11
+    )[0]
+    assert (0.5, 1.0, "w/0", "m", 1, 1, 4, 4, 0, (1, 4)) == (
+        began, ended, slot, model, requests, rows, useful, computed, new_shapes, sizes
+    )  # fmt: skip
 
 
 def test_a_story_counts_the_batches_that_ran_while_its_request_was_queued() -> None:
@@ -214,7 +257,7 @@ def test_failed_batches_that_are_forgotten_are_missed_too() -> None:
     told = []
     for number in range(1, MOST_FAILED_RUNS + 2):
         record = bench.record(number, 0.0)
-        bench.stories.lost(bench.run(record, at=number - 1.0), "model_error", "no", float(number))
+        bench.lose(bench.run(record, at=number - 1.0), "model_error", "no", float(number))
         if number in (2, MOST_FAILED_RUNS + 1):
             bench.fail(record, "model_error", float(number))
             told += [story["waited_behind"] for story in bench.of(number)]
@@ -262,7 +305,7 @@ def test_attempts_and_troubles_are_told_in_their_order() -> None:
     bench = Bench()
     record = bench.record(1, 1.0)
     bench.troubles[1] = [(3.0, "batch 1 died: its worker w died")]
-    bench.stories.lost(bench.run(record, at=3.0, began=2.0), "worker_lost", "its worker died", 3.0)
+    bench.lose(bench.run(record, at=3.0, began=2.0), "worker_lost", "its worker died", 3.0)
     bench.answer(record, at=5.0, reason=CutReason.SUSPECT)
     (told,) = bench.of(1)
     assert [0.0, 1000.0, 2000.0, 2000.0, 4000.0, 4000.0] == [time for time, _ in told["events"]]
@@ -276,15 +319,14 @@ def test_a_wait_at_the_slot_is_told_apart_from_that_in_the_queue() -> None:
     bench = Bench()
     record = bench.record(1, 0.0)
     running = bench.run(record, at=1.0)
-    running.action = replace(running.action, behind=7)
+    bench.queued(running, behind=7)
     bench.running[1] = running
     story = story_of(at_once(bench.stories.of(id_of(1), [record], 2.0))[0], 2.0, None)
     assert ("queued", 0) == (story["state"], story["attempts"])
-    running.slot_free = 3.0
-    bench.stories.lost(running, "model_error", "no", 7.0)
-    bench.stories.failed(
-        record, FailRequest(id=1, code="model_error", message="no", batch=1), "model_error", 7.0
-    )
+    running.begin()
+    running.started = 3.0
+    bench.lose(running, "model_error", "no", 7.0)
+    bench.fail(record, "model_error", 7.0, running)
     (told,) = bench.of(1)
     assert [("queued", 1000.0, None), ("behind", 2000.0, "w/0"), ("failed", 4000.0, "w/0")] == [
         (phase["phase"], phase["ms"], phase["slot"]) for phase in told["phases"]
@@ -306,8 +348,8 @@ def test_a_batch_that_never_began_is_no_attempt() -> None:
     """It was queued behind another one when its slot left."""
     bench = Bench()
     running = bench.run(bench.record(1, 0.0), at=0.0)
-    running.action = replace(running.action, behind=7)
-    bench.stories.lost(running, "worker_lost", "its slot ended", 1.0)
+    bench.queued(running, behind=7)
+    bench.lose(running, "worker_lost", "its slot ended", 1.0)
     bench.answer(bench.record(1, 0.0), at=2.0, reason=CutReason.RERUN)
     assert 1 == bench.of(1)[0]["attempts"]
 
@@ -344,12 +386,12 @@ class World:
         like = [record for record in self.queue if record.model == self.queue[0].model]
         records = like[: 1 + first % 3]
         self.queue = [record for record in self.queue if record not in records]
-        running = self.bench.run(*records, at=self.now / 1000, reason=CutReason.RERUN)
-        behind = slot[0].action.batch if slot else None
-        running.action = replace(running.action, model=records[0].model, behind=behind)
-        running.slot = SimpleNamespace(label=f"w/{second % 2}")
-        running.began = None if slot else self.now
-        self.bench.running[running.action.batch] = running
+        label = f"w/{second % 2}"
+        running = self.bench.run(*records, at=self.now / 1000, slot=label, reason=CutReason.RERUN)
+        if slot:
+            self.bench.queued(running, behind=slot[0].id)
+        running.began_ms = None if slot else self.now
+        self.bench.running[running.id] = running
         slot.append(running)
 
     def _over(self, at: int, began: int) -> Any:
@@ -357,12 +399,13 @@ class World:
         running = self.slots[at].pop(0)
         self.ran.append((at, began, self.now, running))
         if self.slots[at]:
-            self.slots[at][0].slot_free = self.now / 1000
-            self.slots[at][0].began = self.now
+            self.slots[at][0].begin()
+            self.slots[at][0].started = self.now / 1000
+            self.slots[at][0].began_ms = self.now
         return running
 
     def _living(self, running: Any) -> list[Any]:
-        return [record for record in running.records if record.id not in self.ended]
+        return [record for record in running.arrivals if record.id not in self.ended]
 
     def finish(self, first: int, second: int) -> None:
         """A batch ran; one of several members may have been too late for it."""
@@ -371,51 +414,50 @@ class World:
             return
         running = self.slots[at][0]
         # The slot's own clock: it has begun a little before the end of the batch before was heard of.
-        busy = (self.now - running.began) * (second % 5) // 4 + second % 3
+        busy = (self.now - running.began_ms) * (second % 5) // 4 + second % 3
         busy = min(busy, self.now - round(running.sent_at * 1000))
-        if running.action.behind is not None:  # as `RunningBatch.ran` has it
-            free = running.began if running.slot_free is None else round(running.slot_free * 1000)
-            running.began = max(round(running.sent_at * 1000), min(free, self.now - busy))
-            running.started = running.began / 1000
-        self._over(at, running.began)
+        if running.behind is not None:  # as `Batch.ran` has it
+            free = round(running.started * 1000)
+            running.began_ms = max(round(running.sent_at * 1000), min(free, self.now - busy))
+            running.began = running.began_ms / 1000
+        self._over(at, running.began_ms)
         running.run_us = busy * (second % 3) * 500
-        running.report = SimpleNamespace(busy_s=busy / 1000, preparations=0, calls=())
         living = self._living(running)
-        if not living:
-            self.bench.stories.lost(running, "cancelled", "nobody needs it", self.now / 1000)
+        running.cancelled = not living
         if second % 7 == 0 and len(living) > 1:
-            running.left_out = living[0].id
-            self._end(living.pop(0), running)
-        if living:
-            running.answered = living
-            self.bench.stories.delivered(running, living, self.now / 1000)
-            self.ended |= {record.id: self.now for record in living}
-        del self.bench.running[running.action.batch]
+            running.late = living[0].id
+        answered = [record for record in living if record.id != running.late]
+        running.answered = answered or None
+        self.bench.ran(running, *answered, at=self.now / 1000, busy_s=busy / 1000)
+        if len(answered) < len(living):
+            self._end(living[0], running)
+        self.ended |= {record.id: self.now for record in answered}
+        del self.bench.running[running.id]
 
     def fail(self, first: int, second: int) -> None:
         """A batch fails: of several members each runs again, a single one fails."""
         at = first % 2
         if not self.slots[at]:
             return
-        running = self._over(at, self.slots[at][0].began)
-        self.bench.stories.lost(running, "model_error", "no", self.now / 1000)
+        running = self._over(at, self.slots[at][0].began_ms)
+        self.bench.lose(running, "model_error", "no", self.now / 1000)
         living = self._living(running)
-        if len(running.records) == 1 and living:
+        if len(running.arrivals) == 1 and living:
             self._end(living[0], running)
         else:
             self.queue[:0] = living
-        del self.bench.running[running.action.batch]
+        del self.bench.running[running.id]
 
     def lose(self, first: int, second: int) -> None:
         """A slot is lost with both its batches, and comes again."""
         at = first % 2
         lost, self.slots[at] = self.slots[at], []
         for running in lost:
-            del self.bench.running[running.action.batch]
+            del self.bench.running[running.id]
         for running in lost:
-            if running.began is not None:
-                self.ran.append((at, running.began, self.now, running))
-            self.bench.stories.lost(running, "worker_lost", "gone", self.now / 1000)
+            if running.began_ms is not None:
+                self.ran.append((at, running.began_ms, self.now, running))
+            self.bench.lose(running, "worker_lost", "gone", self.now / 1000)
             self.queue[:0] = self._living(running)
 
     def withdraw(self, first: int, second: int) -> None:
@@ -424,14 +466,12 @@ class World:
         if not living:
             return
         record = living[first % len(living)]
-        batches = [running for running in self.bench.running.values() if record in running.records]
+        batches = [running for running in self.bench.running.values() if record in running.arrivals]
         self._end(record, batches[0] if batches else None)
         self.queue = [other for other in self.queue if other is not record]
 
     def _end(self, record: Any, running: Any) -> None:
-        batch = None if running is None else running.action.batch
-        action = FailRequest(id=record.id, code="cancelled", message="why", batch=batch)
-        self.bench.stories.failed(record, action, "cancelled", self.now / 1000)
+        self.bench.fail(record, "cancelled", self.now / 1000, running)
         self.ended[record.id] = self.now
 
     def check(self) -> None:
@@ -453,9 +493,9 @@ class World:
         assert story["total_ms"] == pytest.approx(sum(phase["ms"] for phase in phases), abs=1e-9)
         assert all(phase["ms"] >= 0 for phase in phases)
         everything = self.ran + [
-            (at, slot[0].began, self.now, slot[0]) for at, slot in enumerate(self.slots) if slot
+            (at, slot[0].began_ms, self.now, slot[0]) for at, slot in enumerate(self.slots) if slot
         ]
-        own = [run for run in everything if record in run[3].records and record.id != run[3].left_out]
+        own = [run for run in everything if record in run[3].arrivals and record.id != run[3].late]
         own = [run for run in own if run[1] <= until]
         assert len(own) == story["attempts"]
         time, waits = round(record.arrived * 1000), []
@@ -480,7 +520,7 @@ class World:
 
     def _members(self, running: Any) -> list[Any]:
         """Those that the batch answered, else all."""
-        return running.answered or running.records
+        return running.answered or running.arrivals
 
 
 Steps = st.lists(
@@ -518,10 +558,10 @@ def test_whatever_happens_a_story_adds_up(steps: list[tuple[str, int, int, int]]
 )
 def test_why_a_batch_has_no_more_requests(facts: dict[str, Any], said: str) -> None:
     """The queue's end and the batch's come before what the planner weighed."""
-    start = StartBatch(
-        batch=1, slot=0, model="m", requests=(1, 2), sizes=(2, 4), facts=CutFacts(**{"max_batch": 8, **facts})
-    )
-    assert said == cut_reason(start)
+    bench = Bench()
+    batch = bench.run(bench.record(1, 0.0), bench.record(2, 0.0), at=0.0)
+    batch.facts = CutFacts(**{"max_batch": 8, **facts})
+    assert said == cut_reason(run_of(batch))
 
 
 def test_a_story_is_for_the_key_that_sent_the_request_and_for_admins() -> None:

@@ -18,6 +18,8 @@ from tests.pipeline.serving.raw_peer import RawPeer
 from tests.pipeline.serving.scripted_slots import ScriptedSlots
 from trio.testing import wait_all_tasks_blocked
 
+from shapestream.scheduling.actions import FailRequest
+from shapestream.serving.ends import RequestEnded
 from shapestream.serving.kept_replies import ClientReplies
 from shapestream.serving.served_models import ServedModel
 from shapestream.serving.sessions import ClientSession
@@ -201,12 +203,11 @@ def test_an_engines_words_that_are_no_utf_8_keep_no_span_back() -> None:
     record = dataclasses.replace(record, tags=parent(1))
     memory = InMemorySpanExporter()
     tracer = RequestTracer(memory)
+    tracer.follow(Stories(lambda request: [], dict, lambda model: []))
+    message = "bad \ud800 data"
+    action = FailRequest(request=record, code="model_error", message=message)
     tracer.ended(
-        [record],
-        Stories(lambda request: [], dict, lambda model: []),
-        1.0,
-        code="model_error",
-        message="bad \ud800 data",
+        RequestEnded(record=record, at=1.0, code=action.code, message=message, run=None, action=action)
     )
     tracer.stop()
     tracer.join()

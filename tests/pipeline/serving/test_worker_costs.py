@@ -14,7 +14,7 @@ from tests.pipeline.serving.scripted_slots import ScriptedSlots
 from trio.testing import wait_all_tasks_blocked
 
 from shapestream.scheduling import events
-from shapestream.scheduling.events import Action
+from shapestream.scheduling.actions import Action
 from shapestream.scheduling.scheduler import Scheduler
 from shapestream.wire.messages import Goodbye
 from shapestream_engine.cost_table import CostPoint, CostTable

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.workers.lab.worlds import CheckedScheduler, play, profile
 
-from shapestream.scheduling.events import Action, BatchFinished, Event, RequestsArrived, StartBatch
+from shapestream.scheduling.actions import Action, StartBatch
+from shapestream.scheduling.events import BatchFinished, Event, RequestsArrived
 from shapestream.telemetry.trace import TraceRequest
 from shapestream_workers.lab.plain_server import PlainServer
 from shapestream_workers.lab.simulate import figures_of, latencies_s

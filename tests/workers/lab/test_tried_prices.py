@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from tests.workers.lab.worlds import CheckedScheduler
 
-from shapestream.scheduling.events import Action, Event, InputBytes, ModelProfile, StartBatch
+from shapestream.scheduling.actions import Action, StartBatch
+from shapestream.scheduling.events import Event, InputBytes, ModelProfile
 from shapestream.telemetry.trace import TraceRequest
 from shapestream_engine.cost_table import CostPoint, CostTable
 from shapestream_workers.lab.plain_server import PlainServer
@@ -58,7 +59,7 @@ class Watched(CheckedScheduler):
 
     def __init__(self) -> None:
         super().__init__(every=25)
-        self.batches: list[int] = []
+        self.members: list[int] = []
         self.seconds: list[tuple[float, float]] = []
 
     def handle(self, event: Event, now: float) -> list[Action]:
@@ -66,7 +67,7 @@ class Watched(CheckedScheduler):
         actions = super().handle(event, now)
         for action in actions:
             if isinstance(action, StartBatch):
-                self.batches.append(len(action.requests))
+                self.members += [len(batch.arrivals) for batch in action.batches]
                 (model,) = self.statistics().models
                 self.seconds.append((model.predicted_s, model.measured_s))
         return actions
@@ -119,7 +120,7 @@ def test_heavy_calls_are_shared(truth: TrueCost, points: int) -> None:
     fixed = world.play(PlainServer(16))["goodput"]
     assert world.play(watched)["goodput"] >= 0.8 * fixed
     if truth is not STEPS:  # batches of 4 are as good there
-        assert max(watched.batches[:5]) >= 10
+        assert max(watched.members[:5]) >= 10
 
 
 @pytest.mark.parametrize("points", [1, 2, 4])
@@ -198,7 +199,7 @@ def test_a_change_is_known_within_50_batches(change: str, points: int, noise: fl
     first, second = CHANGES[change]
     watched = Watched()
     World(cost=measured(first, points, then=second, calls=BEFORE), requests=3000, noise=noise).play(watched)
-    after = watched.batches[BEFORE + WITHIN :][:40]
+    after = watched.members[BEFORE + WITHIN :][:40]
     best = max(rows / second.seconds((rows, LENGTH)) for rows in range(1, 17))
     took_s = sum([second.seconds((rows, LENGTH)) for rows in after])
     assert sum(after) / took_s >= 0.9 * best
@@ -221,7 +222,7 @@ def test_what_turned_out_bad_is_not_tried_often() -> None:
     watched = Watched()
     World(cost=measured(Cliff(), 2), requests=20_000).play(watched)
     truth = Cliff()
-    batches = watched.batches[10:]
+    batches = watched.members[10:]
     beyond_s = sum([truth.seconds((rows, LENGTH)) for rows in batches if rows > 4])
     assert 0.0 < beyond_s <= 0.03 * sum([truth.seconds((rows, LENGTH)) for rows in batches])
 
@@ -235,7 +236,7 @@ def test_tries_keep_the_limits_of_a_batch(limits: dict[str, Any], most: int) -> 
     """No try is larger than a batch may be."""
     watched = Watched()
     World(cost=measured(FLAT, 1), profile=limits).play(watched)
-    assert most == max(watched.batches)
+    assert most == max(watched.members)
 
 
 def test_tries_make_nobody_late() -> None:
@@ -244,5 +245,5 @@ def test_tries_make_nobody_late() -> None:
     for deadline_s in (None, 0.19):
         watched = Watched()
         World(cost=measured(LINEAR, 2), in_flight=4, deadline_s=deadline_s, requests=300).play(watched)
-        rows.append(set(watched.batches))
+        rows.append(set(watched.members))
     assert [{1, 2}, {1}] == rows

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from shapestream.scheduling.events import Action, Event, ModelProfile
+from shapestream.scheduling.actions import Action
+from shapestream.scheduling.events import Event, ModelProfile
 from shapestream.scheduling.scheduler import Scheduler
 from shapestream.telemetry.trace import TraceRequest, header_line, request_line
 from shapestream_workers.lab.simulator import Policy, Scenario, Simulated, simulate

@@ -7,19 +7,20 @@ from __future__ import annotations
 
 from collections import deque
 
+from shapestream.scheduling.actions import Action, DeliverResults, FailRequest, StartBatch
+from shapestream.scheduling.batches import Batch
+from shapestream.scheduling.costs import CostModel
 from shapestream.scheduling.events import (
-    Action,
     Arrival,
     BatchFinished,
-    DeliverResults,
     Event,
-    FailRequest,
     ModelAdded,
-    ModelProfile,
     RequestsArrived,
     SlotJoined,
-    StartBatch,
 )
+from shapestream.scheduling.fairness import QueueRoom
+from shapestream.scheduling.queueing import ModelQueue
+from shapestream.scheduling.slots import Slot
 
 
 class PlainServer:
@@ -32,10 +33,11 @@ class PlainServer:
     def __init__(self, batch: int = 1, *, max_queued_requests: int = 1 << 62) -> None:
         self._batch = batch
         self._max_queued = max_queued_requests
-        self._models: dict[str, ModelProfile] = {}
-        self._free: deque[int] = deque()
+        self._models: dict[str, ModelQueue] = {}
+        """Of these only the profiles are used: a batch names its model by them."""
+        self._free: deque[Slot] = deque()
         self._queue: deque[Arrival] = deque()
-        self._running: dict[int, StartBatch] = {}
+        self._running: dict[int, Batch] = {}
         self._started = 0
 
     def handle(self, event: Event, now: float) -> list[Action]:
@@ -46,17 +48,18 @@ class PlainServer:
                 room = self._max_queued - len(self._queue)
                 self._queue += event.requests[:room]
                 actions += [
-                    FailRequest(id=request.id, code="overloaded", message="the queue is full")
+                    FailRequest(request=request, code="overloaded", message="the queue is full")
                     for request in event.requests[room:]
                 ]
             case BatchFinished():
                 batch = self._running.pop(event.batch)
                 self._free.append(batch.slot)
-                actions.append(DeliverResults(batch=batch.batch, requests=batch.requests))
+                actions.append(DeliverResults(batch=batch, requests=batch.arrivals))
             case SlotJoined():
-                self._free.append(event.slot)
+                self._free.append(Slot(event.slot, event.models))
             case ModelAdded():
-                self._models[event.model.name] = event.model
+                costs = CostModel().add_model(event.model)
+                self._models[event.model.name] = ModelQueue(event.model, costs, QueueRoom(1, 1, None))
             case _:
                 pass
         while self._free and (members := self._next_members(now, actions)):
@@ -74,7 +77,7 @@ class PlainServer:
             request = self._queue[0]
             if request.deadline is not None and request.deadline <= now:
                 actions.append(
-                    FailRequest(id=request.id, code="deadline_exceeded", message="it waited too long")
+                    FailRequest(request=request, code="deadline_exceeded", message="it waited too long")
                 )
             elif self._may_join(members, request):
                 members.append(request)
@@ -87,7 +90,7 @@ class PlainServer:
         """True if a request may share the call of these, with the permitted padding."""
         if not members:
             return True
-        profile, first = self._models[request.model], members[0]
+        profile, first = self._models[request.model].profile, members[0]
         if request.model != first.model or not profile.has_batch:
             return False
         if sum(member.sizes[0] for member in [*members, request]) > profile.max_batch:
@@ -100,12 +103,7 @@ class PlainServer:
         if len(members) > 1:
             sizes = (sum(member.sizes[0] for member in members), *sizes[1:])
         self._started += 1
-        batch = StartBatch(
-            batch=self._started,
-            slot=self._free.popleft(),
-            model=members[0].model,
-            requests=tuple(member.id for member in members),
-            sizes=sizes,
-        )
-        self._running[batch.batch] = batch
-        actions.append(batch)
+        batch = Batch(self._started, self._free.popleft(), self._models[members[0].model], (), sizes)
+        batch.arrivals = members
+        self._running[batch.id] = batch
+        actions.append(StartBatch(batches=(batch,)))

@@ -18,26 +18,29 @@ from typing import TypeAlias, assert_never
 import numpy as np
 from numpy.typing import NDArray
 
-from shapestream.scheduling.events import (
+from shapestream.scheduling.actions import (
     Action,
-    Arrival,
-    BatchFailed,
-    BatchFinished,
     CancelBatch,
     DeliverResults,
-    Event,
     FailRequest,
     ForgetRequest,
     KillSlot,
-    ModelAdded,
-    ModelProfile,
     RecallBatch,
     ReportFault,
+    StartBatch,
+)
+from shapestream.scheduling.batches import Batch
+from shapestream.scheduling.events import (
+    Arrival,
+    BatchFailed,
+    BatchFinished,
+    Event,
+    ModelAdded,
+    ModelProfile,
     RequestsArrived,
     SlotClosing,
     SlotJoined,
     SlotLeft,
-    StartBatch,
     TimePassed,
 )
 from shapestream.scheduling.scheduler import Scheduler
@@ -196,7 +199,7 @@ def calls_of(profile: ModelProfile, sizes: tuple[int, ...]) -> list[tuple[int, .
 class _Job:
     """One batch that was sent to a slot."""
 
-    action: StartBatch
+    batch: Batch
     began: float = -1.0
     busy_s: float = 0.0
     ended: bool = False
@@ -354,11 +357,11 @@ class _Simulation:
             self._now = at
             self._reach_slot(job, at)
         elif kind == RESTARTED:
-            for slot in self._beside(job.action.slot):
+            for slot in self._beside(job.batch.slot.id):
                 self._handle(self._joined(slot), at)
         elif kind == ENDED and job.kills and not job.ended:
             self._end_worker(job, at)
-        elif (kind != ENDED or self._end_batch(job, at)) and job.action.batch in self._jobs:
+        elif (kind != ENDED or self._end_batch(job, at)) and job.batch.id in self._jobs:
             self._handle(self._report(job), at)
 
     # ------------------------------------------------------------ decisions and what comes of them
@@ -377,20 +380,22 @@ class _Simulation:
     def _act(self, action: Action, at: float) -> None:
         match action:
             case StartBatch():
-                self._send(action, at)
+                for batch in action.batches:
+                    self._send(batch, at)
             case DeliverResults():
                 deadline = self._requests.deadline
                 for request in action.requests:
-                    self._end(request, DONE if at <= deadline[request] else LATE, at)
+                    self._end(request.id, DONE if at <= deadline[request.id] else LATE, at)
             case FailRequest():
                 late = action.code == "deadline_exceeded"
-                self._end(action.id, EXPIRED if late else REFUSED if action.code in _REFUSALS else FAILED, at)
+                ended = EXPIRED if late else REFUSED if action.code in _REFUSALS else FAILED
+                self._end(action.request.id, ended, at)
             case ForgetRequest():
-                self._end(action.id, FAILED, at)
+                self._end(action.request.id, FAILED, at)
             case CancelBatch():
-                self._take_back(action.batch, at, ErrorCode.CANCELLED)
+                self._take_back(action.batch.id, at, ErrorCode.CANCELLED)
             case RecallBatch():
-                self._take_back(action.batch, at, ErrorCode.RECALLED)
+                self._take_back(action.batch.id, at, ErrorCode.RECALLED)
             case ReportFault():
                 raise SimulationError(f"the policy could not work out {action.about}") from action.error
             case KillSlot():
@@ -410,10 +415,10 @@ class _Simulation:
 
     # ------------------------------------------------------------ slots
 
-    def _send(self, action: StartBatch, now: float) -> None:
+    def _send(self, batch: Batch, now: float) -> None:
         """Send a batch to its slot."""
-        job = self._jobs[action.batch] = _Job(action)
-        self._results.prefetched += action.behind is not None
+        job = self._jobs[batch.id] = _Job(batch)
+        self._results.prefetched += batch.behind is not None
         if self._scenario.way_s:
             self._push(now + self._scenario.way_s, ARRIVED, job)
         else:
@@ -423,14 +428,12 @@ class _Simulation:
         """Let a batch reach its slot: it begins, or is queued behind the running one."""
         if job.ended:
             return
-        slot = job.action.slot
+        slot = job.batch.slot.id
         if self._running[slot] is None:
             self._begin(job, now)
         else:
-            if job.action.behind is None:
-                raise SimulationError(
-                    f"slot {slot} is busy, and batch {job.action.batch} is not behind another"
-                )
+            if job.batch.behind is None:
+                raise SimulationError(f"slot {slot} is busy, and batch {job.batch.id} is not behind another")
             self._behind[slot].append(job)
 
     def _take_back(self, batch: int, now: float, code: ErrorCode) -> None:
@@ -443,7 +446,7 @@ class _Simulation:
             return
         job.code = code
         self._results.recalled += code is ErrorCode.RECALLED
-        slot = job.action.slot
+        slot = job.batch.slot.id
         if self._running[slot] is job:
             job.busy_s = now - job.began
             self._push(now, ENDED, job)
@@ -458,7 +461,7 @@ class _Simulation:
         if job.ended:
             return False
         job.ended = True
-        slot = job.action.slot
+        slot = job.batch.slot.id
         self._account(job)
         self._running[slot] = None
         if self._behind[slot]:
@@ -472,11 +475,11 @@ class _Simulation:
         """End the worker of a batch, with all that runs or waits there, and start another."""
         self._account(job)
         self._results.deaths += 1
-        slots = self._beside(job.action.slot)
-        for other in [other for other in self._jobs.values() if other.action.slot in slots]:
+        slots = self._beside(job.batch.slot.id)
+        for other in [other for other in self._jobs.values() if other.batch.slot.id in slots]:
             other.ended = True
-            del self._jobs[other.action.batch]
-        worker = self._scenario.worker_of(job.action.slot)
+            del self._jobs[other.batch.id]
+        worker = self._scenario.worker_of(job.batch.slot.id)
         for _, known in [item for item in self._prepared.items() if item[0][0] == worker]:
             known.clear()
         for slot in slots:
@@ -495,7 +498,7 @@ class _Simulation:
 
     def _report(self, job: _Job) -> BatchFinished | BatchFailed:
         """The report of a batch, as an event for the scheduler."""
-        batch = job.action.batch
+        batch = job.batch.id
         del self._jobs[batch]
         if job.code is not None:
             return BatchFailed(batch=batch, code=job.code, message=job.code)
@@ -504,17 +507,18 @@ class _Simulation:
         )
 
     def _begin(self, job: _Job, now: float) -> None:
-        action = job.action
-        slot = action.slot
+        batch = job.batch
+        slot = batch.slot.id
         job.began = now
         self._running[slot] = job
         deadline = self._requests.deadline
-        late = [request for request in action.requests if deadline[request] < now]
+        ids = tuple([arrival.id for arrival in batch.arrivals])
+        late = [request for request in ids if deadline[request] < now]
         if late:
             job.expired = frozenset(late)
-        if len(late) < len(action.requests):
+        if len(late) < len(ids):
             job.busy_s = self._call_s(job) * self._scenario.speed_of(slot)
-            ran = job.expired.symmetric_difference(action.requests)
+            ran = job.expired.symmetric_difference(ids)
             job.kills = not self._killing.isdisjoint(ran)
             if not self._failing.isdisjoint(ran):
                 job.code = ErrorCode.MODEL_ERROR
@@ -522,11 +526,11 @@ class _Simulation:
 
     def _call_s(self, job: _Job) -> float:
         """Seconds of the batch's calls; rows are covered as the profile says, new shapes are prepared first."""
-        action = job.action
-        cost = self._scenario.costs[action.model]
-        known = self._prepared.setdefault((self._scenario.worker_of(action.slot), action.model), set())
+        batch = job.batch
+        cost = self._scenario.costs[batch.model]
+        known = self._prepared.setdefault((self._scenario.worker_of(batch.slot.id), batch.model), set())
         seconds = 0.0
-        for sizes in calls_of(self._profiles[action.model], action.sizes):
+        for sizes in calls_of(self._profiles[batch.model], batch.sizes):
             seconds += cost.seconds(sizes)
             self._results.computed += prod(sizes)
             if cost.prepare_s and sizes not in known:
@@ -551,9 +555,9 @@ class _Simulation:
             results.failed_s += job.busy_s
             return
         elements = self._requests.elements
-        members = job.action.requests
+        members = [arrival.id for arrival in job.batch.arrivals]
         if job.expired:
-            members = tuple(request for request in members if request not in job.expired)
+            members = [request for request in members if request not in job.expired]
         results.members += len(members)
         results.useful += sum([elements[request] for request in members])
 

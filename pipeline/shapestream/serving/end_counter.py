@@ -1,0 +1,68 @@
+"""The counters of what has ended: batches, results, failures, padding and times, by model."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from operator import attrgetter
+
+from shapestream.serving.ends import BatchEnded, End, RequestEnded
+from shapestream.telemetry.counters import ServerStatistics
+from shapestream_engine.batch import BatchReport, ErrorCode
+
+_ARRIVED = attrgetter("arrived")
+
+
+class EndCounter:
+    """Counts ends."""
+
+    def __init__(self, statistics: ServerStatistics) -> None:
+        self._statistics = statistics
+
+    def ended(self, end: End) -> None:
+        """Count an end."""
+        statistics = self._statistics
+        if isinstance(end, BatchEnded):
+            if end.code is not None:
+                self._count_failed(end)
+            elif end.report is not None:
+                self._count_ran(end, end.report)
+            return
+        if isinstance(end, RequestEnded):
+            if end.action is None:
+                return
+            statistics.of(end.record.model).failures[end.code] += 1
+            if end.action.cause is not None:
+                statistics.overloaded[end.action.cause] += 1
+        statistics.failures[end.code] += 1
+
+    def _count_ran(self, end: BatchEnded, report: BatchReport) -> None:
+        batch = end.batch
+        left_out = batch.left_out
+        self._statistics.count_batch(
+            batch.model,
+            report.calls or ((1, batch.sizes),),
+            requests=len(batch.arrivals) - len(left_out),
+            rows=sum([record.shape.rows for record in batch.arrivals]),
+            # What the requests that ran would have computed without any padding.
+            elements=sum([record.shape.elements for record in batch.arrivals if record.id not in left_out]),
+            gather_us=round(report.gather_s * 1e6),
+            run_us=batch.run_us,
+            busy_us=round(report.busy_s * 1e6),
+            reallocations=report.reallocations,
+            preparations=report.preparations,
+        )
+        counters = self._statistics.of(batch.model)
+        for arrived, alike in groupby(map(_ARRIVED, end.answered)):
+            times = len(list(alike))
+            counters.queue_us.record(round((batch.began - arrived) * 1e6), times)
+            counters.total_us.record(round((end.at - arrived) * 1e6), times)
+
+    def _count_failed(self, end: BatchEnded) -> None:
+        if end.code == ErrorCode.RECALLED:
+            self._statistics.batches_recalled += 1
+            return
+        counters = self._statistics.of(end.batch.model)
+        counters.failed_us += round(end.batch.held_s(end.at) * 1e6)
+        if end.report is not None:  # those that were lost with their slot are no failures of the model
+            counters.batches_failed += 1
+            counters.attempts_failed += len(end.batch.arrivals)

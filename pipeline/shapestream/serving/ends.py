@@ -1,0 +1,209 @@
+"""Ends of batches and requests, and the row of observers that they are told to.
+
+The dispatcher and egress add each end to the turn's list. Once the turn's messages have left, `Ends.tell` hands every end to
+every observer, in order: so no client waits for counters, stories, log lines, spans or samples. A new observer is one more
+entry of the row, which server.py makes, and one method `ended`.
+
+An end is told once. `BatchEnded` comes for each batch that was started, before the ends of those of its requests that
+fail because of it. The answers of a batch are part of its end; each other end of a request is a `RequestEnded`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import inf, prod
+from typing import Any, NamedTuple, Protocol, TypeAlias
+
+from shapestream.scheduling.actions import FailRequest
+from shapestream.scheduling.batches import Batch, CutFacts
+from shapestream.serving.kept_replies import ClientId
+from shapestream.serving.sessions import ClientSession, RequestRecord
+from shapestream.serving.workers import SlotRecord
+from shapestream_engine.batch import BatchReport
+from shapestream_engine.layout import Tensors
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class BatchEnded:
+    """A batch ran, failed, was given back, or was lost with its slot."""
+
+    batch: Batch
+    slot: SlotRecord
+    at: float
+    report: BatchReport | None
+    """None: it was lost."""
+    code: str | None = None
+    """None: it ran."""
+    why: str = ""
+    answered: Sequence[RequestRecord] = ()
+    """The members that were answered with its results."""
+    outputs: Sequence[Tensors | None] = ()
+    """Their results."""
+
+    @property
+    def in_vain(self) -> bool:
+        """Whether it ran although it was to be stopped or given back, perhaps for nobody."""
+        return self.code is None and (self.batch.cancelled or self.batch.recalled)
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class RequestEnded:
+    """An admitted request ended without a result."""
+
+    record: RequestRecord
+    at: float
+    code: str
+    """The code that its client was told."""
+    message: str
+    run: Run | None
+    """The attempt that it was in, as far as that was known then."""
+    action: FailRequest | None
+    """None: its client is gone, and was told nothing."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class RequestRefused:
+    """A request was refused before it was admitted: it has no record."""
+
+    session: ClientSession
+    sequence: int
+    at: float
+    code: str
+    message: str
+
+
+End: TypeAlias = BatchEnded | RequestEnded | RequestRefused
+
+
+class Observer(Protocol):
+    """Follows ends, and decides nothing."""
+
+    def ended(self, end: End) -> None:
+        """Take note of an end."""
+
+
+class Ends:
+    """The ends of this turn, and the observers."""
+
+    def __init__(self, *observers: Observer) -> None:
+        """Each end is told to the observers in their order."""
+        self._observers = observers
+        self._ends: list[End] = []
+
+    def add(self, end: End) -> None:
+        """Note an end; it is told when this turn's messages have left."""
+        self._ends.append(end)
+
+    def tell(self) -> None:
+        """Tell the observers of the ends so far."""
+        if self._ends:
+            ends, self._ends = self._ends, []
+            for end in ends:
+                for observer in self._observers:
+                    observer.ended(end)
+
+
+class Run(NamedTuple):
+    """One run of a batch, as it is remembered: numbers, ids and times, neither tensors nor sessions."""
+
+    batch: int
+    model: str
+    requests: tuple[int, ...]
+    """The scheduler's ids; none for an audit."""
+    sizes: tuple[int, ...]
+    behind: int | None
+    facts: CutFacts
+    slot: str
+    sent: float
+    began: float
+    """`inf` where it did not begin: the request was queued at the slot, or left out of the call."""
+    ended: float
+    """`inf` while it runs; `nan` where it went on after its request had ended, and its end is forgotten."""
+    run_us: int
+    busy_s: float
+    preparations: int
+    calls: tuple[tuple[int, tuple[int, ...]], ...]
+    code: str | None
+    """The code of a run that failed."""
+    why: str
+    clients: Mapping[int, ClientId]
+    """Those of all its requests by the scheduler's ids, where it answered none."""
+    ran: int
+    """Requests that were in its calls."""
+    rows: int
+    useful: int
+    """Elements of the requests that ran."""
+    members: Sequence[tuple[Any, ...]]
+    """The requests that it answered, as `Member` has them (stories.py)."""
+
+    @property
+    def computed(self) -> int:
+        """Elements that its calls computed."""
+        return sum([count * prod(sizes) for count, sizes in self.calls or ((1, self.sizes),)])
+
+    @property
+    def padding_ratio(self) -> float:
+        """Elements of these that were padding / all of these."""
+        computed = self.computed
+        return round(min(1.0, self.facts.padding / computed), 4) if computed else 0.0
+
+
+def run_of(batch: Batch) -> Run:
+    """The run of a batch that has not ended, or ended without answers, as far as it is known now."""
+    began = batch.began
+    if batch.report is not None:
+        began = inf  # it ran, and left out the request that ends, since its deadline had passed
+    elif batch.behind is not None:
+        began = inf if batch.is_behind else batch.started
+    return _run(batch, began, inf, None, "", clients_of(batch), ())
+
+
+def run_that_ended(end: BatchEnded, members: Sequence[tuple[Any, ...]]) -> Run:
+    """The run of a batch that ran, with the members that it answered."""
+    batch = end.batch
+    # One whose members were all too late did not begin. One that answered nobody still belonged to clients.
+    began = batch.began if len(batch.left_out) < len(batch.arrivals) else inf
+    clients = {} if members else clients_of(batch)
+    return _run(batch, began, end.at, None, "", clients, members)
+
+
+def clients_of(batch: Batch) -> dict[int, ClientId]:
+    """The clients of a batch's requests, by the scheduler's ids."""
+    return {record.id: record.session.client for record in batch.arrivals}
+
+
+def _run(
+    batch: Batch,
+    began: float,
+    ended: float,
+    code: str | None,
+    why: str,
+    clients: Mapping[int, ClientId],
+    members: Sequence[tuple[Any, ...]],
+) -> Run:
+    report, left_out = batch.report, batch.left_out
+    ran = [record.shape for record in batch.arrivals if record.id not in left_out]
+    return Run(
+        batch.id,
+        batch.model,
+        tuple([record.id for record in batch.arrivals]),
+        batch.sizes,
+        batch.behind,
+        batch.facts,
+        batch.slot.peer.label,
+        batch.sent_at,
+        began,
+        ended,
+        batch.run_us,
+        0.0 if report is None else report.busy_s,
+        0 if report is None else report.preparations,
+        () if report is None else report.calls,
+        code,
+        why,
+        clients,
+        len(ran),
+        sum([record.shape.rows for record in batch.arrivals]),
+        sum([shape.elements for shape in ran]),
+        members,
+    )
