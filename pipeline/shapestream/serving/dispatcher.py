@@ -286,6 +286,7 @@ class Dispatcher:
             preparations=report.preparations,
         )
         self._handle(event, now)
+        self._reported = None  # or its tensors would stay until the next report
 
     def _batch_failed(self, batch: Batch, slot: SlotRecord, report: BatchReport, now: float) -> None:
         code = report.code or ErrorCode.INTERNAL

@@ -36,15 +36,13 @@ class EndCounter:
         statistics.failures[end.code] += 1
 
     def _count_ran(self, end: BatchEnded, report: BatchReport) -> None:
-        batch = end.batch
-        left_out = batch.left_out
+        batch, run = end.batch, end.run
         self._statistics.count_batch(
             batch.model,
             report.calls or ((1, batch.sizes),),
-            requests=len(batch.arrivals) - len(left_out),
-            rows=sum([record.shape.rows for record in batch.arrivals]),
-            # What the requests that ran would have computed without any padding.
-            elements=sum([record.shape.elements for record in batch.arrivals if record.id not in left_out]),
+            requests=run.ran,
+            rows=run.rows,
+            elements=run.useful,
             gather_us=round(report.gather_s * 1e6),
             run_us=batch.run_us,
             busy_us=round(report.busy_s * 1e6),

@@ -20,6 +20,7 @@ from shapestream.scheduling.batches import Batch, CutFacts
 from shapestream.serving.kept_replies import ClientId
 from shapestream.serving.sessions import ClientSession, RequestRecord
 from shapestream.serving.workers import SlotRecord
+from shapestream.wire.tags import REQUEST_ID
 from shapestream_engine.batch import BatchReport
 from shapestream_engine.layout import Tensors
 
@@ -41,10 +42,19 @@ class BatchEnded:
     outputs: Sequence[Tensors | None] = ()
     """Their results."""
 
+    _run: Run | None = None
+
     @property
     def in_vain(self) -> bool:
         """Whether it ran although it was to be stopped or given back, perhaps for nobody."""
         return self.code is None and (self.batch.cancelled or self.batch.recalled)
+
+    @property
+    def run(self) -> Run:
+        """What is remembered of it: made once, for all observers."""
+        if self._run is None:
+            self._run = run_of(self.batch, self)
+        return self._run
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -104,6 +114,24 @@ class Ends:
                     observer.ended(end)
 
 
+class Member(NamedTuple):
+    """One request of a batch."""
+
+    arrived: float
+    number: int
+    """The scheduler's id."""
+    client: ClientId
+    sequence: int
+    sizes: tuple[int, ...]
+    own_id: str | None
+    """The id that its user gave it."""
+
+    @property
+    def id(self) -> str:
+        """The id that its user knows it by."""
+        return self.own_id or f"{self.client[0].hex()}-{self.sequence}"
+
+
 class Run(NamedTuple):
     """One run of a batch, as it is remembered: numbers, ids and times, neither tensors nor sessions."""
 
@@ -135,7 +163,7 @@ class Run(NamedTuple):
     useful: int
     """Elements of the requests that ran."""
     members: Sequence[tuple[Any, ...]]
-    """The requests that it answered, as `Member` has them (stories.py)."""
+    """The requests that it answered, as rows of `Member`: plain, since there is one for each request."""
 
     @property
     def computed(self) -> int:
@@ -149,23 +177,40 @@ class Run(NamedTuple):
         return round(min(1.0, self.facts.padding / computed), 4) if computed else 0.0
 
 
-def run_of(batch: Batch) -> Run:
-    """The run of a batch that has not ended, or ended without answers, as far as it is known now."""
+def run_of(batch: Batch, end: BatchEnded | None = None) -> Run:
+    """The run of a batch, as far as it is known now, or of one that ended."""
+    report, left_out, arrivals = batch.report, batch.left_out, batch.arrivals
+    ran = [record.shape for record in arrivals if record.id not in left_out]
+    answered = () if end is None else end.answered
     began = batch.began
-    if batch.report is not None:
-        began = inf  # it ran, and left out the request that ends, since its deadline had passed
+    if report is not None:
+        if end is None or not ran:
+            began = inf  # it left out the request that is asked for, since its deadline had passed; or all
     elif batch.behind is not None:
         began = inf if batch.is_behind else batch.started
-    return _run(batch, began, inf, None, "", clients_of(batch), ())
-
-
-def run_that_ended(end: BatchEnded, members: Sequence[tuple[Any, ...]]) -> Run:
-    """The run of a batch that ran, with the members that it answered."""
-    batch = end.batch
-    # One whose members were all too late did not begin. One that answered nobody still belonged to clients.
-    began = batch.began if len(batch.left_out) < len(batch.arrivals) else inf
-    clients = {} if members else clients_of(batch)
-    return _run(batch, began, end.at, None, "", clients, members)
+    return Run(
+        batch.id,
+        batch.model,
+        tuple([record.id for record in arrivals]),
+        batch.sizes,
+        batch.behind,
+        batch.facts,
+        batch.slot.peer.label,
+        batch.sent_at,
+        began,
+        inf if end is None else end.at,
+        batch.run_us,
+        0.0 if report is None else report.busy_s,
+        0 if report is None else report.preparations,
+        () if report is None else report.calls,
+        None if end is None or end.code is None else str(end.code),
+        "" if end is None else end.why,
+        {} if answered else clients_of(batch),
+        len(ran),
+        sum([record.shape.rows for record in arrivals]),
+        sum([shape.elements for shape in ran]),
+        [row_of(record) for record in answered],
+    )
 
 
 def clients_of(batch: Batch) -> dict[int, ClientId]:
@@ -173,37 +218,8 @@ def clients_of(batch: Batch) -> dict[int, ClientId]:
     return {record.id: record.session.client for record in batch.arrivals}
 
 
-def _run(
-    batch: Batch,
-    began: float,
-    ended: float,
-    code: str | None,
-    why: str,
-    clients: Mapping[int, ClientId],
-    members: Sequence[tuple[Any, ...]],
-) -> Run:
-    report, left_out = batch.report, batch.left_out
-    ran = [record.shape for record in batch.arrivals if record.id not in left_out]
-    return Run(
-        batch.id,
-        batch.model,
-        tuple([record.id for record in batch.arrivals]),
-        batch.sizes,
-        batch.behind,
-        batch.facts,
-        batch.slot.peer.label,
-        batch.sent_at,
-        began,
-        ended,
-        batch.run_us,
-        0.0 if report is None else report.busy_s,
-        0 if report is None else report.preparations,
-        () if report is None else report.calls,
-        code,
-        why,
-        clients,
-        len(ran),
-        sum([record.shape.rows for record in batch.arrivals]),
-        sum([shape.elements for shape in ran]),
-        members,
-    )
+def row_of(record: RequestRecord) -> tuple[Any, ...]:
+    """A row of `Member`."""
+    tags = record.tags
+    own_id = None if tags is None else tags.get(REQUEST_ID)
+    return record.arrived, record.id, record.session.client, record.sequence, record.shape.sizes, own_id

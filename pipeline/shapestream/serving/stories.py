@@ -26,7 +26,16 @@ from typing import Any, NamedTuple, TypeAlias
 from shapestream.scheduling.batches import Batch
 from shapestream.scheduling.events import CutReason
 from shapestream.scheduling.scheduler_statistics import Told
-from shapestream.serving.ends import BatchEnded, End, RequestEnded, Run, clients_of, run_of, run_that_ended
+from shapestream.serving.ends import (
+    BatchEnded,
+    End,
+    Member,
+    RequestEnded,
+    Run,
+    clients_of,
+    row_of,
+    run_of,
+)
 from shapestream.serving.kept_replies import ClientId
 from shapestream.serving.sessions import RequestRecord
 from shapestream.slices import Slices
@@ -54,24 +63,6 @@ ROWS_PER_SLICE = 2048
 MOST_BEHIND = 512
 """Batches that ended during a wait and are looked at, at most: the last ones. Each takes the event loop a microsecond."""
 _ID = re.compile(r"([0-9a-f]{32})-(\d{1,19})")
-
-
-class Member(NamedTuple):
-    """One request of a batch."""
-
-    arrived: float
-    number: int
-    """The scheduler's id."""
-    client: ClientId
-    sequence: int
-    sizes: tuple[int, ...]
-    own_id: str | None
-    """The id that its user gave it."""
-
-    @property
-    def id(self) -> str:
-        """The id that its user knows it by."""
-        return self.own_id or f"{self.client[0].hex()}-{self.sequence}"
 
 
 class PhaseKind(Enum):
@@ -172,32 +163,17 @@ class Stories:
             if end.code is None:
                 self._ran(end)
             elif end.code != ErrorCode.RECALLED:
-                self._lost(run_of(end.batch)._replace(ended=end.at, code=str(end.code), why=end.why))
+                self._lost(end.run)
         elif isinstance(end, RequestEnded) and end.action is not None:
             self._failed_request(end)
 
     def _ran(self, end: BatchEnded) -> None:
         """Remember a batch that ran, and the members that it answered."""
-        members = [  # `_row_of`, without its call, which would take half as long again
-            (
-                record.arrived,
-                record.id,
-                record.session.client,
-                record.sequence,
-                record.shape.sizes,
-                None if record.tags is None else record.tags.get(REQUEST_ID),
-            )
-            for record in end.answered
-        ]
-        run, now = run_that_ended(end, members), end.at
+        run, now = end.run, end.at
         if end.in_vain:
-            why = "its results were not needed"
-            self._lost(
-                run._replace(
-                    code=str(ErrorCode.CANCELLED), why=why, clients=clients_of(end.batch), members=()
-                )
-            )
-        runs = self._runs
+            why, clients = "its results were not needed", clients_of(end.batch)
+            self._lost(run._replace(code=str(ErrorCode.CANCELLED), why=why, clients=clients, members=()))
+        runs, members = self._runs, run.members
         runs.append(run)
         self.ran += 1
         self._held += len(members) or 1
@@ -224,7 +200,7 @@ class Stories:
             newest = takewhile(lambda run: run.ended >= now, reversed(self._failed_runs))
             runs = (next((run for run in newest if run.batch == last.batch), last),)
         ahead = None if action is None else action.ahead
-        row = (_row_of(record), record.model, now, end.code, end.message, ahead, runs)
+        row = (row_of(record), record.model, now, end.code, end.message, ahead, runs)
         self._failed.append(row)
         if now - record.arrived > self._slow_from or now >= self._minute_ends:
             self._keep_slow(self._failed_as(row), now)
@@ -305,9 +281,9 @@ class Stories:
                     found[entry[1]] = partial(self._looked_at, entry, heap, now, shares)
         for row in islice(failed, MOST_STORIES):
             found.setdefault(row[0][1], partial(self._failed_as, row))
-        mine = (record for record in reversed(open_) if asked(_row_of(record)))
+        mine = (record for record in reversed(open_) if asked(row_of(record)))
         for record in islice(mine, MOST_STORIES):
-            found[record.id] = partial(_itself, self._open(record, member_of(record)))
+            found[record.id] = partial(_itself, self._open(record, Member(*row_of(record))))
         yield
         left, seen = MOST_STORIES, 0
         for run in runs:
@@ -500,18 +476,6 @@ def _share(client: ClientId, run: Run) -> float:
     clients = [row[2] for row in run.members] or run.clients.values()
     own = [one for one in clients if one == client or (one[1] is not None and one[1] == client[1])]
     return len(own) / len(clients)
-
-
-def member_of(record: RequestRecord) -> Member:
-    """The request as a story names it."""
-    return Member(*_row_of(record))
-
-
-def _row_of(record: RequestRecord) -> tuple[Any, ...]:
-    """A row of `Member`."""
-    tags = record.tags
-    own_id = None if tags is None else tags.get(REQUEST_ID)
-    return record.arrived, record.id, record.session.client, record.sequence, record.shape.sizes, own_id
 
 
 def _for_page(run: Run) -> list[Any]:

@@ -30,9 +30,9 @@ from opentelemetry.trace import Link, Span, SpanKind, StatusCode, set_span_in_co
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.util.types import AttributeValue
 
-from shapestream.serving.ends import BatchEnded, End, RequestEnded, Run, run_that_ended
+from shapestream.serving.ends import BatchEnded, End, Member, RequestEnded, Run, row_of
 from shapestream.serving.sessions import RequestRecord
-from shapestream.serving.stories import Past, Stories, member_of
+from shapestream.serving.stories import Past, Stories
 from shapestream.telemetry.logging import RateLimit
 from shapestream.wire.limits import MAX_MESSAGE_CHARACTERS
 from shapestream.wire.tags import TRACEPARENT
@@ -96,7 +96,7 @@ class RequestTracer:
         """Note requests that end with the results of a batch, or without any."""
         if isinstance(end, BatchEnded):
             if end.answered and (traced := self._traced(end.answered)):
-                self._note(traced, end.at, run_that_ended(end, ()), None, "")
+                self._note(traced, end.at, end.run, None, "")
         elif isinstance(end, RequestEnded) and (traced := self._traced([end.record])):
             self._note(traced, end.at, None, end.code, end.message)
 
@@ -117,7 +117,9 @@ class RequestTracer:
         last = () if run is None else (run,)
         failed_runs = self._stories.failed_runs
         pasts = [
-            Past(member_of(record), record.model, now, code, message, None, (*failed_runs(record), *last))
+            Past(
+                Member(*row_of(record)), record.model, now, code, message, None, (*failed_runs(record), *last)
+            )
             for record in traced
         ]
         tags = [record.tags or {} for record in traced]
