@@ -124,6 +124,7 @@ class Batch:
         "hang_at",
         "id",
         "inputs",
+        "left_out",
         "members",
         "predicted_s",
         "prefetch_at",
@@ -148,6 +149,8 @@ class Batch:
     """Set by `sent`."""
     began: float
     """When its slot began with it: when it was sent, until it has run and its report tells more. Set by `sent`."""
+    left_out: frozenset[int]
+    """The members without results, since their deadlines had passed before it began, by id. Set by `ran`."""
 
     def __init__(
         self,
@@ -269,10 +272,18 @@ class Batch:
         """It has run, as is reported now. Of a batch that was queued behind another this tells when it began."""
         self.report = report
         self.run_us = round(report.run_s * 1e6)
+        self.left_out = self._left_out()
         if self.behind is not None:
             # It began when the one before it was done, so before that was heard of; and long enough ago.
             began = now - report.busy_s
             self.began = max(self.sent_at, began if self.is_behind else min(self.started, began))
+
+    def _left_out(self) -> frozenset[int]:
+        outputs = self.outputs
+        if self.inputs is None or self.inputs.start_before is None or None not in outputs:
+            return frozenset()
+        results = zip(self.arrivals, outputs, strict=True)
+        return frozenset([arrival.id for arrival, result in results if result is None])
 
     def held_s(self, now: float) -> float:
         """Seconds that it has held its slot, as far as was heard of it."""
@@ -284,16 +295,6 @@ class Batch:
     def outputs(self) -> Sequence[Tensors | None]:
         """The results of its members, in their order, once it has run."""
         return () if self.report is None or self.report.outputs is None else self.report.outputs
-
-    @property
-    def left_out(self) -> frozenset[int]:
-        """The members that have no results, since their deadlines had passed before it began, by id."""
-        outputs = self.outputs
-        if self.inputs is None or self.inputs.start_before is None or None not in outputs:
-            return frozenset()
-        return frozenset(
-            [arrival.id for arrival, result in zip(self.arrivals, outputs, strict=True) if result is None]
-        )
 
     def outputs_of(self, requests: Sequence[Submitted]) -> Sequence[Tensors | None]:
         """The results of these members, in their order."""

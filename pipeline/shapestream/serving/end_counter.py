@@ -38,7 +38,7 @@ class EndCounter:
     def _count_ran(self, end: BatchEnded, report: BatchReport) -> None:
         batch, run = end.batch, end.run
         self._statistics.count_batch(
-            batch.model,
+            run.model,
             report.calls or ((1, batch.sizes),),
             requests=run.ran,
             rows=run.rows,
@@ -49,7 +49,7 @@ class EndCounter:
             reallocations=report.reallocations,
             preparations=report.preparations,
         )
-        counters = self._statistics.of(batch.model)
+        counters = self._statistics.of(run.model)
         for arrived, alike in groupby(map(_ARRIVED, end.answered)):
             times = len(list(alike))
             counters.queue_us.record(round((batch.began - arrived) * 1e6), times)

@@ -179,7 +179,8 @@ class Run(NamedTuple):
 
 def run_of(batch: Batch, end: BatchEnded | None = None) -> Run:
     """The run of a batch, as far as it is known now, or of one that ended."""
-    report, left_out, arrivals = batch.report, batch.left_out, batch.arrivals
+    report, arrivals = batch.report, batch.arrivals
+    left_out = () if report is None else batch.left_out
     ran = [record.shape for record in arrivals if record.id not in left_out]
     answered = () if end is None else end.answered
     began = batch.began

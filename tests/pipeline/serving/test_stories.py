@@ -103,7 +103,7 @@ class Bench:
     def ran(self, batch: Any, *records: Any, at: float, **report: Any) -> None:
         """A batch ran, and these were answered."""
         outputs = (None,) * len(batch.arrivals)
-        batch.report = BatchReport(batch=batch.id, outputs=outputs, **report)
+        batch.report, batch.left_out = BatchReport(batch=batch.id, outputs=outputs, **report), frozenset()
         self.stories.ended(
             BatchEnded(batch=batch, slot=batch.slot.peer, at=at, report=batch.report, answered=records)
         )
