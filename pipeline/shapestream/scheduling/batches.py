@@ -106,6 +106,7 @@ class CutFacts(NamedTuple):
 
 
 NO_FACTS: Final = CutFacts()
+_NOBODY: Final = frozenset[int]()
 
 
 class Batch:
@@ -272,18 +273,15 @@ class Batch:
         """It has run, as is reported now. Of a batch that was queued behind another this tells when it began."""
         self.report = report
         self.run_us = round(report.run_s * 1e6)
-        self.left_out = self._left_out()
+        outputs = report.outputs or ()
+        self.left_out = _NOBODY
+        if self.inputs is not None and self.inputs.start_before is not None and None in outputs:
+            results = zip(self.arrivals, outputs, strict=True)
+            self.left_out = frozenset([arrival.id for arrival, result in results if result is None])
         if self.behind is not None:
             # It began when the one before it was done, so before that was heard of; and long enough ago.
             began = now - report.busy_s
             self.began = max(self.sent_at, began if self.is_behind else min(self.started, began))
-
-    def _left_out(self) -> frozenset[int]:
-        outputs = self.outputs
-        if self.inputs is None or self.inputs.start_before is None or None not in outputs:
-            return frozenset()
-        results = zip(self.arrivals, outputs, strict=True)
-        return frozenset([arrival.id for arrival, result in results if result is None])
 
     def held_s(self, now: float) -> float:
         """Seconds that it has held its slot, as far as was heard of it."""
@@ -291,14 +289,10 @@ class Batch:
             return now - self.sent_at
         return 0.0 if self.is_behind else now - self.started
 
-    @property
-    def outputs(self) -> Sequence[Tensors | None]:
-        """The results of its members, in their order, once it has run."""
-        return () if self.report is None or self.report.outputs is None else self.report.outputs
-
     def outputs_of(self, requests: Sequence[Submitted]) -> Sequence[Tensors | None]:
-        """The results of these members, in their order."""
+        """The results of these members, in their order, once it has run."""
+        outputs = () if self.report is None or self.report.outputs is None else self.report.outputs
         if requests is self.arrivals:
-            return self.outputs
-        by_id = dict(zip([arrival.id for arrival in self.arrivals], self.outputs, strict=True))
+            return outputs
+        by_id = dict(zip([arrival.id for arrival in self.arrivals], outputs, strict=True))
         return [by_id[request.id] for request in requests]

@@ -10,9 +10,9 @@ from math import ceil, inf
 from shapestream.scheduling.batches import Batch, BatchState
 
 TIMES_P99 = 10.0
-"""A batch hangs that takes so many times what all but one of a hundred of its model's batches take."""
+"""Multiple of the model's p99 batch time after which a batch counts as hung."""
 TIMES_PREDICTED = 20.0
-"""Times its prediction that a batch may take, too: the larger of both limits counts, since predictions are rough."""
+"""Multiple of its predicted time that a batch may take as well. The larger limit counts, since predictions are rough."""
 TIMES_AT_MOST = 5.0
 """A limit is at most the time of a first call and so many times the expected seconds: a batch of minutes is delayed by a
 crowded machine, which is a factor, and by a preparation, which is a time; neither is twenty times."""
@@ -61,7 +61,7 @@ class HangWatch:
         """When `look` is wanted. Batches end without a word here, so it may be in vain, once per limit at most."""
 
     def observe(self, batch: Batch, busy_s: float) -> None:
-        """A batch ran so long."""
+        """Learn from the time that a batch took."""
         if self.limits is None:
             return
         model = batch.queue.profile.name
@@ -94,7 +94,7 @@ class HangWatch:
         return max(limit_s, first_s) if times.new_to(batch) else limit_s
 
     def _limit_s(self, p99_s: float, predicted_s: float) -> float:
-        """By what is known of a batch and its like; 0.0 for what is not."""
+        """Seconds after which a batch hangs, by its model's p99 and its own prediction; 0.0 where one is unknown."""
         assert self.limits is not None
         times_s = max(TIMES_P99 * p99_s, TIMES_PREDICTED * predicted_s)
         most_s = TIMES_AT_MOST * max(p99_s, predicted_s) + self.limits.first_call_s

@@ -440,7 +440,7 @@ class Recovery:
 
     @staticmethod
     def _blame(request: Request) -> None:
-        """Charge what ran again because of a request that was to blame to its client."""
+        """Charge the client for the work that its faulty request made run again."""
         for rework in request.reworks:
             rework.pay(request.queue.shares, request.line)
 
@@ -490,9 +490,9 @@ class Recovery:
 
 
 def _parts(members: list[Request]) -> tuple[list[Request], list[Request]]:
-    """Divide members in two: between clients, as near to the middle as possible; those of one client in the middle.
+    """Divide members in two parts: between two clients, as near to the middle as possible; one client's in the middle.
 
-    Who fails is mostly one client: the others leave its company with the first call that runs again.
+    Mostly the requests of one client fail. So the others are apart from them after the first call that runs again.
     """
     members = sorted(members, key=lambda request: request.client)
     places = range(1, len(members))

@@ -4,7 +4,21 @@ It stands between the clients' port, which makes requests of entries that are va
 knows no clock, socket, task or tensor: the same events at the same times give the same actions, in the server, in the
 simulator and in the tests. docs/scheduling.md describes the policy.
 
-Every event first changes the books (`_take`), and then slots get work (`_follow`).
+Every event first changes the books (`_take`), and then slots get work (`_follow`):
+
+1. Deadlines that have passed end their requests (deadlines.py), and slots whose rest is over come back.
+2. The event changes the queue (queueing.py), the slots (slots.py) or the batches that ran there (recovery.py).
+3. While a slot is free, the request whose turn it is (fairness.py) gets a batch of what pays beside it (planner.py). A free
+   slot idles only while requests wait for company (company.py).
+4. Where all slots are busy, a batch may be queued behind the running one, shortly before that is predicted to end.
+5. Batches that nobody needs any more are stopped.
+
+It promises that every admitted request ends once, that a slot never holds more than two batches, and that an event takes
+time by what it changes, not by how many requests wait. It does not promise that a prediction comes true: what hangs, or is
+late, is found by time (hang_watch.py).
+
+An error in a decision ends at most the requests that it is about. If the books disagree afterwards, new ones are opened
+(rebuilding.py).
 """
 
 from __future__ import annotations
@@ -227,6 +241,10 @@ class Scheduler:
         self._deadlines = Deadlines(self._slots)
         self._admission = Admission(QueueRoom(*self._room), self._slots, self._deadlines)
         self._ledger = Ledger(self._admission, self._deadlines, self._slots, self._troubles)
+        self.requests: Mapping[int, Request] = self._ledger.requests
+        """Those that have not ended, by id."""
+        self.batches: Mapping[int, Batch] = self._slots.batches
+        """Those that run, or are queued behind one that does, by number."""
         self._isolation = Isolation(self._ledger, self._slots, self._start_alone)
         self._recovery = Recovery(
             self._ledger,
@@ -422,16 +440,6 @@ class Scheduler:
         assert audit is None or audit.state is not BatchState.RUNNING or not is_in_the_way(audit), (
             "an audit runs on while a request needs its slot"
         )
-
-    @property
-    def requests(self) -> Mapping[int, Request]:
-        """Requests that have not ended, by id."""
-        return self._ledger.requests
-
-    @property
-    def batches(self) -> Mapping[int, Batch]:
-        """Batches that run, or are queued behind one that does, by number."""
-        return self._slots.batches
 
     def troubles(self, id: int) -> Told:  # noqa: A002 - the name that events use
         """The decisions about a recent request that its usual way does not explain, oldest first."""

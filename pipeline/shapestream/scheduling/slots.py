@@ -366,12 +366,11 @@ class SlotPool:
                 self._fastest = None
 
     def free_in_s(self, work_s: float, now: float) -> tuple[float, int]:
-        """Seconds until its slots have done what they hold and `work_s` besides, and how many of them take part.
+        """Return the time at which all slots would finish, and how many slots take part.
 
-        Work is poured over the slots like water over steps. Free slots are lowest, the others as high as they are
-        predicted to be busy, with what is queued there behind what they run; one that is late counts as free. Those that
-        rest, or idle beside a suspect, take no part. Where the surface comes to rest all would end at the same time. So
-        without work it is the time until the first slot is free.
+        `work_s` is divided so that the slots finish together (water-filling). A busy slot first finishes its batch, and the
+        one queued behind it; a batch that is late counts as over. Resting and reserved slots are excluded. Without work, the
+        result is the time until the first slot is free.
         """
         slots = len(self.free)
         filled_s = work_s

@@ -153,7 +153,7 @@ class AuditBook:
         if not isinstance(end, BatchEnded) or not end.answered:
             return
         batch, records = end.batch, end.answered
-        state = self.states[batch.model]
+        state = self.states[records[0].model]
         if not state.share or (len(batch.arrivals) == 1 and batch.sizes == records[0].shape.rounded):
             return
         count = len(records)

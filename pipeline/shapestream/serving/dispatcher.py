@@ -358,7 +358,7 @@ class Dispatcher:
         execute = Execute(
             batch=batch.id,
             slot=slot.slot,
-            model=batch.model,
+            model=records[0].model,
             sizes=batch.sizes,
             members=tuple([record.tensors for record in records]),
             shapes=tuple([record.shape for record in records]),
@@ -427,7 +427,7 @@ class Dispatcher:
         if wakeup is not None and wakeup < self._alarm_at:
             self._alarm_at = wakeup
             self._alarm_earlier.set()
-        if not self.unfinished:
+        if self._handed_back or not self._scheduler.requests:
             self._idle.set()
 
     async def run_alarm(self) -> None:

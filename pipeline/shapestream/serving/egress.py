@@ -49,7 +49,7 @@ class Egress:
                 raise AssertionError(f"{record!r} was delivered, but has no output")
             if timings is None or record.arrived != arrived:
                 arrived = record.arrived
-                timings = _timings(batch, arrived, now)
+                timings = _timings(batch, record, now)
             session, sequence = record.session, record.sequence
             result = ResultEntry(sequence=sequence, timings=timings, tensors=tensors)
             say(session, result)
@@ -96,17 +96,17 @@ class Egress:
         )
 
 
-def _timings(batch: Batch, arrived: float, now: float) -> Timings:
-    """The timings of a member that arrived then and is answered now."""
-    slot = batch.slot.peer
+def _timings(batch: Batch, record: RequestRecord, now: float) -> Timings:
+    """The timings of a member that is answered now."""
+    slot, arrived = batch.slot.peer, record.arrived
     return Timings(
         queue_us=round((batch.began - arrived) * 1e6),
         run_us=batch.run_us,
         total_us=round((now - arrived) * 1e6),
         batch_requests=len(batch.arrivals),
-        batch_rows=batch.sizes[0] if batch.queue.has_batch else 1,
+        batch_rows=batch.sizes[0] if record.served.profile.has_batch else 1,
         worker=slot.label,
-        digest=slot.worker.digests.get(batch.model),
+        digest=slot.worker.digests.get(record.model),
     )
 
 

@@ -96,10 +96,11 @@ class Journal:
     def ended(self, end: End) -> None:
         """Write the lines of an end."""
         if isinstance(end, BatchEnded):
-            if end.code is None:
+            if end.code is not None:
+                if end.report is not None:
+                    self._failed(end)
+            elif PRESENT.debug:
                 self._ran(end)
-            elif end.report is not None:
-                self._failed(end)
         elif isinstance(end, RequestEnded) and end.action is not None and PRESENT.debug:
             log.debug(
                 "request failed",
@@ -111,8 +112,7 @@ class Journal:
 
     def _ran(self, end: BatchEnded) -> None:
         report = end.report
-        if report is None or not PRESENT.debug:
-            return
+        assert report is not None
         log.debug(
             "batch ran",
             batch=end.batch.id,
