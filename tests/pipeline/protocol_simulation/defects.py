@@ -9,7 +9,7 @@ import pytest
 from tests.pipeline.protocol_simulation.plan import Ask, Fault, FaultKind, Kind, Plan
 
 from shapestream.client.in_flight import InFlight
-from shapestream.scheduling.events import Action
+from shapestream.scheduling.actions import Action
 from shapestream.scheduling.recovery import Recovery
 from shapestream.serving import slot_threads
 from shapestream.serving.egress import Egress

@@ -30,7 +30,8 @@ import shapestream.client.core
 import shapestream.serving.server
 import shapestream_workers.worker
 from shapestream.client.session import Session, Turn
-from shapestream.scheduling.events import Action, Event
+from shapestream.scheduling.actions import Action
+from shapestream.scheduling.events import Event
 from shapestream.scheduling.scheduler import Scheduler
 from shapestream.serving.server import Server, serve
 from shapestream.settings import ServerSettings

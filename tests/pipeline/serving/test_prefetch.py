@@ -203,3 +203,31 @@ async def test_the_scheduler_hears_how_long_the_way_to_each_slot_is(scheduler: E
     async with memory_serving(ScriptedSlots(), prefetch=False):
         pass
     assert [None] == [slot.prefetch_s for slot in scheduler.joined]
+
+
+@virtual_time
+async def test_a_slot_is_busy_from_its_first_batch_until_it_has_none(sends_ahead: EagerScheduler) -> None:
+    """Also across a batch that was queued behind; a batch that runs counts while it runs."""
+    async with memory_serving() as running:
+
+        def busy_s() -> float:
+            return running.server.observation().slots_busy_s
+
+        client, worker = await running.client_and_worker()
+        await trio.sleep(0.1)
+        assert 0.0 == busy_s()
+        client.say(request(0), request(1))
+        first, second = await worker.hear_each(Execute, 2)
+        await trio.sleep(0.25)
+        worker.say(done(first))
+        await client.sequences(1)
+        await trio.sleep(0.25)
+        assert 0.5 == pytest.approx(busy_s())
+        worker.say(done(second))
+        await client.sequences(1)
+        await trio.sleep(0.5)
+        assert 0.5 == pytest.approx(busy_s())
+        client.say(request(2))
+        await worker.hear(Execute)
+        await trio.sleep(0.25)
+        assert 0.75 == pytest.approx(busy_s())
