@@ -43,7 +43,6 @@ from shapestream.serving.kept_replies import ClientId, KeptReplies
 from shapestream.serving.listening import listen
 from shapestream.serving.outgoing import Outgoing
 from shapestream.serving.quarantine import Quarantine
-from shapestream.serving.recent_errors import RecentErrors
 from shapestream.serving.served_models import ServedModels
 from shapestream.serving.slot_threads import SlotThreads
 from shapestream.serving.stories import MOST_SLOWEST, Stories, nothing_of, story_of
@@ -130,11 +129,10 @@ class Server:
         self._stories = Stories(self._scheduler.troubles, lambda: self._dispatcher.batches, self._labels_of)
         self._tracer = tracer
         self._journal = Journal(self._counters, trace)
-        self._errors = RecentErrors()
         folder = None if cost_cache is None else cost_cache.folder
         self._audits = AuditBook(models, kept_in(folder))
         # Every end is told to these, in this order, once its answer has left. Spans use what the stories have kept.
-        observers: list[Observer] = [EndCounter(self._counters), self._stories, self._errors, self._journal]
+        observers: list[Observer] = [EndCounter(self._counters), self._stories, self._journal]
         if tracer is not None:
             tracer.follow(self._stories)
             observers.append(tracer)
@@ -512,7 +510,7 @@ class Server:
             ],
             "errors": [
                 [error.time, error.model, error.code, error.message, error.request_id]
-                for error in self._errors.newest_first
+                for error in self._stories.errors
             ],
             "slowest": slowest,
             "batches_in_all": self._stories.ran,

@@ -31,6 +31,7 @@ from shapestream.serving.ends import (
     End,
     Member,
     RequestEnded,
+    RequestRefused,
     Run,
     clients_of,
     row_of,
@@ -62,7 +63,22 @@ ROWS_PER_SLICE = 2048
 """Answered requests that are compared with an id in one turn of the event loop: half a millisecond."""
 MOST_BEHIND = 512
 """Batches that ended during a wait and are looked at, at most: the last ones. Each takes the event loop a microsecond."""
+ERRORS_PER_CODE = 10
+"""Errors that are kept of each code for the page, so that a flood of one code leaves the others in sight."""
+MOST_MESSAGE = 200
+"""Characters of such an error's message."""
 _ID = re.compile(r"([0-9a-f]{32})-(\d{1,19})")
+
+
+class RecentError(NamedTuple):
+    """One request that ended without a result, as the page shows it."""
+
+    time: float
+    model: str | None
+    """None for a request that was refused before its model was looked up."""
+    code: str
+    message: str
+    request_id: str
 
 
 class PhaseKind(Enum):
@@ -146,6 +162,8 @@ class Stories:
         """Batches that ever ran."""
         self._forgotten = -inf
         """When the last one ended that is remembered no more."""
+        self._errors: dict[str, deque[RecentError]] = {}
+        """By code."""
         self._failed_runs: deque[Run] = deque(maxlen=MOST_FAILED_RUNS)
         self._failed: deque[tuple[Any, ...]] = deque(maxlen=MOST_FAILED)
         """The first fields of `Past`, each."""
@@ -164,8 +182,17 @@ class Stories:
                 self._ran(end)
             elif end.code != ErrorCode.RECALLED:
                 self._lost(end.run)
-        elif isinstance(end, RequestEnded) and end.action is not None:
+        elif isinstance(end, RequestRefused):
+            request_id = Member(end.at, 0, end.session.client, end.sequence, (), None).id
+            self._keep_error(None, request_id, end)
+        elif end.action is not None:
             self._failed_request(end)
+            self._keep_error(end.record.model, Member(*row_of(end.record)).id, end)
+
+    def _keep_error(self, model: str | None, request_id: str, end: RequestEnded | RequestRefused) -> None:
+        """Keep an error that a client was told, for the page; the oldest one of its code goes."""
+        error = RecentError(end.at, model, end.code, end.message[:MOST_MESSAGE], request_id)
+        self._errors.setdefault(end.code, deque(maxlen=ERRORS_PER_CODE)).append(error)
 
     def _ran(self, end: BatchEnded) -> None:
         """Remember a batch that ran, and the members that it answered."""
@@ -304,6 +331,12 @@ class Stories:
             past = found[number]()
             pasts.append(past if past.behind is not None else self._told(past, now, shares))
         return pasts
+
+    @property
+    def errors(self) -> list[RecentError]:
+        """The last errors of each code, newest first, for the page."""
+        errors = [error for of_code in self._errors.values() for error in of_code]
+        return sorted(errors, key=attrgetter("time"), reverse=True)
 
     def since(self, number: int, most: int) -> list[list[Any]]:
         """The batches that ran after the first `number` ones, oldest first, `most` of them, for the page.

@@ -24,7 +24,7 @@ from shapestream.scheduling.actions import FailRequest
 from shapestream.scheduling.batches import Batch, BatchState, CutFacts
 from shapestream.scheduling.events import CutReason
 from shapestream.serving import stories
-from shapestream.serving.ends import BatchEnded, RequestEnded, run_of
+from shapestream.serving.ends import BatchEnded, RequestEnded, RequestRefused, run_of
 from shapestream.serving.stories import (
     COMPANY,
     MINUTES,
@@ -172,6 +172,28 @@ def test_what_is_remembered_is_bounded_by_requests_not_by_batches(monkeypatch: p
     assert 6.0 == bench.stories.reach_s(198.0 + 2.0)
     (failed,) = bench.of(1)
     assert ("cancelled", 500.0) == (failed["code"], failed["total_ms"])
+
+
+def test_a_flood_of_one_error_hides_no_other() -> None:
+    """Some of each code are kept for the page; the newest come first, whatever their code."""
+    bench = Bench()
+    session: Any = SimpleNamespace(client=CLIENT)
+    bench.fail(bench.record(1, 0.0), "model_error", 0.0)
+    for number in range(1000):
+        message = "why" * stories.MOST_MESSAGE
+        bench.stories.ended(
+            RequestRefused(session=session, sequence=7, at=1.0 + number, code="overloaded", message=message)
+        )
+    bench.fail(bench.record(2, 0.0), "invalid", 5.0)
+    told = bench.stories.errors
+    codes = ["overloaded"] * stories.ERRORS_PER_CODE + ["invalid", "model_error"]
+    assert codes == [error.code for error in told]
+    assert (id_of(7), None, stories.MOST_MESSAGE) == (
+        told[0].request_id,
+        told[0].model,
+        len(told[0].message),
+    )
+    assert (id_of(1), "m") == (told[-1].request_id, told[-1].model)
 
 
 def test_the_page_is_told_each_batch_that_ran_once() -> None:
