@@ -540,6 +540,8 @@ class SlotTable:
         batch, slot.batch = slot.batch, None  # a cycle of slot and batch must not be left to the collector
         if batch is not None:
             del self.batches[batch.id]
+            if batch is self._audit:
+                self._audit = None
         self._move(slot, "leave")
         return batch, behind
 
@@ -599,6 +601,8 @@ class SlotTable:
         slot: Slot = batch.slot
         worker = slot.worker
         del self.batches[batch.id]
+        if batch is self._audit:
+            self._audit = None  # or what its slot was sent would stay until the next audit
         if worker.suspect is batch:
             worker.suspect = None
         if slot.behind is batch:
