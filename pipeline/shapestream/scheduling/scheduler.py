@@ -611,9 +611,7 @@ class Scheduler:
             self._audit.tend(now, actions, draining=self._admission.draining)
         if waiting:
             while (request := next_up(waiting, now, self._wants_prefetch, self._fills)) is not None:
-                first = slots.pools[request.queue.profile.name].prefetches.first()
-                assert first is not None
-                slot = first[1]
+                slot = slots.pools[request.queue.profile.name].prefetches[0][2]
                 if request.state is RERUN or not self._company.will_be_awaited(request, slot):
                     self._dispatch(request, slot, now, actions)
                 else:
@@ -631,8 +629,7 @@ class Scheduler:
         pool = self._slots.pools[queue.profile.name]
         if pool.free or not queue.startable or not queue.profile.idempotent:
             return None
-        first = pool.prefetches.first()
-        return None if first is None else first[0]
+        return pool.prefetches[0][0] if pool.prefetches else None
 
     def _wants_prefetch(self, queue: ModelQueue, now: float) -> bool:
         due = self._prefetch_due(queue)
