@@ -14,7 +14,8 @@ from typing import NamedTuple
 from shapestream.scheduling.deadlines import MAX_RETRY_AFTER_S, Deadlines, Refusal
 from shapestream.scheduling.events import Arrival, Overload
 from shapestream.scheduling.fairness import NOMINAL_S, QueueRoom
-from shapestream.scheduling.queueing import ModelQueue, nanoseconds
+from shapestream.scheduling.model_queue import ModelQueue
+from shapestream.scheduling.queueing import nanoseconds
 from shapestream.scheduling.slots import SlotTable
 
 

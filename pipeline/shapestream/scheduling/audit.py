@@ -13,8 +13,8 @@ from math import inf
 from typing import TypeAlias
 
 from shapestream.scheduling.events import Action, AuditWanted, CancelBatch, ContractError, StartBatch
+from shapestream.scheduling.model_queue import ModelQueue, Queues
 from shapestream.scheduling.planner import Cut, alone
-from shapestream.scheduling.queueing import ModelQueue, Queues
 from shapestream.scheduling.recovery import Isolation
 from shapestream.scheduling.slots import Batch, Slot, SlotTable
 

@@ -21,7 +21,8 @@ from math import inf
 from typing import Final, NamedTuple
 
 from shapestream.scheduling.events import Arrival, Overload
-from shapestream.scheduling.queueing import RERUN, RUNNING, LazyHeap, ModelQueue, Request
+from shapestream.scheduling.model_queue import ModelQueue
+from shapestream.scheduling.queueing import RERUN, RUNNING, LazyHeap, Request
 from shapestream.scheduling.slots import Slot, SlotTable
 
 SAFETY: Final = 1.4

@@ -8,19 +8,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
+from shapestream.scheduling.buckets import EMPTY, Lane
 from shapestream.scheduling.ledger import Ledger
-from shapestream.scheduling.queueing import (
-    DONE,
-    EMPTY,
-    QUEUED,
-    RERUN,
-    RUNNING,
-    SUSPECT,
-    Lane,
-    ModelQueue,
-    Queues,
-    Request,
-)
+from shapestream.scheduling.model_queue import ModelQueue, Queues
+from shapestream.scheduling.queueing import DONE, QUEUED, RERUN, RUNNING, SUSPECT, Request
 from shapestream.scheduling.recovery import Isolation
 from shapestream.scheduling.slots import Batch, BatchState, Slot, SlotPool, SlotState, SlotTable, Suspicion
 

@@ -21,8 +21,9 @@ from shapestream.scheduling.events import (
     RecallBatch,
     StartBatch,
 )
+from shapestream.scheduling.model_queue import ModelQueue
 from shapestream.scheduling.planner import Cut
-from shapestream.scheduling.queueing import RUNNING, ModelQueue, Request
+from shapestream.scheduling.queueing import RUNNING, Request
 from shapestream.scheduling.scheduler_statistics import Story
 from shapestream.scheduling.slots import Batch, SlotTable
 

@@ -14,10 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shapestream.scheduling.batch_costs import BATCH_S, WorkerClass
+from shapestream.scheduling.buckets import Bucket, Lane
 from shapestream.scheduling.call_costs import CallCosts
 from shapestream.scheduling.cost_grid import Floats, elements_of, elements_of_many
 from shapestream.scheduling.events import CutReason
-from shapestream.scheduling.queueing import Bucket, Lane, Request
+from shapestream.scheduling.queueing import Request
 from shapestream.scheduling.segments import SegmentLimits, Window, cut_window
 from shapestream.scheduling.slots import Slot, SlotPool
 from shapestream.scheduling.tries import is_due, may_be_due, tried_rows

@@ -38,8 +38,9 @@ from shapestream.scheduling.events import (
 from shapestream.scheduling.fairness import Rework
 from shapestream.scheduling.hang_watch import HangWatch
 from shapestream.scheduling.ledger import Ledger
+from shapestream.scheduling.model_queue import ModelQueue, Queues
 from shapestream.scheduling.planner import unplanned
-from shapestream.scheduling.queueing import RUNNING, ClientFlow, ModelQueue, Queues, Request
+from shapestream.scheduling.queueing import RUNNING, Request
 from shapestream.scheduling.slots import (
     Batch,
     BatchState,
@@ -51,6 +52,7 @@ from shapestream.scheduling.slots import (
     Suspicion,
     rest_s,
 )
+from shapestream.scheduling.turns import ClientFlow
 from shapestream_engine.batch import ErrorCode
 
 Start: TypeAlias = Callable[[ModelQueue, Slot, float, list[Action]], StartBatch]

@@ -55,17 +55,9 @@ from shapestream.scheduling.fairness import QueueRoom
 from shapestream.scheduling.hang_watch import HangLimits, HangWatch
 from shapestream.scheduling.invariants import check
 from shapestream.scheduling.ledger import Ledger
+from shapestream.scheduling.model_queue import ModelQueue, QueuedSizes, Queues
 from shapestream.scheduling.planner import Cut, Plan, alone, batch_of, plan_batch, portion, unplanned
-from shapestream.scheduling.queueing import (
-    QUEUED,
-    RERUN,
-    RUNNING,
-    ModelQueue,
-    QueuedSizes,
-    Queues,
-    Request,
-    by_rerun,
-)
+from shapestream.scheduling.queueing import QUEUED, RERUN, RUNNING, Request, by_rerun
 from shapestream.scheduling.recovery import Isolation, Recovery
 from shapestream.scheduling.scheduler_statistics import ModelStatistics, SchedulerStatistics, Story, Told
 from shapestream.scheduling.slots import Batch, BatchState, Slot, SlotPool, SlotState, SlotTable, Suspicion

@@ -19,7 +19,8 @@ from sortedcontainers import SortedList
 
 from shapestream.scheduling.answers import AnsweredBatch
 from shapestream.scheduling.events import ContractError
-from shapestream.scheduling.queueing import SAMPLE, ModelQueue, Request
+from shapestream.scheduling.model_queue import ModelQueue
+from shapestream.scheduling.queueing import SAMPLE, Request
 
 
 class BatchState(Enum):

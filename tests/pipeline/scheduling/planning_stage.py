@@ -12,8 +12,9 @@ from shapestream.scheduling.call_costs import CallCosts
 from shapestream.scheduling.costs import CostModel
 from shapestream.scheduling.events import InputBytes, ModelProfile
 from shapestream.scheduling.fairness import QueueRoom
+from shapestream.scheduling.model_queue import ModelQueue
 from shapestream.scheduling.planner import Cut
-from shapestream.scheduling.queueing import ModelQueue, Request
+from shapestream.scheduling.queueing import Request
 
 
 class FormulaSurface:

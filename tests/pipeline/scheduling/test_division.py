@@ -10,7 +10,7 @@ from tests.pipeline.scheduling.stage import Stage
 from shapestream.scheduling.costs import CostModel
 from shapestream.scheduling.events import ModelProfile
 from shapestream.scheduling.fairness import QueueRoom
-from shapestream.scheduling.queueing import ModelQueue
+from shapestream.scheduling.model_queue import ModelQueue
 from shapestream.scheduling.slots import Slot, SlotPool
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shapestream.scheduling.buckets import CHUNK, Bucket, Lane
 from shapestream.scheduling.costs import CostModel
 from shapestream.scheduling.events import ModelProfile
 from shapestream.scheduling.fairness import QueueRoom
-from shapestream.scheduling.queueing import CHUNK, DONE, QUEUED, Bucket, Lane, ModelQueue, Request
+from shapestream.scheduling.model_queue import ModelQueue
+from shapestream.scheduling.queueing import DONE, QUEUED, Request
 
 
 def _queue() -> ModelQueue:

@@ -1,0 +1,458 @@
+"""The queue of one model: what waits for it, in buckets, in turns, to run again, and as suspects.
+
+The planner takes a batch from the buckets (buckets.py) for the request whose turn it is (turns.py). Requests of a batch that
+failed wait in fixed groups (`reruns`), suspects by themselves. Every change keeps the counts and the predicted seconds.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from heapq import heappop, heappush
+from itertools import islice
+from math import inf, prod
+from typing import NamedTuple
+
+from shapestream.scheduling.answers import OVER, Awaited, Returns
+from shapestream.scheduling.buckets import EMPTY, Bucket, Lane
+from shapestream.scheduling.costs import ModelCosts
+from shapestream.scheduling.events import ModelProfile
+from shapestream.scheduling.fairness import FairShares, GroupRoom, QueueRoom
+from shapestream.scheduling.occupancy import Occupancy
+from shapestream.scheduling.queueing import (
+    QUEUED,
+    RERUN,
+    SUSPECT,
+    Arrivals,
+    LazyHeap,
+    Request,
+    by_rerun,
+    nanoseconds,
+)
+from shapestream.scheduling.turns import ClientFlow, Turns
+
+
+def _by_turn(request: Request) -> tuple[float, int]:
+    return request.turn
+
+
+MOST_COUNTED = 512
+"""Buckets that are counted by size, at most, in about 1 ms; of more, every so many stands for the others."""
+
+
+class QueuedSizes(NamedTuple):
+    """The queue of one model, by sizes of its requests."""
+
+    waiting: int
+    """Requests in the queue, also those that run again."""
+    dimensions: tuple[str, ...]
+    """The dynamic dimensions that `cells` tell apart: none, one, or the two with the largest spread. Rows are none."""
+    cells: Mapping[tuple[int, ...], int]
+    """Requests by the `size_bin` of each of these dimensions."""
+
+
+def size_bin(size: int) -> int:
+    """The lower end of the bin of a size. Bins begin at 0, 1, 2, 3, 4, 6, 8, 12, …: two for each power of two."""
+    if size < 4:
+        return size
+    power = 1 << (size.bit_length() - 1)
+    return power + (power >> 1) if size & (power >> 1) else power
+
+
+MAX_SEEN = 1024
+"""Sizes of batches that are remembered to tell new ones. When another comes, the one that was met first goes."""
+
+
+class ModelQueue:
+    """Everything that waits for one model."""
+
+    __slots__ = (
+        "_again_ns",
+        "_cost_ns",
+        "alone",
+        "arrivals",
+        "awaited",
+        "buckets",
+        "costs",
+        "count",
+        "delay_s",
+        "due",
+        "full",
+        "has_batch",
+        "lanes",
+        "measured_s",
+        "padded",
+        "predicted_s",
+        "profile",
+        "rerun_count",
+        "reruns",
+        "returns",
+        "rows",
+        "seen",
+        "shares",
+        "sharing",
+        "suspect_count",
+        "suspects",
+        "turns",
+        "unavailable",
+        "waits",
+    )
+
+    def __init__(self, profile: ModelProfile, costs: ModelCosts, room: QueueRoom) -> None:
+        """`room`: of all models."""
+        self.profile = profile
+        self.costs = costs
+        """The costs of its batches."""
+        self.has_batch = profile.has_batch
+        # A request that runs alone has no company to wait for.
+        self.delay_s = profile.max_delay_s if profile.has_batch else 0.0
+        self.padded = profile.paddable[1:] if profile.has_batch else profile.paddable
+        self.buckets: dict[tuple[int, ...], Bucket] = {}
+        self.lanes: dict[tuple[int, ...], Lane] = {}
+        self.turns = Turns()
+        """The lines with what waits in lanes."""
+        self.due = LazyHeap(QUEUED)
+        """By the end of their delay; filled only where the model has one."""
+        self.returns = Returns()
+        """How soon requests follow answers."""
+        self.awaited: Awaited | None = None
+        """The wait for requests that follow answers, over or not, since a batch started last."""
+        self.full: dict[tuple[int, ...], Bucket] = {}
+        """The buckets that could fill a batch by themselves; kept only where the model has a delay."""
+        self.reruns: list[tuple[float, int, Sequence[Request]]] = []
+        self.suspects: list[tuple[float, int, Request]] = []
+        self.sharing = [self]
+        """The queues of all models that share slots with this one, directly or through others; one list for all of them."""
+        self.shares: FairShares[ClientFlow] = FairShares(self._first_start_s, GroupRoom(room))
+        self.count = 0
+        self.rows = 0
+        # Whole numbers: seconds that differ by many orders would leave their rounding errors behind.
+        self._cost_ns = 0
+        self._again_ns = 0
+        self.rerun_count = 0
+        self.suspect_count = 0
+        self.alone = False
+        """True where each request runs alone, at its own sizes, because results differed in company."""
+        self.unavailable: str | None = None
+        """Why no slot will come for this model; None while one may."""
+        self.seen: dict[tuple[int, ...], None] = {}
+        """The sizes of recent batches."""
+        self.predicted_s = 0.0
+        """Predicted seconds of all batches that ran and had a prediction."""
+        self.measured_s = 0.0
+        """Seconds that these took."""
+        self.arrivals = Arrivals()
+        """Everything that waits, also what is to run again; what left is thrown out later."""
+        self.waits = Occupancy()
+        """The same, counted in seconds; the ledger tells what comes and goes."""
+
+    def __repr__(self) -> str:
+        return f"<{self.profile.name}: {self.waiting} waiting>"
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait, in lanes, to be run again, or to be run alone."""
+        return self.count + self.rerun_count + self.suspect_count
+
+    @property
+    def startable(self) -> int:
+        """Those of them that any slot may be given."""
+        return self.count + self.rerun_count
+
+    @property
+    def cost_s(self) -> float:
+        """Predicted slot seconds of what waits in lanes."""
+        return self._cost_ns / 1e9
+
+    @property
+    def again_s(self) -> float:
+        """Predicted slot seconds of what waits to be run again, or to be run alone."""
+        return self._again_ns / 1e9
+
+    @property
+    def waiting_s(self) -> float:
+        """Predicted slot seconds of all that waits."""
+        return self.cost_s + self.again_s
+
+    @property
+    def waits_until(self) -> float:
+        """Until when what is queued may wait for company; -inf where it does not."""
+        if self.delay_s:
+            due = self.due.first()
+            return -inf if due is None else due[0]
+        awaited = self.awaited
+        return -inf if awaited is None or self.rows >= awaited.rows else awaited.until
+
+    def await_no_longer(self) -> None:
+        """End the wait for requests that follow answers."""
+        if self.awaited is not None:
+            self.awaited = OVER
+
+    def anew(self, room: QueueRoom, now: float) -> ModelQueue:
+        """An empty queue of the same model, with what is known of it."""
+        queue = ModelQueue(self.profile, self.costs, room)
+        queue.alone, queue.unavailable, queue.seen = self.alone, self.unavailable, self.seen
+        queue.predicted_s, queue.measured_s = self.predicted_s, self.measured_s
+        queue.waits = Occupancy(self.waits.seconds(now))
+        return queue
+
+    def _first_start_s(self) -> float | None:
+        """The account of the first client in the lines of the models that share slots; None if there is none."""
+        firsts = [first for queue in self.sharing if (first := queue.turns.first())]
+        return min(firsts, key=_by_turn).line.client.start_s if firsts else None
+
+    def line_of(self, number: int) -> ClientFlow:
+        """The line of a client, a new one if need be."""
+        client = self.shares.client(number)
+        name = self.profile.name
+        line = client.lines.get(name)
+        if line is None:
+            line = client.lines[name] = ClientFlow(client, self)
+        return line
+
+    def share_slots(self, other: ModelQueue) -> None:
+        """Divide slots with another model from now on: a slot joined that serves both."""
+        if self.shares is other.shares:
+            return
+        self.shares.absorb(other.shares)
+        self.sharing.extend(other.sharing)
+        for queue in other.sharing:
+            queue.shares, queue.sharing = self.shares, self.sharing
+
+    def add(self, request: Request) -> None:
+        """Puts a new request, which its line has stamped, into its bucket and its line."""
+        name = (*EMPTY, *request.shape) if request.empty else request.shape
+        bucket = self.buckets.get(name)
+        if bucket is None:
+            bucket = self.buckets[name] = self._open_bucket(request)
+        request.bucket = bucket
+        bucket.add(request)
+        self.arrivals.add(request)
+        line = request.line
+        line.queued_bytes += request.nbytes
+        line.requests.push(request.rank, request)
+        if line.queued == 1:
+            self.turns.put(line, request)
+        elif line.has_priorities:
+            self.turns.put(line, line.first())
+        self.count += 1
+        self.rows += request.rows
+        self.returns.arrived(request.rows, request.arrived)
+        self._cost_ns += request.cost_ns
+        if self.delay_s and bucket.rows >= self.profile.max_batch:
+            self.full[bucket.name] = bucket
+
+    def _open_bucket(self, request: Request) -> Bucket:
+        shape = request.shape
+        sizes_and_padded = list(zip(shape, self.padded, strict=True))
+        key = EMPTY if request.empty else tuple([size for size, padded in sizes_and_padded if not padded])
+        lane = self.lanes.get(key)
+        if lane is None:
+            lane = self.lanes[key] = Lane(key)
+        elements = prod([size for size, padded in sizes_and_padded if padded])
+        bucket = Bucket(lane, shape, elements)
+        lane.add(bucket)
+        return bucket
+
+    def take(self, anchor: Request, requests: Sequence[Request], share_s: float | None = None) -> None:
+        """Take requests out of their buckets, to run in the turn of one of them, and charge their clients.
+
+        `share_s`: predicted seconds of all slots of their call. Each pays its part: what it would cost in good company, by
+        what all of them would. None: just that, because the call has no prediction.
+        """
+        for request in requests:
+            request.start()
+        company_s = self._remove(requests)
+        total_s = sum(company_s.values())
+        if share_s is None:
+            share_s = total_s
+        self.shares.begin(anchor.line, anchor.bonus_s, share_s)
+        part = share_s / total_s if total_s else 0.0
+        self.shares.charge(company_s, part)
+
+    def drop(self, request: Request) -> None:
+        """End a request that waits, wherever it does."""
+        state = request.state
+        request.end()
+        if state is QUEUED:
+            self._remove((request,))
+        elif state is RERUN:
+            self.rerun_count -= 1
+            self._again_less((request,))
+        else:
+            self.suspect_count -= 1
+            self._again_less((request,))
+
+    def leave(self, count: int, now: float) -> None:
+        """Count the waits of so many requests that were taken out, to run, or have ended."""
+        self.waits.leave(count, now)
+        self.arrivals.shrink(self.waits.present)
+
+    def _remove(self, requests: Sequence[Request]) -> dict[ClientFlow, float]:
+        """Take requests out of buckets and lines. By line, their predicted seconds of all slots in good company."""
+        left: dict[ClientFlow, float] = {}
+        touched: dict[Bucket, None] = {}
+        rows = cost_ns = 0
+        for request in requests:
+            rows += request.rows
+            cost_ns += request.cost_ns
+            line = request.line
+            line.queued -= 1
+            line.queued_bytes -= request.nbytes
+            left[line] = left.get(line, 0.0) + request.share_s
+            bucket = request.bucket
+            bucket.count -= 1
+            bucket.rows -= request.rows
+            touched[bucket] = None
+        self.count -= len(requests)
+        self.rows -= rows
+        self._cost_ns -= cost_ns
+        for line, share_s in left.items():
+            line.requests.shrink(line.queued)
+            if not line.queued:
+                line.run_empty()
+                continue
+            line.queued_s -= share_s
+            if line.has_priorities:
+                self.turns.put(line, line.first())
+        for bucket in touched:
+            if bucket.count:
+                bucket.drop_dead()
+                if self.full and bucket.rows < self.profile.max_batch:
+                    self.full.pop(bucket.name, None)
+            else:
+                self._close_bucket(bucket)
+        self.turns.shrink(self.count)
+        if self.delay_s:
+            self.due.shrink(self.count)
+        return left
+
+    def _close_bucket(self, bucket: Bucket) -> None:
+        del self.buckets[bucket.name]
+        self.full.pop(bucket.name, None)
+        lane = bucket.lane
+        lane.remove(bucket)
+        if not lane.buckets:
+            del self.lanes[lane.key]
+
+    def meet(self, sizes: tuple[int, ...]) -> bool:
+        """Remember a batch's sizes. Whether they are new, as far as remembered."""
+        seen = self.seen
+        if sizes in seen:
+            return False
+        if len(seen) >= MAX_SEEN:
+            del seen[next(iter(seen))]
+        seen[sizes] = None
+        return True
+
+    def sizes_waiting(self) -> QueuedSizes:
+        """Count the requests in lanes by size."""
+        buckets = self.buckets
+        every = -(-len(buckets) // MOST_COUNTED) or 1
+        counted = [
+            (bucket.shape, every * bucket.count) for bucket in islice(buckets.values(), 0, None, every)
+        ]
+        names = self.profile.dimensions[1 if self.has_batch else 0 :]
+        axes = tuple(range(len(names)))
+        if len(axes) > 2:
+            ends = [(max(sizes), min(sizes)) for sizes in zip(*[shape for shape, _ in counted], strict=True)]
+            by_spread = sorted(axes, key=lambda axis: -ends[axis][0] / (ends[axis][1] or 1)) if ends else axes
+            axes = tuple(sorted(by_spread[:2]))
+        cells: Counter[tuple[int, ...]] = Counter()
+        for shape, count in counted:
+            cells[tuple([size_bin(shape[axis]) for axis in axes])] += count
+        return QueuedSizes(self.waiting, tuple([names[axis] for axis in axes]), cells)
+
+    def put_rerun(self, group: Sequence[Request], seconds: float) -> None:
+        """Let a group wait for its first `by_rerun`, to run again as it is, in a call of so many predicted seconds."""
+        for request in group:
+            request.run_again()
+            request.cost_ns = nanoseconds(seconds / len(group))
+            self._again_ns += request.cost_ns
+        self.rerun_count += len(group)
+        heappush(self.reruns, (*min(map(by_rerun, group)), group))
+
+    def next_rerun(self) -> list[Request]:
+        """The requests left of the first group, which stays where it is. There must be one (`rerun_count`)."""
+        reruns = self.reruns
+        while not (living := [request for request in reruns[0][2] if request.state is RERUN]):
+            heappop(reruns)
+        return living
+
+    def take_rerun(self) -> list[Request]:
+        """Take the first group out, to run; only its first where all run alone, or a call would not hold them any more.
+
+        The group must not stay: its members may come back in other groups.
+        """
+        living = self.next_rerun()
+        heappop(self.reruns)
+        if len(living) > 1 and (self.alone or not self._fit(living)):
+            heappush(self.reruns, (*min(map(by_rerun, living[1:])), living[1:]))
+            living = living[:1]
+        for request in living:
+            request.start()
+        self.rerun_count -= len(living)
+        self._again_less(living)
+        return living
+
+    def _fit(self, members: Sequence[Request]) -> bool:
+        """Tell whether a call holds these within its bytes: their sizes may be rounded up further than before."""
+        call = self.costs.call_bytes
+        if call.most is None or self.costs.rounding is None:
+            return True
+        shape = tuple(map(max, zip(*[request.shape for request in members], strict=True)))
+        return call.of_batch(sum([request.rows for request in members]), shape) <= call.most
+
+    def _again_less(self, requests: Sequence[Request]) -> None:
+        """Count the seconds of these no longer."""
+        self._again_ns -= sum([request.cost_ns for request in requests])
+        if not self.rerun_count:
+            self.reruns.clear()
+        if not self.suspect_count:
+            self.suspects.clear()
+
+    def put_suspect(self, request: Request, seconds: float) -> None:
+        """Let a request wait at the front, to run for so many predicted seconds where nothing else runs."""
+        request.suspect()
+        request.cost_ns = nanoseconds(seconds)
+        self._again_ns += request.cost_ns
+        self.suspect_count += 1
+        heappush(self.suspects, (request.rank, request.order, request))
+
+    def next_suspect(self) -> Request | None:
+        """The first suspect, left where it is; None if there is none."""
+        suspects = self.suspects
+        while suspects and suspects[0][2].state is not SUSPECT:
+            heappop(suspects)
+        return suspects[0][2] if suspects else None
+
+    def take_suspect(self) -> Request:
+        """Take the first suspect out, to run; there must be one (`suspect_count`)."""
+        request = self.next_suspect()
+        assert request is not None
+        heappop(self.suspects)
+        request.start()
+        self.suspect_count -= 1
+        self._again_less((request,))
+        return request
+
+
+class Queues(dict[str, ModelQueue]):
+    """The queue of each model by name, and those in which requests wait."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._waiting: dict[str, ModelQueue] = {}
+
+    def wait(self, queue: ModelQueue) -> None:
+        """Note that a request waits in this queue."""
+        self._waiting[queue.profile.name] = queue
+
+    def waiting(self) -> Collection[ModelQueue]:
+        """The queues in which requests wait; and those that have run empty since `forget_empty`."""
+        return self._waiting.values()
+
+    def forget_empty(self) -> None:
+        """Look no more at queues that have run empty, until a request waits there again."""
+        for name in [name for name, queue in self._waiting.items() if not queue.waiting]:
+            del self._waiting[name]
