@@ -1,34 +1,24 @@
-"""Predicted seconds of one model's batches on one worker, and what finished batches teach.
+"""Predicted seconds of one model's batches on one worker: `BatchCosts` answers all questions about them.
 
-Workers whose cost tables have equal keys are of one `WorkerClass`: what one of them shows is known of all. Each worker has
-`BatchCosts` of its own, with its slowdown and the shapes that its devices know. A batch is one call of its own sizes or,
-where only some numbers of rows are allowed, the calls that cover its rows.
+A batch is one call of its own sizes or, where only some numbers of rows are allowed, the calls that cover its rows. What a
+call costs is known to the worker's class (worker_class.py).
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import islice
 from math import exp, inf, log
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from shapestream.scheduling.cost_grid import (
-    LATELY,
-    STEP,
-    Floats,
-    Grid,
-    Integers,
-    LinearCost,
-    Sizes,
-    elements_of,
-    elements_of_many,
-    grid_over,
-)
+from shapestream.scheduling.cost_grid import Floats, Integers, Sizes, elements_of
 from shapestream.scheduling.events import ModelProfile
-from shapestream_engine.cost_table import MAX_ELEMENTS, MAX_POINTS, CostTable, LearnedCosts
+
+if TYPE_CHECKING:
+    from shapestream.scheduling.worker_class import WorkerClass
 
 Calls: TypeAlias = Sequence[tuple[int, Sizes]]
 """How many calls of which sizes, (rows, *shape)."""
@@ -41,17 +31,6 @@ LASTING = 4
 lognormal noise of sigma 0.4, which is much, it happens by chance once in 1,900 batches, with 0.3 once in 6,700.
 
 Calls that had not run lately are few. In a row of short ones their differences count, and must be as much together."""
-SLOWDOWN_STEP = 0.06
-"""Part of that difference that a worker's slowdown takes over; the grid takes over `cost_grid.STEP`."""
-BATCH_S = 1e-3
-"""Seconds that a batch takes besides its call. They decide between cuts that are otherwise equal."""
-MOVED = log(1.05)
-"""Logarithm by which a prediction, `BATCH_S` included, must change to be published: plans made with the old one are then
-out of date."""
-NOISE = 1.1
-"""Factor by which a batch may take longer than expected before the rest counts as preparation."""
-PREPARATION_CLIP = 8.0
-"""Factor by which one preparation differs from the one expected, at most."""
 MOST_KNOWN_SHAPES = 4096
 """Call shapes that a worker's devices are taken to know. Those not met for the longest time go first."""
 _MOST_SECONDS = 1 << 20
@@ -62,354 +41,6 @@ FEW = 4
 33 us and a prediction 88, for 64 requests 1,970 and 770 (2 padded dimensions, 16 rows)."""
 CLOSE = 1.05
 """Factor by which a request may cost more than in the best company: where company hardly pays, it need not be large."""
-
-
-class WorkerClass:
-    """The workers whose cost tables of one model have the same key, and what single calls cost on them.
-
-    `version` changes when a prediction has changed by more than 5 %.
-    """
-
-    def __init__(
-        self,
-        profile: ModelProfile,
-        table: CostTable | None,
-        versions: Iterator[int],
-        learned: LearnedCosts | None = None,
-    ) -> None:
-        """`versions`: numbers never used before, so that no two kinds have a version in common.
-
-        `learned`: what an earlier server learned of the same table.
-        """
-        self._profile = profile
-        self._versions = versions
-        alone = () if profile.has_batch else (1,)
-        points = {(*alone, *point.sizes): point for point in (() if table is None else table.points)}
-        static = [(*alone, *sizes) for sizes in profile.static_shapes]
-        self._static: dict[Sizes, Grid | None] = {
-            sizes: Grid({sizes: points[sizes].seconds}) if sizes in points else None for sizes in static
-        }
-        """The shapes with a model of their own. One that was not measured costs what others like it do, until it ran."""
-        dynamic = {sizes: point.seconds for sizes, point in points.items() if sizes not in self._static}
-        self._grid = grid_over(dynamic, profile.max_batch if profile.has_batch else 1) if dynamic else None
-        self._line = LinearCost()
-        """Where there is no grid."""
-        self.measured = self._grid is not None
-        """Whether predictions are seconds; otherwise they are good for comparing calls, and nothing else."""
-        self.new = LinearCost(clip=PREPARATION_CLIP)
-        """Extra seconds of a call whose shape is new to the device."""
-        self.paid = LinearCost()
-        """Seconds of requests while nothing was measured, preparation included: see `ModelCosts.rough_s`."""
-        self.surfaces: dict[str, BatchCosts] = {}
-        """By worker. That of the last worker stays when it leaves, until another one joins."""
-        self._workers = 0
-        """Workers present."""
-        self._slowdowns_sum = 0.0
-        """Sum of `BatchCosts.slowdown_log` over the workers present; their mean is what the grid itself is off."""
-        self._ran_s = 0.0
-        """Seconds of the longest call that ran."""
-        self.longest_s = 0.0
-        """Seconds of the longest call that was measured, or ran: see `BatchCosts.longest_s`."""
-        self.version = next(versions)
-        self.has_points = bool(points)
-        self._table = "" if table is None or not points else table.digest
-        self.batches = 0
-        """Batches that it learned from, those of earlier servers included."""
-        self.batches_since_try = 0
-        """Batches that ended since the last try began, see tries.py."""
-        self.busy_s_since_try = 0.0
-        """Seconds that they took."""
-        self.awaits_try = False
-        """Whether nothing was learned from the last try yet."""
-        if learned is None or not self._table:
-            for sizes in sorted(points, key=elements_of):
-                if (first_s := points[sizes].first_seconds) is not None:
-                    self.prepared(elements_of(sizes), points[sizes].seconds, first_s)
-        else:
-            self.batches = learned.batches
-            corrections = {(*alone, *sizes): seconds for sizes, seconds in learned.seconds.items()}
-            for sizes in self._static.keys() & corrections.keys():
-                self._static[sizes] = Grid({sizes: corrections[sizes]})
-            if self._grid is not None:
-                self._extend(sorted(corrections.keys() - self._static.keys(), key=elements_of))
-                self._grid.recall(corrections)
-            self.new.recall(learned.preparation)
-        self._find_longest()
-
-    # ------------------------------------------------------------ workers
-
-    @property
-    def slots(self) -> int:
-        """Slots of all its workers."""
-        return sum([surface.slots for surface in self.surfaces.values()])
-
-    def join(self, worker: str) -> BatchCosts:
-        """Take in a slot of a worker; a new worker is as fast as those present in the mean."""
-        surface = self.surfaces.get(worker)
-        if surface is None or not surface.slots:
-            here = [other for other in self.surfaces.values() if other.slots]
-            if surface is None:
-                # A worker that left had other prepared shapes.
-                self.surfaces = {other.worker: other for other in here}
-                surface = self.surfaces[worker] = BatchCosts(self._profile, self, worker)
-            surface.slowdown_log = self._slowdowns_sum / len(here) if here else 0.0
-            self._slowdowns_sum += surface.slowdown_log
-            self._workers += 1
-        surface.slots += 1
-        return surface
-
-    def leave(self, surface: BatchCosts) -> None:
-        """Forget a slot of a worker. What the last worker was off stays part of what is expected."""
-        surface.slots -= 1
-        if surface.slots:
-            return
-        if self._workers == 1:
-            self._publish()
-        self._workers -= 1
-        self._slowdowns_sum -= surface.slowdown_log
-        if len(self.surfaces) > 1:
-            del self.surfaces[surface.worker]
-
-    @property
-    def mean_slowdown_log(self) -> float:
-        """Mean of the present workers' `slowdown_log`."""
-        return self._slowdowns_sum / max(1, self._workers)
-
-    # ------------------------------------------------------------ predictions
-
-    def seconds(self, columns: Floats) -> Floats:
-        """Return the seconds of many calls: (dimensions, n), rows first.
-
-        A call without elements costs what the smallest call does, however large it claims to be.
-        """
-        empty = (columns == 0.0).any(axis=0)
-        if empty.any():
-            columns = np.where(empty, 1.0, columns)
-        if self._grid is not None:
-            seconds = self._grid.seconds(columns)
-        elif self._line.measured:
-            seconds = self._line.fixed_s + self._line.element_s * elements_of_many(columns)
-        else:
-            # Before anything is known a call's fixed part is taken to weigh as much as one row of it.
-            seconds = (columns[0] + 1.0) * np.maximum(1.0, elements_of_many(columns[1:]))
-        for sizes, static in self._static.items():
-            if static is not None:
-                seconds[(columns == np.array([sizes], np.float64).T).all(axis=0)] = static.longest_s
-        return seconds
-
-    def line(self, most: int, shape: Sizes) -> Floats | None:
-        """Return the seconds of calls of 0 to `most` rows at one shape; None where `seconds` must be asked."""
-        return None if self._grid is None or self._static else self._grid.line(most, shape)
-
-    # ------------------------------------------------------------ what is known
-
-    def knows(self, calls: Calls) -> bool:
-        """Tell whether these calls were measured, or ran since costs have changed, and do not seem to change now.
-
-        Of several sizes none is told apart.
-        """
-        ((_, sizes), *others) = calls
-        if others or sizes in self._static:
-            return True
-        if self._grid is None:
-            return elements_of(sizes) <= self._line.reach[1]
-        return self._grid.knows(sizes) and not self._grid.was_short(sizes)
-
-    def met_lately(self, calls: Calls) -> bool:
-        """Tell whether calls of about these sizes ran lately. A line does not remember that."""
-        return self._grid is not None and all(self._grid.met_lately(sizes) for _, sizes in calls)
-
-    def try_began(self) -> None:
-        """Note that a batch is a try."""
-        self.batches_since_try, self.busy_s_since_try, self.awaits_try = 0, 0.0, True
-
-    # ------------------------------------------------------------ learning
-
-    def observe(
-        self,
-        surface: BatchCosts,
-        calls: Calls,
-        busy_s: float,
-        preparations: int,
-        requests: int,
-        steady_s: float,
-    ) -> None:
-        """Learn from a finished batch; `steady_s` is what it should have taken without preparing anything."""
-        self.batches += 1
-        self.batches_since_try += 1
-        self.busy_s_since_try += busy_s
-        number = sum([count for count, _ in calls])
-        elements = sum([count * elements_of(sizes) for count, sizes in calls])
-        self._ran_s = max(self._ran_s, busy_s / number)
-        self.longest_s = max(self.longest_s, self._ran_s)
-        if not preparations:
-            self._learn(surface, calls, busy_s, number, elements, requests)
-        elif self.measured:
-            self.prepared(elements_of(calls[0][1]), steady_s, busy_s, preparations)
-        else:
-            self.paid.observe(number, elements, busy_s, request_elements=elements / max(1, requests))
-
-    def prepared(self, elements: float, steady_s: float, busy_s: float, calls: int = 1) -> None:
-        """Learn what new shapes cost extra, from a batch that would have taken `steady_s` without preparing them."""
-        extra_s = max(0.0, busy_s - NOISE * steady_s) / calls
-        self.new.observe(1.0, elements, extra_s, request_elements=elements)
-
-    def _learn(
-        self, surface: BatchCosts, calls: Calls, busy_s: float, number: int, elements: float, requests: int
-    ) -> None:
-        own = surface.slowdown_log if surface.slots else 0.0
-        if self._grid is None and surface.slots:
-            own -= (
-                self.mean_slowdown_log
-            )  # a line has learned what all workers are off; a grid takes it over later
-        any_static = any(sizes in self._static for _, sizes in calls)
-        self._extend([sizes for _, sizes in calls if sizes not in self._static])
-        each_s = [self._expected_s(sizes) for _, sizes in calls]
-        expected_s = sum([count * call_s for (count, _), call_s in zip(calls, each_s, strict=True)])
-        off = log(max(busy_s, 1e-9) / max(expected_s, 1e-12)) - own
-        grid = self._grid
-        if grid is not None and len(calls) == 1 and not any_static:
-            ((_, sizes),) = calls
-            if grid.knows(sizes) and (change := surface.lasting_change(off)):
-                off = change - self._change(surface, change)
-                if self._workers == 1:
-                    grid.doubt(0)
-            elif not grid.met_lately(sizes):
-                short = off if off < -CLIP else 0.0
-                if grid.short_by(sizes, short) <= -LASTING * CLIP:
-                    grid.doubt(LATELY)  # what else has not run lately may be out of date as well
-                elif short:
-                    self.awaits_try = False
-            if not grid.knows(sizes):
-                grid.believe(sizes, off)
-                self.awaits_try = False
-                self._publish()
-                return
-        elif grid is None and not any_static and (change := surface.lasting_change(off)):
-            if self._workers == 1:
-                self._line = LinearCost()  # how its two parts compare is out of date as well
-            else:
-                self._line.rescale(exp(change))
-        difference = max(-CLIP, min(CLIP, off))
-        moved = False
-        if self.measured:
-            if surface.slots and (self._grid is not None or self._workers > 1):
-                surface.slowdown_log += SLOWDOWN_STEP * difference
-                self._slowdowns_sum += SLOWDOWN_STEP * difference
-            moved = self._correct(calls, each_s, difference)
-        if self._grid is None and not any_static:  # else the two parts cannot be told apart
-            steady_s = busy_s / exp(own) if self._line.measured else busy_s
-            self._line.observe(number, elements, steady_s, request_elements=elements / max(1, requests))
-            self.measured = True
-            if self._line.moved():
-                self.version = next(self._versions)
-        if moved:
-            self._publish()
-
-    def _change(self, surface: BatchCosts, change: float) -> float:
-        """Move a worker's slowdown by what all calls share of a lasting change; return by how much.
-
-        What did not run is taken at its best. If calls became shorter, all did. If they became longer, the size may be the
-        cause, and other sizes are to be tried: it is divided as that of one batch is. Of several workers, which share what
-        is known of sizes, it is the one that changed.
-        """
-        if not surface.slots:
-            return 0.0
-        is_all = change < 0.0 or self._workers > 1
-        moved = change if is_all else SLOWDOWN_STEP / (SLOWDOWN_STEP + STEP) * change
-        surface.slowdown_log += moved
-        self._slowdowns_sum += moved
-        return moved
-
-    def _extend(self, calls: Iterable[Sizes]) -> None:
-        """Give calls far beyond the grid nodes of their own."""
-        for sizes in calls:
-            if self._grid is not None and 0 not in sizes and not self._grid.reaches(sizes):
-                self._grid = self._grid.extended(sizes)
-
-    def _expected_s(self, sizes: Sizes) -> float:
-        """Seconds of one call by all that was observed."""
-        if 0 in sizes:
-            sizes = (1,) * len(sizes)
-        grid = self._static.get(sizes) or self._grid
-        return (
-            float(self.seconds(np.array([sizes], np.float64).T)[0]) if grid is None else grid.expected(sizes)
-        )
-
-    def _correct(self, calls: Calls, each_s: Sequence[float], difference: float) -> bool:
-        """Move what these calls are expected to take, `each_s` until now; whether one is to be published, see `MOVED`."""
-        shift = self.mean_slowdown_log
-        moved = False
-        for (_, sizes), call_s in zip(calls, each_s, strict=True):
-            if sizes in self._static and self._static[sizes] is None:
-                self._static[sizes] = Grid({sizes: call_s})
-                moved = True
-            grid = self._static.get(sizes) or self._grid
-            if grid is not None:
-                own = shift if grid is self._grid else 0.0
-                off = max(abs(shift), *[abs(each + own) for each in grid.correct(sizes, difference)])
-                moved = moved or off * call_s > MOVED * (call_s + BATCH_S)
-        return moved
-
-    def _publish(self) -> None:
-        """Base predictions on all that was learned; what all workers are off becomes part of the grid."""
-        shift = self.mean_slowdown_log if self._grid is not None else 0.0
-        for surface in self.surfaces.values():
-            surface.slowdown_log -= shift
-        self._slowdowns_sum -= shift * self._workers
-        for grid in (self._grid, *self._static.values()):
-            if grid is not None:
-                # The only node of a static shape has followed what its calls took, on whichever worker.
-                grid.publish(shift if grid is self._grid else 0.0)
-        self._find_longest()
-        self.version = next(self._versions)
-
-    def _find_longest(self) -> None:
-        grids = [grid for grid in (self._grid, *self._static.values()) if grid is not None]
-        self.longest_s = max([self._ran_s, *[grid.longest_s for grid in grids]])
-
-    def learned(self, saved_at: float) -> LearnedCosts | None:
-        """Return what traffic made of the table; None where there is none, or nothing ran yet."""
-        if not self._table or not self.batches:
-            return None
-        shift = self.mean_slowdown_log if self._grid is not None else 0.0
-        corrections: dict[Sizes, float] = {}
-        for grid in (*self._static.values(), self._grid):
-            if grid is not None:
-                corrections |= grid.corrections(shift)
-        # Nodes that were not measured, and lines, may reach further than anything that may be kept.
-        kept = (item for item in corrections.items() if elements_of(item[0]) <= MAX_ELEMENTS)
-        ends = self.new.ends()
-        return LearnedCosts(
-            table=self._table,
-            batches=self.batches,
-            saved_at=saved_at,
-            seconds={
-                sizes[0 if self._profile.has_batch else 1 :]: seconds
-                for sizes, seconds in islice(kept, MAX_POINTS)
-            },
-            preparation=ends if max(ends, default=0.0) <= MAX_ELEMENTS else {},
-        )
-
-
-class _RowCalls:
-    """The calls that cover a number of rows, where only some numbers are allowed."""
-
-    def __init__(self, row_calls: Sequence[tuple[int, ...]]) -> None:
-        """`row_calls`: of a profile; more rows than it has take as many of its last entry as needed."""
-        self.sizes = sorted({rows for calls in row_calls for rows in calls})
-        """The allowed numbers of rows."""
-        places = {rows: place for place, rows in enumerate(self.sizes)}
-        self._counts = np.zeros((len(row_calls), len(self.sizes)))
-        for number, calls in enumerate(row_calls):
-            for rows, times in Counter(calls).items():
-                self._counts[number, places[rows]] = times
-
-    def counts(self, rows: Integers) -> Floats:
-        """Return how many calls of each of `sizes` cover these rows: (n, sizes)."""
-        most = len(self._counts) - 1
-        many = np.maximum(0, -(-(rows - most) // most))
-        return np.asarray(self._counts[rows - many * most] + many[:, None] * self._counts[most])
 
 
 class BatchCosts:
@@ -637,6 +268,26 @@ class BatchCosts:
     def known(self) -> Collection[Sizes]:
         """The call shapes, (rows, *shape), that the device has met, the longest ago first."""
         return self._known.keys()
+
+
+class _RowCalls:
+    """The calls that cover a number of rows, where only some numbers are allowed."""
+
+    def __init__(self, row_calls: Sequence[tuple[int, ...]]) -> None:
+        """`row_calls`: of a profile; more rows than it has take as many of its last entry as needed."""
+        self.sizes = sorted({rows for calls in row_calls for rows in calls})
+        """The allowed numbers of rows."""
+        places = {rows: place for place, rows in enumerate(self.sizes)}
+        self._counts = np.zeros((len(row_calls), len(self.sizes)))
+        for number, calls in enumerate(row_calls):
+            for rows, times in Counter(calls).items():
+                self._counts[number, places[rows]] = times
+
+    def counts(self, rows: Integers) -> Floats:
+        """Return how many calls of each of `sizes` cover these rows: (n, sizes)."""
+        most = len(self._counts) - 1
+        many = np.maximum(0, -(-(rows - most) // most))
+        return np.asarray(self._counts[rows - many * most] + many[:, None] * self._counts[most])
 
 
 def _parted(calls: Sequence[Sizes]) -> tuple[Integers, Integers]:

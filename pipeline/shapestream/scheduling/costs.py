@@ -10,12 +10,13 @@ from itertools import count
 from math import isfinite
 from types import MappingProxyType
 
-from shapestream.scheduling.batch_costs import BatchCosts, WorkerClass
+from shapestream.scheduling.batch_costs import BatchCosts
 from shapestream.scheduling.call_costs import CallBytes, CallCosts
 from shapestream.scheduling.cost_grid import Sizes, elements_of
 from shapestream.scheduling.events import ModelProfile
 from shapestream.scheduling.rounding import ShapeRounding
 from shapestream.scheduling.size_steps import SizeSteps
+from shapestream.scheduling.worker_class import WorkerClass
 from shapestream_engine.cost_table import CostTable, LearnedCosts
 
 NOTHING_LEARNED: Mapping[str, LearnedCosts] = MappingProxyType({})

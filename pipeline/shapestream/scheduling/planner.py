@@ -13,7 +13,6 @@ from typing import NamedTuple, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from shapestream.scheduling.batch_costs import BATCH_S, WorkerClass
 from shapestream.scheduling.buckets import Bucket, Lane
 from shapestream.scheduling.call_costs import CallCosts
 from shapestream.scheduling.cost_grid import Floats, elements_of, elements_of_many
@@ -22,6 +21,121 @@ from shapestream.scheduling.queueing import Request
 from shapestream.scheduling.segments import SegmentLimits, Window, cut_window
 from shapestream.scheduling.slots import Slot, SlotPool
 from shapestream.scheduling.tries import is_due, may_be_due, tried_rows
+from shapestream.scheduling.worker_class import BATCH_S, WorkerClass
+
+DELAYED = 2.0
+"""Requests that a batch delays besides its members, per request that waits: half of these, and all that arrive before
+the queue is empty, which cannot be known. In simulations (60 % load to saturation, costs of two models) 1 to 4 differed
+little, and 2 was among the best throughout; 0.5, which is right if nothing arrives any more, cost 1 % of the goodput with
+64 in flight and 10 % in mean latency under overload; work alone, 7 % in p99 at 90 % load."""
+
+
+class Cut(NamedTuple):
+    """A batch that has not been started. A tuple, since one is made for each: a frozen dataclass takes twice as long."""
+
+    members: Sequence[Request]
+    rows: int
+    """Of the members."""
+    shape: tuple[int, ...]
+    """The call's sizes without the batch axis: at least the largest of any member."""
+    padding: int = 0
+    """Elements that are computed only as padding, filled-up rows included."""
+    seconds: float = 0.0
+    """Predicted for an average slot of the surface's kind; 0 where nothing is measured."""
+    call_rows: int = 0
+    """Rows of the call, filled-up ones included."""
+    largest: tuple[int, ...] = ()
+    """The largest sizes of its members; empty where nothing was worked out."""
+    reason: CutReason = CutReason.COST
+
+    def sizes(self, has_batch: bool) -> tuple[int, ...]:
+        """The call's size of each of the model's dimensions."""
+        return (self.call_rows, *self.shape) if has_batch else self.shape
+
+
+def plan_batch(
+    anchor: Request,
+    costs: CallCosts,
+    plan: Plan,
+    *,
+    slowdown: float = 1.0,
+    most_s: float | None = None,
+    max_rows: int | None = None,
+    starts_at: float,
+    tries: WorkerClass | None = None,
+) -> Cut:
+    """The batch that the anchor goes in, at least cost: its segment of the optimal cuts of the window around it.
+
+    The anchor must be the first of its line. It is always in the batch, alone if need be. Beside it, from every bucket
+    only the first by rank are taken, so that no request overtakes an equal one of its client. `most_s`: what the batch
+    should last at most on its slot, which takes `slowdown` times the surface's seconds; `max_rows`: rows that it should
+    have at most; `starts_at`: when it is predicted to start, which is later than now for a batch that is queued behind
+    another. No member whose deadline could be met alone is made late: `starts_at + seconds * slowdown` is not after it,
+    where costs are measured. `tries`: the kind of the slot's costs, where the batch may be a try (tries.py).
+    """
+    queue = anchor.queue
+    profile = queue.profile
+    rows = profile.max_batch if max_rows is None else min(max_rows, profile.max_batch)
+    if not queue.has_batch or anchor.rows >= rows or anchor.empty:
+        return batch_of([anchor], costs, anchor.bucket, CutReason.ALONE)
+    limits = SegmentLimits(
+        max_rows=rows,
+        max_bytes=costs.bytes.planned_most,
+        max_padding_ratio=profile.max_padding_ratio,
+        most_s=None if most_s is None else most_s / slowdown,
+    )
+    bucket = anchor.bucket
+    delayed = DELAYED * queue.count if costs.surface.measured else None
+    if len(bucket.lane.buckets) == 1 or bucket.rows >= min(rows, costs.full_rows(bucket.shape)):
+        members = bucket.prefix_with(anchor, _equal_rows(bucket, costs, limits, delayed), rows)
+    else:
+        members = plan.take(anchor, costs, limits, delayed)
+    if tries is not None and most_s is None and max_rows is None:
+        larger = _larger(members, bucket, costs, limits, tries)
+        if larger is not None:
+            members = larger
+            plan.forget(bucket.lane)
+    otherwise = CutReason.COST if most_s is None and max_rows is None else CutReason.DIVIDED
+    members, reason = within_limits(members, costs, limits, slowdown, starts_at, otherwise)
+    # Its own bucket comes first, so if the last is of it, all are.
+    return batch_of(members, costs, bucket if members[-1].bucket is bucket else None, reason)
+
+
+def batch_of(
+    members: Sequence[Request],
+    costs: CallCosts,
+    bucket: Bucket | None = None,
+    reason: CutReason = CutReason.COST,
+) -> Cut:
+    """The batch of exactly these requests, which are all in `bucket` if that is given."""
+    if bucket is not None:
+        rows = len(members) if bucket.single_rows else sum([request.rows for request in members])
+        shape = bucket.shape
+    else:
+        shape = tuple(map(max, zip(*[request.shape for request in members], strict=True)))
+        rows = sum([request.rows for request in members])
+    if bucket is None or members[0].queue.costs.steps is not None:
+        real = sum([request.rows * prod(request.own_shape) for request in members])
+    else:
+        real = rows * prod(shape)
+    call = costs.call(rows, shape)
+    seconds = call.first_s if costs.surface.measured and isfinite(call.seconds) else 0.0
+    padding = call.rows * prod(call.shape) - real
+    return Cut(members, rows, call.shape, padding, seconds, call.rows, shape, reason)
+
+
+def alone(members: Sequence[Request], rows: int, shape: tuple[int, ...], costs: CallCosts) -> Cut:
+    """The batch of one request, or of an audit, at exactly these sizes, whatever cap there is on call shapes."""
+    surface = costs.surface
+    seconds = surface.second(rows, shape) + surface.preparation_s(rows, shape) if surface.measured else 0.0
+    return Cut(members, rows, shape, 0, seconds, rows, shape, CutReason.AUDITED)
+
+
+def unplanned(members: Sequence[Request]) -> Cut:
+    """The batch of exactly these requests, at their own sizes; nothing is worked out."""
+    shape = tuple(map(max, zip(*[request.own_shape for request in members], strict=True)))
+    rows = sum([request.rows for request in members])
+    return Cut(members, rows, shape, call_rows=rows, reason=CutReason.UNPLANNED)
 
 
 class Portion(NamedTuple):
@@ -316,82 +430,19 @@ def _best_run(
     return place // len(others), place % len(others)
 
 
-DELAYED = 2.0
-"""Requests that a batch delays besides its members, per request that waits: half of these, and all that arrive before
-the queue is empty, which cannot be known. In simulations (60 % load to saturation, costs of two models) 1 to 4 differed
-little, and 2 was among the best throughout; 0.5, which is right if nothing arrives any more, cost 1 % of the goodput with
-64 in flight and 10 % in mean latency under overload; work alone, 7 % in p99 at 90 % load."""
-
-
-class Cut(NamedTuple):
-    """A batch that has not been started. A tuple, since one is made for each: a frozen dataclass takes twice as long."""
-
-    members: Sequence[Request]
-    rows: int
-    """Of the members."""
-    shape: tuple[int, ...]
-    """The call's sizes without the batch axis: at least the largest of any member."""
-    padding: int = 0
-    """Elements that are computed only as padding, filled-up rows included."""
-    seconds: float = 0.0
-    """Predicted for an average slot of the surface's kind; 0 where nothing is measured."""
-    call_rows: int = 0
-    """Rows of the call, filled-up ones included."""
-    largest: tuple[int, ...] = ()
-    """The largest sizes of its members; empty where nothing was worked out."""
-    reason: CutReason = CutReason.COST
-
-    def sizes(self, has_batch: bool) -> tuple[int, ...]:
-        """The call's size of each of the model's dimensions."""
-        return (self.call_rows, *self.shape) if has_batch else self.shape
-
-
-def plan_batch(
-    anchor: Request,
-    costs: CallCosts,
-    plan: Plan,
-    *,
-    slowdown: float = 1.0,
-    most_s: float | None = None,
-    max_rows: int | None = None,
-    starts_at: float,
-    tries: WorkerClass | None = None,
-) -> Cut:
-    """The batch that the anchor goes in, at least cost: its segment of the optimal cuts of the window around it.
-
-    The anchor must be the first of its line. It is always in the batch, alone if need be. Beside it, from every bucket
-    only the first by rank are taken, so that no request overtakes an equal one of its client. `most_s`: what the batch
-    should last at most on its slot, which takes `slowdown` times the surface's seconds; `max_rows`: rows that it should
-    have at most; `starts_at`: when it is predicted to start, which is later than now for a batch that is queued behind
-    another. No member whose deadline could be met alone is made late: `starts_at + seconds * slowdown` is not after it,
-    where costs are measured. `tries`: the kind of the slot's costs, where the batch may be a try (tries.py).
-    """
-    queue = anchor.queue
-    profile = queue.profile
-    rows = profile.max_batch if max_rows is None else min(max_rows, profile.max_batch)
-    if not queue.has_batch or anchor.rows >= rows or anchor.empty:
-        return batch_of([anchor], costs, anchor.bucket, CutReason.ALONE)
-    limits = SegmentLimits(
-        max_rows=rows,
-        max_bytes=costs.bytes.planned_most,
-        max_padding_ratio=profile.max_padding_ratio,
-        most_s=None if most_s is None else most_s / slowdown,
-    )
-    bucket = anchor.bucket
-    delayed = DELAYED * queue.count if costs.surface.measured else None
-    if len(bucket.lane.buckets) == 1 or bucket.rows >= min(rows, costs.full_rows(bucket.shape)):
-        members = bucket.prefix_with(anchor, _equal_rows(bucket, costs, limits, delayed), rows)
-    else:
-        members = plan.take(anchor, costs, limits, delayed)
-    if tries is not None and most_s is None and max_rows is None:
-        larger = _larger(members, bucket, costs, limits, tries)
-        if larger is not None:
-            members = larger
-            plan.forget(bucket.lane)
-    otherwise = CutReason.COST if most_s is None and max_rows is None else CutReason.DIVIDED
-    members, reason = within_limits(members, costs, limits, slowdown, starts_at, otherwise)
-    # Its own bucket comes first, so if the last is of it, all are.
-    return batch_of(members, costs, bucket if members[-1].bucket is bucket else None, reason)
+def _equal_rows(bucket: Bucket, costs: CallCosts, limits: SegmentLimits, delayed: float | None) -> int:
+    """Return the number of rows that a batch of one shape should have; segments.py says what is minimised."""
+    most = min(limits.max_rows, bucket.rows)
+    if most < 2:
+        return max(1, most)
+    seconds = costs.row_seconds(bucket.shape)[1 : most + 1]
+    rows = np.arange(1, most + 1)
+    each = (seconds + BATCH_S) * (delayed + 0.5 * rows) / rows if delayed is not None else seconds / rows
+    if limits.most_s is not None:
+        each = np.where(seconds > limits.most_s, inf, each)
+    # Of equally good ones the most; one, if none is allowed.
+    best = most - int(each[::-1].argmin())
+    return best if isfinite(each[best - 1]) else 1
 
 
 def _larger(
@@ -432,55 +483,3 @@ def _larger(
         return None
     kind.try_began()
     return sorted([*members, *added], key=lambda request: request.bucket is not bucket)
-
-
-def alone(members: Sequence[Request], rows: int, shape: tuple[int, ...], costs: CallCosts) -> Cut:
-    """The batch of one request, or of an audit, at exactly these sizes, whatever cap there is on call shapes."""
-    surface = costs.surface
-    seconds = surface.second(rows, shape) + surface.preparation_s(rows, shape) if surface.measured else 0.0
-    return Cut(members, rows, shape, 0, seconds, rows, shape, CutReason.AUDITED)
-
-
-def unplanned(members: Sequence[Request]) -> Cut:
-    """The batch of exactly these requests, at their own sizes; nothing is worked out."""
-    shape = tuple(map(max, zip(*[request.own_shape for request in members], strict=True)))
-    rows = sum([request.rows for request in members])
-    return Cut(members, rows, shape, call_rows=rows, reason=CutReason.UNPLANNED)
-
-
-def _equal_rows(bucket: Bucket, costs: CallCosts, limits: SegmentLimits, delayed: float | None) -> int:
-    """Return the number of rows that a batch of one shape should have; segments.py says what is minimised."""
-    most = min(limits.max_rows, bucket.rows)
-    if most < 2:
-        return max(1, most)
-    seconds = costs.row_seconds(bucket.shape)[1 : most + 1]
-    rows = np.arange(1, most + 1)
-    each = (seconds + BATCH_S) * (delayed + 0.5 * rows) / rows if delayed is not None else seconds / rows
-    if limits.most_s is not None:
-        each = np.where(seconds > limits.most_s, inf, each)
-    # Of equally good ones the most; one, if none is allowed.
-    best = most - int(each[::-1].argmin())
-    return best if isfinite(each[best - 1]) else 1
-
-
-def batch_of(
-    members: Sequence[Request],
-    costs: CallCosts,
-    bucket: Bucket | None = None,
-    reason: CutReason = CutReason.COST,
-) -> Cut:
-    """The batch of exactly these requests, which are all in `bucket` if that is given."""
-    if bucket is not None:
-        rows = len(members) if bucket.single_rows else sum([request.rows for request in members])
-        shape = bucket.shape
-    else:
-        shape = tuple(map(max, zip(*[request.shape for request in members], strict=True)))
-        rows = sum([request.rows for request in members])
-    if bucket is None or members[0].queue.costs.steps is not None:
-        real = sum([request.rows * prod(request.own_shape) for request in members])
-    else:
-        real = rows * prod(shape)
-    call = costs.call(rows, shape)
-    seconds = call.first_s if costs.surface.measured and isfinite(call.seconds) else 0.0
-    padding = call.rows * prod(call.shape) - real
-    return Cut(members, rows, call.shape, padding, seconds, call.rows, shape, reason)

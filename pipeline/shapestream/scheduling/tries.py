@@ -17,7 +17,8 @@ Deadlines and the limits of a batch hold for a try as for any other batch.
 
 from __future__ import annotations
 
-from shapestream.scheduling.batch_costs import Calls, WorkerClass
+from shapestream.scheduling.batch_costs import Calls
+from shapestream.scheduling.worker_class import WorkerClass
 
 EVERY = 24
 """Batches between two tries of calls that ran before. A change is to be found within 50 batches, and a model that lets 16
