@@ -24,41 +24,42 @@ Calls: TypeAlias = Sequence[tuple[int, Sizes]]
 """How many calls of which sizes, (rows, *shape)."""
 
 CLIP = log(1.5)
-"""Logarithm by which one observation differs from what was expected, at most: a machine that stalls says nothing about
-the model."""
+"""Largest logarithm of observed / expected seconds that one batch counts for: a machine that stalls says nothing about the
+model."""
 LASTING = 4
 """Batches in a row that are off by more than that, all of them longer or all shorter: then the costs have changed. With
 lognormal noise of sigma 0.4, which is much, it happens by chance once in 1,900 batches, with 0.3 once in 6,700.
 
 Calls that had not run lately are few. In a row of short ones their differences count, and must be as much together."""
 MOST_KNOWN_SHAPES = 4096
-"""Call shapes that a worker's devices are taken to know. Those not met for the longest time go first."""
+"""Call shapes that a worker's devices are assumed to keep prepared. The least recently used one is forgotten first."""
 _MOST_SECONDS = 1 << 20
-"""Predictions remembered per surface and version; when so many are known, all are forgotten."""
+"""Predictions remembered per worker and version. When there are more, all are forgotten."""
 _MOST_SIZE = 1 << 62
 FEW = 4
-"""Requests of new shapes up to which a line for each is sooner than one prediction of all. For one request a line takes
-33 us and a prediction 88, for 64 requests 1,970 and 770 (2 padded dimensions, 16 rows)."""
+"""Largest number of new shapes that are priced one by one; more are priced together. One request takes 33 us by itself
+and 88 us in an array, 64 requests 1,970 and 770 us (2 padded dimensions, 16 rows)."""
 CLOSE = 1.05
-"""Factor by which a request may cost more than in the best company: where company hardly pays, it need not be large."""
+"""Factor by which seconds per request may exceed those of the most efficient batch: a smaller batch is then preferred."""
 
 
 class BatchCosts:
-    """Predicted seconds of one model's batches on one worker. `shape` has no batch axis; without one `rows` are 1.
+    """Predicted seconds of one model's batches on one worker. `shape` has no batch axis; `rows` is 1 without a batch axis.
 
-    It belongs to a `WorkerClass` and adds what batches become, what cannot be run, and what is new to the devices.
+    The seconds of single calls come from the `WorkerClass`. Added here are the calls that a batch becomes, the bounds
+    that no call may pass, the worker's slowdown, and the shapes that its devices have prepared.
     """
 
-    def __init__(self, profile: ModelProfile, kind: WorkerClass, worker: str) -> None:
+    def __init__(self, profile: ModelProfile, worker_class: WorkerClass, worker: str) -> None:
         self.profile = profile
-        self.kind = kind
-        """The same for surfaces that predict the same, but for what is new to their devices."""
+        self.worker_class = worker_class
+        """The workers with an equal cost table."""
         self.worker = worker
         self.slots = 0
         self.slowdown_log = 0.0
-        """Logarithm of the worker's seconds / what `kind` expects by all that was observed."""
+        """Logarithm of the worker's seconds / what `worker_class` expects by all that was observed."""
         self._off: list[float] = []
-        """Of the last batches, as far as they are all off by more than `CLIP` in one direction, by how much."""
+        """Differences (logarithms) of the last batches in a row that were off by more than `CLIP` in one direction."""
         self._row_calls = None if profile.row_calls is None else _RowCalls(profile.row_calls)
         bounds = [inf if most is None else most for most in profile.bounds] or [inf] * len(profile.dimensions)
         if not profile.has_batch:
@@ -71,29 +72,29 @@ class BatchCosts:
         self._known: dict[Sizes, None] = {}
         self._rows: dict[Sizes, Floats] = {}
         """`row_seconds` until the version changes."""
-        self._company: dict[tuple[int, Sizes], tuple[float, float, float]] = {}
-        """`company_s` without its bound, and `second`, of requests by rows and shape, likewise."""
+        self._priced: dict[tuple[int, Sizes], tuple[float, float, float]] = {}
+        """`batched_share_s` without its bound, and `second`, by rows and shape, until the version changes."""
         self._version = 0
 
     @property
     def version(self) -> int:
-        """Changes when a prediction changed by more than 5 %: what was planned with it is out of date."""
-        return self.kind.version
+        """A number that changes when a prediction moves by more than 5 %: plans made with the old one are out of date."""
+        return self.worker_class.version
 
     @property
     def measured(self) -> bool:
-        """False: a prior in arbitrary units, good for comparing, not for deadlines."""
-        return self.kind.measured
+        """Whether predictions are seconds. If not, they only compare calls, and no deadline is judged by them."""
+        return self.worker_class.measured
 
     @property
     def slowdown(self) -> float:
-        """Seconds on this worker / those of the workers of its kind in the mean; 1.0 of a worker that left."""
-        return exp(self.slowdown_log - self.kind.mean_slowdown_log) if self.slots else 1.0
+        """Seconds on this worker / mean seconds on all workers of its class; 1.0 of a worker that left."""
+        return exp(self.slowdown_log - self.worker_class.mean_slowdown_log) if self.slots else 1.0
 
     def lasting_change(self, off: float) -> float:
-        """Return by how much `LASTING` batches in a row are off, `off` the last of them; 0.0 where one was not.
+        """Return the smallest difference of the last `LASTING` batches if all were off in one direction, else 0.0.
 
-        All are logarithms of observed / expected seconds; the least of them counts.
+        `off`: the newest difference. Differences are logarithms of observed / expected seconds.
         """
         if abs(off) <= CLIP or (self._off and off * self._off[0] < 0.0):
             self._off.clear()
@@ -112,13 +113,13 @@ class BatchCosts:
         columns = np.empty((1 + shapes.shape[1], len(rows)))
         columns[0], columns[1:] = rows, shapes.T
         if self._row_calls is None:
-            seconds = self.kind.seconds(columns)
+            seconds = self.worker_class.seconds(columns)
         else:
             counts = self._row_calls.counts(rows)
             batches, places = np.nonzero(counts)
             calls = columns[:, batches]
             calls[0] = np.array(self._row_calls.sizes)[places]
-            each = self.kind.seconds(calls) * counts[batches, places]
+            each = self.worker_class.seconds(calls) * counts[batches, places]
             seconds = np.asarray(np.bincount(batches, each, len(rows)), np.float64)
         if self._is_bounded:
             seconds[(columns > self._bounds).any(axis=0)] = inf
@@ -141,7 +142,7 @@ class BatchCosts:
 
     def _line(self, shape: Sizes) -> Floats | None:
         """Return the seconds of all numbers of rows at one shape; None where `seconds` must be asked."""
-        line = self.kind.line(self.profile.max_batch, shape)
+        line = self.worker_class.line(self.profile.max_batch, shape)
         if line is not None and self._is_bounded:
             if any(size > most for size, most in zip(shape, self._most[1:], strict=True)):
                 line[:] = inf
@@ -154,7 +155,7 @@ class BatchCosts:
         lines = self._remembered()
         line = lines.get(shape)
         if line is None:
-            priced = self._company.get((rows, shape))
+            priced = self._priced.get((rows, shape))
             if priced is not None:
                 return priced[2]
             if rows <= self.profile.max_batch:
@@ -164,9 +165,9 @@ class BatchCosts:
         return float(self.seconds(*_parted([(rows, *shape)]))[0])
 
     def expect(self, requests: Iterable[tuple[int, Sizes]]) -> None:
-        """Price requests of rows and shapes in one prediction, alone and in company; `company_s` and `second` remember."""
+        """Price requests (rows, shape) in one prediction, for `batched_share_s` and `second` to look up."""
         self._remembered()
-        missing = [request for request in dict.fromkeys(requests) if request not in self._company]
+        missing = [request for request in dict.fromkeys(requests) if request not in self._priced]
         if not missing:
             return
         if len(missing) <= FEW:
@@ -188,7 +189,7 @@ class BatchCosts:
             call_s = next(
                 each for each, own_s in zip(doubled, each_s, strict=True) if own_s <= CLOSE * least_s
             )
-            self._company[rows, shape] = least_s, call_s, doubled[0]
+            self._priced[rows, shape] = least_s, call_s, doubled[0]
 
     def _doublings(self, rows: int, shape: Sizes) -> int:
         """Count the batches of 1, 2, 4, ... equal requests that are possible. A request without elements stays alone."""
@@ -196,33 +197,34 @@ class BatchCosts:
             return 1
         return max(1, (self.profile.max_batch // rows).bit_length())
 
-    def company_s(self, rows: int, shape: Sizes) -> tuple[float, float]:
-        """Return the seconds that a request costs in good company, and those of the smallest call that is nearly as good.
+    def batched_share_s(self, rows: int, shape: Sizes) -> tuple[float, float]:
+        """Return the seconds per request in an efficient batch of requests of these sizes, and the seconds of such a batch.
 
-        Good company is the batch of 1, 2, 4, ... requests like it in which its part of the seconds is the smallest.
+        Batches of 1, 2, 4, ... equal requests are compared by seconds per request. The first figure is the least of them.
+        The second is of the smallest batch within `CLOSE` of it.
         """
         self.expect([(rows, shape)])
-        own_s, call_s, _ = self._company[rows, shape]
+        own_s, call_s, _ = self._priced[rows, shape]
         longest_s = self.longest_s(rows, shape)
         return min(own_s, longest_s), min(call_s, longest_s)
 
     def _remembered(self) -> dict[Sizes, Floats]:
         """Forget predictions of another version, or all where they are too many; return those by shape and rows."""
-        too_many = len(self._rows) * self.profile.max_batch + len(self._company) > _MOST_SECONDS
-        if self._version != self.kind.version or too_many:
+        too_many = len(self._rows) * self.profile.max_batch + len(self._priced) > _MOST_SECONDS
+        if self._version != self.worker_class.version or too_many:
             self._rows.clear()
-            self._company.clear()
-            self._version = self.kind.version
+            self._priced.clear()
+            self._version = self.worker_class.version
         return self._rows
 
     def longest_s(self, rows: int, shape: Sizes) -> float:
         """Return the seconds of such a batch if each of its calls were the longest that was measured, or ran.
 
-        No price is higher: callers claim sizes, and what lies beyond all that was measured is a guess without end.
+        No request is charged more. Clients choose their sizes, and far beyond all measured sizes a prediction means nothing.
         """
         if self._row_calls is None:
-            return self.kind.longest_s
-        return sum([times for times, _ in self.calls(rows, shape)]) * self.kind.longest_s
+            return self.worker_class.longest_s
+        return sum([times for times, _ in self.calls(rows, shape)]) * self.worker_class.longest_s
 
     def calls(self, rows: int, shape: Sizes) -> Calls:
         """Return how many calls of which sizes such a batch takes."""
@@ -239,24 +241,27 @@ class BatchCosts:
 
     @property
     def prepares(self) -> bool:
-        """Whether anything is known to cost extra because a shape is new."""
-        return self.kind.new.measured
+        """Whether a preparation was ever measured."""
+        return self.worker_class.new.measured
 
     def first_call_s(self, elements: float) -> float:
-        """Return what a call of so many elements costs extra where its shape is new to the device; 0.0 while unknown."""
-        new = self.kind.new
+        """Return the extra seconds of a call of so many elements whose shape is new to the device; 0.0 while unknown."""
+        new = self.worker_class.new
         return min(new.second(elements), new.longest_s) if new.measured else 0.0
 
     def preparation_s(self, rows: int, shape: Sizes) -> float:
-        """Return what it costs extra that calls of such a batch are new to the device; 0 where known, free, or empty."""
-        new = self.kind.new
+        """Return the extra seconds of a batch for calls whose shapes are new to the device.
+
+        0.0 if all are prepared, if no preparation was measured, or if the batch has no elements.
+        """
+        new = self.worker_class.new
         if not new.measured or (not rows and self._row_calls is None) or 0 in shape:
             return 0.0
         unknown = [sizes for _, sizes in self.calls(rows, shape) if sizes not in self._known]
         return sum([self.first_call_s(elements_of(sizes)) for sizes in unknown])
 
     def met(self, calls: Calls) -> None:
-        """Note that the device knows these shapes from now on."""
+        """Note that the device has prepared these call shapes."""
         known = self._known
         for _, sizes in calls:
             known.pop(sizes, None)

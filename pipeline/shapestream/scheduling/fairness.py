@@ -6,7 +6,7 @@ A client, here and in all of the scheduler, is one share; the caller numbers the
 levels (P. Goyal, X. Guo, H. M. Vin, "A hierarchical CPU scheduler for multimedia operating systems", OSDI 1996): slots are
 shared between clients, and a client's part between the models that it asks. Each `ClientShare` has an account on the scale
 of virtual time, and in it one `Flow` per model on a scale of the client's own. The client whose account is smallest has the
-turn, then the line, then the first request of the line.
+turn, then the flow, then the first request of the flow.
 
 An account is charged when a batch starts: each member pays its part of what the call is predicted to take, in proportion to
 what it would cost in good company. So a request that shares no call pays for the whole. What a failed call makes run again
@@ -14,7 +14,7 @@ is the `Rework` of its members, and is paid once. A client without queued reques
 account is if that is later. A client that was held up is owed what it did not get, within `OWED_S`.
 
 A request's *rank* is a forecast of its turn at its arrival: its client's account, and the queued work that goes before. It
-orders the requests of a line, and the company in a bucket. Priorities move a request forward in both orders. Without
+orders the requests of a flow, and the company in a bucket. Priorities move a request forward in both orders. Without
 contention, order is arrival order.
 
 Virtual time is the largest account that was given a turn; one that priority moved forward counts as it was moved. It also
@@ -67,18 +67,18 @@ FlowT = TypeVar("FlowT", bound="Flow")
 class ClientShare(Generic[FlowT]):
     """The account of a client at the models that share slots."""
 
-    __slots__ = ("lines", "queued", "start_s", "unfinished", "virtual_s")
+    __slots__ = ("flows", "queued", "start_s", "unfinished", "virtual_s")
 
     def __init__(self) -> None:
         self.start_s = 0.0
         """Where its next turn starts, on the scale of virtual time."""
         self.virtual_s = 0.0
-        """The virtual time of its own models: the largest account of a line that was given a turn."""
+        """The virtual time of its own models: the largest account of a flow that was given a turn."""
         self.unfinished = 0
         """Requests that have not ended."""
         self.queued = 0
         """Lines with queued requests."""
-        self.lines: dict[str, FlowT] = {}
+        self.flows: dict[str, FlowT] = {}
         """By model."""
 
 
@@ -125,18 +125,18 @@ class Rework(Generic[FlowT]):
         """Those that have not ended."""
         self._payers: Sequence[FlowT] | None = payers
 
-    def pay(self, shares: FairShares[FlowT], line: FlowT) -> None:
-        """A member of this line is to blame."""
+    def pay(self, shares: FairShares[FlowT], flow: FlowT) -> None:
+        """A member of this flow is to blame."""
         if self._payers is not None:
             self._payers = None
-            shares.blame(line, self.share_s)
+            shares.blame(flow, self.share_s)
 
     def leave(self, shares: FairShares[FlowT]) -> None:
         """A member has ended."""
         self.members -= 1
         if not self.members and self._payers:
-            for line in self._payers:
-                shares.blame(line, self.share_s / len(self._payers))
+            for flow in self._payers:
+                shares.blame(flow, self.share_s / len(self._payers))
 
 
 class FairShares(Generic[FlowT]):
@@ -182,8 +182,8 @@ class FairShares(Generic[FlowT]):
         """Return the rank that a request of this client for this model would get now."""
         client = self._clients.get(number)
         present = self.present + (client is None or not client.unfinished)
-        line = None if client is None else client.lines.get(model)
-        ahead_s = 0.0 if line is None else _ahead_s(line)
+        flow = None if client is None else client.flows.get(model)
+        ahead_s = 0.0 if flow is None else _ahead_s(flow)
         return self._start_s(client, present) + ahead_s - _bonus_s(_bounded(priority), present)
 
     def turn_s(self, rank: float) -> float:
@@ -209,50 +209,50 @@ class FairShares(Generic[FlowT]):
 
     # ------------------------------------------------------------ requests
 
-    def stamp(self, line: FlowT, share_s: float, priority: int) -> tuple[float, float]:
+    def stamp(self, flow: FlowT, share_s: float, priority: int) -> tuple[float, float]:
         """Queue a request that takes `share_s` seconds of all slots. Return its rank, and what its priority is worth.
 
         Priority is counted in seconds of all clients' work: virtual time grows by 1/clients while the slots work for
         one second, so a step is `AGEING_S / clients`. The number of clients changes; that must not turn around two
-        requests of one line and one priority, so a rank is never smaller than that of one that is queued.
+        requests of one flow and one priority, so a rank is never smaller than that of one that is queued.
         """
-        client: ClientShare[FlowT] = line.client
+        client: ClientShare[FlowT] = flow.client
         present = self.present + (not client.unfinished)
         bonus_s = 0.0
         if priority:
             priority = _bounded(priority)
             bonus_s = _bonus_s(priority, present)
-            line.has_priorities = True
+            flow.has_priorities = True
         self.present = present
         client.unfinished += 1
         if not client.queued:
             client.start_s = self._start_s(client, present)
-            if len(client.lines) > 1:  # what its models owe each other is forgiven
-                client.virtual_s = max([other.start_s for other in client.lines.values()])
-        if not line.queued:
+            if len(client.flows) > 1:  # what its models owe each other is forgiven
+                client.virtual_s = max([other.start_s for other in client.flows.values()])
+        if not flow.queued:
             client.queued += 1
-            if line.start_s < client.virtual_s:
-                line.start_s = client.virtual_s
-        rank = client.start_s - bonus_s + (line.queued_s if client.queued == 1 else _ahead_s(line))
-        last = line.last.get(priority)
+            if flow.start_s < client.virtual_s:
+                flow.start_s = client.virtual_s
+        rank = client.start_s - bonus_s + (flow.queued_s if client.queued == 1 else _ahead_s(flow))
+        last = flow.last.get(priority)
         if last is not None and last > rank:
             rank = last
-        line.last[priority] = rank
-        line.queued += 1
-        line.queued_s += share_s
+        flow.last[priority] = rank
+        flow.queued += 1
+        flow.queued_s += share_s
         return rank, bonus_s
 
-    def ended(self, line: FlowT) -> None:
-        """Note that a request of this line has ended."""
-        client = line.client
+    def ended(self, flow: FlowT) -> None:
+        """Note that a request of this flow has ended."""
+        client = flow.client
         client.unfinished -= 1
         if not client.unfinished:
             self.present -= 1
 
     # ------------------------------------------------------------ turns
 
-    def begin(self, line: FlowT, bonus_s: float, share_s: float) -> None:
-        """A batch starts in the turn of this line, for a request of this priority; all its members take `share_s` together.
+    def begin(self, flow: FlowT, bonus_s: float, share_s: float) -> None:
+        """A batch starts in the turn of this flow, for a request of this priority; all its members take `share_s` together.
 
         Why no client starves: all work that has its turn moves virtual time by its `share_s / (present + 1)` at least, and
         `present` is bounded by the queue. A client that comes later starts at most a second of work before the virtual
@@ -262,26 +262,26 @@ class FairShares(Generic[FlowT]):
         Company does not count with its accounts: it may have come from far behind. A priority changes the order, and must
         not move virtual time ahead.
         """
-        client = line.client
+        client = flow.client
         if bonus_s < 0.0:
             bonus_s = 0.0
         self.virtual_s += share_s / (self.present + 1)
         if client.start_s - bonus_s > self.virtual_s:
             self.virtual_s = client.start_s - bonus_s
-        if line.start_s - bonus_s > client.virtual_s:
-            client.virtual_s = line.start_s - bonus_s
+        if flow.start_s - bonus_s > client.virtual_s:
+            client.virtual_s = flow.start_s - bonus_s
 
-    def charge(self, company_s: Mapping[FlowT, float], part: float) -> None:
-        """Requests of these lines run in one call, of which each pays `part` of its seconds here; none is free of charge."""
+    def charge(self, shares_s: Mapping[FlowT, float], part: float) -> None:
+        """Requests of these flows run in one call, of which each pays `part` of its seconds here; none is free of charge."""
         least_start_s = self.virtual_s - OWED_S / self.present
-        for line, share_s in company_s.items():
+        for flow, share_s in shares_s.items():
             share_s *= part
             if share_s < _LEAST_S:
                 share_s = _LEAST_S
-            client = line.client
-            start_s = line.start_s + share_s
+            client = flow.client
+            start_s = flow.start_s + share_s
             least_s = client.virtual_s - OWED_S
-            line.start_s = start_s if start_s > least_s else least_s
+            flow.start_s = start_s if start_s > least_s else least_s
             start_s = client.start_s + share_s
             if start_s < least_start_s:
                 start_s = least_start_s
@@ -289,16 +289,16 @@ class FairShares(Generic[FlowT]):
             if start_s > self._furthest_s:
                 self._furthest_s = start_s
 
-    def blame(self, line: FlowT, share_s: float) -> None:
-        """Slots work for `share_s` because of a request of this line, and not as its turn: it pays with later turns.
+    def blame(self, flow: FlowT, share_s: float) -> None:
+        """Slots work for `share_s` because of a request of this flow, and not as its turn: it pays with later turns.
 
         The work moves virtual time like any other, also where the client never comes back to pay. A client without queued
         requests would start again at virtual time, so it pays from there.
         """
-        client = line.client
+        client = flow.client
         self.virtual_s += share_s / (self.present + 1)
         client.start_s = (client.start_s if client.queued else max(client.start_s, self.virtual_s)) + share_s
-        line.start_s += share_s
+        flow.start_s += share_s
         self._furthest_s = max(self._furthest_s, client.start_s)
 
     # ------------------------------------------------------------ clients
@@ -320,9 +320,9 @@ class FairShares(Generic[FlowT]):
             own.queued += theirs.queued
             own.start_s = max(own.start_s, theirs.start_s)
             own.virtual_s = max(own.virtual_s, theirs.virtual_s)
-            own.lines.update(theirs.lines)
-            for line in theirs.lines.values():
-                line.client = own
+            own.flows.update(theirs.flows)
+            for flow in theirs.flows.values():
+                flow.client = own
         self.present = sum([known.unfinished > 0 for known in self._clients.values()])
 
     def unfinished(self) -> dict[int, tuple[int, int, int]]:
@@ -330,8 +330,8 @@ class FairShares(Generic[FlowT]):
         return {
             client: (
                 known.unfinished,
-                sum([line.queued for line in known.lines.values()]),
-                sum([line.queued_bytes for line in known.lines.values()]),
+                sum([flow.queued for flow in known.flows.values()]),
+                sum([flow.queued_bytes for flow in known.flows.values()]),
             )
             for client, known in self._clients.items()
             if known.unfinished
@@ -345,7 +345,7 @@ class FairShares(Generic[FlowT]):
             if not client.unfinished and client.start_s <= self.virtual_s
         ]
         for number, client in gone:
-            client.lines.clear()  # a cycle of client and line must not be left to the collector
+            client.flows.clear()  # a cycle of client and flow must not be left to the collector
             del self._clients[number]
         self._clean_at = max(_FEW_CLIENTS, 2 * len(self._clients))
 
@@ -359,15 +359,15 @@ def _bonus_s(priority: int, present: int) -> float:
     return priority * AGEING_S / present
 
 
-def _ahead_s(line: Flow) -> float:
-    """Queued work of a client that goes before one more request of this line.
+def _ahead_s(flow: Flow) -> float:
+    """Queued work of a client that goes before one more request of this flow.
 
     Its models take turns, and those that had less of its time than this one catch up first.
     """
-    ahead_s = own_s = line.queued_s
-    for other in line.client.lines.values():
-        if other.queued and other is not line:
-            ahead_s += min(own_s, other.queued_s) + max(0.0, line.start_s - other.start_s)
+    ahead_s = own_s = flow.queued_s
+    for other in flow.client.flows.values():
+        if other.queued and other is not flow:
+            ahead_s += min(own_s, other.queued_s) + max(0.0, flow.start_s - other.start_s)
     return ahead_s
 
 
@@ -468,15 +468,15 @@ class GroupRoom:
         taken = 1.0 - 1.0 / self.sharing
         if self.requests + 1 <= taken * most and self.nbytes + nbytes <= taken * most_bytes:
             return False  # a share is free, whatever the client has
-        lines = client.lines.values()
-        return self._crowds(sum([line.queued for line in lines]), 1, self.requests, most) or self._crowds(
-            sum([line.queued_bytes for line in lines]), nbytes, self.nbytes, most_bytes
+        flows = client.flows.values()
+        return self._crowds(sum([flow.queued for flow in flows]), 1, self.requests, most) or self._crowds(
+            sum([flow.queued_bytes for flow in flows]), nbytes, self.nbytes, most_bytes
         )
 
     def exceeds_s(self, client: ClientShare[Any], share_s: float, queued_s: float) -> bool:
         """The same in seconds of predicted work, of which `queued_s` wait."""
         most_s = self.whole.max_s
-        held_s = sum([line.queued_s for line in client.lines.values()])
+        held_s = sum([flow.queued_s for flow in client.flows.values()])
         return most_s is not None and self._crowds(held_s, share_s, queued_s, most_s)
 
     def _crowds(self, held: float, more: float, used: float, most: float) -> bool:
@@ -484,14 +484,14 @@ class GroupRoom:
         return held > 0 and held + more > share and used + more + share > most
 
     def exceeds_part(
-        self, line: Flow, models: int, nbytes: int, share_s: float, queued_s: float, parts: int
+        self, flow: Flow, models: int, nbytes: int, share_s: float, queued_s: float, parts: int
     ) -> bool:
-        """Whether one more request would take a line above its part of its client's share, and leave none free.
+        """Whether one more request would take a flow above its part of its client's share, and leave none free.
 
         The client asks so many `models`. Apart from a part for one of the others, a share for another client stays free.
         """
         whole = self.whole
-        requests, held_bytes, held_s = line.queued, line.queued_bytes, line.queued_s
+        requests, held_bytes, held_s = flow.queued, flow.queued_bytes, flow.queued_s
         return (
             self._crowds_models(models, requests, 1, self.requests, whole.max_requests / parts)
             or self._crowds_models(models, held_bytes, nbytes, self.nbytes, whole.max_bytes / parts)

@@ -70,8 +70,8 @@ class Ledger:
         shares = queue.shares
         if not shares.room.requests:
             shares.catch_up()
-        line = queue.line_of(client)
-        rank, bonus_s = shares.stamp(line, terms.share_s, arrival.priority)
+        flow = queue.flow_of(client)
+        rank, bonus_s = shares.stamp(flow, terms.share_s, arrival.priority)
         rows, own = (sizes[0], sizes[1:]) if queue.has_batch else (1, sizes)
         request = Request(
             arrival.id,
@@ -84,7 +84,7 @@ class Ledger:
             now,
             rank,
             self.next_order,
-            line,
+            flow,
             bonus_s,
             terms.cost_ns,
             terms.share_s,
@@ -233,5 +233,5 @@ class Ledger:
         shares = request.queue.shares
         for rework in request.reworks:
             rework.leave(shares)
-        shares.ended(request.line)
+        shares.ended(request.flow)
         del self.requests[request.id]

@@ -64,7 +64,7 @@ MAX_SEEN = 1024
 
 
 class ModelQueue:
-    """Everything that waits for one model."""
+    """The queued requests of one model."""
 
     __slots__ = (
         "_again_ns",
@@ -110,7 +110,7 @@ class ModelQueue:
         self.buckets: dict[tuple[int, ...], Bucket] = {}
         self.lanes: dict[tuple[int, ...], Lane] = {}
         self.turns = Turns()
-        """The lines with what waits in lanes."""
+        """The flows with what waits in lanes."""
         self.due = LazyHeap(QUEUED)
         """By the end of their delay; filled only where the model has one."""
         self.returns = Returns()
@@ -176,7 +176,7 @@ class ModelQueue:
 
     @property
     def waits_until(self) -> float:
-        """Until when what is queued may wait for company; -inf where it does not."""
+        """The time until which queued requests may wait for company; -inf if they do not wait."""
         if self.delay_s:
             due = self.due.first()
             return -inf if due is None else due[0]
@@ -197,18 +197,18 @@ class ModelQueue:
         return queue
 
     def _first_start_s(self) -> float | None:
-        """The account of the first client in the lines of the models that share slots; None if there is none."""
+        """The account of the first client in the flows of the models that share slots; None if there is none."""
         firsts = [first for queue in self.sharing if (first := queue.turns.first())]
-        return min(firsts, key=_by_turn).line.client.start_s if firsts else None
+        return min(firsts, key=_by_turn).flow.client.start_s if firsts else None
 
-    def line_of(self, number: int) -> ClientFlow:
-        """The line of a client, a new one if need be."""
+    def flow_of(self, number: int) -> ClientFlow:
+        """The flow of a client, a new one if need be."""
         client = self.shares.client(number)
         name = self.profile.name
-        line = client.lines.get(name)
-        if line is None:
-            line = client.lines[name] = ClientFlow(client, self)
-        return line
+        flow = client.flows.get(name)
+        if flow is None:
+            flow = client.flows[name] = ClientFlow(client, self)
+        return flow
 
     def share_slots(self, other: ModelQueue) -> None:
         """Divide slots with another model from now on: a slot joined that serves both."""
@@ -220,7 +220,7 @@ class ModelQueue:
             queue.shares, queue.sharing = self.shares, self.sharing
 
     def add(self, request: Request) -> None:
-        """Puts a new request, which its line has stamped, into its bucket and its line."""
+        """Puts a new request, which its flow has stamped, into its bucket and its flow."""
         name = (*EMPTY, *request.shape) if request.empty else request.shape
         bucket = self.buckets.get(name)
         if bucket is None:
@@ -228,13 +228,13 @@ class ModelQueue:
         request.bucket = bucket
         bucket.add(request)
         self.arrivals.add(request)
-        line = request.line
-        line.queued_bytes += request.nbytes
-        line.requests.push(request.rank, request)
-        if line.queued == 1:
-            self.turns.put(line, request)
-        elif line.has_priorities:
-            self.turns.put(line, line.first())
+        flow = request.flow
+        flow.queued_bytes += request.nbytes
+        flow.requests.push(request.rank, request)
+        if flow.queued == 1:
+            self.turns.put(flow, request)
+        elif flow.has_priorities:
+            self.turns.put(flow, flow.first())
         self.count += 1
         self.rows += request.rows
         self.returns.arrived(request.rows, request.arrived)
@@ -257,18 +257,18 @@ class ModelQueue:
     def take(self, anchor: Request, requests: Sequence[Request], share_s: float | None = None) -> None:
         """Take requests out of their buckets, to run in the turn of one of them, and charge their clients.
 
-        `share_s`: predicted seconds of all slots of their call. Each pays its part: what it would cost in good company, by
-        what all of them would. None: just that, because the call has no prediction.
+        `share_s`: predicted seconds of all slots of their call. Each client pays in proportion to
+        what its requests would cost in efficient batches. None: exactly that, because the call has no prediction.
         """
         for request in requests:
             request.start()
-        company_s = self._remove(requests)
-        total_s = sum(company_s.values())
+        shares_s = self._remove(requests)
+        total_s = sum(shares_s.values())
         if share_s is None:
             share_s = total_s
-        self.shares.begin(anchor.line, anchor.bonus_s, share_s)
+        self.shares.begin(anchor.flow, anchor.bonus_s, share_s)
         part = share_s / total_s if total_s else 0.0
-        self.shares.charge(company_s, part)
+        self.shares.charge(shares_s, part)
 
     def drop(self, request: Request) -> None:
         """End a request that waits, wherever it does."""
@@ -284,22 +284,22 @@ class ModelQueue:
             self._again_less((request,))
 
     def leave(self, count: int, now: float) -> None:
-        """Count the waits of so many requests that were taken out, to run, or have ended."""
+        """Count the end of `count` waits: requests that were taken out to run, or have ended."""
         self.waits.leave(count, now)
         self.arrivals.shrink(self.waits.present)
 
     def _remove(self, requests: Sequence[Request]) -> dict[ClientFlow, float]:
-        """Take requests out of buckets and lines. By line, their predicted seconds of all slots in good company."""
+        """Take requests out of buckets and flows. Return their predicted seconds of all slots, by flow."""
         left: dict[ClientFlow, float] = {}
         touched: dict[Bucket, None] = {}
         rows = cost_ns = 0
         for request in requests:
             rows += request.rows
             cost_ns += request.cost_ns
-            line = request.line
-            line.queued -= 1
-            line.queued_bytes -= request.nbytes
-            left[line] = left.get(line, 0.0) + request.share_s
+            flow = request.flow
+            flow.queued -= 1
+            flow.queued_bytes -= request.nbytes
+            left[flow] = left.get(flow, 0.0) + request.share_s
             bucket = request.bucket
             bucket.count -= 1
             bucket.rows -= request.rows
@@ -307,14 +307,14 @@ class ModelQueue:
         self.count -= len(requests)
         self.rows -= rows
         self._cost_ns -= cost_ns
-        for line, share_s in left.items():
-            line.requests.shrink(line.queued)
-            if not line.queued:
-                line.run_empty()
+        for flow, share_s in left.items():
+            flow.requests.shrink(flow.queued)
+            if not flow.queued:
+                flow.run_empty()
                 continue
-            line.queued_s -= share_s
-            if line.has_priorities:
-                self.turns.put(line, line.first())
+            flow.queued_s -= share_s
+            if flow.has_priorities:
+                self.turns.put(flow, flow.first())
         for bucket in touched:
             if bucket.count:
                 bucket.drop_dead()

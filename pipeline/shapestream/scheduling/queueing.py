@@ -78,8 +78,8 @@ class Request:
         "client",
         "cost_ns",
         "deadline",
+        "flow",
         "id",
-        "line",
         "losses",
         "nbytes",
         "order",
@@ -110,7 +110,7 @@ class Request:
         arrived: float,
         rank: float,
         order: int,
-        line: ClientFlow,
+        flow: ClientFlow,
         bonus_s: float = 0.0,
         cost_ns: int = 0,
         share_s: float = 0.0,
@@ -129,13 +129,13 @@ class Request:
         self.rank = rank
         self.order = order
         self.place = (rank, order)
-        """Its place in its line and in its bucket: the smallest rank goes first, of equals the first that came."""
-        self.line = line
+        """Its place in its flow and in its bucket: the smallest rank goes first, of equals the first that came."""
+        self.flow = flow
         self.bonus_s = bonus_s
         """What its priority is worth in its turn; see fairness.py."""
         self.cost_ns = cost_ns
-        """Predicted nanoseconds of one slot, in good company: its part of a batch with as many of its like as pays
-        (`Surface.company_s`). Of what runs again, its part of its group's call. 0 while nothing is measured."""
+        """Predicted slot nanoseconds per request in an efficient batch (`BatchCosts.batched_share_s`), or in its group's call
+        if it runs again. 0 while nothing is measured."""
         self.share_s = share_s
         """The same of all slots of its model; nominal while nothing is measured."""
         self.losses = 0
@@ -151,8 +151,8 @@ class Request:
 
     @property
     def turn(self) -> tuple[float, int]:
-        """When it is its client's turn with it, while it is the first of its line, and its order."""
-        return self.line.client.start_s - self.bonus_s, self.order
+        """When it is its client's turn with it, while it is the first of its flow, and its order."""
+        return self.flow.client.start_s - self.bonus_s, self.order
 
     @property
     def empty(self) -> bool:
@@ -164,10 +164,10 @@ class Request:
         self.state = _START[self.state]
 
     def run_again(self) -> None:
-        """Wait in a fixed group: in its turn, or in that of its client if it came along as company from behind that."""
+        """Wait in a fixed group, until its own turn or its client's, whichever is earlier."""
         self.state = _RUN_AGAIN[self.state]
         if self.again_from is None:
-            self.again_from = min(self.rank, self.line.client.start_s - self.bonus_s)
+            self.again_from = min(self.rank, self.flow.client.start_s - self.bonus_s)
 
     def suspect(self) -> None:
         """Wait to be run where nothing else runs."""

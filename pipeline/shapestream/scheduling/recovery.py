@@ -394,7 +394,7 @@ class Recovery:
         # Members that have ended meanwhile may be the culprits, so even one that is left gets its try.
         parts = [part for part in _parts(living) if part]
         seconds = sum([self._call_s(part) for part in parts])
-        self._note_reruns(living, seconds, [request.line for request in living])
+        self._note_reruns(living, seconds, [request.flow for request in living])
         for part in parts:
             self._run_again(part, now, actions)
 
@@ -460,7 +460,7 @@ class Recovery:
     def _blame(request: Request) -> None:
         """Charge what ran again because of a request that was to blame to its client."""
         for rework in request.reworks:
-            rework.pay(request.queue.shares, request.line)
+            rework.pay(request.queue.shares, request.flow)
 
     def _accuse(self, requests: Sequence[Request], now: float, actions: list[Action]) -> None:
         """Suspect requests of which one may have ended a process.

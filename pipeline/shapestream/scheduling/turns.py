@@ -30,7 +30,7 @@ class ClientFlow(Flow):
         """The turn under which `Turns` lists it; None where it is not listed."""
 
     def __repr__(self) -> str:
-        return f"<line of {self.queue.profile.name}: {self.queued} requests>"
+        return f"<flow of {self.queue.profile.name}: {self.queued} requests>"
 
     def first(self) -> Request:
         """Its first request; there must be one (`queued`)."""
@@ -40,9 +40,9 @@ class ClientFlow(Flow):
 
 
 class Turns:
-    """The lines of one model that hold requests, by turn: a heap.
+    """The flows of one model that hold requests, by turn: a heap.
 
-    The charge for a batch makes the turns of its members' clients later. A line is listed under its new turn when it reaches
+    The charge for a batch makes the turns of its members' clients later. A flow is listed under its new turn when it reaches
     the top, and at once where a turn becomes earlier (`put`).
     """
 
@@ -55,59 +55,59 @@ class Turns:
         """Entries held, the dead included."""
         return len(self._entries)
 
-    def put(self, line: ClientFlow, first: Request) -> None:
-        """List a line, of which this is the first request, if it is not listed or its turn has become earlier."""
+    def put(self, flow: ClientFlow, first: Request) -> None:
+        """List a flow, of which this is the first request, if it is not listed or its turn has become earlier."""
         turn = first.turn
-        if line.listed is None or turn < line.listed:
-            line.listed = turn
-            heappush(self._entries, (turn, line))
+        if flow.listed is None or turn < flow.listed:
+            flow.listed = turn
+            heappush(self._entries, (turn, flow))
 
     def first(self) -> Request | None:
-        """The first request of the line that has the turn; None if no line holds any."""
+        """The first request of the flow that has the turn; None if no flow holds any."""
         entries = self._entries
         while entries:
-            turn, line = entries[0]
-            if turn is not line.listed:
-                heappop(entries)  # the line is listed under an earlier turn
-            elif not line.queued:
+            turn, flow = entries[0]
+            if turn is not flow.listed:
+                heappop(entries)  # the flow is listed under an earlier turn
+            elif not flow.queued:
                 heappop(entries)
-                line.listed = None
+                flow.listed = None
             else:
-                first = line.requests.first()
+                first = flow.requests.first()
                 assert first is not None
                 own = first[2].turn
                 if own == turn:
                     return first[2]
-                line.listed = own
-                heapreplace(entries, (own, line))
+                flow.listed = own
+                heapreplace(entries, (own, flow))
         return None
 
     def shrink(self, living: int) -> None:
         """Throws the dead out if they outnumber the `living` requests, or none lives."""
         if not living or len(self._entries) > 2 * living + FEW:
             entries, self._entries = self._entries, []
-            for _, line in entries:
-                line.listed = None
-            for line in dict.fromkeys([line for _, line in entries]) if living else ():
-                if line.queued:
-                    self.put(line, line.first())
+            for _, flow in entries:
+                flow.listed = None
+            for flow in dict.fromkeys([flow for _, flow in entries]) if living else ():
+                if flow.queued:
+                    self.put(flow, flow.first())
 
     def share_until(self, rank: float) -> float:
         """Predicted seconds of all slots of the queued requests that go before a request of this rank.
 
-        Looks at `SAMPLE` lines, evenly spaced, if there are more; each of them stands for as many as were left out.
+        Looks at `SAMPLE` flows, evenly spaced, if there are more; each of them stands for as many as were left out.
         """
         every = -(-len(self._entries) // SAMPLE) or 1
         seen_s = 0.0
-        for _, line in self._entries[::every]:
-            if not line.queued:
+        for _, flow in self._entries[::every]:
+            if not flow.queued:
                 continue
-            request = line.first()
+            request = flow.first()
             ahead_s = rank - request.turn[0]
             if ahead_s >= 0.0:  # what begins before that rank goes first as a whole
-                seen_s += min(line.queued_s, ahead_s + request.share_s)
+                seen_s += min(flow.queued_s, ahead_s + request.share_s)
         return every * seen_s
 
-    def lines(self) -> Collection[ClientFlow]:
-        """The lines that hold requests, in no order; for checks only."""
-        return [line for line in dict.fromkeys([line for _, line in self._entries]) if line.queued]
+    def flows(self) -> Collection[ClientFlow]:
+        """The flows that hold requests, in no order; for checks only."""
+        return [flow for flow in dict.fromkeys([flow for _, flow in self._entries]) if flow.queued]

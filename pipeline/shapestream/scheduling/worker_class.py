@@ -38,9 +38,9 @@ from shapestream.scheduling.events import ModelProfile
 from shapestream_engine.cost_table import MAX_ELEMENTS, MAX_POINTS, CostTable, LearnedCosts
 
 SLOWDOWN_STEP = 0.06
-"""Part of that difference that a worker's slowdown takes over; the grid takes over `cost_grid.STEP`."""
+"""Part of a batch's difference (of logarithms) that moves its worker's slowdown; `cost_grid.STEP` of it moves the grid."""
 BATCH_S = 1e-3
-"""Seconds that a batch takes besides its call. They decide between cuts that are otherwise equal."""
+"""Seconds of handing over a batch, besides its call. They decide between cuts that cost the same otherwise."""
 MOVED = log(1.05)
 """Logarithm by which a prediction, `BATCH_S` included, must change to be published: plans made with the old one are then
 out of date."""
@@ -51,7 +51,7 @@ PREPARATION_CLIP = 8.0
 
 
 class WorkerClass:
-    """The workers whose cost tables of one model have the same key, and what single calls cost on them.
+    """Workers with equal cost tables of one model, and the seconds of single calls on them.
 
     `version` changes when a prediction has changed by more than 5 %.
     """
@@ -63,7 +63,7 @@ class WorkerClass:
         versions: Iterator[int],
         learned: LearnedCosts | None = None,
     ) -> None:
-        """`versions`: numbers never used before, so that no two kinds have a version in common.
+        """`versions`: numbers never used before, so that no two classes have a version in common.
 
         `learned`: what an earlier server learned of the same table.
         """
@@ -86,7 +86,7 @@ class WorkerClass:
         """Extra seconds of a call whose shape is new to the device."""
         self.paid = LinearCost()
         """Seconds of requests while nothing was measured, preparation included: see `ModelCosts.rough_s`."""
-        self.surfaces: dict[str, BatchCosts] = {}
+        self.batch_costs: dict[str, BatchCosts] = {}
         """By worker. That of the last worker stays when it leaves, until another one joins."""
         self._workers = 0
         """Workers present."""
@@ -127,34 +127,34 @@ class WorkerClass:
     @property
     def slots(self) -> int:
         """Slots of all its workers."""
-        return sum([surface.slots for surface in self.surfaces.values()])
+        return sum([batch_costs.slots for batch_costs in self.batch_costs.values()])
 
     def join(self, worker: str) -> BatchCosts:
         """Take in a slot of a worker; a new worker is as fast as those present in the mean."""
-        surface = self.surfaces.get(worker)
-        if surface is None or not surface.slots:
-            here = [other for other in self.surfaces.values() if other.slots]
-            if surface is None:
+        batch_costs = self.batch_costs.get(worker)
+        if batch_costs is None or not batch_costs.slots:
+            here = [other for other in self.batch_costs.values() if other.slots]
+            if batch_costs is None:
                 # A worker that left had other prepared shapes.
-                self.surfaces = {other.worker: other for other in here}
-                surface = self.surfaces[worker] = BatchCosts(self._profile, self, worker)
-            surface.slowdown_log = self._slowdowns_sum / len(here) if here else 0.0
-            self._slowdowns_sum += surface.slowdown_log
+                self.batch_costs = {other.worker: other for other in here}
+                batch_costs = self.batch_costs[worker] = BatchCosts(self._profile, self, worker)
+            batch_costs.slowdown_log = self._slowdowns_sum / len(here) if here else 0.0
+            self._slowdowns_sum += batch_costs.slowdown_log
             self._workers += 1
-        surface.slots += 1
-        return surface
+        batch_costs.slots += 1
+        return batch_costs
 
-    def leave(self, surface: BatchCosts) -> None:
-        """Forget a slot of a worker. What the last worker was off stays part of what is expected."""
-        surface.slots -= 1
-        if surface.slots:
+    def leave(self, batch_costs: BatchCosts) -> None:
+        """Remove a slot of a worker. When the last worker leaves, the grid keeps what it learned of its slowdown."""
+        batch_costs.slots -= 1
+        if batch_costs.slots:
             return
         if self._workers == 1:
             self._publish()
         self._workers -= 1
-        self._slowdowns_sum -= surface.slowdown_log
-        if len(self.surfaces) > 1:
-            del self.surfaces[surface.worker]
+        self._slowdowns_sum -= batch_costs.slowdown_log
+        if len(self.batch_costs) > 1:
+            del self.batch_costs[batch_costs.worker]
 
     @property
     def mean_slowdown_log(self) -> float:
@@ -213,7 +213,7 @@ class WorkerClass:
 
     def observe(
         self,
-        surface: BatchCosts,
+        batch_costs: BatchCosts,
         calls: Calls,
         busy_s: float,
         preparations: int,
@@ -229,7 +229,7 @@ class WorkerClass:
         self._ran_s = max(self._ran_s, busy_s / number)
         self.longest_s = max(self.longest_s, self._ran_s)
         if not preparations:
-            self._learn(surface, calls, busy_s, number, elements, requests)
+            self._learn(batch_costs, calls, busy_s, number, elements, requests)
         elif self.measured:
             self.prepared(elements_of(calls[0][1]), steady_s, busy_s, preparations)
         else:
@@ -241,10 +241,16 @@ class WorkerClass:
         self.new.observe(1.0, elements, extra_s, request_elements=elements)
 
     def _learn(
-        self, surface: BatchCosts, calls: Calls, busy_s: float, number: int, elements: float, requests: int
+        self,
+        batch_costs: BatchCosts,
+        calls: Calls,
+        busy_s: float,
+        number: int,
+        elements: float,
+        requests: int,
     ) -> None:
-        own = surface.slowdown_log if surface.slots else 0.0
-        if self._grid is None and surface.slots:
+        own = batch_costs.slowdown_log if batch_costs.slots else 0.0
+        if self._grid is None and batch_costs.slots:
             own -= (
                 self.mean_slowdown_log
             )  # a line has learned what all workers are off; a grid takes it over later
@@ -256,8 +262,8 @@ class WorkerClass:
         grid = self._grid
         if grid is not None and len(calls) == 1 and not any_static:
             ((_, sizes),) = calls
-            if grid.knows(sizes) and (change := surface.lasting_change(off)):
-                off = change - self._change(surface, change)
+            if grid.knows(sizes) and (change := batch_costs.lasting_change(off)):
+                off = change - self._change(batch_costs, change)
                 if self._workers == 1:
                     grid.doubt(0)
             elif not grid.met_lately(sizes):
@@ -271,7 +277,7 @@ class WorkerClass:
                 self.awaits_try = False
                 self._publish()
                 return
-        elif grid is None and not any_static and (change := surface.lasting_change(off)):
+        elif grid is None and not any_static and (change := batch_costs.lasting_change(off)):
             if self._workers == 1:
                 self._line = LinearCost()  # how its two parts compare is out of date as well
             else:
@@ -279,8 +285,8 @@ class WorkerClass:
         difference = max(-CLIP, min(CLIP, off))
         moved = False
         if self.measured:
-            if surface.slots and (self._grid is not None or self._workers > 1):
-                surface.slowdown_log += SLOWDOWN_STEP * difference
+            if batch_costs.slots and (self._grid is not None or self._workers > 1):
+                batch_costs.slowdown_log += SLOWDOWN_STEP * difference
                 self._slowdowns_sum += SLOWDOWN_STEP * difference
             moved = self._correct(calls, each_s, difference)
         if self._grid is None and not any_static:  # else the two parts cannot be told apart
@@ -292,18 +298,18 @@ class WorkerClass:
         if moved:
             self._publish()
 
-    def _change(self, surface: BatchCosts, change: float) -> float:
+    def _change(self, batch_costs: BatchCosts, change: float) -> float:
         """Move a worker's slowdown by what all calls share of a lasting change; return by how much.
 
         What did not run is taken at its best. If calls became shorter, all did. If they became longer, the size may be the
         cause, and other sizes are to be tried: it is divided as that of one batch is. Of several workers, which share what
         is known of sizes, it is the one that changed.
         """
-        if not surface.slots:
+        if not batch_costs.slots:
             return 0.0
         is_all = change < 0.0 or self._workers > 1
         moved = change if is_all else SLOWDOWN_STEP / (SLOWDOWN_STEP + STEP) * change
-        surface.slowdown_log += moved
+        batch_costs.slowdown_log += moved
         self._slowdowns_sum += moved
         return moved
 
@@ -340,8 +346,8 @@ class WorkerClass:
     def _publish(self) -> None:
         """Base predictions on all that was learned; what all workers are off becomes part of the grid."""
         shift = self.mean_slowdown_log if self._grid is not None else 0.0
-        for surface in self.surfaces.values():
-            surface.slowdown_log -= shift
+        for batch_costs in self.batch_costs.values():
+            batch_costs.slowdown_log -= shift
         self._slowdowns_sum -= shift * self._workers
         for grid in (self._grid, *self._static.values()):
             if grid is not None:

@@ -118,8 +118,8 @@ class Waiting:
         for rows, *shape in sizes:
             order = self.count
             self.count += 1
-            line = self.queue.line_of(0)
-            self.queue.shares.stamp(line, 0.0, 0)
+            flow = self.queue.flow_of(0)
+            self.queue.shares.stamp(flow, 0.0, 0)
             request = Request(
                 order,
                 0,
@@ -131,7 +131,7 @@ class Waiting:
                 0.0,
                 float(order) if rank is None else rank,
                 order,
-                line,
+                flow,
             )
             self.queue.add(request)
             arrived.append(request)

@@ -21,7 +21,7 @@ def _queue() -> ModelQueue:
 
 
 def _request(queue: ModelQueue, order: int, rank: float, rows: int = 1, length: int = 4) -> Request:
-    return Request(order, 0, queue, rows, (length,), 1, None, 0.0, rank, order, queue.line_of(0))
+    return Request(order, 0, queue, rows, (length,), 1, None, 0.0, rank, order, queue.flow_of(0))
 
 
 @given(
