@@ -21,7 +21,7 @@ EMPTY = (-1,)
 """The key of the lane of requests without elements. No size is negative."""
 
 CHUNK = 512
-"""Requests per piece of a bucket, at most: an insertion anywhere moves no more than that."""
+"""Largest piece of a bucket, in requests: an insertion moves no more than these."""
 
 # A bucket is rebuilt when more of its entries than this, and than the living, are dead.
 _FEW_DEAD = 32
@@ -36,7 +36,11 @@ def _last_by_place(chunk: list[Request]) -> tuple[float, int]:
 
 
 class Bucket:
-    """The waiting requests of one lane with the same sizes, whatever their rows, by rank."""
+    """The queued requests of one lane with the same sizes, whatever their rows, by rank.
+
+    They are kept in sorted pieces of at most `CHUNK`. A sorted list of sortedcontainers took 3 to 8 % more opcodes per
+    decision, because nearly all requests are appended at the end and taken in front.
+    """
 
     __slots__ = (
         "_chunks",
@@ -72,7 +76,7 @@ class Bucket:
         return f"<bucket {self.shape}: {self.count} requests, {self.rows} rows>"
 
     def add(self, request: Request) -> None:
-        """Puts a request in its place by rank; after its equals."""
+        """Insert a request by rank, after those of equal rank."""
         chunks = self._chunks
         if not chunks:
             chunks.append([request])
@@ -100,9 +104,9 @@ class Bucket:
             chunks[at : at + 1] = [chunk[:middle], chunk[middle:]]
 
     def prefix(self, max_rows: int, max_requests: int | None = None) -> list[Request]:
-        """The first requests by rank that have at most `max_rows` rows together. None is passed over.
+        """Return the first requests by rank that have at most `max_rows` rows together. None is passed over.
 
-        Nor are there more than `max_requests` (`max_rows` if None), though they had no rows at all.
+        At most `max_requests` are returned (`max_rows` if None), even if they have no rows.
         """
         most = max_rows if max_requests is None else max_requests
         taken = self.first_requests(min(most, max_rows) if self.single_rows else most)
@@ -115,7 +119,7 @@ class Bucket:
         return taken
 
     def prefix_with(self, anchor: Request, max_rows: int, max_requests: int) -> list[Request]:
-        """The same, behind the anchor, which is one of this bucket."""
+        """Return the anchor, which is in this bucket, and then the first other requests within the same bounds."""
         if anchor is self.first():
             return self.prefix(max_rows, max_requests) or [anchor]
         others = [request for request in self.first_requests(max_requests) if request is not anchor]
@@ -129,7 +133,7 @@ class Bucket:
         return taken
 
     def first_requests(self, count: int) -> list[Request]:
-        """The first `count` requests by rank, or all there are."""
+        """Return the first `count` requests by rank, or all if there are fewer."""
         if count <= 0 or not self._chunks:
             return []
         first = self._chunks[0][:count]
@@ -139,16 +143,16 @@ class Bucket:
         return list(islice(living, count))
 
     def first(self) -> Request:
-        """The first request by rank. The bucket must not be empty; dead entries never stay in front."""
+        """Return the first request by rank. The bucket must not be empty; dead entries never stay in front."""
         return self._chunks[0][0]
 
     def held(self) -> Iterable[Request]:
-        """Everything that is held, by rank, the dead that are still among the living included."""
+        """Return all entries by rank, the dead among them included."""
         chunks = self._chunks
         return chunks[0] if len(chunks) == 1 else chain.from_iterable(chunks)
 
     def drop_dead(self) -> None:
-        """Forgets the entries that no longer wait: those in front at once, the rest when they are many."""
+        """Drop the entries that no longer wait: those in front at once, the others when they are many."""
         chunks = self._chunks
         while chunks:
             chunk = chunks[0]
@@ -182,19 +186,19 @@ class Lane:
         return f"<lane {self.key}: {self.buckets}>"
 
     def add(self, bucket: Bucket) -> None:
-        """Puts a new bucket into its place."""
+        """Insert a new bucket."""
         insort(self.buckets, bucket, key=_bucket_key)
 
     def remove(self, bucket: Bucket) -> None:
-        """Takes an empty bucket out."""
+        """Remove an empty bucket."""
         del self.buckets[self.position(bucket)]
 
     def position(self, bucket: Bucket) -> int:
-        """Where a bucket of this lane stands."""
+        """Return the place of a bucket in this lane."""
         return bisect_left(self.buckets, bucket.key, key=_bucket_key)
 
     def window(self, bucket: Bucket, size: int) -> list[tuple[Bucket, int]]:
-        """About `size` requests around the first of `bucket`: buckets, smallest first, with how many of each.
+        """Return about `size` requests around the first of `bucket`: buckets, smallest first, and the number of each.
 
         Half of them are smaller and half are larger, unless one side has fewer. The bucket's own count as
         the larger ones.

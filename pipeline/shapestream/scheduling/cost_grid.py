@@ -13,9 +13,10 @@ at a node that is not known is believed (`believe`): fully if it is shorter than
 longer. Nodes where no call ran are estimated from those where one did, and are bounded by lately visited ones: a larger
 call takes no less time.
 
-**Doubt.** When costs change, nodes become unknown again (`doubt`). Two rules find a change. Batches in a row that are all off
-are found by `BatchCosts.lasting_change`; they may be of any sizes that run often. Sizes that seldom run never make up such
-a row, so their differences are added up by themselves (`short_by`).
+**Doubt.** When costs change, nodes become unknown again (`doubt`). Two rules find a change. `BatchCosts.lasting_change`
+finds batches in a row that are all off. Sizes that seldom run never make up such a row, so the differences of those that
+were short are added up by themselves (`short_by`). Without the second rule, a device that from now on costs a fixed part
+only is not found within 50 batches (tests/workers/lab/test_tried_prices.py).
 
 **Why each question exists twice.** `line`, `expected` and `_place` answer for one call or one shape with Python numbers;
 `seconds` and `_places` answer for many calls with arrays. Per call numpy costs more than the arithmetic: the 17 calls of one

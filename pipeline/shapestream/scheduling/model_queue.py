@@ -37,7 +37,7 @@ def _by_turn(request: Request) -> tuple[float, int]:
 
 
 MOST_COUNTED = 512
-"""Buckets that are counted by size, at most, in about 1 ms; of more, every so many stands for the others."""
+"""Largest number of buckets that are counted by size, in about 1 ms. Longer lists are sampled at even distances."""
 
 
 class QueuedSizes(NamedTuple):
@@ -60,7 +60,7 @@ def size_bin(size: int) -> int:
 
 
 MAX_SEEN = 1024
-"""Sizes of batches that are remembered to tell new ones. When another comes, the one that was met first goes."""
+"""Sizes of batches that are remembered, to tell new ones. When there are more, the oldest is forgotten."""
 
 
 class ModelQueue:
@@ -132,9 +132,9 @@ class ModelQueue:
         self.rerun_count = 0
         self.suspect_count = 0
         self.alone = False
-        """True where each request runs alone, at its own sizes, because results differed in company."""
+        """Whether each request runs alone, at its own sizes, because results differed in shared batches."""
         self.unavailable: str | None = None
-        """Why no slot will come for this model; None while one may."""
+        """The reason that no slot will come for this model; None while one may."""
         self.seen: dict[tuple[int, ...], None] = {}
         """The sizes of recent batches."""
         self.predicted_s = 0.0
@@ -142,9 +142,9 @@ class ModelQueue:
         self.measured_s = 0.0
         """Seconds that these took."""
         self.arrivals = Arrivals()
-        """Everything that waits, also what is to run again; what left is thrown out later."""
+        """All waiting requests by admission, those that run again included."""
         self.waits = Occupancy()
-        """The same, counted in seconds; the ledger tells what comes and goes."""
+        """The seconds that they waited; the ledger reports arrivals."""
 
     def __repr__(self) -> str:
         return f"<{self.profile.name}: {self.waiting} waiting>"
@@ -189,7 +189,7 @@ class ModelQueue:
             self.awaited = OVER
 
     def anew(self, room: QueueRoom, now: float) -> ModelQueue:
-        """An empty queue of the same model, with what is known of it."""
+        """Return an empty queue of the same model that keeps the costs and the remembered sizes."""
         queue = ModelQueue(self.profile, self.costs, room)
         queue.alone, queue.unavailable, queue.seen = self.alone, self.unavailable, self.seen
         queue.predicted_s, queue.measured_s = self.predicted_s, self.measured_s
@@ -197,12 +197,12 @@ class ModelQueue:
         return queue
 
     def _first_start_s(self) -> float | None:
-        """The account of the first client in the flows of the models that share slots; None if there is none."""
+        """Return the account of the client whose turn is first, of all models that share slots; None if none waits."""
         firsts = [first for queue in self.sharing if (first := queue.turns.first())]
         return min(firsts, key=_by_turn).flow.client.start_s if firsts else None
 
     def flow_of(self, number: int) -> ClientFlow:
-        """The flow of a client, a new one if need be."""
+        """Return the flow of a client, and open one if there is none."""
         client = self.shares.client(number)
         name = self.profile.name
         flow = client.flows.get(name)
@@ -211,7 +211,7 @@ class ModelQueue:
         return flow
 
     def share_slots(self, other: ModelQueue) -> None:
-        """Divide slots with another model from now on: a slot joined that serves both."""
+        """Merge the shares with those of another model, because a slot joined that serves both."""
         if self.shares is other.shares:
             return
         self.shares.absorb(other.shares)
@@ -220,7 +220,7 @@ class ModelQueue:
             queue.shares, queue.sharing = self.shares, self.sharing
 
     def add(self, request: Request) -> None:
-        """Puts a new request, which its flow has stamped, into its bucket and its flow."""
+        """Queue a new request, which `FairShares.stamp` has counted, in its bucket and its flow."""
         name = (*EMPTY, *request.shape) if request.empty else request.shape
         bucket = self.buckets.get(name)
         if bucket is None:
@@ -271,7 +271,7 @@ class ModelQueue:
         self.shares.charge(shares_s, part)
 
     def drop(self, request: Request) -> None:
-        """End a request that waits, wherever it does."""
+        """End a waiting request, in whichever state it waits."""
         state = request.state
         request.end()
         if state is QUEUED:
@@ -336,7 +336,7 @@ class ModelQueue:
             del self.lanes[lane.key]
 
     def meet(self, sizes: tuple[int, ...]) -> bool:
-        """Remember a batch's sizes. Whether they are new, as far as remembered."""
+        """Remember a batch's sizes. Return whether they are new, as far as remembered."""
         seen = self.seen
         if sizes in seen:
             return False
@@ -364,7 +364,7 @@ class ModelQueue:
         return QueuedSizes(self.waiting, tuple([names[axis] for axis in axes]), cells)
 
     def put_rerun(self, group: Sequence[Request], seconds: float) -> None:
-        """Let a group wait for its first `by_rerun`, to run again as it is, in a call of so many predicted seconds."""
+        """Queue a group that runs again as one call of `seconds`, in the order of `by_rerun`."""
         for request in group:
             request.run_again()
             request.cost_ns = nanoseconds(seconds / len(group))
@@ -373,16 +373,16 @@ class ModelQueue:
         heappush(self.reruns, (*min(map(by_rerun, group)), group))
 
     def next_rerun(self) -> list[Request]:
-        """The requests left of the first group, which stays where it is. There must be one (`rerun_count`)."""
+        """Return the remaining requests of the first group, without taking it out. There must be one (`rerun_count`)."""
         reruns = self.reruns
         while not (living := [request for request in reruns[0][2] if request.state is RERUN]):
             heappop(reruns)
         return living
 
     def take_rerun(self) -> list[Request]:
-        """Take the first group out, to run; only its first where all run alone, or a call would not hold them any more.
+        """Take out the first group, to run it. Only its first request is taken if all run alone, or if no call holds all.
 
-        The group must not stay: its members may come back in other groups.
+        The entry is removed, because its members may come back in other groups.
         """
         living = self.next_rerun()
         heappop(self.reruns)
@@ -396,7 +396,7 @@ class ModelQueue:
         return living
 
     def _fit(self, members: Sequence[Request]) -> bool:
-        """Tell whether a call holds these within its bytes: their sizes may be rounded up further than before."""
+        """Tell whether one call may hold these: their sizes may be rounded up further than before."""
         call = self.costs.call_bytes
         if call.most is None or self.costs.rounding is None:
             return True
@@ -404,7 +404,7 @@ class ModelQueue:
         return call.of_batch(sum([request.rows for request in members]), shape) <= call.most
 
     def _again_less(self, requests: Sequence[Request]) -> None:
-        """Count the seconds of these no longer."""
+        """Subtract the seconds of these requests."""
         self._again_ns -= sum([request.cost_ns for request in requests])
         if not self.rerun_count:
             self.reruns.clear()
@@ -412,7 +412,7 @@ class ModelQueue:
             self.suspects.clear()
 
     def put_suspect(self, request: Request, seconds: float) -> None:
-        """Let a request wait at the front, to run for so many predicted seconds where nothing else runs."""
+        """Queue a suspect at the front, to run for `seconds` where nothing else runs."""
         request.suspect()
         request.cost_ns = nanoseconds(seconds)
         self._again_ns += request.cost_ns
@@ -420,14 +420,14 @@ class ModelQueue:
         heappush(self.suspects, (request.rank, request.order, request))
 
     def next_suspect(self) -> Request | None:
-        """The first suspect, left where it is; None if there is none."""
+        """Return the first suspect, without taking it out; None if there is none."""
         suspects = self.suspects
         while suspects and suspects[0][2].state is not SUSPECT:
             heappop(suspects)
         return suspects[0][2] if suspects else None
 
     def take_suspect(self) -> Request:
-        """Take the first suspect out, to run; there must be one (`suspect_count`)."""
+        """Take out the first suspect, to run it; there must be one (`suspect_count`)."""
         request = self.next_suspect()
         assert request is not None
         heappop(self.suspects)
@@ -449,10 +449,10 @@ class Queues(dict[str, ModelQueue]):
         self._waiting[queue.profile.name] = queue
 
     def waiting(self) -> Collection[ModelQueue]:
-        """The queues in which requests wait; and those that have run empty since `forget_empty`."""
+        """Return the queues in which requests wait, and those that ran empty since `forget_empty`."""
         return self._waiting.values()
 
     def forget_empty(self) -> None:
-        """Look no more at queues that have run empty, until a request waits there again."""
+        """Forget the queues that have run empty, until a request waits there again."""
         for name in [name for name, queue in self._waiting.items() if not queue.waiting]:
             del self._waiting[name]

@@ -132,17 +132,17 @@ class Request:
         """Its place in its flow and in its bucket: the smallest rank goes first, of equals the first that came."""
         self.flow = flow
         self.bonus_s = bonus_s
-        """What its priority is worth in its turn; see fairness.py."""
+        """Seconds of virtual time by which its priority makes its turn earlier; see fairness.py."""
         self.cost_ns = cost_ns
-        """Predicted slot nanoseconds per request in an efficient batch (`BatchCosts.batched_share_s`), or in its group's call
-        if it runs again. 0 while nothing is measured."""
+        """Predicted slot nanoseconds per request in an efficient batch (`BatchCosts.batched_share_s`), or in the call of its
+        group if it runs again. 0 while nothing is measured."""
         self.share_s = share_s
-        """The same of all slots of its model; nominal while nothing is measured."""
+        """Predicted seconds of all slots of its model; nominal while nothing is measured."""
         self.losses = 0
         self.accused = False
         """Whether a process died, or a call hung, that may have run it."""
         self.reworks: tuple[Rework[ClientFlow], ...] = ()
-        """What the failed calls that it was in make run again."""
+        """The reworks of the failed calls that it was in."""
         self.again_from: float | None = None
         """Its turn when it was first to run again, on the scale of virtual time; None before."""
         self.state: RequestState = QUEUED
@@ -151,7 +151,7 @@ class Request:
 
     @property
     def turn(self) -> tuple[float, int]:
-        """When it is its client's turn with it, while it is the first of its flow, and its order."""
+        """Its turn on the scale of virtual time while it is the first of its flow, and its order."""
         return self.flow.client.start_s - self.bonus_s, self.order
 
     @property
@@ -182,14 +182,14 @@ class Request:
 
 
 def nanoseconds(seconds: float) -> int:
-    """The whole number that sums of seconds are kept in, so that what was added can be taken away again exactly."""
+    """Return whole nanoseconds: sums of them are exact, so that a part that was added can be subtracted again."""
     return round(seconds * 1e9)
 
 
 def by_rerun(request: Request) -> tuple[float, int]:
-    """The key of the order of requests that run again: by their turn, later by what runs again because of them.
+    """Return the key that orders requests that run again: their turn, plus the rework that they are part of.
 
-    So the parts of a batch that failed wait for what came meanwhile, and those that fail again for those that do not.
+    So the parts of a failed batch wait for requests that came meanwhile, and parts that fail again wait for other parts.
     """
     assert request.again_from is not None
     return request.again_from + sum([rework.share_s for rework in request.reworks]), request.order
@@ -202,13 +202,11 @@ SAMPLE = 64
 
 
 class LazyHeap:
-    """Requests by (key, order of admission), for as long as their state is `last_live` or before.
+    """A heap of requests by (key, order of admission) whose state is `last_live` or before.
 
     QUEUED: while they wait in a lane; RUNNING: until they end.
 
-    A request that leaves its state is not searched for: it is skipped when it reaches the top, or thrown
-    out with all the others once the dead outnumber the living (`shrink`), so that every operation is
-    logarithmic, amortised, and memory stays proportional to the living.
+    A request in a later state is dead. It is skipped at the top, or dropped once the dead outnumber the living (`shrink`).
     """
 
     __slots__ = ("_entries", "_last_live")
@@ -243,7 +241,7 @@ class LazyHeap:
         heapreplace(self._entries, (key, entry[1], entry[2]))
 
     def shrink(self, living: int) -> None:
-        """Throws the dead out if they outnumber the `living`, or none lives."""
+        """Drop the dead if they outnumber the `living`, or none lives."""
         if not living:
             self._entries.clear()
         elif len(self._entries) > 2 * living + FEW:
@@ -262,7 +260,7 @@ _by_order = attrgetter("order")
 class Arrivals:
     """The waiting requests of one model in the order of their admission, so that the oldest is known.
 
-    Requests that wait no longer are skipped in front, and thrown out once they outnumber the others.
+    Requests that wait no longer are skipped in front, and dropped once they outnumber the others.
     """
 
     __slots__ = ("_requests",)
@@ -285,18 +283,18 @@ class Arrivals:
             self._requests.insert(place, request)
 
     def oldest(self) -> Request | None:
-        """The request that was admitted first of all that wait; None if none does."""
+        """Return the waiting request that was admitted first; None if none waits."""
         gone = next((place for place, one in enumerate(self._requests) if one.state <= SUSPECT), len(self))
         del self._requests[:gone]
         return self._requests[0] if self._requests else None
 
     def shrink(self, waiting: int) -> None:
-        """Throw out what waits no longer if it outnumbers what does, so many requests, or none waits."""
+        """Drop the requests that wait no longer if they outnumber the `waiting` ones, or none waits."""
         if not waiting:
             self._requests.clear()
         elif len(self._requests) > 2 * waiting + FEW:
             self._requests = self.waiting()
 
     def waiting(self) -> list[Request]:
-        """Every request that waits."""
+        """Return every request that waits, in the order of admission."""
         return [request for request in self._requests if request.state <= SUSPECT]

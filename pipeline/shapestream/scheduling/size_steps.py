@@ -93,8 +93,8 @@ class SizeSteps:
     def _look(self) -> None:
         """Choose the step by the requests that came lately.
 
-        The share of sizes that came only once estimates the share of new ones to come (Good-Turing). A batch has up to the
-        rows that good company takes, in the mean half of them: by all of them, goodput is up to 10 % less. Its padding must
+        The share of sizes that came only once estimates the share of new ones to come (Good-Turing). A batch is assumed to
+        have half the rows of an efficient batch; with all of them, goodput is up to 10 % less. The padding of a batch must
         cost less than a first call, times that share. A step above the mean size would make nearly all requests equal.
         """
         self.step = 1

@@ -3,8 +3,8 @@
 A prediction that sharing does not pay forbids the shared calls that would correct it. So while enough requests wait, the
 batch former cuts a batch of twice the rows, at a power of two, where the grid has a node:
 
-- at once, if such a call never ran, or costs have changed since, or it was short after it had not run for long, and the
-  last try has taught something;
+- at once, if such a call never ran, is doubted (cost_grid.py), or was short when it ran after a long time. The last try
+  must have ended and taught something;
 - else every `EVERY` batches, if no such call ran lately.
 
 The second sort may cost at most `SHARE` of the seconds of all batches since the last try, by prediction, beyond what its
@@ -21,14 +21,14 @@ from shapestream.scheduling.batch_costs import Calls
 from shapestream.scheduling.worker_class import WorkerClass
 
 EVERY = 24
-"""Batches between two tries of calls that ran before. A change is to be found within 50 batches, and a model that lets 16
-rows share a call from then on needs four tries in a row."""
+"""Batches between two tries of calls that ran before. A change shall be found within 50 batches, and a device on which 16
+rows begin to share a call well needs four tries in a row."""
 SHARE = 0.01
 """Part of the slots' seconds that tries may cost."""
 
 MOST_PADDED = 1.25
-"""Elements of a first try / elements of its requests apart, at most. What is predicted of a call that never ran is no
-reason against it, but its padding is."""
+"""Largest ratio of the elements of a first try to those of its requests apart. A predicted price is no reason against a
+call that never ran, but its padding is."""
 
 
 def tried_rows(rows: int, max_rows: int) -> int:

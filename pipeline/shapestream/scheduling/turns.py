@@ -27,13 +27,13 @@ class ClientFlow(Flow):
         self.queue = queue
         self.requests = LazyHeap(QUEUED)
         self.listed: tuple[float, int] | None = None
-        """The turn under which `Turns` lists it; None where it is not listed."""
+        """The turn under which `Turns` lists it; None while it is not listed."""
 
     def __repr__(self) -> str:
         return f"<flow of {self.queue.profile.name}: {self.queued} requests>"
 
     def first(self) -> Request:
-        """Its first request; there must be one (`queued`)."""
+        """Return its first request; there must be one (`queued`)."""
         first = self.requests.first()
         assert first is not None
         return first[2]
@@ -83,7 +83,7 @@ class Turns:
         return None
 
     def shrink(self, living: int) -> None:
-        """Throws the dead out if they outnumber the `living` requests, or none lives."""
+        """Drop the dead entries if they outnumber the `living` requests, or none lives."""
         if not living or len(self._entries) > 2 * living + FEW:
             entries, self._entries = self._entries, []
             for _, flow in entries:
@@ -93,7 +93,7 @@ class Turns:
                     self.put(flow, flow.first())
 
     def share_until(self, rank: float) -> float:
-        """Predicted seconds of all slots of the queued requests that go before a request of this rank.
+        """Return the predicted seconds of all slots of the queued requests that go before a request of this rank.
 
         Looks at `SAMPLE` flows, evenly spaced, if there are more; each of them stands for as many as were left out.
         """
