@@ -75,19 +75,19 @@ class WorkerClass:
         self._static: dict[Sizes, Grid | None] = {
             sizes: Grid({sizes: points[sizes].seconds}) if sizes in points else None for sizes in static
         }
-        """The shapes with a model of their own. One that was not measured costs what others like it do, until it ran."""
+        """By shape of a static model; None until it was measured or ran. Until then it costs as much as dynamic calls."""
         dynamic = {sizes: point.seconds for sizes, point in points.items() if sizes not in self._static}
         self._grid = grid_over(dynamic, profile.max_batch if profile.has_batch else 1) if dynamic else None
         self._line = LinearCost()
-        """Where there is no grid."""
+        """The costs while there is no grid."""
         self.measured = self._grid is not None
-        """Whether predictions are seconds; otherwise they are good for comparing calls, and nothing else."""
+        """Whether predictions are seconds. If not, they only compare calls."""
         self.new = LinearCost(clip=PREPARATION_CLIP)
         """Extra seconds of a call whose shape is new to the device."""
         self.paid = LinearCost()
-        """Seconds of requests while nothing was measured, preparation included: see `ModelCosts.rough_s`."""
+        """Seconds of batches while nothing was measured, preparation included: see `ModelCosts.rough_s`."""
         self.batch_costs: dict[str, BatchCosts] = {}
-        """By worker. That of the last worker stays when it leaves, until another one joins."""
+        """By worker. The last one stays when its worker leaves, until another worker joins."""
         self._workers = 0
         """Workers present."""
         self._slowdowns_sum = 0.0
@@ -104,7 +104,7 @@ class WorkerClass:
         self.batches_since_try = 0
         """Batches that ended since the last try began, see tries.py."""
         self.busy_s_since_try = 0.0
-        """Seconds that they took."""
+        """Seconds that these took."""
         self.awaits_try = False
         """Whether nothing was learned from the last try yet."""
         if learned is None or not self._table:
@@ -130,7 +130,7 @@ class WorkerClass:
         return sum([batch_costs.slots for batch_costs in self.batch_costs.values()])
 
     def join(self, worker: str) -> BatchCosts:
-        """Take in a slot of a worker; a new worker is as fast as those present in the mean."""
+        """Add a slot of a worker. A new worker is assumed to be as fast as the present ones in the mean."""
         batch_costs = self.batch_costs.get(worker)
         if batch_costs is None or not batch_costs.slots:
             here = [other for other in self.batch_costs.values() if other.slots]
@@ -190,9 +190,9 @@ class WorkerClass:
     # ------------------------------------------------------------ what is known
 
     def knows(self, calls: Calls) -> bool:
-        """Tell whether these calls were measured, or ran since costs have changed, and do not seem to change now.
+        """Tell whether these calls were measured, or ran since costs changed, and were not short the last time.
 
-        Of several sizes none is told apart.
+        Calls of several sizes count as known: one batch cannot tell their seconds apart.
         """
         ((_, sizes), *others) = calls
         if others or sizes in self._static:
@@ -202,7 +202,7 @@ class WorkerClass:
         return self._grid.knows(sizes) and not self._grid.was_short(sizes)
 
     def met_lately(self, calls: Calls) -> bool:
-        """Tell whether calls of about these sizes ran lately. A line does not remember that."""
+        """Tell whether calls of about these sizes ran lately; False without a grid."""
         return self._grid is not None and all(self._grid.met_lately(sizes) for _, sizes in calls)
 
     def try_began(self) -> None:
@@ -220,7 +220,7 @@ class WorkerClass:
         requests: int,
         steady_s: float,
     ) -> None:
-        """Learn from a finished batch; `steady_s` is what it should have taken without preparing anything."""
+        """Learn from a finished batch; `steady_s`: its expected seconds without any preparation."""
         self.batches += 1
         self.batches_since_try += 1
         self.busy_s_since_try += busy_s
@@ -236,7 +236,7 @@ class WorkerClass:
             self.paid.observe(number, elements, busy_s, request_elements=elements / max(1, requests))
 
     def prepared(self, elements: float, steady_s: float, busy_s: float, calls: int = 1) -> None:
-        """Learn what new shapes cost extra, from a batch that would have taken `steady_s` without preparing them."""
+        """Learn the preparation of new shapes from a batch that would have taken `steady_s` without it."""
         extra_s = max(0.0, busy_s - NOISE * steady_s) / calls
         self.new.observe(1.0, elements, extra_s, request_elements=elements)
 
@@ -301,9 +301,9 @@ class WorkerClass:
     def _change(self, batch_costs: BatchCosts, change: float) -> float:
         """Move a worker's slowdown by what all calls share of a lasting change; return by how much.
 
-        What did not run is taken at its best. If calls became shorter, all did. If they became longer, the size may be the
-        cause, and other sizes are to be tried: it is divided as that of one batch is. Of several workers, which share what
-        is known of sizes, it is the one that changed.
+        Sizes that did not run are assumed at their best. If calls became shorter, all did. If they became longer, their
+        size may be the cause, and other sizes shall be tried: the change is divided between slowdown and grid like that of
+        one batch. If there are several workers, which share one grid, the worker has changed.
         """
         if not batch_costs.slots:
             return 0.0
@@ -314,13 +314,13 @@ class WorkerClass:
         return moved
 
     def _extend(self, calls: Iterable[Sizes]) -> None:
-        """Give calls far beyond the grid nodes of their own."""
+        """Extend the grid by nodes for calls far beyond it."""
         for sizes in calls:
             if self._grid is not None and 0 not in sizes and not self._grid.reaches(sizes):
                 self._grid = self._grid.extended(sizes)
 
     def _expected_s(self, sizes: Sizes) -> float:
-        """Seconds of one call by all that was observed."""
+        """Return the expected seconds of one call by all observations, published or not."""
         if 0 in sizes:
             sizes = (1,) * len(sizes)
         grid = self._static.get(sizes) or self._grid
@@ -329,7 +329,7 @@ class WorkerClass:
         )
 
     def _correct(self, calls: Calls, each_s: Sequence[float], difference: float) -> bool:
-        """Move what these calls are expected to take, `each_s` until now; whether one is to be published, see `MOVED`."""
+        """Correct these calls, expected to take `each_s`. Return whether one moved enough (`MOVED`) to publish."""
         shift = self.mean_slowdown_log
         moved = False
         for (_, sizes), call_s in zip(calls, each_s, strict=True):
@@ -344,7 +344,7 @@ class WorkerClass:
         return moved
 
     def _publish(self) -> None:
-        """Base predictions on all that was learned; what all workers are off becomes part of the grid."""
+        """Base predictions on all that was learned. The mean slowdown of all workers becomes part of the grid."""
         shift = self.mean_slowdown_log if self._grid is not None else 0.0
         for batch_costs in self.batch_costs.values():
             batch_costs.slowdown_log -= shift
@@ -361,7 +361,7 @@ class WorkerClass:
         self.longest_s = max([self._ran_s, *[grid.longest_s for grid in grids]])
 
     def learned(self, saved_at: float) -> LearnedCosts | None:
-        """Return what traffic made of the table; None where there is none, or nothing ran yet."""
+        """Return the corrections of the table by traffic; None without a table, or before any batch ran."""
         if not self._table or not self.batches:
             return None
         shift = self.mean_slowdown_log if self._grid is not None else 0.0
