@@ -47,8 +47,8 @@ def costs_over(points: dict[Sizes, float], own: ModelProfile | None = None) -> C
     return costs
 
 
-def surface(points: dict[Sizes, float], own: ModelProfile | None = None) -> BatchCosts:
-    """The surface over these points."""
+def costs_of(points: dict[Sizes, float], own: ModelProfile | None = None) -> BatchCosts:
+    """The costs on one worker whose table has these points."""
     return costs_over(points, own)["m"].batch_costs()
 
 
@@ -85,7 +85,7 @@ def test_a_table_that_is_told_before_the_slots_join_says_the_same() -> None:
     costs.join(0, "w", {"m": table}, ["m"])
     assert (["k"], kinds) == ([*kinds], costs["m"].worker_classes)
     calls = [(rows, (size,)) for rows in (1, 5, 64) for size in (16, 100)]
-    assert predicted(surface(points), calls) == predicted(costs["m"].batch_costs(), calls)
+    assert predicted(costs_of(points), calls) == predicted(costs["m"].batch_costs(), calls)
 
 
 AXIS = st.lists(st.integers(1, 300), min_size=1, max_size=4, unique=True).map(sorted)
@@ -123,7 +123,7 @@ def test_between_measured_points_it_is_multilinear(grid, data):
     inside = [st.integers(axis[0], axis[-1]) for axis in axes]
     asked = data.draw(st.lists(st.tuples(*inside), min_size=1, max_size=10))
     asked += list(points)
-    found = predicted(surface(points), [(sizes[0], sizes[1:]) for sizes in asked])
+    found = predicted(costs_of(points), [(sizes[0], sizes[1:]) for sizes in asked])
     assert [brute_force(axes, values, sizes) for sizes in asked] == pytest.approx(found, rel=1e-6)
     assert list(points.values()) == pytest.approx(found[-len(points) :], rel=1e-6)
 
@@ -137,7 +137,7 @@ def test_between_measured_points_it_is_multilinear(grid, data):
 )
 def test_any_table_gives_sensible_predictions(points, calls):
     """Whatever was measured, with whatever holes and noise: finite, never negative, never falling with size."""
-    over = surface(points)
+    over = costs_of(points)
     found = predicted(over, [(rows, (size,)) for rows, size in calls])
     assert all(isfinite(seconds) and seconds >= 0.0 for seconds in found)
     for rows, size in calls:
@@ -155,7 +155,7 @@ def test_where_seconds_are_linear_in_elements_few_points_do(kept, rows, seq):
     """The corner of the grid that a calibration has time for says all about calls of any size."""
     corner = {(1, 8), (1, 64), (4, 8), (4, 64)}
     points = {sizes: linear(sizes) for sizes in corner | kept}
-    assert linear((rows, seq)) == pytest.approx(predicted(surface(points), [(rows, (seq,))])[0], rel=1e-6)
+    assert linear((rows, seq)) == pytest.approx(predicted(costs_of(points), [(rows, (seq,))])[0], rel=1e-6)
 
 
 CALIBRATED = [
@@ -173,22 +173,22 @@ def test_one_point_that_is_off_leads_nowhere_far(point, factor, rows, seq):
     truth = {sizes: 2e-3 + 2e-4 * prod(sizes) for sizes in [*CALIBRATED, (rows, seq)]}
     points = {sizes: truth[sizes] for sizes in CALIBRATED}
     points[point] *= factor
-    found = surface(points).second(rows, (seq,))
+    found = costs_of(points).second(rows, (seq,))
     assert 0.5 <= found / truth[rows, seq] <= 2.0
 
 
 def test_one_point_is_enough_to_compare():
     """Half of it is taken to be the call's fixed part: more elements take longer, fewer are not free."""
-    over = surface({(2, 32): 1.0})
+    over = costs_of({(2, 32): 1.0})
     half, whole, double = predicted(over, [(1, (32,)), (2, (32,)), (4, (32,))])
     assert 0.0 < half <= whole == 1.0
     assert 1.5 == double
 
 
-def test_models_without_dynamic_sizes_have_surfaces_too():
+def test_models_without_dynamic_sizes_have_costs_too():
     """No batch axis, no dimension: one number."""
     own = ModelProfile(name="m", dimensions=(), has_batch=False, paddable=(), max_batch=1)
-    over = surface({(): 0.25}, own)
+    over = costs_of({(): 0.25}, own)
     assert 0.25 == over.second(1, ())
     assert [0.25] == over.seconds(np.array([1]), np.zeros((1, 0), np.intp)).tolist()
 
@@ -204,7 +204,7 @@ def test_covered_rows_cost_the_sum_of_their_calls(sizes, whole_first):
     most = 2 * sizes[-1] + 1
     own = profile(max_batch=most, row_calls=tuple(cover(rows) for rows in range(most + 1)))
     points = {(rows, seq): linear((rows, seq)) for rows in sizes for seq in (8, 64)}
-    over = surface(points, own)
+    over = costs_of(points, own)
     calls = [(rows, (seq,)) for rows in range(most + 1) for seq in (8, 20, 64)]
     expected = [sum(linear((each, *shape)) for each in cover(rows)) for rows, shape in calls]
     assert expected == pytest.approx(predicted(over, calls))
@@ -216,18 +216,18 @@ def test_covered_rows_cost_the_sum_of_their_calls(sizes, whole_first):
 def test_what_cannot_be_run_costs_infinity():
     """Beyond the model's bounds there is no price."""
     own = profile(bounds=(8, 100))
-    over = surface({(1, 8): 0.1, (8, 100): 1.0}, own)
+    over = costs_of({(1, 8): 0.1, (8, 100): 1.0}, own)
     found = predicted(over, [(8, (100,)), (9, (100,)), (8, (101,))])
     assert [False, True, True] == [seconds == inf for seconds in found]
     alone = ModelProfile(name="m", dimensions=("x",), has_batch=False, paddable=(True,), max_batch=1)
-    assert inf == surface({(8,): 1.0}, alone).second(2, (8,))
+    assert inf == costs_of({(8,): 1.0}, alone).second(2, (8,))
 
 
 def test_static_shapes_cost_what_was_measured_for_them():
     """Exactly their sizes, and no others; one that was not measured costs what its like do."""
     points = {sizes: linear(sizes) for sizes in product((1, 8), (8, 64))}
     own = profile(static_shapes=((4, 16), (4, 99), (5, 16), (2, 32)))
-    over = surface({**points, (4, 16): 1e-5, (4, 99): 2e-5, (5, 16): 3e-5}, own)
+    over = costs_of({**points, (4, 16): 1e-5, (4, 99): 2e-5, (5, 16): 3e-5}, own)
     asked = [(4, (16,)), (4, (99,)), (5, (16,)), (2, (32,)), (5, (99,)), (4, (17,)), (600, (16,))]
     found = predicted(over, asked)
     assert [1e-5, 2e-5, 3e-5] == found[:3]
@@ -410,7 +410,7 @@ def test_whatever_is_observed_predictions_stay_sensible(batches):
 
 def test_before_anything_ran_calls_can_be_compared():
     """The prior: sharing a call pays, padding costs, and a longer row is dearer."""
-    over = surface({})
+    over = costs_of({})
     assert not over.measured
     one, two, longer, apart = predicted(over, [(1, (16,)), (2, (16,)), (2, (17,)), (1, (17,))])
     assert one < two < 2 * one
@@ -508,7 +508,7 @@ def test_workers_of_one_kind_have_speeds_of_their_own():
     assert pytest.approx(1.0) == costs["m"].slowdown(3)
 
 
-def test_equal_keys_share_a_surface_and_others_do_not():
+def test_workers_with_equal_keys_share_costs_and_others_do_not():
     """What one worker shows is known of all that are alike, and of no other."""
     costs = costs_with(("a", table("k")), ("b", table("k")), ("c", table("other")))
     before = costs["m"].batch_s((4, 64), 2)
@@ -571,14 +571,14 @@ def test_prices_asked_for_together_are_those_asked_for_one_by_one():
 def test_preparing_batches_teach_what_preparing_costs_and_nothing_else():
     """The first call of a shape is dear; that it is says nothing about the second."""
     costs = costs_with(("a", table()))
-    surface = costs["m"].batch_costs()
-    assert pytest.approx(0.05, rel=0.1) == surface.preparation_s(4, (64,))
-    before = surface.second(4, (64,))
+    over = costs["m"].batch_costs()
+    assert pytest.approx(0.05, rel=0.1) == over.preparation_s(4, (64,))
+    before = over.second(4, (64,))
     for seq in range(1, 60):
         costs["m"].observe(0, (4, seq), 0.2, preparations=1)
-    assert before == surface.second(4, (64,))
-    assert pytest.approx(0.2, rel=0.1) == surface.preparation_s(4, (64,))
-    assert 0.0 == surface.preparation_s(4, (59,))
+    assert before == over.second(4, (64,))
+    assert pytest.approx(0.2, rel=0.1) == over.preparation_s(4, (64,))
+    assert 0.0 == over.preparation_s(4, (59,))
 
 
 def test_shapes_are_known_per_worker():
@@ -595,11 +595,11 @@ def test_known_shapes_are_bounded():
     for size in range(5000):
         costs["m"].observe(0, (1, size), 0.001)
     assert 4096 == costs["m"].shapes
-    surface = costs["m"].batch_costs()
-    assert 0.0 == surface.preparation_s(1, (4999,)) < surface.preparation_s(1, (1,))
+    over = costs["m"].batch_costs()
+    assert 0.0 == over.preparation_s(1, (4999,)) < over.preparation_s(1, (1,))
 
 
-def test_the_most_common_kind_speaks_for_the_model():
+def test_the_most_common_worker_class_stands_for_the_model():
     """Without a slot, predictions are those of most slots."""
     costs = costs_with(
         ("a", table("few", scale=10.0)), ("b", table("many")), ("c", table("many")), ("d", table("many"))
