@@ -16,9 +16,9 @@ from shapestream_workers.__main__ import main
 
 def _in_arrival_order(anchor: Request, costs: CallCosts, plan: Plan, **limits: Any) -> Cut:
     """The batch of an anchor and of those that have waited longest; stands for `planner.plan_batch`."""
-    lines = anchor.queue.turns.lines()
+    flows = anchor.queue.turns.flows()
     waiting = sorted(
-        [request for line in lines for request in line.requests.living()], key=lambda request: request.order
+        [request for flow in flows for request in flow.requests.living()], key=lambda request: request.order
     )
     others = [request for request in waiting if request is not anchor]
     return batch_of([anchor, *others[: anchor.queue.profile.max_batch - 1]], costs)

@@ -284,7 +284,7 @@ def believed(truth: TrueCost) -> CallCosts:
     model = CostModel()
     model.add_model(PROFILE)
     model.join(0, "w0", {NAME: table}, [NAME])
-    costs = CallCosts(model[NAME].surface(), PROFILE)
+    costs = CallCosts(model[NAME].batch_costs(), PROFILE)
     costs.renew()
     return costs
 

@@ -14,25 +14,26 @@ from typing import NamedTuple
 from shapestream.scheduling.deadlines import MAX_RETRY_AFTER_S, Deadlines, Refusal
 from shapestream.scheduling.events import Arrival, Overload
 from shapestream.scheduling.fairness import NOMINAL_S, QueueRoom
-from shapestream.scheduling.queueing import ModelQueue, nanoseconds
+from shapestream.scheduling.model_queue import ModelQueue
+from shapestream.scheduling.queueing import nanoseconds
 from shapestream.scheduling.slots import SlotTable
 
 
 class Terms(NamedTuple):
-    """What a request is predicted to cost."""
+    """The predicted costs of a request."""
 
     cost_ns: int
-    """Nanoseconds of one slot, in good company; 0 while nothing is measured."""
+    """Predicted slot nanoseconds per request in an efficient batch; 0 while nothing is measured."""
     share_s: float
-    """What counts for its client's share: the same divided by the model's slots, nominal while nothing is measured."""
+    """Seconds that are charged to its client: the same, divided by the model's slots; nominal while nothing is measured."""
     call_s: float = 0.0
-    """Seconds of its call in good company, with as many of its like as pay, on the most common slot; 0.0 likewise."""
+    """Predicted seconds of such a batch on the most common worker class; 0.0 while nothing is measured."""
 
 
 class Admission:
-    """What may come into the queue, and what it costs.
+    """Decides which requests come into the queue, and prices them.
 
-    `room` is how much the queue holds and may hold, and `slots` are where it may run.
+    `room`: the content of the queue, and its bounds. `slots`: all slots of the server.
     """
 
     __slots__ = ("_deadlines", "_slots", "_terms", "draining", "room")
@@ -45,13 +46,13 @@ class Admission:
         self._terms: dict[tuple[str, tuple[int, ...]], Terms | Refusal] = {}
 
     def new_turn(self) -> None:
-        """Predictions are looked up once for all that arrive together."""
+        """Forget the prices of the last turn: requests of equal sizes that arrive together are priced once."""
         self._terms.clear()
 
     def consider(self, arrival: Arrival, queue: ModelQueue | None, now: float) -> Terms | Refusal:
-        """What this request for the model of `queue` will cost, or why it must not come in.
+        """Return the costs of a request for the model of `queue`, or the reason to refuse it.
 
-        Raises any error of a prediction; no book of requests is changed here.
+        Raises any error of a prediction. The queue is not changed.
         """
         if self.draining:
             return Refusal("draining", "the server finishes what it has and takes nothing new")
@@ -86,10 +87,10 @@ class Admission:
                 return self._above_share(queue)
         if client is not None and arrival.client in room.several:
             models = room.models(arrival.client)
-            line = client.lines.get(arrival.model)
+            flow = client.flows.get(arrival.model)
             queued_s = 0.0 if whole.max_s is None else self.queued_s(queue)
-            if line is not None and room.exceeds_part(
-                line, models, arrival.nbytes, terms.share_s, queued_s, parts
+            if flow is not None and room.exceeds_part(
+                flow, models, arrival.nbytes, terms.share_s, queued_s, parts
             ):
                 return self._above_part(queue, models)
         if arrival.deadline is None:
@@ -133,10 +134,10 @@ class Admission:
         return Refusal("overloaded", message, self.drain_s(queue), Overload.MODEL_SHARE)
 
     def too_large(self, queue: ModelQueue, rows: int, shape: tuple[int, ...]) -> Refusal | None:
-        """Refuses what would be filled up to a call that holds more than calls may; its own sizes may be any.
+        """Return a refusal if padding would make the request's call larger than a call may be; its own sizes may be larger.
 
-        Without elements no byte stands for any size. So a size of 0 counts as 1, and rows are no more than a batch has:
-        outputs may be as large as what is claimed.
+        A request without elements could claim any size without sending a byte, and its outputs might be as large. So its
+        sizes of 0 count as 1, and its rows are bounded by those of a batch.
         """
         profile = queue.profile
         call = queue.costs.call_bytes
@@ -171,7 +172,7 @@ class Admission:
                 self._terms[key] = refusal
                 return refusal
             alone_s = queue.costs.batch_s(sizes) if queue.alone else None
-            company = queue.costs.company_s(sizes) if alone_s is None else (alone_s, alone_s)
+            company = queue.costs.batched_share_s(sizes) if alone_s is None else (alone_s, alone_s)
             slots = self._slots.serving(queue)
             if company is None:
                 rough_s = queue.costs.rough_s(sizes)
@@ -185,14 +186,14 @@ class Admission:
         return terms
 
     def queued_s(self, queue: ModelQueue) -> float:
-        """Predicted seconds that slots need for what waits for a model, and for those that share slots with it.
+        """Return the seconds that slots need for the queues of a model and of all models that share slots with it.
 
-        These are taken to share all their slots, so their times add up: the estimate errs upwards.
+        The models are assumed to share all their slots, so their times add up. The estimate errs upwards.
         """
         return sum([other.waiting_s / self._slots.serving(other) for other in queue.sharing])
 
     def drain_s(self, queue: ModelQueue) -> float | None:
-        """Seconds until what waits for the slots of a model will have been started; None while nothing is measured."""
+        """Return the seconds until the queues for the slots of a model have been started; None while nothing is measured."""
         total: float | None = None
         for other in queue.sharing:
             if not other.waiting:

@@ -1,4 +1,4 @@
-"""Answers, and how soon requests follow them. company.py says what for."""
+"""How soon new requests follow answers. company.py decides by it whether a free slot waits."""
 
 from __future__ import annotations
 
@@ -26,27 +26,27 @@ class Awaited(NamedTuple):
 
     until: float
     rows: int
-    """Queued rows with which it is over."""
+    """Queued rows that end the wait."""
 
 
 OVER = Awaited(-inf, 0)
 
 
 class Returns:
-    """How soon a model gets half as many rows as it has just answered."""
+    """Measures how soon a model receives half as many rows as it has just answered."""
 
     __slots__ = ("_watched", "after_s", "arrived_rows")
 
     def __init__(self) -> None:
         self.arrived_rows = 0
-        """Rows of all requests that arrived."""
+        """Rows of all requests that ever arrived."""
         self.after_s = inf
-        """Seconds from the answers that were watched last until then; inf where it took longer than they were watched."""
+        """Seconds from the answers that were watched last until then; inf if it took longer than they were watched."""
         self._watched: tuple[float, float, float] | None = None
-        """When answers left, until when they are watched, and the `arrived_rows` with which half have returned."""
+        """Time of the answers, end of the watch, and the `arrived_rows` at which half have returned."""
 
     def answered(self, rows: int, now: float, watched_s: float) -> None:
-        """Watch what arrives within so many seconds, unless earlier answers still are watched."""
+        """Watch arrivals for `watched_s` seconds after an answer, unless earlier answers still are watched."""
         if self._watched is not None:
             if now <= self._watched[1]:
                 return

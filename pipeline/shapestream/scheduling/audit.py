@@ -15,8 +15,8 @@ from typing import TypeAlias
 from shapestream.scheduling.actions import Action, CancelBatch, StartBatch
 from shapestream.scheduling.batches import Batch
 from shapestream.scheduling.events import AuditWanted, ContractError
+from shapestream.scheduling.model_queue import ModelQueue, Queues
 from shapestream.scheduling.planner import Cut, alone
-from shapestream.scheduling.queueing import ModelQueue, Queues
 from shapestream.scheduling.recovery import Isolation
 from shapestream.scheduling.slots import Slot, SlotTable
 

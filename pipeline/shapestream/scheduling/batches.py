@@ -19,7 +19,8 @@ from math import inf
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from shapestream.scheduling.events import CutReason
-from shapestream.scheduling.queueing import ModelQueue, Request
+from shapestream.scheduling.model_queue import ModelQueue
+from shapestream.scheduling.queueing import Request
 from shapestream_engine.batch import BatchInputs, BatchReport
 from shapestream_engine.layout import Tensors
 

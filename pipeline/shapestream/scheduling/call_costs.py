@@ -8,7 +8,7 @@ shape is faster than the dynamic one. Where only some numbers of rows are allowe
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import prod
+from math import isfinite, prod
 
 import numpy as np
 
@@ -18,13 +18,13 @@ from shapestream.scheduling.events import ModelProfile
 from shapestream.scheduling.rounding import ShapeRounding
 
 USES = 8
-"""Batches among which a new shape's preparation is divided when batches are compared: what has come once will come again, so
-that a new shape is an investment. Charged in full, a queue would keep to the few small shapes that are known already."""
+"""Batches over which the preparation of a new shape is amortised when batches are compared. If it were charged in full,
+only shapes that are prepared already would ever be chosen."""
 _REMEMBERED = 2048
-"""Shapes whose costs are remembered, at most; then all are forgotten."""
+"""Shapes whose costs are remembered. When there are more, all are forgotten."""
 _NOTHING = np.zeros(1)
 NEAR_BEST = 1.01
-"""A number of equal rows whose seconds per row are so near the least fills a batch."""
+"""Factor of the least seconds per row up to which a number of rows counts as the best."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,18 +34,18 @@ class Call:
     rows: int
     shape: Sizes
     seconds: float
-    """To be compared: with a part of what it takes to prepare for a shape that is new to the device."""
+    """For comparing calls: 1 / `USES` of the preparation is included."""
     preparation_s: float = 0.0
-    """All that it takes."""
+    """Seconds of preparing shapes that are new to the device."""
 
     @property
     def first_s(self) -> float:
-        """To be expected: preparation included in full."""
+        """Expected seconds of the next such call: the preparation is included in full."""
         return self.seconds + self.preparation_s * (1.0 - 1.0 / USES)
 
 
 class CallCosts:
-    """One model's costs on one surface, with the calls chosen."""
+    """The costs of one model's batches on one worker, each in the call that it is run as."""
 
     __slots__ = (
         "_best",
@@ -53,17 +53,17 @@ class CallCosts:
         "_prepares",
         "_statics",
         "_tables",
+        "batch_costs",
         "bytes",
         "profile",
         "rounding",
-        "surface",
         "version",
     )
 
     def __init__(
-        self, surface: BatchCosts, profile: ModelProfile, rounding: ShapeRounding | None = None
+        self, batch_costs: BatchCosts, profile: ModelProfile, rounding: ShapeRounding | None = None
     ) -> None:
-        self.surface = surface
+        self.batch_costs = batch_costs
         self.profile = profile
         self.rounding = rounding
         self.bytes = CallBytes(profile, rounding)
@@ -71,7 +71,7 @@ class CallCosts:
             [(shape[0], shape[1:]) for shape in profile.static_shapes] if profile.has_batch else []
         )
         self.version = (-1, -1)
-        """Another one when what was planned is out of date."""
+        """A pair that changes whenever existing plans become invalid."""
         self._tables: dict[Sizes, Floats] = {}
         self._best: dict[Sizes, tuple[int, int]] = {}
         # Preparations outlive versions: that a shape has become known is noted one by one.
@@ -79,12 +79,12 @@ class CallCosts:
         self._prepares = False
 
     def renew(self) -> None:
-        """Forget what is out of date; to be called before each batch."""
-        surface = self.surface
-        version = surface.version, 0 if self.rounding is None else self.rounding.version
-        if version != self.version or self._prepares != surface.prepares:
+        """Forget prices that are out of date. Call it before each batch."""
+        batch_costs = self.batch_costs
+        version = batch_costs.version, 0 if self.rounding is None else self.rounding.version
+        if version != self.version or self._prepares != batch_costs.prepares:
             self.version = version
-            self._prepares = surface.prepares
+            self._prepares = batch_costs.prepares
             self._tables.clear()
             self._best.clear()
 
@@ -95,21 +95,36 @@ class CallCosts:
         call_rows, call_shape = rows, shape
         if self.rounding is not None:
             call_rows, call_shape = self.rounding.call_sizes(rows, shape)
-        surface = self.surface
-        seconds = surface.second(call_rows, call_shape)
-        static = self._static(rows, shape, seconds)
+        batch_costs = self.batch_costs
+        seconds = batch_costs.second(call_rows, call_shape)
+        static = self._static(rows, shape, seconds) if self._statics else None
         if static is not None:
             # Static models are prepared before they serve.
-            return Call(rows, static, surface.second(rows, static))
-        new_s = surface.preparation_s(call_rows, call_shape)
+            return Call(rows, static, batch_costs.second(rows, static))
+        new_s = batch_costs.preparation_s(call_rows, call_shape)
         return Call(call_rows, call_shape, seconds + new_s / USES, new_s)
+
+    def exact_call(self, rows: int, shape: Sizes) -> Call:
+        """Return the call of exactly these sizes, with its predicted seconds."""
+        new_s = self.batch_costs.preparation_s(rows, shape)
+        return Call(rows, shape, self.batch_costs.second(rows, shape) + new_s / USES, new_s)
+
+    def expected_s(self, call: Call) -> float:
+        """Return the seconds to expect of a call, preparation included; 0.0 where nothing is measured or it cannot run.
+
+        Without its preparation, it is expected to take no longer than the longest call that was measured, or ran.
+        """
+        costs = self.batch_costs
+        if not costs.measured or not isfinite(call.seconds):
+            return 0.0
+        return min(call.first_s, costs.longest_s(call.rows, call.shape) + call.preparation_s)
 
     def _static(self, rows: int, shape: Sizes, seconds: float) -> Sizes | None:
         """Return the shape of the static model that serves such a batch in the fewest seconds; None: no static model."""
         best = None
         for static_rows, static in self._statics:
             if static_rows == rows and self._fits(shape, static) and self.bytes.allow(rows, static, shape):
-                other = self.surface.second(rows, static)
+                other = self.batch_costs.second(rows, static)
                 if other < seconds:
                     best, seconds = static, other
         return best
@@ -142,13 +157,13 @@ class CallCosts:
         """Return the seconds of many different batches, without first calls: there are too many to ask for."""
         rows = np.maximum(rows, 1)
         called = (rows, shapes) if self.rounding is None else self.rounding.preview(rows, shapes)
-        seconds = self.surface.seconds(*called)
+        seconds = self.batch_costs.seconds(*called)
         for static_rows, static in self._statics:
             here = rows == static_rows
             for axis, padded in enumerate(self.profile.paddable[1:]):
                 column = shapes[:, axis]
                 here &= column <= static[axis] if padded else column == static[axis]
-            seconds[here] = np.minimum(seconds[here], self.surface.second(static_rows, static))
+            seconds[here] = np.minimum(seconds[here], self.batch_costs.second(static_rows, static))
         return seconds
 
     def nbytes(self, rows: Integers, shapes: Integers) -> Floats:
@@ -211,7 +226,7 @@ class CallCosts:
     def _lines(self, shapes: list[Sizes]) -> list[Floats]:
         """Return the seconds of 0 to `max_batch` rows at each shape, without first calls."""
         if self.rounding is None and not self._statics:
-            return self.surface.row_seconds(shapes)
+            return self.batch_costs.row_seconds(shapes)
         count = self.profile.max_batch + 1
         rows = np.tile(np.arange(count), len(shapes))
         wide = np.repeat(np.array(shapes, dtype=np.intp).reshape(len(shapes), -1), count, axis=0)

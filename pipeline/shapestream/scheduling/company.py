@@ -1,21 +1,21 @@
-"""Company: how long a free slot waits for the requests that follow those it has just answered.
+"""Company: how long a free slot waits for the requests that follow the answers it has just given.
 
-Clients that keep a number of requests in flight send the next ones a round trip after their answers. A slot that starts at
-once with what waits runs for a whole call without them, and they wait for a whole call. So the requests in flight part into
-two waves, and a slot that never waits does not join them again.
+Clients that keep a number of requests in flight send the next ones a round trip after their answers. If the slot starts at
+once with the queued requests, the new ones wait for a whole call. So the requests in flight part into two waves, and a slot
+that never waits does not join them again.
 
-A slot that has just answered a batch therefore waits, if all of these hold:
+A slot that has just answered a batch waits if all of these hold:
 
-- What waits and as many rows as were answered take less in one call than in two, by predicted seconds. At most `SHARE` of
-  what that saves is waited, and of the call that was answered. Where seconds are linear, no slot waits.
-- When answers were watched last, half as many rows came within that time (`Returns`). No slot waits for that to be seen,
-  so where requests come at times of their own, a wait in vain is followed by none.
+- The queued rows and as many rows as were answered take less time in one call than in two, by prediction. The slot waits
+  for at most `SHARE` of the time saved, and of the call that it answered. Where seconds are linear, no slot waits.
+- After the answers that were watched last, half as many rows came within that time (`Returns`). Watching holds up no slot.
+  So where requests do not follow answers, one wait in vain is followed by none.
 - No member of the batch that could start would miss its deadline.
 - Every free slot of the model has just answered, and no request is to run again. A slot that has idled is not held back.
 
-The wait is over with its time, when as many rows have come as were answered, when a batch would be full, when another slot
-is free, and when a request comes that has no time for it. What would wait after the running batch is not prefetched. A model
-with `max_delay_s` waits for that instead.
+The wait ends with its time, when as many rows have come as were answered, when a batch would be full, when another slot is
+free, or when a request comes that has no time for it. A batch that would wait is not prefetched. A model with `max_delay_s`
+waits for that time instead.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from shapestream.scheduling.queueing import RUNNING, Request
 from shapestream.scheduling.slots import Slot, SlotTable
 
 SHARE = 1 / 8
-"""Part of the seconds that sharing a call is predicted to save, up to which a free slot waits for it (docs/decisions.md)."""
+"""Longest wait of a free slot, as a part of the seconds that sharing a call is predicted to save (docs/decisions.md)."""
 MOST_SLOTS = 8
-"""Free slots of a model, up to which they wait: all of them are looked at. Where more are free, requests seldom wait."""
+"""Largest number of free slots of a model that wait; all are looked at. Where more are free, requests seldom wait."""
 
 
 class Company:
-    """Tells which free slots wait."""
+    """Decides which free slots wait."""
 
     __slots__ = ("_deadlines", "_slots")
 
@@ -83,7 +83,7 @@ class Company:
     def _worth_s(
         self, anchor: Request, slot: Slot, rows: int, shape: Sizes, ran_s: float, starts_at: float
     ) -> float:
-        """Return how long a slot waits for so many rows; 0.0 where it does not.
+        """Return the seconds for which a slot waits for so many rows; 0.0 if it does not wait.
 
         `shape`, `ran_s`: of the call that was answered. `starts_at`: when the slot could start without these rows.
         """
@@ -108,13 +108,13 @@ class Company:
 def saved_s(
     rows: int, shape: Sizes, more_rows: int, more_shape: Sizes, costs: CallCosts, paddable: Sequence[bool]
 ) -> float:
-    """Return the predicted seconds that two batches take less where as much as possible of the second joins the first.
+    """Return the predicted seconds that are saved if as many rows as possible of a second batch join the first.
 
-    0 where seconds are not measured, or no limit of a batch allows them to share a call. `paddable`: of the shapes.
+    0.0 if seconds are not measured, or if a limit of a batch keeps them from sharing a call. `paddable`: of the shapes.
     """
     profile = costs.profile
     joined = min(more_rows, profile.max_batch - rows)
-    if joined <= 0 or not costs.surface.measured:
+    if joined <= 0 or not costs.batch_costs.measured:
         return 0.0
     if any(
         own != other and not padded for own, other, padded in zip(shape, more_shape, paddable, strict=True)

@@ -1,13 +1,28 @@
-"""Seconds of calls over a grid of measured sizes, or on a straight line over elements where nothing was measured.
+"""Predicted seconds of calls: a grid of measured sizes (`Grid`), or a fixed part and a part per element (`LinearCost`).
 
-Where a call does an equal amount of work per element, a multilinear function is exact: seconds are linear in the rows at
-equal sizes, and in each size at equal rows. The grid follows it piecewise between measured points, and goes on in a
-straight line over elements beyond them. Traffic corrects both. Many calls are priced at once, as an array with one row
-per dimension and one column per call; one call is an array of one column.
+**Prediction.** A node of the grid is a call size, and holds its seconds. Between nodes seconds are interpolated linearly in
+each dimension (multilinear interpolation). That is exact if a call does equal work per element. Beyond the grid one slope
+per element goes on. No prediction falls where a call grows: noise that says otherwise is averaged out (`_monotone`).
 
-A node is *known* if it was measured or a call ran there, and the costs have not changed since. The first call at a node
-that is not known is believed, up to `FIRST_CLIP` beyond what was expected. What is known bounds what is not: a larger
+**Correction.** An observation moves the nodes around its call by a part of the logarithm of observed / expected seconds
+(`correct`), in proportion to their weights. Corrections collect in `_learned`. Predictions use them only after `publish`, so
+that plans stay valid in between.
+
+**Belief.** A node is *known* if it was measured, or if a call ran there and costs have not changed since. The first call
+at a node that is not known is believed (`believe`): fully if it is shorter than expected, up to `FIRST_CLIP` if it is
+longer. Nodes where no call ran are estimated from those where one did, and are bounded by lately visited ones: a larger
 call takes no less time.
+
+**Doubt.** When costs change, nodes become unknown again (`doubt`). Two rules find a change. `BatchCosts.lasting_change`
+finds batches in a row that are all off. Sizes that seldom run never make up such a row, so the differences of those that
+were short are added up by themselves (`short_by`). Without the second rule, a device that from now on costs a fixed part
+only is not found within 50 batches (tests/workers/lab/test_tried_prices.py).
+
+**Why each question exists twice.** `line`, `expected` and `_place` answer for one call or one shape with Python numbers;
+`seconds` and `_places` answer for many calls with arrays. Per call numpy costs more than the arithmetic: the 17 calls of one
+lone request take 17 us by `line` and 83 us by `seconds`. Tests compare the two.
+
+Not done: no decision which size to try (tries.py), no slowdown of a worker (worker_class.py), no clock.
 """
 
 from __future__ import annotations
@@ -29,24 +44,24 @@ Integers: TypeAlias = NDArray[np.intp]
 LEAST_S = 1e-9
 """Seconds of the shortest call. Corrections are factors, and nothing times a factor stays nothing."""
 STEP = 0.1
-"""Part of the difference (of logarithms) between observed and expected seconds that the nodes around a call take over."""
+"""Part of the difference (of logarithms) between observed and expected seconds by which the nodes around a call move."""
 LONE_STEP = 0.2
-"""The same of the only node of a grid, whose calls are all alike."""
+"""The same for a grid of a single node."""
 FIXED_SHARE = 0.5
-"""Part of a call's seconds that is taken to be its fixed part, as long as calls of one size alone were measured."""
+"""Part of a call's seconds that counts as its fixed part while only one size was measured."""
 MOST_NODES = 4096
 """Nodes of a grid. The axes of a table with more different sizes are thinned."""
 MOST_AXES = 6
-"""Axes of a grid, since a prediction looks at 2 corners per axis: 64 at most. Of a call with more sizes, the product of
-the last ones is one axis. The 64 points of a calibration could tell no more axes apart."""
+"""Largest number of axes: a prediction looks at 2 corners per axis, so at 64. If calls have more sizes, the product of the
+last ones forms one axis. The 64 points of a calibration could not tell more axes apart."""
 FIRST_CLIP = log(4.0)
-"""Logarithm by which the first call at a node may be longer than expected, at most: the machine may have stalled. A call
-may be shorter by any factor, since no stall makes it shorter."""
+"""Largest logarithm by which the first call at a node may exceed its expectation, since the machine may have stalled. There
+is no bound below, since no stall makes a call shorter."""
 BEYOND = 1.5
 """Factor by which a call must be larger than the last node along an axis to have one of its own; a calibration leaves out
 points that are nearer, too."""
 LATELY = 16
-"""Calls since a node was visited, up to which it was visited lately."""
+"""A node was visited *lately* if one of the last so many calls ran there."""
 _NEVER = -1
 NOTABLE = 0.01
 """Logarithm by which traffic must have moved a node for its correction to be kept."""
@@ -171,8 +186,7 @@ class Grid:
     def line(self, most: int, shape: Sizes) -> Floats | None:
         """Return the published seconds of 0 to `most` rows at one shape: the same as `seconds`, from what is prepared.
 
-        None where it is not prepared: too many rows, axes or elements, or no elements. A line of 17 calls takes 17 us, and
-        83 us by `seconds`, or 47 us for one call: it is the path of lone requests, whose shapes come one by one.
+        None where it is not prepared: too many rows, axes or elements, or no elements.
         """
         elements = prod(shape)
         if not 0 < elements * most < _MOST_EXACT or self._dimensions > MOST_AXES:
@@ -347,9 +361,10 @@ class Grid:
         return self._visited(sizes, self._calls - LATELY)
 
     def short_by(self, sizes: Sizes, difference: float) -> float:
-        """Add up how short calls were, in a row, that had not run lately; return the sum.
+        """Add up the differences of short calls in a row at sizes that had not run lately; return the sum.
 
-        `difference`: the logarithm of observed / expected seconds of the last; 0.0 if it was not short, which ends the row.
+        `difference`: the logarithm of observed / expected seconds of the newest call; 0.0 if it was not short, which ends
+        the row.
         """
         near, _ = self._corner_weights(sizes)
         if difference:
@@ -370,7 +385,7 @@ class Grid:
         return self._seen[_nearest(near)] >= since
 
     def doubt(self, but: int) -> None:
-        """Doubt all nodes but those that the last so many calls visited."""
+        """Make all nodes unknown that none of the last `but` calls visited."""
         self._known_since = max(self._known_since, self._calls - but + 1)
         self._short.clear()
         self._short_by = 0.0
@@ -514,12 +529,12 @@ def _axes(points: Mapping[Sizes, float]) -> list[Floats]:
 
 
 def _filled(axes: list[Floats], points: Mapping[Sizes, float]) -> Floats:
-    """Return the seconds of every node of a grid: as measured, or as a line through all points says times a factor.
+    """Return the seconds of every node of a grid: as measured, or a linear fit through all points times a factor.
 
     A calibration measures from small calls to large ones until its time is used up; a table from elsewhere may have any
-    holes. The factor is that of the measured nodes: interpolated between them along each axis, the nearest one beyond
-    them, and of several axes the geometric mean. No line through two neighbours is followed: where noise moved one of
-    them, calls thirty times as large could cost the same.
+    holes. Factors are interpolated between measured nodes along each axis, held constant beyond the ends, and averaged
+    geometrically over axes. Seconds are not extrapolated through two neighbours: where noise moved one of them, calls
+    thirty times as large could cost the same.
     """
     elements = elements_of_many(np.meshgrid(*axes, indexing="ij"))
     measured = np.array(list(points.values()))

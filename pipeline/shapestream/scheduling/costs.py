@@ -10,23 +10,24 @@ from itertools import count
 from math import isfinite
 from types import MappingProxyType
 
-from shapestream.scheduling.batch_costs import BatchCosts, WorkerClass
+from shapestream.scheduling.batch_costs import BatchCosts
 from shapestream.scheduling.call_costs import CallBytes, CallCosts
 from shapestream.scheduling.cost_grid import Sizes, elements_of
 from shapestream.scheduling.events import ModelProfile
 from shapestream.scheduling.rounding import ShapeRounding
 from shapestream.scheduling.size_steps import SizeSteps
+from shapestream.scheduling.worker_class import WorkerClass
 from shapestream_engine.cost_table import CostTable, LearnedCosts
 
 NOTHING_LEARNED: Mapping[str, LearnedCosts] = MappingProxyType({})
 WEIGHT = 0.2
 """Weight of the newest batch in the running means: a change is followed within about ten batches."""
-MOST_KINDS = 32
-"""Kinds remembered per model; those without workers make room first."""
+MOST_CLASSES = 32
+"""Worker classes remembered per model. When another one comes, one without workers is forgotten."""
 
 
 class ModelCosts:
-    """One model's surfaces: by kind of worker, and by slot."""
+    """The costs of one model's batches, by slot and by worker class."""
 
     __slots__ = (
         "_call_costs",
@@ -35,12 +36,12 @@ class ModelCosts:
         "_slots",
         "_versions",
         "call_bytes",
-        "kinds",
         "mean_batch_s",
         "mean_request_s",
         "profile",
         "rounding",
         "steps",
+        "worker_classes",
     )
 
     def __init__(
@@ -53,71 +54,71 @@ class ModelCosts:
         self.profile = profile
         self._known = known
         self._versions = versions
-        self.kinds: dict[str, WorkerClass] = {}
+        self.worker_classes: dict[str, WorkerClass] = {}
         """By the key of the table; "" where there is none."""
         self._slots: dict[int, BatchCosts] = {}
         """By the slots that have the model."""
         self._most_common: BatchCosts | None = None
-        """See `surface`; None where it must be looked for."""
+        """See `batch_costs`; None where it must be looked for."""
         self._call_costs: dict[WorkerClass | BatchCosts, CallCosts] = {}
-        """Shared by all surfaces of a kind as long as nothing is known to cost extra because a device has not met it."""
+        """By worker class as long as no preparation is known to cost anything; by worker from then on."""
         self.rounding = (
             None
             if profile.max_shapes is None
-            else ShapeRounding(profile, lambda rows, shapes: self.surface().seconds(rows, shapes))
+            else ShapeRounding(profile, lambda rows, shapes: self.batch_costs().seconds(rows, shapes))
         )
         """The sizes that call shapes are rounded up to, where the model has a cap on them."""
-        self.steps = SizeSteps(profile, self.surface) if SizeSteps.suits(profile) else None
+        self.steps = SizeSteps(profile, self.batch_costs) if SizeSteps.suits(profile) else None
         """The step that sizes of requests are rounded up to, where they may be."""
         self.call_bytes = CallBytes(profile, self.rounding)
         """Bytes of the inputs of its calls, and their bound."""
         self.mean_batch_s: float | None = None
-        """Seconds of a batch, in the mean of those that ran lately; None before the first."""
+        """Moving average of a batch's seconds; None before the first."""
         self.mean_request_s: float | None = None
-        """Seconds of one slot per request, likewise."""
+        """Moving average of slot seconds per request; None before the first."""
 
     # ------------------------------------------------------------ slots
 
     def join(self, slot: int, worker: str, table: CostTable | None) -> None:
-        """Take in a slot of a worker, which brings a table or none."""
+        """Add a slot of a worker; `table`: the costs that the worker measured, if any."""
         if table is not None and table.dimensions != self.profile.dimensions:
             table = None  # of another model that was called the same
-        self._slots[slot] = self._kind(table).join(worker)
+        self._slots[slot] = self._class_of(table).join(worker)
         self._slots_changed()
 
     def take_in(self, table: CostTable) -> None:
-        """Take in a table before the slots that bring it."""
+        """Add a worker's table before its slots join."""
         if table.dimensions == self.profile.dimensions:
-            self._kind(table)
+            self._class_of(table)
 
     def leave(self, slot: int) -> None:
-        """Forget a slot; what it has shown stays known."""
-        surface = self._slots.pop(slot, None)
-        if surface is not None:
-            surface.kind.leave(surface)
+        """Remove a slot. What its batches taught stays known."""
+        batch_costs = self._slots.pop(slot, None)
+        if batch_costs is not None:
+            batch_costs.worker_class.leave(batch_costs)
             self._slots_changed()
 
     def _slots_changed(self) -> None:
         self._most_common = None
         self._call_costs.clear()
 
-    def _kind(self, table: CostTable | None) -> WorkerClass:
+    def _class_of(self, table: CostTable | None) -> WorkerClass:
         key = "" if table is None else table.key
-        known = self.kinds.get(key)
+        known = self.worker_classes.get(key)
         if known is not None and (known.has_points or known.slots or table is None or not table.points):
             # One that workers learn in already without a table knows as much as a table says.
             return known
-        self.kinds.pop(key, None)
-        if len(self.kinds) >= MOST_KINDS:
-            idle = next((name for name, other in self.kinds.items() if not other.slots), None)
+        self.worker_classes.pop(key, None)
+        if len(self.worker_classes) >= MOST_CLASSES:
+            idle = next((name for name, other in self.worker_classes.items() if not other.slots), None)
             if idle is not None:
-                del self.kinds[idle]
+                del self.worker_classes[idle]
         learned = None if table is None else self._known.get(table.digest)
-        kind = self.kinds[key] = WorkerClass(self.profile, table, self._versions, learned)
-        return kind
+        worker_class = self.worker_classes[key] = WorkerClass(self.profile, table, self._versions, learned)
+        return worker_class
 
-    def surface(self, slot: int | None = None) -> BatchCosts:
-        """Return the slot's surface; without one, that of the worker that joined first of the most common kind."""
+    def batch_costs(self, slot: int | None = None) -> BatchCosts:
+        """Return the costs on a slot; without a slot, on the first worker of the class with the most slots."""
         found = self._most_common if slot is None else self._slots.get(slot)
         if found is None:
             found = self._most_common
@@ -126,28 +127,31 @@ class ModelCosts:
         return found
 
     def _first_of_most_common(self) -> BatchCosts:
-        kinds = self.kinds
-        if not kinds:
-            kinds[""] = WorkerClass(self.profile, None, self._versions)
-        kind = max(kinds.values(), key=lambda kind: kind.slots)
-        if not kind.surfaces:
-            kind.surfaces[""] = BatchCosts(self.profile, kind, "")
-        return next(iter(kind.surfaces.values()))
+        worker_classes = self.worker_classes
+        if not worker_classes:
+            worker_classes[""] = WorkerClass(self.profile, None, self._versions)
+        worker_class = max(worker_classes.values(), key=lambda worker_class: worker_class.slots)
+        if not worker_class.batch_costs:
+            worker_class.batch_costs[""] = BatchCosts(self.profile, worker_class, "")
+        return next(iter(worker_class.batch_costs.values()))
 
     # ------------------------------------------------------------ observations
 
     def observe(
         self, slot: int, sizes: Sizes, busy_s: float, preparations: int = 0, requests: int = 1
     ) -> None:
-        """Learn from a finished batch of these sizes. Times that cannot be (negative, not a number) are ignored."""
+        """Learn from a finished batch of these sizes, which took `busy_s` seconds of its slot.
+
+        Times that are negative or not finite are ignored. `preparations`: calls whose shapes were new to the device.
+        """
         if not (isfinite(busy_s) and busy_s >= 0.0):
             return
-        surface = self.surface(slot)
+        batch_costs = self.batch_costs(slot)
         rows, shape = self._parted(sizes)
-        calls = surface.calls(rows, shape)
-        steady_s = surface.second(rows, shape) * surface.slowdown if preparations else 0.0
-        surface.kind.observe(surface, calls, busy_s, preparations, requests, steady_s)
-        surface.met(calls)
+        calls = batch_costs.calls(rows, shape)
+        steady_s = batch_costs.second(rows, shape) * batch_costs.slowdown if preparations else 0.0
+        batch_costs.worker_class.observe(batch_costs, calls, busy_s, preparations, requests, steady_s)
+        batch_costs.met(calls)
         if self.steps is not None:
             self.steps.ran(sizes)
         self.mean_batch_s = _moved(self.mean_batch_s, busy_s)
@@ -156,77 +160,81 @@ class ModelCosts:
     # ------------------------------------------------------------ predictions
 
     def call_costs(self, slot: int | None = None) -> CallCosts:
-        """Return the costs of the calls that batches become, on `surface`."""
-        surface = self.surface(slot)
-        owner = surface if surface.prepares else surface.kind
+        """Return the costs of the calls that batches become, on `batch_costs`."""
+        batch_costs = self.batch_costs(slot)
+        owner = batch_costs if batch_costs.prepares else batch_costs.worker_class
         costs = self._call_costs.get(owner)
         if costs is None:
-            costs = self._call_costs[owner] = CallCosts(surface, self.profile, self.rounding)
+            costs = self._call_costs[owner] = CallCosts(batch_costs, self.profile, self.rounding)
         costs.renew()
         return costs
 
     def slowdown(self, slot: int) -> float:
-        """Return the seconds on this slot / those that its surface predicts; 1.0 as long as nothing is known.
+        """Return the seconds on this slot / those that its `BatchCosts` predict; 1.0 while nothing is known.
 
-        It turns predictions of this slot's surface into seconds on this slot; `pace` compares slots of several kinds.
+        `pace` compares slots of different worker classes; this does not.
         """
-        surface = self._slots.get(slot)
-        return 1.0 if surface is None else surface.slowdown
+        batch_costs = self._slots.get(slot)
+        return 1.0 if batch_costs is None else batch_costs.slowdown
 
     def pace(self, slot: int, sizes: Sizes) -> float | None:
-        """Return the seconds of a batch on this slot / on the most common kind; None while nothing is measured.
+        """Return the seconds of a batch on this slot / on the most common worker class; None while nothing is measured.
 
-        It compares slots, and turns predictions without a slot (`batch_s`, `company_s`) into seconds on this one.
+        It compares slots, and turns predictions without a slot (`batch_s`, `batched_share_s`) into seconds on this one.
         """
-        surface = self.surface(slot)
-        if surface.kind is self.surface().kind:
-            return surface.slowdown if surface.measured else None
+        batch_costs = self.batch_costs(slot)
+        if batch_costs.worker_class is self.batch_costs().worker_class:
+            return batch_costs.slowdown if batch_costs.measured else None
         here_s, usual_s = self.batch_s(sizes, slot), self.batch_s(sizes)
         return here_s / usual_s if here_s and usual_s else None
 
     def expect(self, requests: Iterable[Sizes]) -> None:
-        """Price requests in one prediction; `company_s` and `batch_s` then look it up.
+        """Price requests in one prediction; `batched_share_s` and `batch_s` then look it up.
 
-        What are no sizes of the model is left out: a request with such fails by itself.
+        Sizes that do not fit the model are left out: such a request fails by itself.
         """
         number = len(self.profile.dimensions)
-        self.surface().expect(
+        self.batch_costs().expect(
             [self._parted(sizes) for sizes in requests if len(sizes) == number and min(sizes, default=0) >= 0]
         )
 
     def batch_s(self, sizes: Sizes, slot: int | None = None) -> float | None:
         """Return the predicted seconds of a batch; None while nothing is measured."""
-        surface = self.surface(slot)
-        if not surface.measured:
+        batch_costs = self.batch_costs(slot)
+        if not batch_costs.measured:
             return None
         rows, shape = self._parted(sizes)
-        slowdown = 1.0 if slot is None else surface.slowdown
-        return slowdown * min(surface.second(rows, shape), surface.longest_s(rows, shape))
+        slowdown = 1.0 if slot is None else batch_costs.slowdown
+        return slowdown * min(batch_costs.second(rows, shape), batch_costs.longest_s(rows, shape))
 
-    def company_s(self, sizes: Sizes) -> tuple[float, float] | None:
-        """Return `BatchCosts.company_s` of the most common kind; None while nothing is measured."""
-        surface = self.surface()
-        return surface.company_s(*self._parted(sizes)) if surface.measured else None
+    def batched_share_s(self, sizes: Sizes) -> tuple[float, float] | None:
+        """Return `BatchCosts.batched_share_s` of the most common worker class; None while nothing is measured."""
+        batch_costs = self.batch_costs()
+        return batch_costs.batched_share_s(*self._parted(sizes)) if batch_costs.measured else None
 
     def rough_s(self, sizes: Sizes) -> float | None:
-        """Return what a request alone took lately, while nothing is measured; None where nothing ran.
+        """Return the seconds that a lone request took lately, preparation included; None before any ran.
 
-        Where every batch has a new shape, what preparing takes cannot be told from the rest: no deadline is held against
-        it, but it was a slot's time all the same.
+        It prices requests while nothing is measured. Where every batch has a new shape, the preparation cannot be told
+        from the call. So this price is charged to clients, but no deadline is refused because of it.
         """
-        paid = self.surface().kind.paid
+        paid = self.batch_costs().worker_class.paid
         return min(paid.second(elements_of(sizes)), paid.longest_s) if paid.measured else None
 
     @property
     def shapes(self) -> int:
-        """How many call shapes ran lately, on the worker that knows most."""
+        """The number of call shapes that ran lately, on the worker that knows most of them."""
         return max(
-            [len(surface.known) for kind in self.kinds.values() for surface in kind.surfaces.values()],
+            [
+                len(batch_costs.known)
+                for worker_class in self.worker_classes.values()
+                for batch_costs in worker_class.batch_costs.values()
+            ],
             default=0,
         )
 
     def _parted(self, sizes: Sizes) -> tuple[int, Sizes]:
-        """Part sizes into rows and shape."""
+        """Split sizes into rows and shape."""
         return (sizes[0], sizes[1:]) if self.profile.has_batch else (1, sizes)
 
 
@@ -246,7 +254,7 @@ class CostModel(dict[str, ModelCosts]):
         self._versions = count(1)
 
     def add_model(self, profile: ModelProfile) -> ModelCosts:
-        """Take in a model; slots that have it may have joined before."""
+        """Add a model; slots that serve it may have joined before."""
         model = self[profile.name] = ModelCosts(profile, self._known, self._versions)
         for slot, (worker, costs, models) in self._joined.items():
             if profile.name in models:
@@ -254,31 +262,33 @@ class CostModel(dict[str, ModelCosts]):
         return model
 
     def take_in(self, model: str, table: CostTable) -> None:
-        """Take in a table of a model, if it is known, before the slots that bring it."""
+        """Add a worker's table of a model before its slots join; unknown models are ignored."""
         if (costs := self.get(model)) is not None:
             costs.take_in(table)
 
     def join(self, slot: int, worker: str, costs: Mapping[str, CostTable], models: Iterable[str]) -> None:
-        """Take in a slot; with worker "" it is a worker of its own."""
+        """Add a slot; with worker "" it is a worker of its own."""
         worker, names = worker or f"slot {slot}", frozenset(models)
         self._joined[slot] = worker, costs, names
         for name in names & self.keys():
             self[name].join(slot, worker, costs.get(name))
 
     def leave(self, slot: int) -> None:
-        """Forget a slot; what it has shown stays known."""
+        """Remove a slot. What its batches taught stays known."""
         if self._joined.pop(slot, None) is not None:
             for model in self.values():
                 model.leave(slot)
 
     def learned(self, saved_at: float) -> list[LearnedCosts]:
-        """Return what traffic made of each table, for the next server; `saved_at`: seconds since the epoch.
+        """Return the corrections of each table, for the next server; `saved_at`: seconds since the epoch.
 
-        Where a table serves several models, as under two names, what most batches made of it.
+        Where a table serves several models, the corrections that more batches made are returned.
         """
         found: dict[str, LearnedCosts] = {}
-        for kind in [kind for model in self.values() for kind in model.kinds.values()]:
-            learned = kind.learned(saved_at)
+        for worker_class in [
+            worker_class for model in self.values() for worker_class in model.worker_classes.values()
+        ]:
+            learned = worker_class.learned(saved_at)
             if learned is not None and (
                 learned.table not in found or found[learned.table].batches < learned.batches
             ):

@@ -6,7 +6,7 @@ A deadline is judged four times here:
   call, with a margin, take longer than what is left;
 - while a model waits for company (`wait_until`): not at all if that could cost the deadline;
 - while it waits for its turn (`due`): ended when not even the optimistic prediction of its arrival meets it any more;
-- in its turn under overload (`comes_too_late`): ended if a call in good company takes longer than what is left.
+- in its turn under overload (`comes_too_late`): ended if an efficient batch would take longer than what is left.
 
 Elsewhere, admission.py refuses what is late on arrival, planner.py cuts a batch smaller rather than make a member late,
 and a slot leaves out of its call what has expired.
@@ -21,7 +21,8 @@ from math import inf
 from typing import Final, NamedTuple
 
 from shapestream.scheduling.events import Arrival, Overload
-from shapestream.scheduling.queueing import RERUN, RUNNING, LazyHeap, ModelQueue, Request
+from shapestream.scheduling.model_queue import ModelQueue
+from shapestream.scheduling.queueing import RERUN, RUNNING, LazyHeap, Request
 from shapestream.scheduling.slots import Slot, SlotTable
 
 SAFETY: Final = 1.4
@@ -35,7 +36,7 @@ OPTIMISM: Final = 0.5
 """Share of the predicted seconds; a deadline that not even this leaves room for cannot be met."""
 
 CALL_OF_LEFT: Final = 0.5
-"""Share of the time left that a call in company takes at most: the planner cuts it smaller for a member's deadline."""
+"""Largest part of the time left that a shared call takes: the planner cuts it smaller for a member's deadline."""
 
 WAITED_OF_TIME: Final = 2 / 3
 """Share of its time, from arrival to deadline, that a request has waited at least when it is shed."""
@@ -81,12 +82,12 @@ class Deadlines:
         arrival: Arrival,
         deadline: float,
         queue: ModelQueue,
-        company_call_s: float,
+        batched_call_s: float,
         now: float,
     ) -> Refusal | None:
         """Return why a deadline will not be met, or will hardly be, as far as that is known.
 
-        `company_call_s`: seconds of the call in good company, on the most common slot. Raises any error of a prediction.
+        `batched_call_s`: seconds of an efficient batch on the most common worker class. Raises any error of a prediction.
         """
         alone_s = self._alone_s(arrival.sizes, queue)
         pool = self._slots.pools[arrival.model]
@@ -113,7 +114,7 @@ class Deadlines:
         crowded = queued_s > 0.0 and now - self._refused_at.get(arrival.model, -inf) < left_s
         again_s = sum([other.again_s / serving(other) for other in queue.sharing])
         # Its company is queued already, and the planner cuts a call smaller that would take most of the time left.
-        call_s = max(alone_s, min(company_call_s * pool.fastest, alone_s + queued_s, CALL_OF_LEFT * left_s))
+        call_s = max(alone_s, min(batched_call_s * pool.fastest, alone_s + queued_s, CALL_OF_LEFT * left_s))
 
         def wait_for_s(before_s: float) -> float:
             """Seconds until the slots have done what they hold, reruns and suspects, and this work of the queue."""
@@ -204,7 +205,7 @@ class Deadlines:
     # ------------------------------------------------------------ in its turn
 
     def comes_too_late(self, request: Request, slot: Slot, now: float) -> bool:
-        """Tell whether the turn of a request on this slot comes too late for a call in good company.
+        """Tell whether the turn of a request on this slot comes too late for an efficient batch.
 
         All must hold: a request of this model was refused for its predicted wait after this one came; this one did not run
         before; and when the slot is free, it has waited for two thirds of its time at least. So a request that had little
@@ -224,14 +225,14 @@ class Deadlines:
         left_s = deadline - starts_at
         if starts_at - request.arrived < WAITED_OF_TIME * (deadline - request.arrived):
             return False
-        surface = queue.costs.surface(slot.id)
-        if not surface.measured:
+        batch_costs = queue.costs.batch_costs(slot.id)
+        if not batch_costs.measured:
             return False
         try:
             if queue.alone:
-                call_s = surface.second(request.rows, request.own_shape)
+                call_s = batch_costs.second(request.rows, request.own_shape)
             else:
-                _, call_s = surface.company_s(request.rows, request.shape)
+                _, call_s = batch_costs.batched_share_s(request.rows, request.shape)
         except Exception:  # noqa: BLE001 - what cannot be priced is tried
             return False
-        return left_s < call_s * surface.slowdown
+        return left_s < call_s * batch_costs.slowdown

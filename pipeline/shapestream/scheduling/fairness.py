@@ -1,41 +1,36 @@
-"""Fair shares between clients: of the slots' time, and of the queue's room.
+"""Fair shares between clients: of the slots' time (`FairShares`), and of the queue's room (`GroupRoom`, `QueueRoom`).
 
-A client, here and in all of the scheduler, is one share; the caller numbers them.
+A client is whatever the caller numbers as one: a key with all its connections, or a session.
 
-**Turns.** This is start-time fair queueing (P. Goyal, H. M. Vin, H. Cheng, "Start-time fair queuing", SIGCOMM 1996), in two
-levels (P. Goyal, X. Guo, H. M. Vin, "A hierarchical CPU scheduler for multimedia operating systems", OSDI 1996): slots are
-shared between clients, and a client's part between the models that it asks. Each `ClientShare` has an account on the scale
-of virtual time, and in it one `Flow` per model on a scale of the client's own. The client whose account is smallest has the
-turn, then the line, then the first request of the line.
+**Turns.** Slots are shared by start-time fair queueing (P. Goyal, H. M. Vin, H. Cheng, "Start-time fair queuing", SIGCOMM
+1996) in two levels (P. Goyal, X. Guo, H. M. Vin, "A hierarchical CPU scheduler for multimedia operating systems", OSDI
+1996): first between clients, then between the models of one client. Predicted seconds take the place of packet lengths.
 
-An account is charged when a batch starts: each member pays its part of what the call is predicted to take, in proportion to
-what it would cost in good company. So a request that shares no call pays for the whole. What a failed call makes run again
-is the `Rework` of its members, and is paid once. A client without queued requests starts again at virtual time, or where its
-account is if that is later. A client that was held up is owed what it did not get, within `OWED_S`.
+- Each client has an account on the scale of virtual time (`ClientShare.start_s`), and one `Flow` per model with an account
+  on a scale of the client's own. The smallest account, less the bonus of priority, has the turn.
+- When a batch starts, its predicted seconds are charged to its members' clients, in proportion to what each request would
+  cost in an efficient batch. A request that shares no call pays for the whole call.
+- A client that was held up is owed its share of at most `OWED_S` of work. A client that had nothing queued starts at virtual
+  time, or at its account if that is later.
+- Virtual time is the largest account, less priority, that ever had a turn. It also advances by all work that has its turn,
+  divided by the present clients plus one. The original algorithm does not need that, since its flows are known and its
+  packets have no priorities. Here it prevents starvation (`begin` has the proof).
+- A request's *rank* is a forecast of its turn, made at its arrival. It orders the requests of a flow and of a bucket.
+- The work that a failed call makes run again (`Rework`) is paid once, by the client whose request is to blame.
 
-A request's *rank* is a forecast of its turn at its arrival: its client's account, and the queued work that goes before. It
-orders the requests of a line, and the company in a bucket. Priorities move a request forward in both orders. Without
-contention, order is arrival order.
+**Room.** The queue is bounded in requests, bytes and, if asked, seconds of predicted work. Requests and bytes are divided
+between *groups* of models that share slots: each group with queued requests has an equal part, and one more part is kept
+for the first request of any other group. Within a group, a client may fill more than its fair share, but must leave one
+share free. The share of a client that asks several models is divided between these in the same way. A request that is
+larger than a part may wait alone. No admitted request is dropped to make room.
 
-Virtual time is the largest account that was given a turn; one that priority moved forward counts as it was moved. It also
-passes with all work that has its turn, divided between the clients that are here and one more. The original does not
-need that, since its flows are known and its packets have no priorities. Here it prevents starvation: see `begin`.
-
-**Room.** The queue is bounded in requests, in bytes and, if asked, in seconds of predicted work. Requests and bytes are
-divided first between *groups* of models that share slots. Each group for which requests wait has an equal part, and one
-more part is for all the others: the first that comes finds room, whatever the rest does. No group has more than its
-part. Two groups whose requests wait therefore never wait for each other's slots. A request that is larger than a part
-may wait alone.
-
-Within a group, a client's fair share is the whole of the part, divided by the clients that asked lately. A client may
-have more than its share waiting, the whole part if no other client asks, but it leaves one share free: it is refused
-while there is room for a client with less. The share of a client that asks several models is divided between these in
-the same way. No admitted request is dropped to make room. A client that comes when one other fills the part is refused,
-and finds room when that has drained by its share.
-
-A group's content counts as replaced when as many requests were admitted, or as many clients asked, as the queue may hold
-requests. A client asked lately if it asked since the last replacement, or between the last two. That also bounds the
+A client counts if it *asked lately*: since the group's content was replaced last, or between the last two replacements. It
+is replaced when as many requests were admitted, or as many clients asked, as the queue may hold requests. That bounds the
 clients that are remembered.
+
+It promises: clients with queued requests get equal shares of predicted seconds; no request waits for ever; a client or group
+without queued requests finds room once others have drained by its part. Shares have no weights. Without contention, the
+order is that of arrival.
 """
 
 from __future__ import annotations
@@ -47,17 +42,17 @@ AGEING_S = 1.0
 """Seconds of waiting that are worth one step of priority."""
 
 MAX_PRIORITY = 32
-"""Priorities beyond this, either way, count as this: it bounds how long a request can be passed."""
+"""Largest priority, either way: larger ones count as this. It bounds how long a request can be passed by others."""
 
 NOMINAL_S = 1e-3
-"""What every request is taken to cost while nothing is measured: shares are then equal by count."""
+"""Seconds charged for any request while nothing is measured: shares are then equal by count."""
 
 _LEAST_S = 1e-9
-"""No request is free of charge, or an endless stream of them could pass others."""
+"""Smallest charge, in seconds: an endless stream of free requests could pass all others."""
 
 OWED_S = MAX_PRIORITY * AGEING_S
-"""Seconds of the slots' work of which a client that is here is owed its share, at most: as long as priorities may pass it.
-A client that is held up for longer saves up no more."""
+"""Longest backlog, in seconds of the slots' work, that a client can claim its share of. A client that is held up for longer
+saves up no more."""
 
 _FEW_CLIENTS = 64
 
@@ -67,23 +62,23 @@ FlowT = TypeVar("FlowT", bound="Flow")
 class ClientShare(Generic[FlowT]):
     """The account of a client at the models that share slots."""
 
-    __slots__ = ("lines", "queued", "start_s", "unfinished", "virtual_s")
+    __slots__ = ("flows", "queued", "start_s", "unfinished", "virtual_s")
 
     def __init__(self) -> None:
         self.start_s = 0.0
         """Where its next turn starts, on the scale of virtual time."""
         self.virtual_s = 0.0
-        """The virtual time of its own models: the largest account of a line that was given a turn."""
+        """The virtual time of its own models: the largest account of a flow that was given a turn."""
         self.unfinished = 0
         """Requests that have not ended."""
         self.queued = 0
         """Lines with queued requests."""
-        self.lines: dict[str, FlowT] = {}
+        self.flows: dict[str, FlowT] = {}
         """By model."""
 
 
 class Flow:
-    """The queued requests of one client for one model, counted, and their account within the client's."""
+    """The account and the counters of one client's queued requests for one model."""
 
     __slots__ = ("client", "has_priorities", "last", "queued", "queued_bytes", "queued_s", "start_s")
 
@@ -95,14 +90,14 @@ class Flow:
         """Requests that wait for their first turn."""
         self.queued_bytes = 0
         self.queued_s = 0.0
-        """Predicted seconds of all slots that these take in good company."""
+        """Predicted seconds of all slots of these requests, in efficient batches."""
         self.last: dict[int, float] = {}
-        """By priority, the rank of the last request, as long as any are queued."""
+        """The rank of the newest request, by priority; empty while nothing is queued."""
         self.has_priorities = False
-        """Whether the next request may have another priority than the first: one had, since any are queued."""
+        """Whether any request had a priority since the flow was empty: the next one may then go before the first."""
 
     def run_empty(self) -> None:
-        """Note that nothing is queued any more."""
+        """Reset the counters when the last request has left."""
         self.queued_s = 0.0  # sums of floats drift
         self.last.clear()
         self.has_priorities = False
@@ -110,10 +105,10 @@ class Flow:
 
 
 class Rework(Generic[FlowT]):
-    """What a failed call makes run again: the first member that is found to be to blame pays.
+    """The work that a failed call makes run again.
 
-    If none is, all `payers` do in equal parts when the last member has ended. A later member that is to blame too pays
-    nothing: the calls ran once.
+    The first member that is found to blame pays. A later one pays nothing, since the calls ran once. If none is to blame,
+    all `payers` pay in equal parts when the last member has ended.
     """
 
     __slots__ = ("_payers", "members", "share_s")
@@ -125,18 +120,18 @@ class Rework(Generic[FlowT]):
         """Those that have not ended."""
         self._payers: Sequence[FlowT] | None = payers
 
-    def pay(self, shares: FairShares[FlowT], line: FlowT) -> None:
-        """A member of this line is to blame."""
+    def pay(self, shares: FairShares[FlowT], flow: FlowT) -> None:
+        """Charge this flow, a member of which is to blame."""
         if self._payers is not None:
             self._payers = None
-            shares.blame(line, self.share_s)
+            shares.blame(flow, self.share_s)
 
     def leave(self, shares: FairShares[FlowT]) -> None:
-        """A member has ended."""
+        """Note that a member has ended. When the last one has, and none was to blame, all payers are charged."""
         self.members -= 1
         if not self.members and self._payers:
-            for line in self._payers:
-                shares.blame(line, self.share_s / len(self._payers))
+            for flow in self._payers:
+                shares.blame(flow, self.share_s / len(self._payers))
 
 
 class FairShares(Generic[FlowT]):
@@ -149,7 +144,7 @@ class FairShares(Generic[FlowT]):
     __slots__ = ("_clean_at", "_clients", "_first_start_s", "_furthest_s", "present", "room", "virtual_s")
 
     def __init__(self, first_start_s: Callable[[], float | None], room: GroupRoom) -> None:
-        """`first_start_s` tells the account of the first client that waits for its turn; None if there is none."""
+        """`first_start_s`: returns the account of the first client that waits for its turn; None if none waits."""
         self._first_start_s = first_start_s
         self.room = room
         self.virtual_s = 0.0
@@ -164,7 +159,7 @@ class FairShares(Generic[FlowT]):
         return f"<fair shares at {self.virtual_s:.6f}: {self.present} clients>"
 
     def client(self, number: int) -> ClientShare[FlowT]:
-        """The account of a client, a new one if need be."""
+        """Return the account of a client, and open one if there is none."""
         known = self._clients.get(number)
         if known is None:
             if len(self._clients) > self._clean_at:
@@ -173,7 +168,7 @@ class FairShares(Generic[FlowT]):
         return known
 
     def known(self, number: int) -> ClientShare[FlowT] | None:
-        """The account of a client; None where there is none."""
+        """Return the account of a client; None if it has none."""
         return self._clients.get(number)
 
     # ------------------------------------------------------------ forecasts
@@ -182,8 +177,8 @@ class FairShares(Generic[FlowT]):
         """Return the rank that a request of this client for this model would get now."""
         client = self._clients.get(number)
         present = self.present + (client is None or not client.unfinished)
-        line = None if client is None else client.lines.get(model)
-        ahead_s = 0.0 if line is None else _ahead_s(line)
+        flow = None if client is None else client.flows.get(model)
+        ahead_s = 0.0 if flow is None else _ahead_s(flow)
         return self._start_s(client, present) + ahead_s - _bonus_s(_bounded(priority), present)
 
     def turn_s(self, rank: float) -> float:
@@ -193,12 +188,12 @@ class FairShares(Generic[FlowT]):
     def _start_s(self, client: ClientShare[FlowT] | None, present: int) -> float:
         """Return where the next turn of a client starts, which is never before its account.
 
-        A client that has requests queued starts at its account: it may have waited, and is owed what it did not get.
+        A client with queued requests starts at its account: it may have waited, and is owed what it did not get.
 
         Any other client starts at the virtual time. If the first client that waits has an earlier account, this one starts
         beside it, but at most a second of the slots' work before virtual time. Virtual time follows all work, also the
-        company that batches take out of turn, so it passes requests that wait. A newcomer should not have to wait for all
-        of these. The bound is needed, because with endless newcomers the first that waits could be one of them for ever.
+        company that batches take out of turn, so it passes requests that wait. Without this rule a newcomer would wait for
+        all of these. The bound keeps endless newcomers from being the first for ever.
         """
         if client is not None and client.queued:
             return client.start_s
@@ -209,79 +204,79 @@ class FairShares(Generic[FlowT]):
 
     # ------------------------------------------------------------ requests
 
-    def stamp(self, line: FlowT, share_s: float, priority: int) -> tuple[float, float]:
-        """Queue a request that takes `share_s` seconds of all slots. Return its rank, and what its priority is worth.
+    def stamp(self, flow: FlowT, share_s: float, priority: int) -> tuple[float, float]:
+        """Count a new request of `share_s` seconds of all slots. Return its rank, and the virtual seconds of its priority.
 
         Priority is counted in seconds of all clients' work: virtual time grows by 1/clients while the slots work for
         one second, so a step is `AGEING_S / clients`. The number of clients changes; that must not turn around two
-        requests of one line and one priority, so a rank is never smaller than that of one that is queued.
+        requests of one flow and one priority, so a rank is never smaller than that of one that is queued.
         """
-        client: ClientShare[FlowT] = line.client
+        client: ClientShare[FlowT] = flow.client
         present = self.present + (not client.unfinished)
         bonus_s = 0.0
         if priority:
             priority = _bounded(priority)
             bonus_s = _bonus_s(priority, present)
-            line.has_priorities = True
+            flow.has_priorities = True
         self.present = present
         client.unfinished += 1
         if not client.queued:
             client.start_s = self._start_s(client, present)
-            if len(client.lines) > 1:  # what its models owe each other is forgiven
-                client.virtual_s = max([other.start_s for other in client.lines.values()])
-        if not line.queued:
+            if len(client.flows) > 1:  # what its models owe each other is forgiven
+                client.virtual_s = max([other.start_s for other in client.flows.values()])
+        if not flow.queued:
             client.queued += 1
-            if line.start_s < client.virtual_s:
-                line.start_s = client.virtual_s
-        rank = client.start_s - bonus_s + (line.queued_s if client.queued == 1 else _ahead_s(line))
-        last = line.last.get(priority)
+            if flow.start_s < client.virtual_s:
+                flow.start_s = client.virtual_s
+        rank = client.start_s - bonus_s + (flow.queued_s if client.queued == 1 else _ahead_s(flow))
+        last = flow.last.get(priority)
         if last is not None and last > rank:
             rank = last
-        line.last[priority] = rank
-        line.queued += 1
-        line.queued_s += share_s
+        flow.last[priority] = rank
+        flow.queued += 1
+        flow.queued_s += share_s
         return rank, bonus_s
 
-    def ended(self, line: FlowT) -> None:
-        """Note that a request of this line has ended."""
-        client = line.client
+    def ended(self, flow: FlowT) -> None:
+        """Note that a request of this flow has ended."""
+        client = flow.client
         client.unfinished -= 1
         if not client.unfinished:
             self.present -= 1
 
     # ------------------------------------------------------------ turns
 
-    def begin(self, line: FlowT, bonus_s: float, share_s: float) -> None:
-        """A batch starts in the turn of this line, for a request of this priority; all its members take `share_s` together.
+    def begin(self, flow: FlowT, bonus_s: float, share_s: float) -> None:
+        """Advance virtual time for a batch of `share_s` seconds of all slots, which starts in the turn of this flow.
 
         Why no client starves: all work that has its turn moves virtual time by its `share_s / (present + 1)` at least, and
         `present` is bounded by the queue. A client that comes later starts at most a second of work before the virtual
         time, less `MAX_PRIORITY` steps. Once virtual time is that much past the account of a client that waits, no new
         client passes it, and those that were here pass it by what they are owed.
 
-        Company does not count with its accounts: it may have come from far behind. A priority changes the order, and must
-        not move virtual time ahead.
+        The accounts of the other members do not count, since their turns may be far away. A priority changes the order,
+        and must not move virtual time ahead.
         """
-        client = line.client
+        client = flow.client
         if bonus_s < 0.0:
             bonus_s = 0.0
         self.virtual_s += share_s / (self.present + 1)
         if client.start_s - bonus_s > self.virtual_s:
             self.virtual_s = client.start_s - bonus_s
-        if line.start_s - bonus_s > client.virtual_s:
-            client.virtual_s = line.start_s - bonus_s
+        if flow.start_s - bonus_s > client.virtual_s:
+            client.virtual_s = flow.start_s - bonus_s
 
-    def charge(self, company_s: Mapping[FlowT, float], part: float) -> None:
-        """Requests of these lines run in one call, of which each pays `part` of its seconds here; none is free of charge."""
+    def charge(self, shares_s: Mapping[FlowT, float], part: float) -> None:
+        """Charge the flows whose requests run in one call: `part` of the seconds given here, at least `_LEAST_S`."""
         least_start_s = self.virtual_s - OWED_S / self.present
-        for line, share_s in company_s.items():
+        for flow, share_s in shares_s.items():
             share_s *= part
             if share_s < _LEAST_S:
                 share_s = _LEAST_S
-            client = line.client
-            start_s = line.start_s + share_s
+            client = flow.client
+            start_s = flow.start_s + share_s
             least_s = client.virtual_s - OWED_S
-            line.start_s = start_s if start_s > least_s else least_s
+            flow.start_s = start_s if start_s > least_s else least_s
             start_s = client.start_s + share_s
             if start_s < least_start_s:
                 start_s = least_start_s
@@ -289,26 +284,26 @@ class FairShares(Generic[FlowT]):
             if start_s > self._furthest_s:
                 self._furthest_s = start_s
 
-    def blame(self, line: FlowT, share_s: float) -> None:
-        """Slots work for `share_s` because of a request of this line, and not as its turn: it pays with later turns.
+    def blame(self, flow: FlowT, share_s: float) -> None:
+        """Charge a flow for `share_s` seconds of work that its request caused outside its turn. Its next turns are later.
 
         The work moves virtual time like any other, also where the client never comes back to pay. A client without queued
         requests would start again at virtual time, so it pays from there.
         """
-        client = line.client
+        client = flow.client
         self.virtual_s += share_s / (self.present + 1)
         client.start_s = (client.start_s if client.queued else max(client.start_s, self.virtual_s)) + share_s
-        line.start_s += share_s
+        flow.start_s += share_s
         self._furthest_s = max(self._furthest_s, client.start_s)
 
     # ------------------------------------------------------------ clients
 
     def catch_up(self) -> None:
-        """Forgive all debts, because nothing waits: whoever comes next starts at the same virtual time."""
+        """Forgive all debts, because nothing waits: all clients start at the same virtual time again."""
         self.virtual_s = max(self.virtual_s, self._furthest_s)
 
     def absorb(self, other: FairShares[FlowT]) -> None:
-        """A slot joined that serves models of both: from now on they share one virtual time, and one part of the room."""
+        """Merge two groups, because a slot joined that serves models of both: one virtual time, one part of the room."""
         self.room.absorb(other.room)
         self.virtual_s = max(self.virtual_s, other.virtual_s)
         self._furthest_s = max(self._furthest_s, other._furthest_s)
@@ -320,9 +315,9 @@ class FairShares(Generic[FlowT]):
             own.queued += theirs.queued
             own.start_s = max(own.start_s, theirs.start_s)
             own.virtual_s = max(own.virtual_s, theirs.virtual_s)
-            own.lines.update(theirs.lines)
-            for line in theirs.lines.values():
-                line.client = own
+            own.flows.update(theirs.flows)
+            for flow in theirs.flows.values():
+                flow.client = own
         self.present = sum([known.unfinished > 0 for known in self._clients.values()])
 
     def unfinished(self) -> dict[int, tuple[int, int, int]]:
@@ -330,22 +325,22 @@ class FairShares(Generic[FlowT]):
         return {
             client: (
                 known.unfinished,
-                sum([line.queued for line in known.lines.values()]),
-                sum([line.queued_bytes for line in known.lines.values()]),
+                sum([flow.queued for flow in known.flows.values()]),
+                sum([flow.queued_bytes for flow in known.flows.values()]),
             )
             for client, known in self._clients.items()
             if known.unfinished
         }
 
     def _forget(self) -> None:
-        """Drops the clients that are gone and owe nothing any more."""
+        """Forget clients without requests that owe nothing."""
         gone = [
             (number, client)
             for number, client in self._clients.items()
             if not client.unfinished and client.start_s <= self.virtual_s
         ]
         for number, client in gone:
-            client.lines.clear()  # a cycle of client and line must not be left to the collector
+            client.flows.clear()  # a cycle of client and flow must not be left to the collector
             del self._clients[number]
         self._clean_at = max(_FEW_CLIENTS, 2 * len(self._clients))
 
@@ -355,24 +350,24 @@ def _bounded(priority: int) -> int:
 
 
 def _bonus_s(priority: int, present: int) -> float:
-    """What a priority is worth on the scale of virtual time."""
+    """Return the bonus of a priority, in seconds of virtual time."""
     return priority * AGEING_S / present
 
 
-def _ahead_s(line: Flow) -> float:
-    """Queued work of a client that goes before one more request of this line.
+def _ahead_s(flow: Flow) -> float:
+    """Queued work of a client that goes before one more request of this flow.
 
     Its models take turns, and those that had less of its time than this one catch up first.
     """
-    ahead_s = own_s = line.queued_s
-    for other in line.client.lines.values():
-        if other.queued and other is not line:
-            ahead_s += min(own_s, other.queued_s) + max(0.0, line.start_s - other.start_s)
+    ahead_s = own_s = flow.queued_s
+    for other in flow.client.flows.values():
+        if other.queued and other is not flow:
+            ahead_s += min(own_s, other.queued_s) + max(0.0, flow.start_s - other.start_s)
     return ahead_s
 
 
 class QueueRoom:
-    """What waits of all models together, how much may, and how many groups of models divide it."""
+    """The content of the whole queue, its bounds, and the number of groups that divide it."""
 
     __slots__ = ("groups", "max_bytes", "max_requests", "max_s", "nbytes", "requests", "waiting")
 
@@ -396,7 +391,7 @@ class QueueRoom:
 
 
 class GroupRoom:
-    """What waits of the models that share slots, and which clients asked them for room lately."""
+    """The queued requests of models that share slots, and the clients that asked them lately."""
 
     __slots__ = (
         "_asked",
@@ -437,7 +432,7 @@ class GroupRoom:
         return waiting + (waiting < self.whole.groups)
 
     def ask(self, client: int, model: str) -> None:
-        """A client wants room for a model: both have a share from now on."""
+        """Note that a client wants room for a model: both have a share from now on."""
         asked = self._asked.get(client)
         if asked is not None and model in asked:
             return
@@ -463,20 +458,20 @@ class GroupRoom:
         )
 
     def exceeds(self, client: ClientShare[Any], nbytes: int, parts: int) -> bool:
-        """Whether one more request of a client would take it above its share, and leave no share free."""
+        """Tell whether one more request would take a client above its share and leave no share free."""
         most, most_bytes = self.whole.max_requests / parts, self.whole.max_bytes / parts
         taken = 1.0 - 1.0 / self.sharing
         if self.requests + 1 <= taken * most and self.nbytes + nbytes <= taken * most_bytes:
             return False  # a share is free, whatever the client has
-        lines = client.lines.values()
-        return self._crowds(sum([line.queued for line in lines]), 1, self.requests, most) or self._crowds(
-            sum([line.queued_bytes for line in lines]), nbytes, self.nbytes, most_bytes
+        flows = client.flows.values()
+        return self._crowds(sum([flow.queued for flow in flows]), 1, self.requests, most) or self._crowds(
+            sum([flow.queued_bytes for flow in flows]), nbytes, self.nbytes, most_bytes
         )
 
     def exceeds_s(self, client: ClientShare[Any], share_s: float, queued_s: float) -> bool:
-        """The same in seconds of predicted work, of which `queued_s` wait."""
+        """Tell the same in seconds of predicted work; `queued_s` are queued."""
         most_s = self.whole.max_s
-        held_s = sum([line.queued_s for line in client.lines.values()])
+        held_s = sum([flow.queued_s for flow in client.flows.values()])
         return most_s is not None and self._crowds(held_s, share_s, queued_s, most_s)
 
     def _crowds(self, held: float, more: float, used: float, most: float) -> bool:
@@ -484,14 +479,14 @@ class GroupRoom:
         return held > 0 and held + more > share and used + more + share > most
 
     def exceeds_part(
-        self, line: Flow, models: int, nbytes: int, share_s: float, queued_s: float, parts: int
+        self, flow: Flow, models: int, nbytes: int, share_s: float, queued_s: float, parts: int
     ) -> bool:
-        """Whether one more request would take a line above its part of its client's share, and leave none free.
+        """Tell whether one more request would take a flow above its part of the client's share and leave no part free.
 
         The client asks so many `models`. Apart from a part for one of the others, a share for another client stays free.
         """
         whole = self.whole
-        requests, held_bytes, held_s = line.queued, line.queued_bytes, line.queued_s
+        requests, held_bytes, held_s = flow.queued, flow.queued_bytes, flow.queued_s
         return (
             self._crowds_models(models, requests, 1, self.requests, whole.max_requests / parts)
             or self._crowds_models(models, held_bytes, nbytes, self.nbytes, whole.max_bytes / parts)
@@ -508,7 +503,7 @@ class GroupRoom:
         return held > 0 and held + more > part and used + more + kept > most
 
     def enter_new(self, nbytes: int) -> None:
-        """A request waits that was admitted just now."""
+        """Count a request that was admitted just now."""
         self.enter(1, nbytes)
         self._until_replaced -= 1
         if not self._until_replaced:
@@ -525,7 +520,7 @@ class GroupRoom:
         self.several = {client for client in clients if self.models(client) > 1}
 
     def enter(self, requests: int, nbytes: int) -> None:
-        """Some requests wait, beyond the bounds if they were admitted before."""
+        """Count requests that wait again; the bounds do not apply to them."""
         whole = self.whole
         if not self.requests:
             whole.waiting += 1
@@ -535,7 +530,7 @@ class GroupRoom:
         whole.nbytes += nbytes
 
     def leave(self, requests: int, nbytes: int) -> None:
-        """Some requests wait no longer."""
+        """Count requests that have left the queue."""
         whole = self.whole
         self.requests -= requests
         self.nbytes -= nbytes
@@ -545,7 +540,7 @@ class GroupRoom:
             whole.waiting -= 1
 
     def absorb(self, other: GroupRoom) -> None:
-        """The groups become one, with one part."""
+        """Merge another group into this one."""
         whole = self.whole
         whole.groups -= 1
         whole.waiting -= bool(self.requests and other.requests)

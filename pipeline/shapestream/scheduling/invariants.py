@@ -9,19 +9,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from shapestream.scheduling.batches import Batch, BatchState, Suspicion
+from shapestream.scheduling.buckets import EMPTY, Lane
 from shapestream.scheduling.ledger import Ledger
-from shapestream.scheduling.queueing import (
-    DONE,
-    EMPTY,
-    QUEUED,
-    RERUN,
-    RUNNING,
-    SUSPECT,
-    Lane,
-    ModelQueue,
-    Queues,
-    Request,
-)
+from shapestream.scheduling.model_queue import ModelQueue, Queues
+from shapestream.scheduling.queueing import DONE, QUEUED, RERUN, RUNNING, SUSPECT, Request
 from shapestream.scheduling.recovery import Isolation
 from shapestream.scheduling.slots import Slot, SlotPool, SlotState, SlotTable
 
@@ -215,15 +206,15 @@ def _check_queue(queue: ModelQueue, own: list[Request]) -> None:
     suspects = [request for request in own if request.state is SUSPECT]
     assert queue.suspect_count == len(suspects)
     held = [request for _, _, request in queue.suspects if request.state is SUSPECT]
-    assert sorted(map(id, held)) == sorted(map(id, suspects)), "a suspect is not in line, or twice"
-    lines = queue.turns.lines()
-    in_line = [request for line in lines for request in line.requests.living()]
-    assert sorted(request.id for request in in_line) == sorted(queued), "a request is in no line, or in two"
-    assert all(request.line.queue is queue for request in in_line), (
-        "a request is in the line of another model"
+    assert sorted(map(id, held)) == sorted(map(id, suspects)), "a suspect is not in flow, or twice"
+    flows = queue.turns.flows()
+    in_flow = [request for flow in flows for request in flow.requests.living()]
+    assert sorted(request.id for request in in_flow) == sorted(queued), "a request is in no flow, or in two"
+    assert all(request.flow.queue is queue for request in in_flow), (
+        "a request is in the flow of another model"
     )
-    for line in lines:
-        assert len(line.requests) <= 2 * line.queued + 64, "the dead were not thrown out"
+    for flow in flows:
+        assert len(flow.requests) <= 2 * flow.queued + 64, "the dead were not thrown out"
     assert len(queue.turns) <= 2 * len(queued) + 64, "the dead were not thrown out"
     if queue.delay_s:
         assert {request.id for request in queue.due.living()} == set(queued)

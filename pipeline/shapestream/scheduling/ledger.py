@@ -20,8 +20,9 @@ from shapestream.scheduling.admission import Admission, Terms
 from shapestream.scheduling.batches import Batch, CutFacts
 from shapestream.scheduling.deadlines import Deadlines, Refusal
 from shapestream.scheduling.events import Arrival, ContractError
+from shapestream.scheduling.model_queue import ModelQueue
 from shapestream.scheduling.planner import Cut
-from shapestream.scheduling.queueing import RUNNING, ModelQueue, Request
+from shapestream.scheduling.queueing import RUNNING, Request
 from shapestream.scheduling.scheduler_statistics import Troubles
 from shapestream.scheduling.slots import SlotTable
 
@@ -68,11 +69,11 @@ class Ledger:
         shares = queue.shares
         if not shares.room.requests:
             shares.catch_up()
-        line = queue.line_of(arrival.client)
-        rank, bonus_s = shares.stamp(line, terms.share_s, arrival.priority)
+        flow = queue.flow_of(arrival.client)
+        rank, bonus_s = shares.stamp(flow, terms.share_s, arrival.priority)
         order = self.next_order
         request = Request(
-            arrival, queue, line, rank, order, now, shape, bonus_s, terms.cost_ns, terms.share_s
+            arrival, queue, flow, rank, order, now, shape, bonus_s, terms.cost_ns, terms.share_s
         )
         request.ahead = queue.count
         queue.add(request)
@@ -205,6 +206,6 @@ class Ledger:
         shares = request.queue.shares
         for rework in request.reworks:
             rework.leave(shares)
-        shares.ended(request.line)
+        shares.ended(request.flow)
         request.batch = None  # a cycle of batch and request must not be left to the collector
         del self.requests[request.arrival.id]

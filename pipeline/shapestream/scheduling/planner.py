@@ -1,7 +1,23 @@
-"""The batch former: the members of a batch, and its size.
+"""The batch former: which queued requests share a batch, and how large it is.
 
-Nothing here changes a queue. The scheduler asks for the batch of the request that goes next (`plan_batch`), and takes
-its members out of the queue itself. A window of requests around that one is cut once per turn of the event loop (`Plan`).
+`plan_batch` is the face. The scheduler names an anchor, the request whose turn it is, and a slot; the answer is a `Cut` that
+holds the anchor. Nothing here changes a queue: the scheduler takes the members out of it.
+
+How a batch is cut:
+
+1. Requests of one lane are sorted by the elements of a row. A window of about `WINDOW` of them around the anchor is cut
+   into contiguous segments of the least total cost (segments.py has the programme, its objective and its proof). The
+   anchor's segment is the batch. If all requests of the lane have equal sizes, only the number of rows is chosen.
+2. A window is cut once per turn of the event loop (`Plan`). Slots that are free in the same turn take its other segments.
+3. A batch may be enlarged to try a size whose price is not tested (tries.py).
+4. `within_limits` drops members that would pass a limit of a batch or would make another member late.
+5. If other slots are or will soon be free, `portion` bounds a batch, so that all slots end at about the same time.
+
+It promises: the anchor is in the batch, alone if need be. Of every bucket the requests with the smallest ranks are taken, so
+no request overtakes an equal one of its client. No limit of `SegmentLimits` is passed by a batch of several requests.
+
+It does not look beyond the window, and does not wait for requests to come (company.py does). It does not decide whose turn
+it is (fairness.py does). With several padded dimensions the cuts are good, but not proven to be the best.
 """
 
 from __future__ import annotations
@@ -13,21 +29,141 @@ from typing import NamedTuple, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from shapestream.scheduling.batch_costs import BATCH_S, WorkerClass
+from shapestream.scheduling.buckets import Bucket, Lane
 from shapestream.scheduling.call_costs import CallCosts
 from shapestream.scheduling.cost_grid import Floats, elements_of, elements_of_many
 from shapestream.scheduling.events import CutReason
-from shapestream.scheduling.queueing import Bucket, Lane, Request
+from shapestream.scheduling.queueing import Request
 from shapestream.scheduling.segments import SegmentLimits, Window, cut_window
 from shapestream.scheduling.slots import Slot, SlotPool
 from shapestream.scheduling.tries import is_due, may_be_due, tried_rows
+from shapestream.scheduling.worker_class import BATCH_S, WorkerClass
+
+DELAYED = 2.0
+"""Requests that a batch delays besides its members, per request that waits: half of these, and all that arrive before
+the queue is empty, which cannot be known. In simulations (60 % load to saturation, costs of two models) 1 to 4 differed
+little, and 2 was among the best throughout; 0.5, which is right if nothing arrives any more, cost 1 % of the goodput with
+64 in flight and 10 % in mean latency under overload; work alone, 7 % in p99 at 90 % load."""
+
+
+class Cut(NamedTuple):
+    """A batch that has not been started. (A tuple: making a frozen dataclass takes twice as long.)"""
+
+    members: Sequence[Request]
+    rows: int
+    """Of the members."""
+    shape: tuple[int, ...]
+    """The call's sizes without the batch axis: at least the largest of any member."""
+    padding: int = 0
+    """Elements that are computed only as padding, filled-up rows included."""
+    seconds: float = 0.0
+    """Predicted for an average slot of the worker class; 0 where nothing is measured."""
+    call_rows: int = 0
+    """Rows of the call, filled-up ones included."""
+    largest: tuple[int, ...] = ()
+    """The largest sizes of its members; empty where nothing was worked out."""
+    reason: CutReason = CutReason.COST
+
+    def started(self, costs: CallCosts) -> None:
+        """Note that the device meets the call's shape. A request that runs alone because of an audit is beside the cap."""
+        if costs.rounding is None:
+            if self.shape == self.largest:  # a larger shape was prepared before
+                costs.started(self.rows, self.largest)
+        elif self.reason is not CutReason.AUDITED:
+            costs.started(self.rows, self.largest)
+            costs.rounding.start(self.call_rows, self.shape)
+
+    def sizes(self, has_batch: bool) -> tuple[int, ...]:
+        """The call's size of each of the model's dimensions."""
+        return (self.call_rows, *self.shape) if has_batch else self.shape
+
+
+def plan_batch(
+    anchor: Request,
+    costs: CallCosts,
+    plan: Plan,
+    *,
+    slowdown: float = 1.0,
+    most_s: float | None = None,
+    max_rows: int | None = None,
+    starts_at: float,
+    tries: WorkerClass | None = None,
+) -> Cut:
+    """Return the batch of an anchor, which must be the first request of its flow.
+
+    `slowdown`: seconds on the slot / predicted seconds. `most_s`, `max_rows`: the slot's portion, in seconds on the slot and
+    in rows. `starts_at`: when the batch is predicted to start; later than now if it is queued behind another. `tries`: the
+    slot's worker class if the batch may be a try. Where costs are measured, no member is made late whose deadline could
+    be met alone.
+    """
+    queue = anchor.queue
+    profile = queue.profile
+    rows = profile.max_batch if max_rows is None else min(max_rows, profile.max_batch)
+    if not queue.has_batch or anchor.rows >= rows or anchor.empty:
+        return batch_of([anchor], costs, anchor.bucket, CutReason.ALONE)
+    limits = SegmentLimits(
+        max_rows=rows,
+        max_bytes=costs.bytes.planned_most,
+        max_padding_ratio=profile.max_padding_ratio,
+        most_s=None if most_s is None else most_s / slowdown,
+    )
+    bucket = anchor.bucket
+    delayed = DELAYED * queue.count if costs.batch_costs.measured else None
+    if len(bucket.lane.buckets) == 1 or bucket.rows >= min(rows, costs.full_rows(bucket.shape)):
+        members = bucket.prefix_with(anchor, _equal_rows(bucket, costs, limits, delayed), rows)
+    else:
+        members = plan.take(anchor, costs, limits, delayed)
+    if tries is not None and most_s is None and max_rows is None:
+        larger = _larger(members, bucket, costs, limits, tries)
+        if larger is not None:
+            members = larger
+            plan.forget(bucket.lane)
+    otherwise = CutReason.COST if most_s is None and max_rows is None else CutReason.DIVIDED
+    members, reason = within_limits(members, costs, limits, slowdown, starts_at, otherwise)
+    # Its own bucket comes first, so if the last is of it, all are.
+    return batch_of(members, costs, bucket if members[-1].bucket is bucket else None, reason)
+
+
+def batch_of(
+    members: Sequence[Request],
+    costs: CallCosts,
+    bucket: Bucket | None = None,
+    reason: CutReason = CutReason.COST,
+) -> Cut:
+    """Return the batch of exactly these requests, which are all in `bucket` if that is given."""
+    if bucket is not None:
+        rows = len(members) if bucket.single_rows else sum([request.rows for request in members])
+        shape = bucket.shape
+    else:
+        shape = tuple(map(max, zip(*[request.shape for request in members], strict=True)))
+        rows = sum([request.rows for request in members])
+    if bucket is None or members[0].queue.costs.steps is not None:
+        real = sum([request.rows * prod(request.own_shape) for request in members])
+    else:
+        real = rows * prod(shape)
+    call = costs.call(rows, shape)
+    padding = call.rows * prod(call.shape) - real
+    return Cut(members, rows, call.shape, padding, costs.expected_s(call), call.rows, shape, reason)
+
+
+def alone(members: Sequence[Request], rows: int, shape: tuple[int, ...], costs: CallCosts) -> Cut:
+    """Return the batch of one request, or of an audit, at exactly these sizes, whatever cap there is on call shapes."""
+    seconds = costs.expected_s(costs.exact_call(rows, shape))
+    return Cut(members, rows, shape, 0, seconds, rows, shape, CutReason.AUDITED)
+
+
+def unplanned(members: Sequence[Request]) -> Cut:
+    """Return the batch of exactly these requests, at their own sizes, without prices."""
+    shape = tuple(map(max, zip(*[request.own_shape for request in members], strict=True)))
+    rows = sum([request.rows for request in members])
+    return Cut(members, rows, shape, call_rows=rows, reason=CutReason.UNPLANNED)
 
 
 class Portion(NamedTuple):
-    """Upper limits of one batch where other slots are free or will be soon; None: no limit.
+    """Upper limits of one batch while other slots are free or will be soon; None: no limit.
 
-    All slots that take part should end at the same time (`SlotPool.free_in_s`): a slot's portion reaches from its start to
-    there. It matters when the queue is short; a long one fills the batches of all slots.
+    All slots should end at the same time (`SlotPool.free_in_s`). A slot's portion lasts from its start until then. It
+    matters while the queue is short; a long queue fills the batches of all slots.
     """
 
     most_s: float | None = None
@@ -43,11 +179,10 @@ def portion(
 ) -> Portion:
     """Return the upper limits of a batch with `anchor` on `slot`.
 
-    At least as long as an even part of the rows takes, in a call of the anchor's shape. The queue's predicted seconds are
-    those of large batches (`Request.cost_ns`), and small batches take more for each request. With limits by these seconds
-    alone, the first slots would take too little, and the last slot would be left with the rest. While nothing is measured,
-    the even part is the only limit. A model that waits for company (`max_delay_s`) is not divided: it asked for large
-    batches.
+    The portion lasts at least as long as a call of the anchor's shape with an even part of the rows. The queue's predicted
+    seconds are those of efficient batches, and smaller batches take more per request. With limits by these seconds alone,
+    the first slots would take too little, and the last one would be left with the remainder. While nothing is measured,
+    the even part is the only limit. The queue of a model with `max_delay_s` is not divided: it asks for large batches.
     """
     queue = pool.queue
     max_batch = queue.profile.max_batch
@@ -58,7 +193,7 @@ def portion(
         return ALL
     portion_s = 0.0
     slots = len(pool.free)
-    if costs.surface.measured:
+    if costs.batch_costs.measured:
         level_s, slots = pool.free_in_s(sum([other.queue.cost_s for other in slot.pools]), now)
         start_s = 0.0 if slot.batch is None else max(0.0, slot.batch.ends_at - now)
         portion_s = level_s - start_s
@@ -67,15 +202,15 @@ def portion(
     even = max(1, -(-rows // slots))
     if even >= max_batch:
         return ALL
-    if not costs.surface.measured:
+    if not costs.batch_costs.measured:
         return Portion(max_rows=even)
-    return Portion(most_s=max(portion_s, slowdown * costs.surface.second(even, anchor.shape)))
+    return Portion(most_s=max(portion_s, slowdown * costs.batch_costs.second(even, anchor.shape)))
 
 
 WINDOW = 32
-"""Requests that are planned at once. Of 32 to 256, none gave more than 0.5 % more goodput (docs/decisions.md)."""
+"""Requests in a window. Windows of up to 256 gave at most 0.5 % more goodput (docs/decisions.md)."""
 MOST_WINDOW = 128
-"""The same where calls need more company than that to become cheap. A programme of 128 takes 0.75 ms."""
+"""Largest window, where efficient batches have more rows than `WINDOW`. Cutting 128 requests takes 0.75 ms."""
 
 Segment: TypeAlias = dict[Bucket, int]
 """One batch of the optimal cuts: how many of the first requests of each bucket it takes."""
@@ -132,7 +267,7 @@ def _optimal_segments(
 ) -> list[Segment]:
     """Return the optimal cuts of the window around a bucket."""
     parts = bucket.lane.window(bucket, max(WINDOW, min(MOST_WINDOW, costs.close_rows(bucket.shape))))
-    batch_s = BATCH_S if costs.surface.measured else 0.0
+    batch_s = BATCH_S if costs.batch_costs.measured else 0.0
     if bucket.count == 1 and costs.grows and _runs_alone(bucket, parts, costs, batch_s):
         return [{bucket: 1}]
     ends = cut_window(_window(parts), costs, limits, delayed=delayed, batch_s=batch_s)
@@ -146,7 +281,7 @@ def _runs_alone(bucket: Bucket, parts: list[tuple[Bucket, int]], costs: CallCost
     several padded dimensions that is a good guess, not a proof: others together may be as large as it.
     """
     rows, shape = bucket.rows, bucket.shape
-    second = costs.surface.second
+    second = costs.batch_costs.second
     own_s = costs.call(rows, shape).seconds + batch_s
     others = [other.shape for other, _ in parts if other is not bucket]
     at = next(place for place, (other, _) in enumerate(parts) if other is bucket)
@@ -231,7 +366,7 @@ def _latest_s(
     members: Sequence[Request], costs: CallCosts, slowdown: float, starts_at: float
 ) -> Floats | None:
     """Seconds that the batch may last at most for each member, inf for most; None if it is in time for all."""
-    if not costs.surface.measured:
+    if not costs.batch_costs.measured:
         return None
     deadlines = [request.deadline for request in members if request.deadline is not None]
     if not deadlines or starts_at + _seconds(members, costs) * slowdown <= min(deadlines):
@@ -315,86 +450,23 @@ def _best_run(
     return place // len(others), place % len(others)
 
 
-DELAYED = 2.0
-"""Requests that a batch delays besides its members, per request that waits: half of these, and all that arrive before
-the queue is empty, which cannot be known. In simulations (60 % load to saturation, costs of two models) 1 to 4 differed
-little, and 2 was among the best throughout; 0.5, which is right if nothing arrives any more, cost 1 % of the goodput with
-64 in flight and 10 % in mean latency under overload; work alone, 7 % in p99 at 90 % load."""
-
-
-class Cut(NamedTuple):
-    """A batch that has not been started. A tuple, since one is made for each: a frozen dataclass takes twice as long."""
-
-    members: Sequence[Request]
-    rows: int
-    """Of the members."""
-    shape: tuple[int, ...]
-    """The call's sizes without the batch axis: at least the largest of any member."""
-    padding: int = 0
-    """Elements that are computed only as padding, filled-up rows included."""
-    seconds: float = 0.0
-    """Predicted for an average slot of the surface's kind; 0 where nothing is measured."""
-    call_rows: int = 0
-    """Rows of the call, filled-up ones included."""
-    largest: tuple[int, ...] = ()
-    """The largest sizes of its members; empty where nothing was worked out."""
-    reason: CutReason = CutReason.COST
-
-    def sizes(self, has_batch: bool) -> tuple[int, ...]:
-        """The call's size of each of the model's dimensions."""
-        return (self.call_rows, *self.shape) if has_batch else self.shape
-
-
-def plan_batch(
-    anchor: Request,
-    costs: CallCosts,
-    plan: Plan,
-    *,
-    slowdown: float = 1.0,
-    most_s: float | None = None,
-    max_rows: int | None = None,
-    starts_at: float,
-    tries: WorkerClass | None = None,
-) -> Cut:
-    """The batch that the anchor goes in, at least cost: its segment of the optimal cuts of the window around it.
-
-    The anchor must be the first of its line. It is always in the batch, alone if need be. Beside it, from every bucket
-    only the first by rank are taken, so that no request overtakes an equal one of its client. `most_s`: what the batch
-    should last at most on its slot, which takes `slowdown` times the surface's seconds; `max_rows`: rows that it should
-    have at most; `starts_at`: when it is predicted to start, which is later than now for a batch that is queued behind
-    another. No member whose deadline could be met alone is made late: `starts_at + seconds * slowdown` is not after it,
-    where costs are measured. `tries`: the kind of the slot's costs, where the batch may be a try (tries.py).
-    """
-    queue = anchor.queue
-    profile = queue.profile
-    rows = profile.max_batch if max_rows is None else min(max_rows, profile.max_batch)
-    if not queue.has_batch or anchor.rows >= rows or anchor.empty:
-        return batch_of([anchor], costs, anchor.bucket, CutReason.ALONE)
-    limits = SegmentLimits(
-        max_rows=rows,
-        max_bytes=costs.bytes.planned_most,
-        max_padding_ratio=profile.max_padding_ratio,
-        most_s=None if most_s is None else most_s / slowdown,
-    )
-    bucket = anchor.bucket
-    delayed = DELAYED * queue.count if costs.surface.measured else None
-    if len(bucket.lane.buckets) == 1 or bucket.rows >= min(rows, costs.full_rows(bucket.shape)):
-        members = bucket.prefix_with(anchor, _equal_rows(bucket, costs, limits, delayed), rows)
-    else:
-        members = plan.take(anchor, costs, limits, delayed)
-    if tries is not None and most_s is None and max_rows is None:
-        larger = _larger(members, bucket, costs, limits, tries)
-        if larger is not None:
-            members = larger
-            plan.forget(bucket.lane)
-    otherwise = CutReason.COST if most_s is None and max_rows is None else CutReason.DIVIDED
-    members, reason = within_limits(members, costs, limits, slowdown, starts_at, otherwise)
-    # Its own bucket comes first, so if the last is of it, all are.
-    return batch_of(members, costs, bucket if members[-1].bucket is bucket else None, reason)
+def _equal_rows(bucket: Bucket, costs: CallCosts, limits: SegmentLimits, delayed: float | None) -> int:
+    """Return the number of rows that a batch of one shape should have; segments.py says what is minimised."""
+    most = min(limits.max_rows, bucket.rows)
+    if most < 2:
+        return max(1, most)
+    seconds = costs.row_seconds(bucket.shape)[1 : most + 1]
+    rows = np.arange(1, most + 1)
+    each = (seconds + BATCH_S) * (delayed + 0.5 * rows) / rows if delayed is not None else seconds / rows
+    if limits.most_s is not None:
+        each = np.where(seconds > limits.most_s, inf, each)
+    # Of equally good ones the most; one, if none is allowed.
+    best = most - int(each[::-1].argmin())
+    return best if isfinite(each[best - 1]) else 1
 
 
 def _larger(
-    members: list[Request], bucket: Bucket, costs: CallCosts, limits: SegmentLimits, kind: WorkerClass
+    members: list[Request], bucket: Bucket, costs: CallCosts, limits: SegmentLimits, worker_class: WorkerClass
 ) -> list[Request] | None:
     """Return the members of a try in the place of these; None where none is due, or too few requests wait."""
     rows = sum([request.rows for request in members])
@@ -404,8 +476,8 @@ def _larger(
     most = min(limits.max_rows, call.rows)
     if most <= rows or members[0].queue.rows < most:
         return None
-    calls = costs.surface.calls
-    if not may_be_due(kind, calls(call.rows, call.shape)):
+    calls = costs.batch_costs.calls
+    if not may_be_due(worker_class, calls(call.rows, call.shape)):
         return None
     chosen = {request.id for request in members}
     room = most - rows
@@ -427,59 +499,9 @@ def _larger(
     apart_s += added_rows / rows * (costs.call(rows, added_shape).seconds + BATCH_S)
     apart = rows * elements_of(shape) + added_rows * elements_of(added_shape)
     padded = together.rows * elements_of(together.shape) / max(1.0, apart)
-    if not is_due(kind, calls(together.rows, together.shape), together.seconds + BATCH_S - apart_s, padded):
+    if not is_due(
+        worker_class, calls(together.rows, together.shape), together.seconds + BATCH_S - apart_s, padded
+    ):
         return None
-    kind.try_began()
+    worker_class.try_began()
     return sorted([*members, *added], key=lambda request: request.bucket is not bucket)
-
-
-def alone(members: Sequence[Request], rows: int, shape: tuple[int, ...], costs: CallCosts) -> Cut:
-    """The batch of one request, or of an audit, at exactly these sizes, whatever cap there is on call shapes."""
-    surface = costs.surface
-    seconds = surface.second(rows, shape) + surface.preparation_s(rows, shape) if surface.measured else 0.0
-    return Cut(members, rows, shape, 0, seconds, rows, shape, CutReason.AUDITED)
-
-
-def unplanned(members: Sequence[Request]) -> Cut:
-    """The batch of exactly these requests, at their own sizes; nothing is worked out."""
-    shape = tuple(map(max, zip(*[request.own_shape for request in members], strict=True)))
-    rows = sum([request.rows for request in members])
-    return Cut(members, rows, shape, call_rows=rows, reason=CutReason.UNPLANNED)
-
-
-def _equal_rows(bucket: Bucket, costs: CallCosts, limits: SegmentLimits, delayed: float | None) -> int:
-    """Return the number of rows that a batch of one shape should have; segments.py says what is minimised."""
-    most = min(limits.max_rows, bucket.rows)
-    if most < 2:
-        return max(1, most)
-    seconds = costs.row_seconds(bucket.shape)[1 : most + 1]
-    rows = np.arange(1, most + 1)
-    each = (seconds + BATCH_S) * (delayed + 0.5 * rows) / rows if delayed is not None else seconds / rows
-    if limits.most_s is not None:
-        each = np.where(seconds > limits.most_s, inf, each)
-    # Of equally good ones the most; one, if none is allowed.
-    best = most - int(each[::-1].argmin())
-    return best if isfinite(each[best - 1]) else 1
-
-
-def batch_of(
-    members: Sequence[Request],
-    costs: CallCosts,
-    bucket: Bucket | None = None,
-    reason: CutReason = CutReason.COST,
-) -> Cut:
-    """The batch of exactly these requests, which are all in `bucket` if that is given."""
-    if bucket is not None:
-        rows = len(members) if bucket.single_rows else sum([request.rows for request in members])
-        shape = bucket.shape
-    else:
-        shape = tuple(map(max, zip(*[request.shape for request in members], strict=True)))
-        rows = sum([request.rows for request in members])
-    if bucket is None or members[0].queue.costs.steps is not None:
-        real = sum([request.rows * prod(request.own_shape) for request in members])
-    else:
-        real = rows * prod(shape)
-    call = costs.call(rows, shape)
-    seconds = call.first_s if costs.surface.measured and isfinite(call.seconds) else 0.0
-    padding = call.rows * prod(call.shape) - real
-    return Cut(members, rows, call.shape, padding, seconds, call.rows, shape, reason)

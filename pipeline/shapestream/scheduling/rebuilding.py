@@ -41,7 +41,7 @@ from shapestream.scheduling.events import (
 )
 from shapestream.scheduling.hang_watch import HangWatch
 from shapestream.scheduling.ledger import Ledger
-from shapestream.scheduling.queueing import Queues
+from shapestream.scheduling.model_queue import Queues
 from shapestream.scheduling.slots import Slot, SlotTable
 
 

@@ -31,9 +31,11 @@ from shapestream.scheduling.events import BatchFailed, BatchFinished, SlotLeft
 from shapestream.scheduling.fairness import Rework
 from shapestream.scheduling.hang_watch import HangWatch
 from shapestream.scheduling.ledger import Ledger
+from shapestream.scheduling.model_queue import ModelQueue, Queues
 from shapestream.scheduling.planner import unplanned
-from shapestream.scheduling.queueing import RUNNING, ClientFlow, ModelQueue, Queues, Request
+from shapestream.scheduling.queueing import RUNNING, Request
 from shapestream.scheduling.slots import Slot, SlotGroup, SlotPool, SlotState, SlotTable, rest_s
+from shapestream.scheduling.turns import ClientFlow
 from shapestream_engine.batch import ErrorCode
 
 Start: TypeAlias = Callable[[ModelQueue, Slot, float, list[Action]], StartBatch]
@@ -376,7 +378,7 @@ class Recovery:
         # Members that have ended meanwhile may be the culprits, so even one that is left gets its try.
         parts = [part for part in _parts(living) if part]
         seconds = sum([self._call_s(part) for part in parts])
-        self._note_reruns(living, seconds, [request.line for request in living])
+        self._note_reruns(living, seconds, [request.flow for request in living])
         for part in parts:
             self._run_again(part, now, actions)
 
@@ -442,7 +444,7 @@ class Recovery:
     def _blame(request: Request) -> None:
         """Charge the client for the work that its faulty request made run again."""
         for rework in request.reworks:
-            rework.pay(request.queue.shares, request.line)
+            rework.pay(request.queue.shares, request.flow)
 
     def _accuse(self, requests: Sequence[Request], now: float, actions: list[Action]) -> None:
         """Suspect requests of which one may have ended a process.

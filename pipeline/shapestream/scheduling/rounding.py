@@ -1,18 +1,20 @@
-"""The shapes that calls are given where only a limited number of different ones is allowed.
+"""Shape rounding: which call shapes a device meets if the model has a cap on their number (`ShapeRounding`).
 
-Every shape that a device meets leaves something behind in it (docs/strategies.md), so a model may have a cap on the
-number of its call shapes. A worker's calibration may meet an eighth of
-`max_prepared` (`Strategy.calibration_shapes`); what it leaves is C, the profile's `max_shapes`:
+A device keeps compiled code or memory for every shape that it meets (docs/strategies.md). `max_prepared` caps their
+number. A worker's calibration may use an eighth of it (`Strategy.calibration_shapes`). The remainder is the cap C here,
+the profile's `max_shapes`. How C is spent:
 
-- The first C // 4 shapes run exactly as they come, since most models see few. The others are combinations of rows and
-  boundaries that later ones are rounded up to: rows to a fixed set, every other size that may be padded to `boundaries`.
-- A shape that some call was given counts for the model's life, because the device keeps what it has for it. A boundary
-  that no call was given is dropped for nothing when others are learned.
-- Room is kept for the largest shape of each number of rows, under which everything fits. When only that is left, nothing
-  new is given out: a call gets the smallest known shape that holds it.
+- The first C // 4 shapes run exactly as they come, because most models see few shapes.
+- All others are rounded up to combinations: rows to a fixed set, every other size that may be padded to `boundaries`. The
+  boundaries form a geometric grid at first, and are learned from traffic later (boundaries.py).
+- Room is kept for the largest shape of each number of rows, because every request fits under one of them. When only this
+  room is left, no new shape is given out: a call gets the smallest known shape that holds it.
 
-Shapes that differ where they may not be rounded are different groups, each with the cap for itself. Rows are such a size
-unless the profile says that they may be filled up. Static shapes are beside the cap: the dynamic model never meets them.
+It promises that a device meets at most C shapes per group. A *group* has equal sizes in all dimensions that may not be
+rounded; rows are such a dimension unless the profile says that they may be filled up. A shape that was given to a call
+counts for the model's life. A boundary that was never given to a call is replaced at no cost when others are learned.
+
+It does not bound the number of groups, reads no clock, and leaves static shapes alone: these have models of their own.
 """
 
 from __future__ import annotations
@@ -31,9 +33,9 @@ from shapestream.scheduling.events import ModelProfile
 _REMEMBERED = 4096
 """Roundings remembered; when so many are known, all are forgotten."""
 _MOST_GROUPS = 1024
-"""Groups whose shapes are remembered; of more, those longest unused start anew."""
+"""Groups whose shapes are remembered. When there are more, the least recently used one starts anew."""
 _LARGEST_TRIED = 256
-"""Rows up to which the loss of a set of row sizes is worked out; beyond it is alike."""
+"""Largest number of rows for which the loss of a set of row sizes is computed; beyond, the loss is the same."""
 
 
 @dataclass(slots=True)
@@ -41,7 +43,7 @@ class _Group:
     """The shapes given out of one group."""
 
     largest: frozenset[Sizes]
-    """The shapes under which everything fits: room is kept for them."""
+    """The largest shape of each number of rows; room is kept for them."""
     exact: set[Sizes] = field(default_factory=set)
     """Shapes given out as they came."""
     given: set[Sizes] = field(default_factory=set)
@@ -61,7 +63,7 @@ class ShapeRounding:
     def __init__(
         self, profile: ModelProfile, seconds: Callable[[Integers, Integers], Floats] | None = None
     ) -> None:
-        """`seconds`: `Surface.seconds`, which prices boundaries; without it they are priced by elements.
+        """`seconds`: `BatchCosts.seconds`, which prices boundaries; without it they are priced by elements.
 
         Raises `ValueError` for a model without a cap, or without an upper bound.
         """

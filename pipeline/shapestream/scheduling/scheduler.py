@@ -65,17 +65,9 @@ from shapestream.scheduling.fairness import QueueRoom
 from shapestream.scheduling.hang_watch import HangLimits, HangWatch
 from shapestream.scheduling.invariants import check
 from shapestream.scheduling.ledger import Ledger
+from shapestream.scheduling.model_queue import ModelQueue, QueuedSizes, Queues
 from shapestream.scheduling.planner import Cut, Plan, alone, batch_of, plan_batch, portion, unplanned
-from shapestream.scheduling.queueing import (
-    QUEUED,
-    RERUN,
-    RUNNING,
-    ModelQueue,
-    QueuedSizes,
-    Queues,
-    Request,
-    by_rerun,
-)
+from shapestream.scheduling.queueing import QUEUED, RERUN, RUNNING, Request, by_rerun
 from shapestream.scheduling.recovery import Isolation, Recovery
 from shapestream.scheduling.scheduler_statistics import ModelStatistics, SchedulerStatistics, Told, Troubles
 from shapestream.scheduling.slots import Slot, SlotPool, SlotState, SlotTable
@@ -114,7 +106,7 @@ def next_up(
             again = min(queue.next_rerun(), key=by_rerun)
             if by_rerun(again) < best_turn:
                 best, best_turn = again, by_rerun(again)
-    if best is not None and best.state is QUEUED and len(best.line.client.lines) > 1:
+    if best is not None and best.state is QUEUED and len(best.flow.client.flows) > 1:
         return _of_its_models(best, now, ready)
     return best
 
@@ -124,17 +116,17 @@ def _of_its_models(request: Request, now: float, ready: Callable[[ModelQueue, fl
 
     Priorities and ageing count here as between clients.
     """
-    best, best_key = request, (request.line.start_s - request.bonus_s, request.order)
-    for line in request.line.client.lines.values():
+    best, best_key = request, (request.flow.start_s - request.bonus_s, request.order)
+    for flow in request.flow.client.flows.values():
         if (
-            line is request.line
-            or not line.queued
-            or not ready(line.queue, now)
-            or line.queue.waits_until > now
+            flow is request.flow
+            or not flow.queued
+            or not ready(flow.queue, now)
+            or flow.queue.waits_until > now
         ):
             continue
-        first = line.first()
-        key = (line.start_s - first.bonus_s, first.order)
+        first = flow.first()
+        key = (flow.start_s - first.bonus_s, first.order)
         if key < best_key:
             best, best_key = first, key
     return best
@@ -143,7 +135,7 @@ def _of_its_models(request: Request, now: float, ready: Callable[[ModelQueue, fl
 def next_anchor(queue: ModelQueue, now: float, full: Callable[[Request], bool]) -> Request | None:
     """The request of this model that goes next, or None while all of them may wait for company.
 
-    It is the first of the line that has the turn. With a delay, nothing goes until some request's delay has ended or a batch
+    It is the first of the flow that has the turn. With a delay, nothing goes until some request's delay has ended or a batch
     would be full; nor does it while requests are awaited that follow answers (company.py).
     """
     first = queue.turns.first()
@@ -180,27 +172,8 @@ def faster_first(pool: SlotPool) -> Slot:
     return best
 
 
-def _predicted_s(cut: Cut, costs: CallCosts, slowdown: float) -> float | None:
-    """Seconds of a batch on its slot; None while nothing is measured."""
-    surface = costs.surface
-    if not surface.measured:
-        return None
-    rows, shape = cut.call_rows, cut.shape
-    return slowdown * min(cut.seconds, surface.longest_s(rows, shape) + surface.preparation_s(rows, shape))
-
-
 def _started(actions: Sequence[Action]) -> set[int]:
     return {batch.id for action in actions if isinstance(action, StartBatch) for batch in action.batches}
-
-
-def _count_shape(cut: Cut, costs: CallCosts) -> None:
-    """Note that the device meets the shape of a batch. What runs alone because of audits is beside the cap."""
-    if costs.rounding is None:
-        if cut.shape == cut.largest:  # a larger shape was prepared before
-            costs.started(cut.rows, cut.largest)
-    elif cut.reason is not CutReason.AUDITED:
-        costs.started(cut.rows, cut.largest)
-        costs.rounding.start(cut.call_rows, cut.shape)
 
 
 class Scheduler:
@@ -616,9 +589,7 @@ class Scheduler:
             self._audit.tend(now, actions, draining=self._admission.draining)
         if waiting:
             while (request := next_up(waiting, now, self._wants_prefetch, self._fills)) is not None:
-                first = slots.pools[request.queue.profile.name].prefetches.first()
-                assert first is not None
-                slot = first[1]
+                slot = slots.pools[request.queue.profile.name].prefetches[0][2]
                 if request.state is RERUN or not self._company.will_be_awaited(request, slot):
                     self._dispatch(request, slot, now, actions)
                 else:
@@ -636,8 +607,7 @@ class Scheduler:
         pool = self._slots.pools[queue.profile.name]
         if pool.free or not queue.startable or not queue.profile.idempotent:
             return None
-        first = pool.prefetches.first()
-        return None if first is None else first[0]
+        return pool.prefetches[0][0] if pool.prefetches else None
 
     def _wants_prefetch(self, queue: ModelQueue, now: float) -> bool:
         due = self._prefetch_due(queue)
@@ -681,7 +651,7 @@ class Scheduler:
             most_s=most_s,
             max_rows=max_rows,
             starts_at=slot.free_at(now),
-            tries=costs.surface.kind,
+            tries=costs.batch_costs.worker_class,
         )
 
     def _cut(
@@ -707,8 +677,8 @@ class Scheduler:
                 cut = self._planned(group[0], slot, costs, slowdown, now)
             else:
                 cut = batch_of(group, costs, reason=fixed)
-            predicted_s = _predicted_s(cut, costs, slowdown)
-            _count_shape(cut, costs)
+            predicted_s = slowdown * cut.seconds if costs.batch_costs.measured else None
+            cut.started(costs)
         except Exception as error:  # noqa: BLE001 - see above
             ids = tuple([request.id for request in group])
             actions.append(ReportFault(error=error, about="plan of a batch", requests=ids))
@@ -725,10 +695,10 @@ class Scheduler:
     def _start_audit(self, queue: ModelQueue, slot: Slot, cut: Cut, now: float) -> StartBatch:
         """Starts an audit."""
         costs = queue.costs.call_costs(slot.id)
-        _count_shape(cut, costs)
+        cut.started(costs)
         batch = Batch(self._next_batch, slot, queue, (), cut.sizes(queue.has_batch))
         self._next_batch += 1
-        predicted_s = _predicted_s(cut, costs, queue.costs.slowdown(slot.id))
+        predicted_s = queue.costs.slowdown(slot.id) * cut.seconds if costs.batch_costs.measured else None
         self._slots.start_audit(slot, batch, predicted_s, now)
         self._watch.began(batch, now)
         return StartBatch(batches=(batch,))

@@ -45,7 +45,7 @@ class SegmentLimits:
     """Of its call, padding included."""
     max_padding_ratio: float | None = None
     most_s: float | None = None
-    """Predicted seconds, by the surface: those on the slot, divided by its `slowdown`."""
+    """Predicted seconds of its call: those on the slot, divided by the slot's `slowdown`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

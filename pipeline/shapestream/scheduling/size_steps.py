@@ -29,7 +29,7 @@ class SizeSteps:
     """
 
     def __init__(self, profile: ModelProfile, prices: Callable[[], BatchCosts]) -> None:
-        """`prices`: the surface to ask at each look."""
+        """`prices`: returns the costs to ask at each look."""
         self._profile = profile
         self._first = first = 1 if profile.has_batch else 0
         self._prices = prices
@@ -93,8 +93,8 @@ class SizeSteps:
     def _look(self) -> None:
         """Choose the step by the requests that came lately.
 
-        The share of sizes that came only once estimates the share of new ones to come (Good-Turing). A batch has up to the
-        rows that good company takes, in the mean half of them: by all of them, goodput is up to 10 % less. Its padding must
+        The share of sizes that came only once estimates the share of new ones to come (Good-Turing). A batch is assumed to
+        have half the rows of an efficient batch; with all of them, goodput is up to 10 % less. The padding of a batch must
         cost less than a first call, times that share. A step above the mean size would make nearly all requests equal.
         """
         self.step = 1
@@ -106,7 +106,7 @@ class SizeSteps:
         if not prices.measured or not saved_s:
             return
         shape = tuple(mean.astype(int).tolist())
-        own_s, call_s = prices.company_s(1, shape)
+        own_s, call_s = prices.batched_share_s(1, shape)
         rows = max(1, round(0.5 * call_s / own_s)) if own_s > 0.0 else 1
         plain_s = prices.second(rows, shape)
         padded = np.array(self._padded)

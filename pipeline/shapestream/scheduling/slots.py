@@ -10,17 +10,19 @@ quickly, and must not use up the attempts of all requests while sound slots are 
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Iterator
 from enum import Enum
 from math import inf
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
+
+from sortedcontainers import SortedList
 
 from shapestream.scheduling.answers import AnsweredBatch
 from shapestream.scheduling.batches import Batch, BatchState, Suspicion
 from shapestream.scheduling.events import ContractError
-from shapestream.scheduling.queueing import SAMPLE, ModelQueue
+from shapestream.scheduling.model_queue import ModelQueue
+from shapestream.scheduling.queueing import SAMPLE
 
 
 class SlotState(Enum):
@@ -235,83 +237,49 @@ class Slot:
         if self.free:
             pool.show(self)
         elif self.batch is not None:
-            pool.ends.add(self.batch.ends_at, self)
+            pool.ends.add((self.batch.ends_at, self.id, self))
             if self.behind is None and self.batch.prefetch_at is not None:
-                pool.prefetches.add(self.batch.prefetch_at, self)
+                pool.prefetches.add((self.batch.prefetch_at, self.id, self))
 
     def list_end(self, running: Batch) -> None:
         """List when this batch will end, and when the next may be queued behind it."""
         for pool in self.pools:
-            pool.ends.add(running.ends_at, self)
+            pool.ends.add((running.ends_at, self.id, self))
         self.list_prefetch(running)
 
     def unlist_end(self, running: Batch) -> None:
         """Take the slot off these lists: the batch has ended, or the slot gets no more."""
         for pool in self.pools:
-            pool.ends.remove(running.ends_at, self)
+            pool.ends.discard((running.ends_at, self.id, self))
         self.unlist_prefetch(running)
 
     def list_prefetch(self, running: Batch) -> None:
         """List when the next batch may be queued behind this one."""
         if running.prefetch_at is not None:
             for pool in self.pools:
-                pool.prefetches.add(running.prefetch_at, self)
+                pool.prefetches.add((running.prefetch_at, self.id, self))
 
     def unlist_prefetch(self, running: Batch) -> None:
         """Queue no batch behind this one, for now."""
         if running.prefetch_at is not None:
             for pool in self.pools:
-                pool.prefetches.remove(running.prefetch_at, self)
+                pool.prefetches.discard((running.prefetch_at, self.id, self))
 
 
-class Agenda:
-    """(time, slot) pairs, sorted. A slot stands in it once, with a time that the caller remembers.
+Agenda: TypeAlias = "SortedList[tuple[float, int, Slot]]"
+"""Slots in the order of a time: (time, slot id, slot). A slot stands in it once, with a time that the caller remembers."""
 
-    A sorted list: finding a place takes logarithmic time; making room moves 8 bytes per slot, which for thousands of
-    slots is less than what one step of a heap costs in Python. Nothing dead is ever kept.
-    """
 
-    __slots__ = ("_entries",)
-
-    def __init__(self) -> None:
-        self._entries: list[tuple[float, int, Slot]] = []
-
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    def __repr__(self) -> str:
-        return f"<agenda of {len(self._entries)} slots>"
-
-    def __iter__(self) -> Iterator[tuple[float, int, Slot]]:
-        return iter(self._entries)
-
-    def add(self, time: float, slot: Slot) -> None:
-        """Puts a slot into its place."""
-        insort(self._entries, (time, slot.id, slot))
-
-    def remove(self, time: float, slot: Slot) -> None:
-        """Takes a slot out; `time` is what it was added with. Nothing happens if it is not here."""
-        entries = self._entries
-        # A pair sorts before the triple that begins with it.
-        at = bisect_left(entries, (time, slot.id))
-        if at < len(entries) and entries[at][2] is slot:
-            del entries[at]
-
-    def first(self) -> tuple[float, Slot] | None:
-        """The earliest."""
-        return (self._entries[0][0], self._entries[0][2]) if self._entries else None
-
-    def sampled(self, count: int) -> Iterator[tuple[float, Slot, int]]:
-        """About `count` of the pairs, evenly spaced over the slots, each with the number of slots that it stands for."""
-        entries = self._entries
-        size = len(entries)
-        if size <= count:
-            for time, _, slot in entries:
-                yield time, slot, 1
-            return
-        step = -(-size // count)
+def sampled(agenda: Agenda, count: int) -> Iterator[tuple[float, Slot, int]]:
+    """Yield about `count` entries, evenly spaced, each with the number of slots that it stands for."""
+    size = len(agenda)
+    step = -(-size // count)
+    if step <= 1:
+        for time, _, slot in agenda:
+            yield time, slot, 1
+    else:
         for at in range(0, size, step):
-            time, _, slot = entries[at]
+            time, _, slot = agenda[at]
             yield time, slot, min(step, size - at)
 
 
@@ -327,9 +295,9 @@ class SlotPool:
         """Slots that serve it, those that close apart."""
         self.free: dict[int, Slot] = {}
         """The free ones, longest free first."""
-        self.ends = Agenda()
+        self.ends: Agenda = SortedList()
         """The busy ones, by when they are predicted to become free."""
-        self.prefetches = Agenda()
+        self.prefetches: Agenda = SortedList()
         """Those of them behind whose batch another may be queued, by when it should be sent."""
         self._paces: Counter[float] = Counter()
         """Slots by their pace: seconds there / seconds on the most common kind."""
@@ -377,7 +345,7 @@ class SlotPool:
         level_s = work_s / slots if slots else inf
         below: list[tuple[float, int]] = []
         later: list[tuple[float, int]] = []
-        for ends_at, slot, alike in self.ends.sampled(SAMPLE):
+        for ends_at, slot, alike in sampled(self.ends, SAMPLE):
             height_s = ends_at - now if ends_at > now else 0.0
             if height_s >= level_s:
                 break

@@ -12,8 +12,9 @@ from shapestream.scheduling.call_costs import CallCosts
 from shapestream.scheduling.costs import CostModel
 from shapestream.scheduling.events import Arrival, InputBytes, ModelProfile
 from shapestream.scheduling.fairness import QueueRoom
+from shapestream.scheduling.model_queue import ModelQueue
 from shapestream.scheduling.planner import Cut
-from shapestream.scheduling.queueing import ModelQueue, Request
+from shapestream.scheduling.queueing import Request
 
 
 class FormulaSurface:
@@ -117,14 +118,14 @@ class Waiting:
         for rows, *shape in sizes:
             order = self.count
             self.count += 1
-            line = self.queue.line_of(0)
-            self.queue.shares.stamp(line, 0.0, 0)
+            flow = self.queue.flow_of(0)
+            self.queue.shares.stamp(flow, 0.0, 0)
             sizes_of_it = (rows, *shape) if self.queue.has_batch else tuple(shape)
             arrival = Arrival(
                 id=order, client=0, model="m", sizes=sizes_of_it, nbytes=nbytes, deadline=deadline
             )
             place = float(order) if rank is None else rank
-            request = Request(arrival, self.queue, line, place, order, 0.0)
+            request = Request(arrival, self.queue, flow, place, order, 0.0)
             self.queue.add(request)
             arrived.append(request)
         return arrived

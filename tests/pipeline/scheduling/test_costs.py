@@ -47,9 +47,9 @@ def costs_over(points: dict[Sizes, float], own: ModelProfile | None = None) -> C
     return costs
 
 
-def surface(points: dict[Sizes, float], own: ModelProfile | None = None) -> BatchCosts:
-    """The surface over these points."""
-    return costs_over(points, own)["m"].surface()
+def costs_of(points: dict[Sizes, float], own: ModelProfile | None = None) -> BatchCosts:
+    """The costs on one worker whose table has these points."""
+    return costs_over(points, own)["m"].batch_costs()
 
 
 def predicted(over: BatchCosts, calls: list[tuple[int, Sizes]]) -> list[float]:
@@ -81,11 +81,11 @@ def test_a_table_that_is_told_before_the_slots_join_says_the_same() -> None:
     costs.add_model(own)
     costs.take_in("m", table)
     costs.take_in("m", replace(table, key="other", dimensions=("batch", "x", "y"), points=()))
-    kinds = dict(costs["m"].kinds)
+    kinds = dict(costs["m"].worker_classes)
     costs.join(0, "w", {"m": table}, ["m"])
-    assert (["k"], kinds) == ([*kinds], costs["m"].kinds)
+    assert (["k"], kinds) == ([*kinds], costs["m"].worker_classes)
     calls = [(rows, (size,)) for rows in (1, 5, 64) for size in (16, 100)]
-    assert predicted(surface(points), calls) == predicted(costs["m"].surface(), calls)
+    assert predicted(costs_of(points), calls) == predicted(costs["m"].batch_costs(), calls)
 
 
 AXIS = st.lists(st.integers(1, 300), min_size=1, max_size=4, unique=True).map(sorted)
@@ -123,7 +123,7 @@ def test_between_measured_points_it_is_multilinear(grid, data):
     inside = [st.integers(axis[0], axis[-1]) for axis in axes]
     asked = data.draw(st.lists(st.tuples(*inside), min_size=1, max_size=10))
     asked += list(points)
-    found = predicted(surface(points), [(sizes[0], sizes[1:]) for sizes in asked])
+    found = predicted(costs_of(points), [(sizes[0], sizes[1:]) for sizes in asked])
     assert [brute_force(axes, values, sizes) for sizes in asked] == pytest.approx(found, rel=1e-6)
     assert list(points.values()) == pytest.approx(found[-len(points) :], rel=1e-6)
 
@@ -137,7 +137,7 @@ def test_between_measured_points_it_is_multilinear(grid, data):
 )
 def test_any_table_gives_sensible_predictions(points, calls):
     """Whatever was measured, with whatever holes and noise: finite, never negative, never falling with size."""
-    over = surface(points)
+    over = costs_of(points)
     found = predicted(over, [(rows, (size,)) for rows, size in calls])
     assert all(isfinite(seconds) and seconds >= 0.0 for seconds in found)
     for rows, size in calls:
@@ -155,7 +155,7 @@ def test_where_seconds_are_linear_in_elements_few_points_do(kept, rows, seq):
     """The corner of the grid that a calibration has time for says all about calls of any size."""
     corner = {(1, 8), (1, 64), (4, 8), (4, 64)}
     points = {sizes: linear(sizes) for sizes in corner | kept}
-    assert linear((rows, seq)) == pytest.approx(predicted(surface(points), [(rows, (seq,))])[0], rel=1e-6)
+    assert linear((rows, seq)) == pytest.approx(predicted(costs_of(points), [(rows, (seq,))])[0], rel=1e-6)
 
 
 CALIBRATED = [
@@ -173,22 +173,22 @@ def test_one_point_that_is_off_leads_nowhere_far(point, factor, rows, seq):
     truth = {sizes: 2e-3 + 2e-4 * prod(sizes) for sizes in [*CALIBRATED, (rows, seq)]}
     points = {sizes: truth[sizes] for sizes in CALIBRATED}
     points[point] *= factor
-    found = surface(points).second(rows, (seq,))
+    found = costs_of(points).second(rows, (seq,))
     assert 0.5 <= found / truth[rows, seq] <= 2.0
 
 
 def test_one_point_is_enough_to_compare():
     """Half of it is taken to be the call's fixed part: more elements take longer, fewer are not free."""
-    over = surface({(2, 32): 1.0})
+    over = costs_of({(2, 32): 1.0})
     half, whole, double = predicted(over, [(1, (32,)), (2, (32,)), (4, (32,))])
     assert 0.0 < half <= whole == 1.0
     assert 1.5 == double
 
 
-def test_models_without_dynamic_sizes_have_surfaces_too():
+def test_models_without_dynamic_sizes_have_costs_too():
     """No batch axis, no dimension: one number."""
     own = ModelProfile(name="m", dimensions=(), has_batch=False, paddable=(), max_batch=1)
-    over = surface({(): 0.25}, own)
+    over = costs_of({(): 0.25}, own)
     assert 0.25 == over.second(1, ())
     assert [0.25] == over.seconds(np.array([1]), np.zeros((1, 0), np.intp)).tolist()
 
@@ -204,7 +204,7 @@ def test_covered_rows_cost_the_sum_of_their_calls(sizes, whole_first):
     most = 2 * sizes[-1] + 1
     own = profile(max_batch=most, row_calls=tuple(cover(rows) for rows in range(most + 1)))
     points = {(rows, seq): linear((rows, seq)) for rows in sizes for seq in (8, 64)}
-    over = surface(points, own)
+    over = costs_of(points, own)
     calls = [(rows, (seq,)) for rows in range(most + 1) for seq in (8, 20, 64)]
     expected = [sum(linear((each, *shape)) for each in cover(rows)) for rows, shape in calls]
     assert expected == pytest.approx(predicted(over, calls))
@@ -216,18 +216,18 @@ def test_covered_rows_cost_the_sum_of_their_calls(sizes, whole_first):
 def test_what_cannot_be_run_costs_infinity():
     """Beyond the model's bounds there is no price."""
     own = profile(bounds=(8, 100))
-    over = surface({(1, 8): 0.1, (8, 100): 1.0}, own)
+    over = costs_of({(1, 8): 0.1, (8, 100): 1.0}, own)
     found = predicted(over, [(8, (100,)), (9, (100,)), (8, (101,))])
     assert [False, True, True] == [seconds == inf for seconds in found]
     alone = ModelProfile(name="m", dimensions=("x",), has_batch=False, paddable=(True,), max_batch=1)
-    assert inf == surface({(8,): 1.0}, alone).second(2, (8,))
+    assert inf == costs_of({(8,): 1.0}, alone).second(2, (8,))
 
 
 def test_static_shapes_cost_what_was_measured_for_them():
     """Exactly their sizes, and no others; one that was not measured costs what its like do."""
     points = {sizes: linear(sizes) for sizes in product((1, 8), (8, 64))}
     own = profile(static_shapes=((4, 16), (4, 99), (5, 16), (2, 32)))
-    over = surface({**points, (4, 16): 1e-5, (4, 99): 2e-5, (5, 16): 3e-5}, own)
+    over = costs_of({**points, (4, 16): 1e-5, (4, 99): 2e-5, (5, 16): 3e-5}, own)
     asked = [(4, (16,)), (4, (99,)), (5, (16,)), (2, (32,)), (5, (99,)), (4, (17,)), (600, (16,))]
     found = predicted(over, asked)
     assert [1e-5, 2e-5, 3e-5] == found[:3]
@@ -237,7 +237,7 @@ def test_static_shapes_cost_what_was_measured_for_them():
 def test_predictions_are_remembered_until_the_version_changes():
     """The same question has the same answer while plans made with it are valid."""
     costs = costs_over({(1, 8): 0.001, (8, 64): 0.01})
-    over = costs["m"].surface()
+    over = costs["m"].batch_costs()
     before, version = over.second(4, (20,)), over.version
     while over.version == version:
         assert before == over.second(4, (20,))
@@ -273,7 +273,7 @@ def without_table() -> CostModel:
 def test_an_outlier_hardly_counts(start, factor):
     """A batch of 100 times its usual duration (the machine stood still) moves no prediction by 10 %."""
     costs = start()
-    over = costs["m"].surface()
+    over = costs["m"].batch_costs()
     asked = [(1, (8,)), (5, (40,)), (7, (16,)), (16, (64,))]
     before = predicted(over, asked)
     learned(costs, 5, 40, factor * linear((5, 40)))
@@ -286,7 +286,7 @@ def test_an_outlier_hardly_counts(start, factor):
 def test_a_lasting_change_is_followed(start, factor):
     """After 30 batches at another slowdown, that slowdown is what is expected."""
     costs = start()
-    over = costs["m"].surface()
+    over = costs["m"].batch_costs()
     for turn in range(30):
         rows, seq = 1 + turn % 7, 8 * (1 + turn % 5)
         learned(costs, rows, seq, factor * linear((rows, seq)))
@@ -297,7 +297,7 @@ def test_a_lasting_change_is_followed(start, factor):
 def test_one_region_may_change_alone():
     """Long calls turn out to take twice as long as measured: short ones are predicted as before."""
     costs = with_table()
-    over = costs["m"].surface()
+    over = costs["m"].batch_costs()
     for _ in range(60):
         learned(costs, 16, 512, 2 * linear((16, 512)))
         learned(costs, 4, 8, linear((4, 8)))
@@ -308,7 +308,7 @@ def test_one_region_may_change_alone():
 def test_a_static_shape_that_changes_says_nothing_about_others():
     """Without a table: the static shape becomes ten times slower, and then ten times faster; other prices stay."""
     costs = costs_over({}, profile(static_shapes=((4, 16),)))
-    over = costs["m"].surface()
+    over = costs["m"].batch_costs()
     for turn in range(40):
         rows, seq = 1 + turn % 7, 8 * (1 + turn % 5)
         if (rows, seq) != (4, 16):
@@ -322,7 +322,7 @@ def test_a_static_shape_that_changes_says_nothing_about_others():
 def test_one_short_call_is_no_change():
     """Of calls that had not run for long, one that takes half as long moves no price by 10 %."""
     costs = with_table()
-    over = costs["m"].surface()
+    over = costs["m"].batch_costs()
     learned(costs, 4, 8, linear((4, 8)), times=20)
     asked = [(16, (512,)), (16, (64,)), (4, (64,))]
     before = predicted(over, asked)
@@ -336,7 +336,7 @@ def test_one_short_call_is_no_change():
 def test_several_short_calls_are_a_change():
     """After three different calls in a row that had not run for long and take half as long, the next one is believed."""
     costs = with_table()
-    over = costs["m"].surface()
+    over = costs["m"].batch_costs()
     learned(costs, 4, 8, linear((4, 8)), times=20)
     for rows, seq in ((16, 512), (16, 64), (4, 64)):
         learned(costs, rows, seq, 0.5 * linear((rows, seq)))
@@ -352,7 +352,7 @@ def test_noise_is_no_change():
     off = []
     for _ in range(10):
         costs = with_table()
-        over = costs["m"].surface()
+        over = costs["m"].batch_costs()
         for _ in range(300):
             rows, seq = int(2 ** random.uniform(0, 6)), int(2 ** random.uniform(3, 9))
             learned(costs, rows, seq, linear((rows, seq)) * exp(0.25 * random.standard_normal()))
@@ -366,7 +366,7 @@ def test_noise_is_no_change():
 def test_small_changes_leave_the_version_alone():
     """Within 5 % plans stay valid, however many batches confirm it."""
     costs = with_table()
-    over = costs["m"].surface()
+    over = costs["m"].batch_costs()
     version = over.version
     random = np.random.default_rng(1)
     for _ in range(200):
@@ -376,7 +376,7 @@ def test_small_changes_leave_the_version_alone():
 
 def test_traffic_alone_finds_both_parts_of_a_call():
     """Without a table: the fixed part and the part per element, from batches of different sizes."""
-    over = without_table()["m"].surface()
+    over = without_table()["m"].batch_costs()
     assert over.measured
     for rows, seq in ((1, 8), (7, 40), (64, 512)):
         assert linear((rows, seq)) == pytest.approx(over.second(rows, (seq,)), rel=0.02)
@@ -385,7 +385,7 @@ def test_traffic_alone_finds_both_parts_of_a_call():
 def test_equal_batches_say_nothing_about_the_fixed_part():
     """All of one size: their seconds are known; what one of their requests alone would take stays a guess, in between."""
     costs = costs_over({})
-    over = costs["m"].surface()
+    over = costs["m"].batch_costs()
     learned(costs, 8, 16, 0.09, times=500)
     assert 0.09 == pytest.approx(over.second(8, (16,)))
     assert 0.09 / 8 < over.second(1, (16,)) < 0.09
@@ -401,7 +401,7 @@ def test_equal_batches_say_nothing_about_the_fixed_part():
 def test_whatever_is_observed_predictions_stay_sensible(batches):
     """Neither part of a learned line is negative; nothing observed makes a prediction useless."""
     for costs in (with_table(), without_table()):
-        over = costs["m"].surface()
+        over = costs["m"].batch_costs()
         for rows, seq, busy_s in batches:
             learned(costs, rows, seq, busy_s)
         found = predicted(over, [(rows, (seq,)) for rows in (1, 9, 64, 100) for seq in (1, 50, 1000)])
@@ -410,7 +410,7 @@ def test_whatever_is_observed_predictions_stay_sensible(batches):
 
 def test_before_anything_ran_calls_can_be_compared():
     """The prior: sharing a call pays, padding costs, and a longer row is dearer."""
-    over = surface({})
+    over = costs_of({})
     assert not over.measured
     one, two, longer, apart = predicted(over, [(1, (16,)), (2, (16,)), (2, (17,)), (1, (17,))])
     assert one < two < 2 * one
@@ -422,7 +422,7 @@ def test_a_static_shape_learns_by_itself():
     points = {sizes: 100 * linear(sizes) for sizes in product((1, 8), (8, 64))}
     own = profile(static_shapes=((4, 16),))
     costs = costs_over(points, own)
-    over = costs["m"].surface()
+    over = costs["m"].batch_costs()
     before = over.second(4, (17,))
     for _ in range(100):
         learned(costs, 4, 16, 1e-2)
@@ -478,8 +478,8 @@ def test_nothing_is_known_before_the_first_batch_which_is_the_first_estimate():
     costs = costs_with(("a", None))
     for busy_s in (-1.0, math.nan, math.inf):
         costs["m"].observe(0, (1, 1), busy_s)
-    assert not costs["m"].surface().measured
-    assert (None, None) == (costs["m"].batch_s((4, 16)), costs["m"].company_s((1, 16)))
+    assert not costs["m"].batch_costs().measured
+    assert (None, None) == (costs["m"].batch_s((4, 16)), costs["m"].batched_share_s((1, 16)))
     assert (None, None, 0) == (costs["m"].mean_request_s, costs["m"].mean_batch_s, costs["m"].shapes)
     costs["m"].observe(0, (4, 16), 2.0, requests=4)
     assert pytest.approx(2.0) == costs["m"].batch_s((4, 16))
@@ -508,14 +508,14 @@ def test_workers_of_one_kind_have_speeds_of_their_own():
     assert pytest.approx(1.0) == costs["m"].slowdown(3)
 
 
-def test_equal_keys_share_a_surface_and_others_do_not():
+def test_workers_with_equal_keys_share_costs_and_others_do_not():
     """What one worker shows is known of all that are alike, and of no other."""
     costs = costs_with(("a", table("k")), ("b", table("k")), ("c", table("other")))
     before = costs["m"].batch_s((4, 64), 2)
     for _ in range(200):
         costs["m"].observe(0, (4, 64), 0.01)
         costs["m"].observe(1, (4, 64), 0.01)
-    assert pytest.approx(0.01, rel=0.06) == costs["m"].surface(1).second(4, (64,))
+    assert pytest.approx(0.01, rel=0.06) == costs["m"].batch_costs(1).second(4, (64,))
     assert before == costs["m"].batch_s((4, 64), 2)
 
 
@@ -528,14 +528,14 @@ def test_what_is_known_survives_the_last_worker():
     costs.join(1, "b", {"m": table()}, ["m"])
     assert pytest.approx(0.01, rel=0.02) == costs["m"].batch_s((4, 64), 1)
     # But not what its predecessor's devices had prepared.
-    assert costs["m"].surface().preparation_s(4, (64,)) > 0.0
+    assert costs["m"].batch_costs().preparation_s(4, (64,)) > 0.0
 
 
 def test_a_table_for_other_dimensions_is_no_table():
     """What does not fit the model is left aside, not misread."""
     wrong = replace(table(), dimensions=("batch", "width"))
     costs = costs_with(("a", wrong))
-    assert not costs["m"].surface().measured
+    assert not costs["m"].batch_costs().measured
 
 
 def test_requests_cost_what_they_cost_in_good_company():
@@ -543,7 +543,7 @@ def test_requests_cost_what_they_cost_in_good_company():
     costs = costs_with(("a", table()))
 
     def own_s(shape: Sizes, rows: int = 1) -> float:
-        company = costs["m"].company_s((rows, *shape))
+        company = costs["m"].batched_share_s((rows, *shape))
         assert company is not None
         return company[0]
 
@@ -555,7 +555,7 @@ def test_requests_cost_what_they_cost_in_good_company():
     )
     assert smallest_s == costs["m"].batch_s((0, 2**60)) == costs["m"].batch_s((2**60, 0))
     alone = replace(PROFILE, dimensions=("seq",), has_batch=False, paddable=(False,))
-    assert (0.5, 0.5) == costs_over({(8,): 0.5}, alone)["m"].company_s((8,))
+    assert (0.5, 0.5) == costs_over({(8,): 0.5}, alone)["m"].batched_share_s((8,))
 
 
 def test_prices_asked_for_together_are_those_asked_for_one_by_one():
@@ -564,29 +564,29 @@ def test_prices_asked_for_together_are_those_asked_for_one_by_one():
     together, apart = costs_with(("a", table()))["m"], costs_with(("a", table()))["m"]
     together.expect([(1,), *asked, *asked])
     for sizes in asked:
-        assert apart.company_s(sizes) == pytest.approx(together.company_s(sizes))
+        assert apart.batched_share_s(sizes) == pytest.approx(together.batched_share_s(sizes))
         assert apart.batch_s(sizes) == pytest.approx(together.batch_s(sizes))
 
 
 def test_preparing_batches_teach_what_preparing_costs_and_nothing_else():
     """The first call of a shape is dear; that it is says nothing about the second."""
     costs = costs_with(("a", table()))
-    surface = costs["m"].surface()
-    assert pytest.approx(0.05, rel=0.1) == surface.preparation_s(4, (64,))
-    before = surface.second(4, (64,))
+    over = costs["m"].batch_costs()
+    assert pytest.approx(0.05, rel=0.1) == over.preparation_s(4, (64,))
+    before = over.second(4, (64,))
     for seq in range(1, 60):
         costs["m"].observe(0, (4, seq), 0.2, preparations=1)
-    assert before == surface.second(4, (64,))
-    assert pytest.approx(0.2, rel=0.1) == surface.preparation_s(4, (64,))
-    assert 0.0 == surface.preparation_s(4, (59,))
+    assert before == over.second(4, (64,))
+    assert pytest.approx(0.2, rel=0.1) == over.preparation_s(4, (64,))
+    assert 0.0 == over.preparation_s(4, (59,))
 
 
 def test_shapes_are_known_per_worker():
     """What one device has prepared, another has not."""
     costs = costs_with(("a", table()), ("b", table()))
     costs["m"].observe(0, (4, 64), 0.004)
-    assert 0.0 == costs["m"].surface(0).preparation_s(4, (64,))
-    assert 0.0 < costs["m"].surface(1).preparation_s(4, (64,))
+    assert 0.0 == costs["m"].batch_costs(0).preparation_s(4, (64,))
+    assert 0.0 < costs["m"].batch_costs(1).preparation_s(4, (64,))
 
 
 def test_known_shapes_are_bounded():
@@ -595,11 +595,11 @@ def test_known_shapes_are_bounded():
     for size in range(5000):
         costs["m"].observe(0, (1, size), 0.001)
     assert 4096 == costs["m"].shapes
-    surface = costs["m"].surface()
-    assert 0.0 == surface.preparation_s(1, (4999,)) < surface.preparation_s(1, (1,))
+    over = costs["m"].batch_costs()
+    assert 0.0 == over.preparation_s(1, (4999,)) < over.preparation_s(1, (1,))
 
 
-def test_the_most_common_kind_speaks_for_the_model():
+def test_the_most_common_worker_class_stands_for_the_model():
     """Without a slot, predictions are those of most slots."""
     costs = costs_with(
         ("a", table("few", scale=10.0)), ("b", table("many")), ("c", table("many")), ("d", table("many"))
@@ -625,9 +625,9 @@ def ran(costs: CostModel, sizes: tuple[int, ...], factor: float, times: int, slo
 
 def predictions(costs: CostModel, *asked: tuple[int, ...]) -> list[float]:
     """Of these sizes, else of all `SIZES`, by all that was observed: what is held back until it is 5 % is published."""
-    (kind,) = costs["m"].kinds.values()
+    (kind,) = costs["m"].worker_classes.values()
     kind._publish()
-    return [costs["m"].surface().second(sizes[0], sizes[1:]) for sizes in asked or SIZES]
+    return [costs["m"].batch_costs().second(sizes[0], sizes[1:]) for sizes in asked or SIZES]
 
 
 @given(
@@ -680,10 +680,10 @@ def test_what_preparing_costs_is_learned_too():
     for seq in range(1, 100):
         before["m"].observe(0, (4, seq), seconds_of(4, seq) + 0.2, preparations=1)
     after = costs_with(WORKER, known=before.learned(1.0))
-    assert 0.2 == pytest.approx(after["m"].surface().preparation_s(4, (64,)), rel=0.1)
+    assert 0.2 == pytest.approx(after["m"].batch_costs().preparation_s(4, (64,)), rel=0.1)
     for seq in range(1, 60):
         after["m"].observe(0, (4, seq), seconds_of(4, seq) + 0.05, preparations=1)
-    assert 0.05 == pytest.approx(after["m"].surface().preparation_s(4, (64,)), rel=0.2)
+    assert 0.05 == pytest.approx(after["m"].batch_costs().preparation_s(4, (64,)), rel=0.2)
 
 
 @given(st.floats(0.0, 1.0), st.floats(0.0, 1e-3), st.floats(1.0, 1e4), st.floats(1.0, 100.0))
@@ -743,7 +743,7 @@ def test_whatever_a_file_says_predictions_stay_sensible(seconds):
         table=table().digest, batches=1, saved_at=0.0, seconds=seconds, preparation={0.0: MAX_SECONDS}
     )
     costs = costs_with(WORKER, known=[learned])
-    over = costs["m"].surface()
+    over = costs["m"].batch_costs()
     rows = np.array([1, 2, 4, 16])
     found = [over.seconds(rows, np.full((4, 1), seq)) for seq in (8, 20, 64, 512)]
     assert np.isfinite(found).all()
@@ -774,7 +774,7 @@ def test_a_first_call_is_believed_beside_a_node_that_takes_far_longer():
 def test_a_single_long_call_is_not_believed_in_full():
     """The machine stood still during the first call of 32 rows: it counts as four times what was expected, not 100."""
     costs = costs_over({(1, 8): 1.0})
-    over = costs["m"].surface()
+    over = costs["m"].batch_costs()
     expected_s = over.second(32, (8,))
     learned(costs, 32, 8, 100 * expected_s)
     assert 4 * expected_s == pytest.approx(over.second(32, (8,)))
@@ -784,5 +784,5 @@ def test_what_ran_bounds_what_did_not():
     """Of one point and one call of 16 rows that took as long, all between take as long."""
     costs = costs_over({(1, 8): 1.0})
     learned(costs, 16, 8, 1.0)
-    over = costs["m"].surface()
+    over = costs["m"].batch_costs()
     assert [1.0] * 4 == pytest.approx([over.second(rows, (8,)) for rows in (2, 4, 8, 16)])

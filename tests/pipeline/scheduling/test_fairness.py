@@ -186,25 +186,25 @@ def test_a_request_that_is_left_waiting_saves_nothing_up(alone):
 COSTS = st.floats(0.001, 0.3)
 
 
-def _line(shares: FairShares[Flow], number: int) -> Flow:
-    """The line of a client, for the only model that there is."""
+def _flow(shares: FairShares[Flow], number: int) -> Flow:
+    """The flow of a client, for the only model that there is."""
     client = shares.client(number)
-    return client.lines.setdefault("m", Flow(client))
+    return client.flows.setdefault("m", Flow(client))
 
 
-def _leave(line: Flow, share_s: float) -> None:
-    """One request of this line is queued no longer."""
-    line.queued -= 1
-    line.queued_s -= share_s
-    if not line.queued:
-        line.run_empty()
+def _leave(flow: Flow, share_s: float) -> None:
+    """One request of this flow is queued no longer."""
+    flow.queued -= 1
+    flow.queued_s -= share_s
+    if not flow.queued:
+        flow.run_empty()
 
 
-def _run(shares: FairShares[Flow], line: Flow, bonus_s: float, share_s: float) -> None:
-    """A request of this line gets a batch, alone."""
-    shares.begin(line, bonus_s, share_s)
-    shares.charge({line: share_s}, 1.0)
-    _leave(line, share_s)
+def _run(shares: FairShares[Flow], flow: Flow, bonus_s: float, share_s: float) -> None:
+    """A request of this flow gets a batch, alone."""
+    shares.begin(flow, bonus_s, share_s)
+    shares.charge({flow: share_s}, 1.0)
+    _leave(flow, share_s)
 
 
 @settings(max_examples=60, deadline=None)
@@ -213,14 +213,14 @@ def test_backlogged_clients_get_equal_cost_within_one_request(costs, counts):
     """Two clients that always have something waiting, in any number of turns: within the largest cost of one request
     each."""
     shares = _shares()
-    lines = [_line(shares, client) for client in (1, 2)]
+    flows = [_flow(shares, client) for client in (1, 2)]
     served = [0.0, 0.0]
-    for line in lines:
-        shares.stamp(line, 0.1, 0)
+    for flow in flows:
+        shares.stamp(flow, 0.1, 0)
     for _ in range(counts):
-        which = min((0, 1), key=lambda which: lines[which].client.start_s)
-        shares.stamp(lines[which], 0.1, 0)
-        _run(shares, lines[which], 0.0, costs[which])
+        which = min((0, 1), key=lambda which: flows[which].client.start_s)
+        shares.stamp(flows[which], 0.1, 0)
+        _run(shares, flows[which], 0.0, costs[which])
         served[which] += costs[which]
     assert abs(served[0] - served[1]) <= sum(costs) + 1e-9
 
@@ -238,20 +238,20 @@ def test_ranks_of_a_client_and_a_priority_never_turn_around(steps):
     waiting: list[tuple[Flow, int, float, float]] = []
     for client, priority, cost_s, clients in steps:
         while len(others) < clients:
-            others.append(_line(shares, 100 + len(others)))
+            others.append(_flow(shares, 100 + len(others)))
             shares.stamp(others[-1], 0.0, 0)
         while len(others) > clients:
             _leave(others[-1], 0.0)
             shares.ended(others.pop())
-        line = _line(shares, client)
-        rank, bonus_s = shares.stamp(line, cost_s, priority)
-        assert rank >= max([last for *alike, last, _ in waiting if alike == [line, priority]], default=rank)
-        waiting.append((line, priority, rank, bonus_s))
+        flow = _flow(shares, client)
+        rank, bonus_s = shares.stamp(flow, cost_s, priority)
+        assert rank >= max([last for *alike, last, _ in waiting if alike == [flow, priority]], default=rank)
+        waiting.append((flow, priority, rank, bonus_s))
         if (
             len(waiting) > 2
         ):  # of three that wait the second runs, for a thousandth of what it was taken to cost
-            line, _, _, bonus_s = waiting.pop(1)
-            _run(shares, line, bonus_s, cost_s / 1000)
+            flow, _, _, bonus_s = waiting.pop(1)
+            _run(shares, flow, bonus_s, cost_s / 1000)
 
 
 @given(stream=st.lists(st.tuples(st.integers(0, 32), COSTS), min_size=1, max_size=20))
@@ -260,13 +260,13 @@ def test_an_endless_stream_passes_nobody_for_ever(stream):
     """Newcomers of any priority, each from a client that was never here: after bounded work a waiting request goes
     first."""
     shares = _shares()
-    waiting = _line(shares, 0)
+    waiting = _flow(shares, 0)
     shares.stamp(waiting, 0.1, 0)
-    shares.stamp(_line(shares, -1), 0.0, 0)
+    shares.stamp(_flow(shares, -1), 0.0, 0)
     clients, work_s = 3, 0.0
     while True:
         priority, cost_s = stream[int(work_s * 1e6) % len(stream)]
-        newcomer = _line(shares, 1 + int(work_s * 1e9))
+        newcomer = _flow(shares, 1 + int(work_s * 1e9))
         _, bonus_s = shares.stamp(newcomer, cost_s, priority)
         if newcomer.client.start_s - bonus_s > waiting.client.start_s:
             break
@@ -285,10 +285,10 @@ def test_clients_that_are_gone_are_forgotten():
     tracemalloc.start()
     try:
         for client in range(20_000):
-            line = _line(shares, client)
-            _, bonus_s = shares.stamp(line, 0.01, client % 3)
-            _run(shares, line, bonus_s, 0.01)
-            shares.ended(line)
+            flow = _flow(shares, client)
+            _, bonus_s = shares.stamp(flow, 0.01, client % 3)
+            _run(shares, flow, bonus_s, 0.01)
+            shares.ended(flow)
         kept, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -341,15 +341,15 @@ def test_what_ran_is_charged_though_its_caller_left(alone):
 def test_withdrawing_never_lets_a_client_pass_itself(share_s, dropped, newest_first, priority):
     """Whatever is dropped, in whatever order: the next request goes behind those that are left, and nothing is charged."""
     shares = _shares()
-    line = _line(shares, 1)
-    ranks = [shares.stamp(line, share, priority)[0] for share in share_s]
+    flow = _flow(shares, 1)
+    ranks = [shares.stamp(flow, share, priority)[0] for share in share_s]
     for at in sorted(dropped & set(range(len(ranks))), reverse=newest_first):
-        _leave(line, share_s[at])
-        shares.ended(line)
+        _leave(flow, share_s[at])
+        shares.ended(flow)
     left = [ranks[at] for at in range(len(ranks)) if at not in dropped]
-    again, bonus_s = shares.stamp(line, 0.1, priority)
+    again, bonus_s = shares.stamp(flow, 0.1, priority)
     assert again >= max(left, default=-bonus_s)
-    assert 0.0 == line.client.start_s
+    assert 0.0 == flow.client.start_s
     if not left:
         assert -bonus_s == again
 
@@ -400,8 +400,8 @@ def test_blame_leaves_a_client_what_it_is_owed_for_turns_that_it_waits_for():
     """Only an account that nothing is queued for is first brought up to virtual time, or it would pay with the past."""
     shares = _shares()
     waiting, other = (Flow(shares.client(number)) for number in (1, 2))
-    for line in (waiting, other):
-        shares.stamp(line, 1.0, 0)
+    for flow in (waiting, other):
+        shares.stamp(flow, 1.0, 0)
     for _ in range(10):
         shares.begin(other, 0.0, 1.0)
         shares.charge({other: 1.0}, 1.0)

@@ -5,10 +5,12 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shapestream.scheduling.buckets import CHUNK, Bucket, Lane
 from shapestream.scheduling.costs import CostModel
 from shapestream.scheduling.events import Arrival, ModelProfile
 from shapestream.scheduling.fairness import QueueRoom
-from shapestream.scheduling.queueing import CHUNK, DONE, QUEUED, Bucket, Lane, ModelQueue, Request
+from shapestream.scheduling.model_queue import ModelQueue
+from shapestream.scheduling.queueing import DONE, QUEUED, Request
 
 
 def _queue() -> ModelQueue:
@@ -20,7 +22,7 @@ def _queue() -> ModelQueue:
 
 def _request(queue: ModelQueue, order: int, rank: float, rows: int = 1, length: int = 4) -> Request:
     arrival = Arrival(id=order, client=0, model="m", sizes=(rows, length), nbytes=1)
-    return Request(arrival, queue, queue.line_of(0), rank, order, 0.0)
+    return Request(arrival, queue, queue.flow_of(0), rank, order, 0.0)
 
 
 @given(

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.pipeline.scheduling.stage import Stage
 
-from shapestream.scheduling.queueing import MOST_COUNTED, size_bin
+from shapestream.scheduling.model_queue import MOST_COUNTED, size_bin
 
 
 def test_requests_are_counted_by_the_bins_of_their_sizes(stage):

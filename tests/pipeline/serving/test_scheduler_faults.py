@@ -15,7 +15,7 @@ from tests.pipeline.serving.scripted_slots import ScriptedSlots
 import shapestream.serving.server
 from shapestream.scheduling import Scheduler, events
 from shapestream.scheduling.actions import Action, FailRequest, ReportFault
-from shapestream.scheduling.queueing import ModelQueue
+from shapestream.scheduling.model_queue import ModelQueue
 from shapestream.slices import at_once
 from shapestream.telemetry.metrics import observe
 from shapestream.wire.messages import Failure, ResultEntry

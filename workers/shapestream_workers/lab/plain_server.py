@@ -19,7 +19,7 @@ from shapestream.scheduling.events import (
     SlotJoined,
 )
 from shapestream.scheduling.fairness import QueueRoom
-from shapestream.scheduling.queueing import ModelQueue
+from shapestream.scheduling.model_queue import ModelQueue
 from shapestream.scheduling.slots import Slot
 
 
