@@ -297,7 +297,7 @@ class Dispatcher:
             case KillSlot():
                 slot = self._book.slots.get(action.slot)
                 if slot is not None:
-                    slot.worker.kill(action.reason)
+                    slot.worker.kill(action.reason, now)
             case ReportFault():
                 self._journal.fault(action)
             case _:
