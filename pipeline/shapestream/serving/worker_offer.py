@@ -23,6 +23,9 @@ MAX_NAME = 200
 # Models of one worker, and the same times its slots: for each pair the scheduler takes 2 us when the worker joins.
 MOST_OFFERED = 256
 MOST_PAIRS = 2048
+# Points of a table of costs: the most that a calibration measures, where only certain sizes are allowed. They take the
+# scheduler 9 ms when they are told.
+MOST_COST_POINTS = 1024
 
 _DIGEST = re.compile("[0-9a-f]{64}")
 
@@ -66,6 +69,8 @@ def read_offer(hello: WorkerHello) -> Slices[Offer]:
     for name, table in costs.items():
         if name not in models or table.dimensions != models[name].dimensions:
             raise GreetingRefused(f"its costs of {name!r} are not those of a model that it serves")
+        if len(table.points) > MOST_COST_POINTS:
+            raise GreetingRefused(f"its costs of {name!r} have more than {MOST_COST_POINTS} points")
     for name, digest in hello.digests.items():
         if name not in models or not _DIGEST.fullmatch(digest):
             raise GreetingRefused(f"its digest of {name!r} is not that of a model that it serves")
