@@ -286,7 +286,7 @@ def _unique_keys(pairs: Sequence[tuple[Any, Any]]) -> dict[str, Any]:
     result = dict(pairs)
     if len(result) != len(pairs):
         raise ValueError("a map has a key twice")
-    if {*map(type, result)} - _TEXT:
+    if not _TEXT.issuperset(map(type, result)):
         raise ValueError("a map has a key that is not a string")
     return result
 
