@@ -1,6 +1,6 @@
-"""`python docs/states.py`: write the state diagrams of docs/scheduling.md anew, from the scheduler's transition tables.
+"""`python docs/states.py`: write the state diagrams of the pages anew, from the transition tables.
 
-`tests/pipeline/scheduling/test_states.py` compares the page with the tables.
+`tests/pipeline/scheduling/test_states.py` compares the pages with the tables.
 """
 
 from __future__ import annotations
@@ -8,26 +8,32 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import Enum
 from pathlib import Path
+from typing import TypeAlias
 
 from shapestream.scheduling.batches import BATCH_TABLE
 from shapestream.scheduling.queueing import REQUEST_TABLE
 from shapestream.scheduling.slots import SLOT_TABLE, WORKER_TABLE
+from shapestream.serving.worker_states import CONNECTED_WORKER_TABLE
 
-PAGE = Path(__file__).parent / "scheduling.md"
+DOCS = Path(__file__).parent
 BEGIN = "<!-- written by docs/states.py -->\n"
 END = "<!-- end of what docs/states.py writes -->\n"
-NOUNS: Mapping[str, Mapping[str, Mapping[Enum, Enum]]] = {
-    "request": REQUEST_TABLE,
-    "batch": BATCH_TABLE,
-    "slot": SLOT_TABLE,
-    "worker": WORKER_TABLE,
+Table: TypeAlias = Mapping[str, Mapping[Enum, Enum]]
+PAGES: Mapping[str, Mapping[str, Table]] = {
+    "scheduling.md": {
+        "request": REQUEST_TABLE,
+        "batch": BATCH_TABLE,
+        "slot": SLOT_TABLE,
+        "worker": WORKER_TABLE,
+    },
+    "reliability.md": {"connected worker": CONNECTED_WORKER_TABLE},
 }
 
 
-def diagram(noun: str) -> str:
-    """The table of a request, a batch, a slot or a worker as a state diagram of Mermaid; each begins at its first state."""
+def diagram(table: Table) -> str:
+    """The table as a state diagram of Mermaid, which begins at the first state."""
     arrows: dict[tuple[Enum, Enum], list[str]] = {}
-    for change, row in NOUNS[noun].items():
+    for change, row in table.items():
         for before, after in row.items():
             if before is not after:
                 arrows.setdefault((before, after), []).append(change)
@@ -39,17 +45,19 @@ def diagram(noun: str) -> str:
     return "\n".join([*lines, "```"]) + "\n"
 
 
-def section() -> str:
-    """All diagrams, between their markers."""
-    parts = [f"\nA {noun}:\n\n{diagram(noun)}" for noun in NOUNS]
+def section(name: str) -> str:
+    """All diagrams of a page, between their markers."""
+    parts = [f"\nA {noun}:\n\n{diagram(table)}" for noun, table in PAGES[name].items()]
     return BEGIN + "".join(parts) + "\n" + END
 
 
-def updated(page: str) -> str:
+def updated(name: str, page: str) -> str:
     """A page with the diagrams of the present tables."""
     before, _, rest = page.partition(BEGIN)
-    return before + section() + rest.partition(END)[2]
+    return before + section(name) + rest.partition(END)[2]
 
 
 if __name__ == "__main__":
-    PAGE.write_text(updated(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    for name in PAGES:
+        path = DOCS / name
+        path.write_text(updated(name, path.read_text(encoding="utf-8")), encoding="utf-8")

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -65,6 +66,32 @@ def test_a_killed_process_is_replaced_by_another() -> None:
             os.kill(before["a"], 9)
             await until(lambda: processes.pids.get("a", before["a"]) != before["a"])
             assert before["b"] == processes.pids["b"]
+
+    trio.run(main)
+
+
+def test_a_restart_ends_where_a_new_process_neither_comes_up_nor_ends(tmp_path: Path) -> None:
+    """It names that process; the old one serves on. Once the new one is ended, the next one takes the old one's place."""
+    code = (
+        f"import os\nmarks = {str(tmp_path)!r}\nopen(os.path.join(marks, str(os.getpid())), 'w').close()\n"
+        "if len(os.listdir(marks)) != 2: os.write(1, b'ready\\n')\n"
+        "os.read(0, 1)"
+    )
+
+    async def main() -> None:
+        processes = WorkerProcesses({"a": python(code)}, replace(PATIENT, window_s=1.0))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(processes.run)
+            await until(lambda: processes.ready == {"a"})
+            with trio.fail_after(PATIENCE_S):
+                restarted = await processes.restart()
+            assert restarted is not None
+            assert ((), {}, {}) == (restarted.replaced, restarted.kept, restarted.given_up)
+            assert ["a+1 has not come up after 1 s; end it to try again"] == [*restarted.starting.values()]
+            assert {"a"} == processes.ready
+            os.kill(processes.pids["a+1"], 9)
+            await until(lambda: processes.ready == {"a+1"})
+            processes.stop(PATIENCE_S)
 
     trio.run(main)
 

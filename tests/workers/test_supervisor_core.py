@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -358,10 +359,10 @@ def test_a_restart_is_over_when_each_worker_was_replaced() -> None:
     supervisor.handle(WorkerExited(worker="b", status=-9), 5.0)
     supervisor.handle(WakeupDue(), 7.0)
     supervisor.handle(WorkerReady(worker="b"), 8.0)
-    assert supervisor.restarted_since(before) is None
+    assert supervisor.restarted_since(before, 8.0) is None
     supervisor.handle(WorkerExited(worker="a", status=0), 9.0)
-    assert Restarted(replaced=("b", "a"), kept={}, given_up={}) == supervisor.restarted_since(before)
-    assert supervisor.restarted_since(supervisor.starts) is None
+    assert Restarted(replaced=("b", "a"), kept={}, given_up={}) == supervisor.restarted_since(before, 9.0)
+    assert supervisor.restarted_since(supervisor.starts, 9.0) is None
 
 
 def test_a_restart_is_over_where_old_processes_go_on_or_none_can_start() -> None:
@@ -371,14 +372,48 @@ def test_a_restart_is_over_where_old_processes_go_on_or_none_can_start() -> None
     before = supervisor.starts
     supervisor.handle(RestartRequested(), 3.0)
     supervisor.handle(WorkerExited(worker="a+1", status=3, said="x.yaml:1:2: no"), 4.0)
-    assert supervisor.restarted_since(before) is None
+    assert supervisor.restarted_since(before, 4.0) is None
     supervisor.handle(WorkerExited(worker="b", status=3), 5.0)
     why = "its configuration cannot be used"
     expected = Restarted(replaced=(), kept={"a": f"{why}: x.yaml:1:2: no"}, given_up={"b": why})
-    assert expected == supervisor.restarted_since(before)
+    assert expected == supervisor.restarted_since(before, 5.0)
     before = supervisor.starts
     supervisor.handle(RestartRequested(), 6.0)
-    assert supervisor.restarted_since(before) is None
+    assert supervisor.restarted_since(before, 6.0) is None
+
+
+@pytest.mark.parametrize(("start_s", "late_at"), [(2.0, 110.0), (50.0, 210.0)])
+def test_a_restart_ends_where_a_process_neither_comes_up_nor_ends(start_s: float, late_at: float) -> None:
+    """After the window, or four start-up times of the old process. It says which; when it comes up, the others follow."""
+    supervisor = serving("a", "b", start_s=start_s)
+    before = supervisor.starts
+    supervisor.handle(RestartRequested(), start_s)
+    started_at = late_at - max(POLICY.window_s, 4.0 * start_s)
+    supervisor.handle(WorkerExited(worker="a+1", status=-9), started_at - 1.0)
+    supervisor.handle(WakeupDue(), started_at)
+    assert late_at == supervisor.next_late(started_at)
+    assert supervisor.restarted_since(before, late_at - 0.1) is None
+    starting = {
+        "a": f"a+1 has not come up after {late_at - started_at:.0f} s; end it to try again",
+        "b": "it is replaced after a+1 has come up or ended",
+    }
+    expected = Restarted(replaced=(), kept={}, given_up={}, starting=starting)
+    assert expected == supervisor.restarted_since(before, late_at)
+    supervisor.handle(WorkerReady(worker="a+1"), late_at + 1.0)
+    assert [StartWorker(worker="b+2", attempt=0, role="b")] == supervisor.handle(
+        WorkerExited(worker="a", status=0), late_at + 2.0
+    )
+    assert supervisor.restarted_since(before, late_at + 2.0) is None
+
+
+def test_a_restart_ends_where_a_process_was_late_before_it() -> None:
+    """It never came up since the server started: there is none that serves, and none that is given up."""
+    supervisor = started("a")
+    before = supervisor.starts
+    supervisor.handle(RestartRequested(), 500.0)
+    restarted = supervisor.restarted_since(before, 500.0)
+    assert restarted is not None
+    assert ["a"] == list(restarted.starting)
 
 
 def test_a_restart_starts_workers_again_that_were_given_up() -> None:

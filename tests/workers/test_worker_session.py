@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from shapestream.errors import ProtocolError
 from shapestream.serving.slot_threads import (
     BatchWithdrawn,
     News,
@@ -16,13 +17,17 @@ from shapestream.serving.slot_threads import (
     ThreadEnded,
 )
 from shapestream.transport.interface import PeerSocket
+from shapestream.wire.codec import decode, encode
+from shapestream.wire.limits import WORKER_LIMITS
 from shapestream.wire.messages import (
     BatchFailedEntry,
     CancelBatchEntry,
     Clock,
+    Entry,
     Goodbye,
     Heartbeat,
     RecallBatchEntry,
+    Role,
     SlotEnded,
     Unknown,
     WorkerDraining,
@@ -34,7 +39,7 @@ from shapestream_engine.cost_table import CostPoint, CostTable
 from shapestream_engine.ports import InputPort, OutputPort, Rows
 from shapestream_engine.shapes import NamedShape
 from shapestream_engine.signature import ModelSignature
-from shapestream_workers.worker_session import WorkerSession
+from shapestream_workers.worker_session import WorkerSession, with_costs_that_fit
 
 ROWS = NamedShape.parse("batch:1..8, 2")
 SIGNATURE = ModelSignature("m", (InputPort("x", "f32", ROWS),), (OutputPort("y", "f32", ROWS, Rows()),))
@@ -259,3 +264,29 @@ def test_the_servers_goodbye_ends_the_session_and_its_heartbeat_does_not() -> No
     assert session.ended is None
     session.accept(Goodbye(), 2.0)
     assert "the server said goodbye" == session.ended
+
+
+def test_the_greeting_leaves_out_the_costs_that_have_no_room() -> None:
+    """The largest tables first; what is sent, the server can read."""
+    large = [[[rows], 0.25, 0.25] for rows in range(1024)]
+    tables = {f"m{n}": {"key": "k", "dimensions": ["batch"], "points": large[: 50 * n]} for n in range(1, 21)}
+    bare = hello_with({})
+    hello = with_costs_that_fit(bare, tables)
+    assert [f"m{n}" for n in range(1, len(hello.costs) + 1)] == list(hello.costs)
+    assert 5 < len(hello.costs) < 20
+    assert [[*hello.costs]] == [[*seen.costs] for seen in read(hello) if isinstance(seen, WorkerHello)]
+    assert [] == read(hello_with(tables))
+
+
+def hello_with(costs: dict[str, Any]) -> WorkerHello:
+    """The greeting of a worker of one model, with these costs."""
+    return WorkerHello(worker="w", pid=1, slots=1, models={"m": SIGNATURE.to_dict()}, costs=costs)
+
+
+def read(hello: WorkerHello) -> list[Entry]:
+    """What the server reads of it; nothing where it cannot."""
+    frames = encode([hello], limits=WORKER_LIMITS)
+    try:
+        return decode(frames, role=Role.SERVER_OF_WORKERS, limits=WORKER_LIMITS).entries
+    except ProtocolError:
+        return []

@@ -158,6 +158,8 @@ def lines_of(found: Mapping[str, Any]) -> Iterator[str]:
         yield f"worker {name} goes on as it was: {why}"
     for name, why in workers["given_up"].items():
         yield f"worker {name} is given up: {why}"
+    for name, why in workers["starting"].items():
+        yield f"worker {name} is not replaced yet: {why}"
     if found["need_restart"]:
         yield f"changed only by a restart of the server: {', '.join(found['need_restart'])}"
     yield from found["why"]

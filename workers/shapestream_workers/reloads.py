@@ -1,6 +1,6 @@
 """Reloads of a server: the files of keys and the YAML are read again, every worker is replaced, and what came of it.
 
-    reading ──▶ replacing ──▶ ok, or incomplete: some keys, workers or models stay as they were
+    reading ──▶ replacing ──▶ ok, or incomplete: some keys, workers or models stay as they were, or still start
        └──────▶ refused: nothing is changed, but perhaps keys
 
 SIGHUP and the admin port ask for them. Files are read by one reload at a time, in the order in which they were asked for.
@@ -76,6 +76,8 @@ class Reload:
     """Workers that go on as they were, and why."""
     given_up: dict[str, str] = field(default_factory=dict)
     """Workers without a process, and why."""
+    starting: dict[str, str] = field(default_factory=dict)
+    """Workers whose new process has not come up in time, and why the reload waits no longer."""
     seconds: float | None = None
     """From when it was asked for to its end."""
 
@@ -90,7 +92,12 @@ class Reload:
             "why": self.why,
             "models": {"added": changes.added, "removed": changes.removed, "changed": changes.changed},
             "need_restart": changes.need_restart,
-            "workers": {"replaced": list(self.replaced), "kept": self.kept, "given_up": self.given_up},
+            "workers": {
+                "replaced": list(self.replaced),
+                "kept": self.kept,
+                "given_up": self.given_up,
+                "starting": self.starting,
+            },
         }
 
 
@@ -277,13 +284,10 @@ class Reloads:
             reload.why.append("the workers have ended")
             self._end(reload, ReloadState.INCOMPLETE)
             return
-        reload.replaced, reload.kept, reload.given_up = (
-            restarted.replaced,
-            restarted.kept,
-            restarted.given_up,
-        )
+        reload.replaced, reload.starting = restarted.replaced, restarted.starting
+        reload.kept, reload.given_up = restarted.kept, restarted.given_up
         self._settled(restarted)
-        sound = not (reload.why or restarted.kept or restarted.given_up)
+        sound = not (reload.why or reload.kept or reload.given_up or reload.starting)
         self._end(reload, ReloadState.OK if sound else ReloadState.INCOMPLETE)
 
     def _end(self, reload: Reload, state: ReloadState) -> None:
@@ -298,6 +302,7 @@ class Reloads:
             seconds=reload.seconds,
             kept=reload.kept,
             given_up=reload.given_up,
+            starting=reload.starting,
         )
 
 

@@ -12,6 +12,12 @@ look to the server as one that hangs, and its requests would be blamed for that.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import structlog
+
 from shapestream.serving.peer_clock import PeerClock
 from shapestream.serving.slot_threads import (
     BatchWithdrawn,
@@ -23,7 +29,8 @@ from shapestream.serving.slot_threads import (
     ThreadEnded,
 )
 from shapestream.telemetry.logging import LEVELS, change
-from shapestream.wire.codec import BadEntry
+from shapestream.wire.codec import BadEntry, items_of
+from shapestream.wire.limits import MAX_WORKER_ITEMS
 from shapestream.wire.messages import (
     WORKER_PROTOCOL,
     BatchFailedEntry,
@@ -43,6 +50,10 @@ from shapestream.wire.messages import (
 )
 from shapestream_engine.batch import ErrorCode
 
+log = structlog.get_logger()
+
+# What a message counts beside the models of a greeting: the other fields, and the arrays around them.
+ENTRY_ITEMS = 64
 # The way from the server, at most: what a greeting took longer was the server's own start, not the way.
 MAX_TRANSIT_S = 0.05
 # However often the server asks for beats: beats without a pause would be all that this process does.
@@ -58,22 +69,45 @@ def silence_s(heartbeat_s: float) -> float:
     return max(MISSED_HEARTBEATS * max(MIN_HEARTBEAT_S, heartbeat_s), MIN_SILENCE_S)
 
 
+def with_costs_that_fit(hello: WorkerHello, costs: Mapping[str, dict[str, Any]]) -> WorkerHello:
+    """The greeting with as many of these cost tables as a message may hold, the smallest first.
+
+    The server learns the costs of other models from their traffic.
+    """
+    room = (
+        MAX_WORKER_ITEMS
+        - ENTRY_ITEMS
+        - sum(items_of(value) for value in (hello.models, hello.digests, hello.once, hello.tolerances))
+    )
+    fitting: dict[str, dict[str, Any]] = {}
+    for name, table in sorted(costs.items(), key=lambda item: items_of(item[1])):
+        room -= items_of({name: table})
+        if room < 0:
+            left_out = sorted(costs.keys() - fitting.keys())
+            log.warning("costs are not told", models=left_out, why="the greeting has no room for them")
+            break
+        fitting[name] = table
+    return replace(hello, costs=fitting)
+
+
 class WorkerSession:
     """What a worker says and does, decided from entries, news and times."""
 
     def __init__(self, name: str, pid: int, slots: SlotThreads, once: tuple[str, ...] = ()) -> None:
         """`once`: the models whose requests must not run twice."""
         self._slots = slots
-        self._hello = WorkerHello(
-            worker=name,
-            pid=pid,
-            slots=slots.slots,
-            models={key: signature.to_dict() for key, signature in slots.models.items()},
-            costs={key: table.to_dict() for key, table in slots.costs.items()},
-            digests=dict(slots.digests),
-            protocol=WORKER_PROTOCOL,
-            once=once,
-            tolerances={key: dict(found) for key, found in slots.tolerances.items()},
+        self._hello = with_costs_that_fit(
+            WorkerHello(
+                worker=name,
+                pid=pid,
+                slots=slots.slots,
+                models={key: signature.to_dict() for key, signature in slots.models.items()},
+                digests=dict(slots.digests),
+                protocol=WORKER_PROTOCOL,
+                once=once,
+                tolerances={key: dict(found) for key, found in slots.tolerances.items()},
+            ),
+            {key: table.to_dict() for key, table in slots.costs.items()},
         )
         self.greeting_waits = False
         """Whether the server is to be greeted once the slots are free of what an earlier session left there."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,7 @@ def _resident_bytes() -> int:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
+@cache
 def _of_the_c_library(name: str) -> Any:
-    """A function of glibc, None where there is none."""
+    """A function of glibc, None where there is none. Kept: each `CDLL` makes a class, which only the collector frees."""
     return getattr(ctypes.CDLL(None), name, None) if sys.platform == "linux" else None

@@ -1,7 +1,8 @@
-"""Which models clients may ask for: told to dispatcher and clients' port as workers come and go.
+"""Which models clients may ask for, as workers come and go.
 
 A model without a worker *yet*, or whose worker is being started again, stays available: its requests wait. A model is
-given up when its workers were, so that waiting for one would never end; a worker that dials in all the same brings it back.
+unavailable when its workers were given up, since its requests would wait for ever. A worker that dials in with it makes it
+available again.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class Availability:
         """Why, by name; at most as many as the configuration has models."""
 
     def models_added(self, models: Iterable[ServedModel], now: float) -> None:
-        """Let requests for these models come, which no worker has brought before."""
+        """Admit requests for these models, which no worker has brought before."""
         for model in models:
             self._dispatcher.model_added(model, now)
             self._clients.model_added(model)
@@ -60,7 +61,7 @@ class Availability:
             self._models.unavailable.pop(name, None)
 
     def workers_changed(self, now: float) -> None:
-        """Look which of the models that are new or were given up a worker has now, and which not."""
+        """Find which of the models that are new, or were given up, a worker serves now."""
         for name in list(self._models.new):
             if self.is_served(name):
                 self._models.brought(name)

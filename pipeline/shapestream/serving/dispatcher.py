@@ -339,7 +339,7 @@ class Dispatcher:
             case KillSlot():
                 slot = action.slot.peer
                 if slot.number in self.slots:
-                    slot.worker.kill(action.reason)
+                    slot.worker.kill(action.reason, now)
             case ReportFault():
                 self._journal.fault(action)
             case _:

@@ -113,7 +113,7 @@ class Outgoing:
         return messages
 
     def keep_alive(self, link: PeerLink) -> None:
-        """Queue a heartbeat if nothing was said since the last call."""
+        """Queue a heartbeat if nothing was sent since the last call."""
         if not link.spoken:
             self.say(link, Heartbeat())
         link.spoken = False

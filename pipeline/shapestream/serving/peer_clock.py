@@ -5,8 +5,8 @@ of sending is the difference of the clocks plus the way. The least one belongs t
 another message is time that it lost (NTP's clock filter: RFC 5905, section 10). The fastest way itself does not show.
 
 A peer whose clock stood still, as in a suspended laptop, seems late with everything from then on. A question corrects
-this: a message that the peer sends after it has heard us was sent after we spoke. Used for clients by the server, and for
-the server by its workers.
+this: a message that the peer sends after it has received our question was sent after the question. The server uses this
+for its clients, and workers use it for the server.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ DRIFT = 2e-4
 
 
 class PeerClock:
-    """A peer's clock as seen from here; a peer that never says its time is taken to send in no time."""
+    """A peer's clock as seen from here. Messages of a peer that never sends its time are taken as sent when read."""
 
     __slots__ = ("_answered", "_asked_at", "_difference_s", "_heard_at", "_sent_at")
 
@@ -41,7 +41,7 @@ class PeerClock:
         return True
 
     def repeated(self) -> None:
-        """Take note that the peer has heard the question: its next messages were sent after that."""
+        """Note that the peer has received the question: its next messages were sent after that."""
         self._answered = self._asked_at is not None
 
     def heard(self, sent_us: int, now: float) -> None:
@@ -58,7 +58,7 @@ class PeerClock:
 
     @property
     def difference_s(self) -> float | None:
-        """Our clock less the peer's, and the fastest message's way; None before the peer has said its time."""
+        """Our clock less the peer's, and the fastest message's way; None before the peer has sent its time."""
         return self._difference_s
 
     def sent_at(self, now: float) -> float:

@@ -1,7 +1,7 @@
-"""Do the outputs that a worker reports agree with the model's signature and with the batch it was given?
+"""Checks of a worker's report against the model's signature and the batch that it was sent.
 
-The codec has checked element types against its allow-list and byte lengths against shapes. What is left is
-what needs the model. A layout that was found good for a request's sizes is remembered, as on the way in.
+The codec has checked element types against its allow-list, and byte lengths against shapes. These checks need the model. A
+layout that was found good for a request's sizes is remembered, so that it is checked once.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class ReportCheck:
             zip(signature.outputs, layout, strict=True)
         ):
             if reported != number:
-                raise ReportRefused(f"output {number} is said to be number {reported}")
+                raise ReportRefused(f"output {number} has the number {reported}")
             if element_type != port.element_type:
                 raise ReportRefused(f"output {port.name!r} is {element_type}, not {port.element_type}")
             _check_shape(port, shape, own)

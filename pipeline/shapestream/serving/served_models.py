@@ -13,7 +13,14 @@ from shapestream.errors import ConfigurationError
 from shapestream.scheduling.events import InputBytes, ModelProfile
 from shapestream.settings import ModelSettings
 from shapestream.slices import Slices
-from shapestream.wire.limits import MAX_INLINE_BYTES, MAX_RANK, MAX_TENSORS, WORKER_LIMITS, Limits
+from shapestream.wire.limits import (
+    MAX_INLINE_BYTES,
+    MAX_RANK,
+    MAX_TENSORS,
+    MAX_WORKER_ITEMS,
+    WORKER_LIMITS,
+    Limits,
+)
 from shapestream_engine.batching.calls import CallPlanner
 from shapestream_engine.calibration_shapes import DEFAULT_MAX_BATCH
 from shapestream_engine.element_types import dtype_of
@@ -38,6 +45,7 @@ _TENSOR_BYTES = 64
 _SIZE_BYTES = 9
 _MEMBER_BYTES = 32
 _BATCH_BYTES = 64 * 1024
+_BATCH_ITEMS = 64
 
 
 class ServedModel:
@@ -168,7 +176,10 @@ def most_rows(signature: ModelSignature, limits: Limits = WORKER_LIMITS) -> int:
     """
     room = limits.max_header_bytes - _BATCH_BYTES
     fits = [limits.max_members]
+    dimensions = len(signature.dimensions)
     for ports in (signature.inputs, signature.outputs):
+        # A row's tensors, their array, the row itself; and a call of its own, with its count and sizes.
+        fits.append((MAX_WORKER_ITEMS - _BATCH_ITEMS) // (len(ports) + dimensions + 8))
         fits.append(limits.max_frames // max(1, len(ports)))
         fits.append(room // _header_bytes(ports))
     return max(1, min(fits))

@@ -41,12 +41,15 @@ from shapestream.serving.event_stream import MOST_BATCHES
 from shapestream.serving.journal import Journal
 from shapestream.serving.kept_replies import ClientId, KeptReplies
 from shapestream.serving.listening import listen
+from shapestream.serving.local_port import LocalPort
 from shapestream.serving.outgoing import Outgoing
+from shapestream.serving.own_processes import ProcessOwner
 from shapestream.serving.quarantine import Quarantine
 from shapestream.serving.served_models import ServedModels
 from shapestream.serving.slot_threads import SlotThreads
 from shapestream.serving.stories import MOST_SLOWEST, Stories, nothing_of, story_of
-from shapestream.serving.worker_port import LastState, ProcessOwner, WorkerPort
+from shapestream.serving.worker_port import LastState, WorkerPort
+from shapestream.serving.worker_states import WorkerState
 from shapestream.settings import ModelSettings, ServerSettings
 from shapestream.slices import Slices, at_once
 from shapestream.telemetry.counters import ServerStatistics
@@ -173,7 +176,10 @@ class Server:
             self._models, self._dispatcher, self._client_port, workers_may_come=workers is not None
         )
         self._worker_port: WorkerPort | None = None
-        self._ports: list[ClientPort | WorkerPort] = [self._client_port]
+        self._ports: list[ClientPort | WorkerPort | LocalPort] = [self._client_port]
+        """By the sockets that they read."""
+        self._remote_ports: list[ClientPort | WorkerPort] = [self._client_port]
+        """Those of them whose peers are other processes."""
         if workers is not None:
             self._worker_port = WorkerPort(
                 Outgoing(workers, "workers", self._counters, codec_of(Role.SERVER_OF_WORKERS)),
@@ -184,18 +190,17 @@ class Server:
                 epoch=epoch,
             )
             self._ports.append(self._worker_port)
+            self._remote_ports.append(self._worker_port)
         self._local = local
-        self._local_port: WorkerPort | None = None
+        self._local_port: LocalPort | None = None
         if local is not None:
             socket, codec = local.listen()
-            self._local_port = WorkerPort(
+            self._local_port = LocalPort(
                 Outgoing(socket, "slots", self._counters, codec),
                 self._dispatcher,
                 self._models,
                 self._availability,
-                settings,
-                epoch=epoch,
-                own=local,
+                local,
             )
             self._sockets.append(socket)
             self._ports.append(self._local_port)
@@ -330,7 +335,7 @@ class Server:
     def _offered(self) -> set[str]:
         """The models that have a slot which takes batches."""
         workers = {slot.worker for slot in self._dispatcher.slots.values()}
-        return {name for worker in workers if worker.takes_batches for name in worker.models}
+        return {name for worker in workers if worker.state is WorkerState.SERVING for name in worker.models}
 
     def audit(self) -> dict[str, dict[str, Any]]:
         """What audits found, by model, as plain data."""
@@ -342,7 +347,7 @@ class Server:
         for model in self._models:
             self._counters.of(model.name)  # its series begin with 0
         workers = {slot.worker for slot in self._dispatcher.slots.values()}
-        serving = sum(worker.takes_batches for worker in workers)
+        serving = sum(worker.state is WorkerState.SERVING for worker in workers)
         return ServerSnapshot(
             ready=not self.not_ready(),
             counters=self._counters,
@@ -532,8 +537,8 @@ class Server:
                 if cost_keeper is not None:
                     nursery.start_soon(cost_keeper.run, self._scheduler.learned_costs)
                 if self._local_port is not None:
-                    self._local_port.start_own()
-                    await self._local_port.own_greeted.wait()
+                    self._local_port.start()
+                    await self._local_port.greeted.wait()
                 log.info(
                     "server ready",
                     listen=self.addresses,
@@ -577,7 +582,7 @@ class Server:
                 log.warning("the server stood still", seconds=round(now - due, 1))
                 await trio.sleep(STALL_S)  # unread messages come before the verdict that a peer is silent
                 now += STALL_S
-            for port in self._ports:
+            for port in self._remote_ports:
                 port.beat(now)
             self._dispatcher.end_turn()
             if not self._dispatcher.unfinished:
@@ -596,7 +601,7 @@ class Server:
         if dispatcher.unfinished:
             log.warning("grace is over", handed_back=dispatcher.unfinished)
             dispatcher.hand_back(f"the server stopped first; the grace was {self._grace_s} s")
-        for port in self._ports:
+        for port in self._remote_ports:
             port.say_goodbye()
         dispatcher.end_turn()
         await trio.sleep(FAREWELL_S)

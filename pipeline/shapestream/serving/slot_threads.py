@@ -1,12 +1,24 @@
 """Slots: threads with a socket each, in a worker's process or in the server's own.
 
-A slot's thread owns one inference request per model and its own connection to the server's port. It blocks on that
-socket, receives a batch, runs it, and sends the report, with no event loop and no second thread in between. A batch
-that is queued behind the running one lies in the socket.
+A slot's thread owns an inference request of each model, and a connection of its own to the server's port. It blocks on that
+socket, receives a batch, runs it, and sends the report. No event loop and no second thread takes part, so a lone request
+waits for two wake-ups only: the slot's and the server's. A batch that is queued behind the running one stays in the socket.
 
-The event loop of the process supervises. It says which session is served, withdraws batches, and keeps the difference of
-the clocks; it hears news of the slots, which are not for their own sockets to tell. A slot's socket lives as long as
-its session, and only its thread touches it. Nothing here waits for a thread that hangs.
+The event loop of the process supervises the threads. It does three things:
+
+- it says which *session* of the server is served (`begin`, `end`). A slot makes a new connection for each session, and
+  greets there with the session's token; a report of an earlier session is dropped;
+- it withdraws batches (`withdraw`). A cancelled batch is skipped from the next call on, and its slot reports it in its
+  turn. A recalled batch is skipped if it has not begun, and the event loop answers at once: the batch before it may hang;
+- it keeps the difference between the clocks (`set_clock`), by which the thread counts the deadlines of a batch.
+
+A thread tells the event loop its news: that it ended, that its connection broke, that it is idle after a session's end.
+
+What each side may touch: the event loop alone writes `_session`, `_closing` and `difference_s`, and the thread reads them.
+The socket and `_batch` are the thread's own. `Runner` and `Wake` may be used from both.
+
+Nothing here waits for a thread that hangs: `aclose` leaves it behind after `CLOSE_GRACE_S`. A thread cannot be killed;
+where a hanging slot must be replaced, its process is.
 """
 
 from __future__ import annotations
@@ -54,7 +66,7 @@ class SlotSession:
     number: int
     token: bytes
     silence_s: float | None = None
-    """A server that says nothing to a waiting slot for so long is gone. None: the server is this process."""
+    """A server that sends nothing to a waiting slot for so many seconds is gone. None: the server is this process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,8 +185,9 @@ class SlotThreads:
             thread.serve(None)
 
     def withdraw(self, slot: int, batch: int, code: ErrorCode) -> None:
-        """`RECALLED`: skip a batch that has not begun, and tell so. `CANCELLED`: skip a batch, or those of its calls that
-        have not begun; its slot reports it in its turn.
+        """Skip a batch. `RECALLED`: only if it has not begun; the news `BatchWithdrawn` answers for it.
+
+        `CANCELLED`: skip those of its calls that have not begun; its slot reports it in its turn.
         """
         if 0 <= slot < len(self._threads):
             self._threads[slot].withdraw(batch, code)
@@ -290,7 +303,7 @@ class _SlotThread(Thread):
         except TransportError as error:
             return str(error)
         with connection as socket:
-            if not self._say(socket, session, SlotHello(token=session.token, slot=self.number)):
+            if not self._send(socket, session, SlotHello(token=session.token, slot=self.number)):
                 return "the server takes nothing"
             silent = False
             while self._session is session:
@@ -302,12 +315,12 @@ class _SlotThread(Thread):
                     continue
                 silent = False
                 received_at = monotonic()
-                if (why := self._obey(socket, session, frames, received_at)) is not None:
+                if (why := self._carry_out(socket, session, frames, received_at)) is not None:
                     return why
                 del frames
         return None
 
-    def _obey(
+    def _carry_out(
         self, socket: BlockingDealer, session: SlotSession, frames: Message, received_at: float
     ) -> str | None:
         """Carry out a message, of which nothing is held afterwards; returns why the connection is of no use, if so."""
@@ -320,7 +333,7 @@ class _SlotThread(Thread):
                 if not self._execute(socket, session, entry, received_at):
                     return "the server takes nothing"
             elif not isinstance(entry, Heartbeat):
-                return f"the server said {type(entry).__name__} to a slot"
+                return f"the server sent {type(entry).__name__} to a slot"
         return None
 
     def _execute(
@@ -349,11 +362,11 @@ class _SlotThread(Thread):
             if PRESENT.debug:
                 log.debug("batch ran here", run_s=round(report.run_s, 6), reallocations=report.reallocations,
                           preparations=report.preparations, calls=report.calls, code=report.code)  # fmt: skip
-            sent = self._say(socket, session, entry_of_report(report, session=session.number))
+            sent = self._send(socket, session, entry_of_report(report, session=session.number))
         self._batch = None
         return sent
 
-    def _say(self, socket: BlockingDealer, session: SlotSession, entry: Entry) -> bool:
+    def _send(self, socket: BlockingDealer, session: SlotSession, entry: Entry) -> bool:
         """Send an entry; False where there was no room for it, for as long as a silent server is waited for."""
         frames = frames_of(entry, self._codec)
         while self._session is session and not socket.send(frames, session.silence_s):
@@ -376,7 +389,7 @@ def clock_ahead_s(execute: Execute, *, received_at: float, difference_s: float |
 
 
 def frames_of(entry: Entry, codec: Codec) -> list[Buffer]:
-    """The message of an entry that a slot says. Results that fit no message fail their batch, and no other."""
+    """The message of an entry that a slot sends. Results that fit no message fail their batch, and no other."""
     try:
         return codec.pack([entry])[0]
     except RequestError as error:

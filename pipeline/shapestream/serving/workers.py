@@ -7,9 +7,7 @@ tensors are the received frames, untouched. The scheduler's own slot refers to i
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import replace
 
 import structlog
 
@@ -17,12 +15,10 @@ from shapestream.scheduling.batches import Batch
 from shapestream.serving.outgoing import Outgoing, PeerLink
 from shapestream.serving.report_check import ReportCheck, ReportRefused
 from shapestream.serving.slot_threads import SlotThreads
+from shapestream.serving.worker_offer import Offer, read_tolerances
+from shapestream.serving.worker_states import CONNECTED_WORKER_TABLE, WorkerState
 from shapestream.wire.messages import BatchDone, BatchFailedEntry, CancelBatchEntry, RecallBatchEntry
 from shapestream_engine.batch import BatchReport, ErrorCode
-from shapestream_engine.cost_table import CostTable
-from shapestream_engine.errors import EngineError
-from shapestream_engine.probing.tolerances import OutputTolerance
-from shapestream_engine.signature import ModelSignature
 
 log = structlog.get_logger()
 
@@ -38,56 +34,24 @@ REMOTE_PREFETCH_S = 0.002
 GIVEN_BACK = (ErrorCode.CANCELLED, ErrorCode.RECALLED)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Offer:
-    """A worker's greeting, as it was read and checked."""
-
-    name: str
-    pid: int
-    slots: int
-    models: Mapping[str, ModelSignature]
-    costs: Mapping[str, CostTable] = field(default_factory=dict)
-    """Measured costs of calls, of some of the models."""
-    digests: Mapping[str, str] = field(default_factory=dict)
-    """The sha256 of the files that models were read from, of some of them."""
-    tolerances: Mapping[str, Mapping[str, OutputTolerance]] = field(default_factory=dict)
-    """How far two equal results may lie apart, by model and output."""
-
-
-def read_tolerances(
-    plain: Mapping[str, Mapping[str, Any]], models: Mapping[str, ModelSignature]
-) -> dict[str, dict[str, OutputTolerance]]:
-    """Tolerances by model and output; raises `EngineError` for what is none of an output of these models."""
-    found: dict[str, dict[str, OutputTolerance]] = {}
-    for model, outputs in plain.items():
-        ranks = {port.name: port.shape.rank for port in models[model].outputs} if model in models else {}
-        found[model] = {name: OutputTolerance.from_dict(one) for name, one in outputs.items()}
-        for name, one in found[model].items():
-            if any(not 0 <= axis < ranks.get(name, 0) for axis, _ in one.spreads) or name not in ranks:
-                raise EngineError(
-                    f"its tolerance of {model!r}, {name!r} is not that of an output that it serves"
-                )
-    return found
-
-
 class ConnectedWorker(PeerLink):
     """A worker in one session, and the link to its control; its slots have links of their own."""
 
     __slots__ = (
         "_checks",
         "answered_at",
+        "condemned_for",
         "costs",
+        "dialled_in",
         "digests",
-        "draining",
-        "farewell_said",
-        "killed_for",
         "models",
         "name",
-        "parting_since",
         "pid",
         "port",
         "session",
+        "since",
         "slots",
+        "state",
         "token",
         "tolerances",
     )
@@ -95,9 +59,21 @@ class ConnectedWorker(PeerLink):
     prefetch_s = REMOTE_PREFETCH_S
 
     def __init__(
-        self, peer: bytes | None, offer: Offer, outgoing: Outgoing, now: float, *, session: int
+        self,
+        peer: bytes | None,
+        offer: Offer,
+        outgoing: Outgoing,
+        now: float,
+        *,
+        session: int,
+        dialled_in: bool,
     ) -> None:
         super().__init__(peer, now)
+        self.state = WorkerState.GREETING
+        self.since = now
+        """When that state began."""
+        self.dialled_in = dialled_in
+        """Whether its process was started elsewhere, so that this server cannot kill it, nor be told how it ended."""
         self.name = offer.name
         """As it appears in timings and logs: `name/slot`."""
         self.pid = offer.pid
@@ -112,15 +88,8 @@ class ConnectedWorker(PeerLink):
         self.port = outgoing
         self.slots = [SlotRecord(self, slot, now) for slot in range(offer.slots)]
         self._checks = {key: ReportCheck(signature) for key, signature in offer.models.items()}
-        self.draining = False
-        """It wants to leave, and gets no more."""
-        self.farewell_said = False
-        """It has said goodbye; batches that it had not answered then are waited for, for a moment."""
-        self.killed_for: str | None = None
+        self.condemned_for = ""
         """Why its process is to be ended, once that is so."""
-        self.parting_since: float | None = None
-        """Time when it could not be reached any more, said goodbye, or its process ended. It gets no more batches, and its
-        last reports may yet come."""
         self.answered_at: float | None = None
         """When it last reported a batch that had run."""
 
@@ -129,10 +98,11 @@ class ConnectedWorker(PeerLink):
         """Batches that it has not reported yet: those that run, and one that is queued behind each."""
         return [batch for slot in self.slots for batch in slot.running]
 
-    @property
-    def takes_batches(self) -> bool:
-        """Whether it is here to stay: it neither drains nor leaves nor is to be killed."""
-        return not self.draining and self.parting_since is None and self.killed_for is None
+    def change(self, name: str, now: float) -> None:
+        """Change the state of its session; raises KeyError for a change that the table does not list."""
+        state = CONNECTED_WORKER_TABLE[name][self.state]
+        if state is not self.state:
+            self.state, self.since = state, now
 
     @property
     def has_greeted(self) -> bool:
@@ -147,10 +117,11 @@ class ConnectedWorker(PeerLink):
         """Ask for a batch back; whether it had begun is in its report."""
         self.port.say(self, RecallBatchEntry(batch=batch, slot=slot.slot))
 
-    def kill(self, reason: str) -> None:
+    def kill(self, reason: str, now: float) -> None:
         """End its process, since a slot hangs: the worker port does so when this turn's decisions are carried out."""
-        if self.killed_for is None and self.peer is not None:
-            self.killed_for = reason
+        if self.state not in (WorkerState.CONDEMNED, WorkerState.GONE):  # its other slots may hang, too
+            self.change("condemn", now)
+            self.condemned_for = reason
             self.port.lost.append((self, reason))
 
     def judge(self, batch: Batch, report: BatchReport, now: float) -> BatchReport:
@@ -170,8 +141,9 @@ class ConnectedWorker(PeerLink):
             busy_s=min(report.busy_s, most_s),
         )
 
-    def left(self) -> None:
-        """Take note that it is gone: nothing more is said to it."""
+    def left(self, now: float) -> None:
+        """End its session: nothing more is sent to it."""
+        self.change("end", now)
         self.peer = None
         for slot in self.slots:
             slot.peer = None
@@ -195,7 +167,7 @@ class LocalWorker(ConnectedWorker):
             digests=own.digests,
             tolerances=read_tolerances(own.tolerances, own.models),
         )
-        super().__init__(None, offer, outgoing, now, session=session)
+        super().__init__(None, offer, outgoing, now, session=session, dialled_in=False)
         self._own = own
 
     def cancel(self, slot: SlotRecord, batch: int) -> None:
@@ -206,8 +178,8 @@ class LocalWorker(ConnectedWorker):
         """Withdraw a batch if it has not begun."""
         self._own.withdraw(slot.slot, batch, ErrorCode.RECALLED)
 
-    def kill(self, reason: str) -> None:
-        """Say that nothing can end a thread: the slot stays occupied."""
+    def kill(self, reason: str, now: float) -> None:
+        """Log that nothing can end a thread: the slot stays occupied."""
         log.error(
             "slot hangs", worker=self.name, why=reason, advice="use worker processes, or restart the server"
         )

@@ -407,7 +407,7 @@ METRICS: tuple[Metric, ...] = (
     _by(
         "result",
         "reloads_total",
-        "Reloads of the configuration: ok, incomplete (a worker goes on as it was, or keys do), or refused.",
+        "Reloads of the configuration: ok, refused, or incomplete (keys stay, or a worker is not replaced).",
         lambda seen: seen.counters.reloads,
     ),
     _one(

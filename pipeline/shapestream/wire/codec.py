@@ -8,7 +8,7 @@ its id. `ModelSignature.resolve` checks whether tensors suit a model.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
@@ -21,11 +21,14 @@ from shapestream.wire.fields import BadEntryError, Fields, Reader, Writer, colum
 from shapestream.wire.layouts import refuse_extension
 from shapestream.wire.limits import (
     CLIENT_LIMITS,
+    ITEMS_PER_ARRAY,
+    ITEMS_PER_MAP,
     MAX_CLIENT_ENTRY_BYTES,
     MAX_CLIENT_ITEMS,
     MAX_CLIENT_PAIRS,
     MAX_INTEGER,
     MAX_PLAIN_ITEMS,
+    MAX_WORKER_ITEMS,
     WORKER_LIMITS,
     Limits,
 )
@@ -159,10 +162,11 @@ def _unpack(frames: Sequence[Buffer], role: Role, limits: Limits) -> Iterable[An
     header = frames[0]
     if len(header) > limits.max_header_bytes:
         raise ProtocolError(f"the header has {len(header)} bytes; the limit is {limits.max_header_bytes}")
-    if role is not Role.SERVER_OF_CLIENTS:
+    if role is Role.SERVER_OF_WORKERS:
+        items = _Items(MAX_WORKER_ITEMS)
+        options = {**_PLAIN_OPTIONS, "list_hook": items.array, "object_pairs_hook": items.map}
+    elif role is not Role.SERVER_OF_CLIENTS:
         options = _PLAIN_OPTIONS
-        if limits.max_members > MAX_PLAIN_ITEMS:
-            options = {**options, "max_array_len": limits.max_members}
     elif len(header) > MAX_CLIENT_ENTRY_BYTES:
         return _unpack_long(header, limits)
     else:
@@ -243,11 +247,46 @@ class _Maps:
         return _unique_keys(pairs)
 
 
+class _Items:
+    """The elements of all arrays and maps of one message from a worker: few, since each takes the event loop some time."""
+
+    __slots__ = ("_left",)
+
+    def __init__(self, most: int) -> None:
+        self._left = most
+
+    def array(self, items: Any) -> Any:
+        """The array as it is. Raises ValueError for one too many."""
+        self._left -= len(items) + ITEMS_PER_ARRAY
+        if self._left < 0:
+            raise ValueError(_MANY_ITEMS)
+        return items
+
+    def map(self, pairs: Sequence[tuple[Any, Any]]) -> dict[str, Any]:
+        """The map of these pairs. Raises ValueError for one too many."""
+        self._left -= 2 * len(pairs) + ITEMS_PER_MAP
+        if self._left < 0:
+            raise ValueError(_MANY_ITEMS)
+        return _unique_keys(pairs)
+
+
+_MANY_ITEMS = f"more than {MAX_WORKER_ITEMS} elements in its arrays and maps"
+
+
+def items_of(plain: Any) -> int:
+    """The elements that plain data counts for in a message from a worker."""
+    if isinstance(plain, Mapping):
+        return ITEMS_PER_MAP + sum(2 + items_of(value) for value in plain.values())
+    if isinstance(plain, list | tuple):
+        return ITEMS_PER_ARRAY + sum(1 + items_of(item) for item in plain)
+    return 0
+
+
 def _unique_keys(pairs: Sequence[tuple[Any, Any]]) -> dict[str, Any]:
     result = dict(pairs)
     if len(result) != len(pairs):
         raise ValueError("a map has a key twice")
-    if {*map(type, result)} - _TEXT:
+    if not _TEXT.issuperset(map(type, result)):
         raise ValueError("a map has a key that is not a string")
     return result
 

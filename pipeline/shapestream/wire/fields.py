@@ -109,11 +109,18 @@ def plain_map(value: Any) -> dict[str, Any]:
 
 
 def _is_deeper_than(limit: int, value: Any) -> bool:
-    """Whether a map or an array is nested deeper."""
-    if limit == 0:
-        return True
-    items = value.values() if type(value) is dict else value
-    return any(_is_deeper_than(limit - 1, item) for item in items if type(item) in _NESTED)
+    """Whether a map or an array is nested deeper: looked at by levels, in as few calls as there are levels."""
+    level = [value]
+    for _ in range(limit):
+        level = [
+            item
+            for outer in level
+            for item in (outer.values() if type(outer) is dict else outer)
+            if type(item) in _NESTED
+        ]
+        if not level:
+            return False
+    return True
 
 
 _NESTED = (dict, tuple)

@@ -20,7 +20,7 @@ import pytest
 import structlog
 import trio
 from tests.pipeline.serving.clocks import virtual_time
-from tests.pipeline.serving.echo_model import SIGNATURE, request
+from tests.pipeline.serving.echo_model import SIGNATURE, done, model_settings, request
 from tests.pipeline.serving.harness import Running, memory_serving
 from tests.pipeline.serving.raw_peer import RawPeer, hello_of
 from tests.pipeline.serving.scripted_slots import ScriptedSlots
@@ -30,8 +30,9 @@ from shapestream.slices import at_once
 from shapestream.telemetry.metrics import observe
 from shapestream.wire.codec import encode
 from shapestream.wire.limits import CLIENT_LIMITS, WORKER_LIMITS
-from shapestream.wire.messages import SlotHello, WorkerHello, WorkerWelcome
+from shapestream.wire.messages import Execute, SlotHello, WorkerHello, WorkerWelcome
 from shapestream_engine.layout import Buffer
+from shapestream_engine.signature import ModelSignature
 
 pytestmark = pytest.mark.alone
 
@@ -249,10 +250,10 @@ def offering(models: int, slots: int = 1) -> WorkerHello:
     named = {f"m{number}": plain | {"name": f"m{number}"} for number in range(models)}
     points = [[[rows, size], 0.001, 0.1] for rows in range(1, 9) for size in range(1, 9)]
     costs = {name: {"key": "k", "dimensions": ["batch", "n"], "points": points} for name in named}
-    return hello_of(worker="w", slots=slots, models=named, costs=costs if models <= 32 else {})
+    return hello_of(worker="w", slots=slots, models=named, costs=costs if models <= 64 else {})
 
 
-@pytest.mark.parametrize(("models", "slots"), [(1, 256), (8, 256), (32, 16), (256, 8), (1024, 1)])
+@pytest.mark.parametrize(("models", "slots"), [(1, 256), (8, 256), (32, 16), (64, 1), (256, 8), (1024, 1)])
 @virtual_time
 async def test_no_greeting_of_a_worker_makes_a_turn_long(models: int, slots: int) -> None:
     """With as many models and slots as a worker may have; one with more is refused before its models are read."""
@@ -269,3 +270,103 @@ async def test_no_greeting_of_a_worker_makes_a_turn_long(models: int, slots: int
                     greeting = encode([SlotHello(token=welcome.token, slot=slot)], limits=WORKER_LIMITS)
                     running.workers.connect().send_nowait(greeting)
         assert 1 + (slots if models <= 256 else 0) == running.server.statistics()["slots_in_all"]
+
+
+def wide_offer() -> WorkerHello:
+    """The greeting of a worker with 16 models of 64 inputs of 32 dimensions."""
+    shape = ", ".join(["batch:1..8", *[f"d{axis}:1..{axis + 2}" for axis in range(31)]])
+    inputs = [{"name": f"x{port}", "element_type": "f32", "shape": shape} for port in range(64)]
+    plain = SIGNATURE.to_dict() | {
+        "inputs": inputs,
+        "outputs": [{"name": "y", "element_type": "f32", "shape": "batch"}],
+    }
+    return hello_of(worker="w", models={f"m{n}": plain | {"name": f"m{n}"} for n in range(16)})
+
+
+def large_offer(**fields: Any) -> WorkerHello:
+    """A greeting with other fields than a worker sends."""
+    return replace(hello_of(worker="w"), **fields)
+
+
+POINTS = [[[n, 1], 1.0, 1.0] for n in range(4096)]
+
+
+def report(outputs: list[Any], calls: list[Any]) -> list[Buffer]:
+    """A report of a batch that the slot was never sent, as it travels."""
+    return [msgpack.packb([1, [[41, 0, 1, 1, 1, 1, 0, 0, calls, outputs, 0]]])]
+
+
+FROM_WORKERS: dict[str, list[Buffer]] = {
+    "16 models of 64 inputs of 32 dimensions": encode([wide_offer()], limits=WORKER_LIMITS),
+    "a model of 8 MB of arrays": encode(
+        [large_offer(models={"m": {"inputs": [[[]] * 4096] * 2000}})], limits=WORKER_LIMITS
+    ),
+    "a model of 2 MB of maps": encode(
+        [large_offer(models={"m": {"inputs": [[{}] * 4096] * 512}})], limits=WORKER_LIMITS
+    ),
+    "arrays up to the limit": encode(
+        [large_offer(models={"m": {"inputs": [[[]] * 4000] * 8}})], limits=WORKER_LIMITS
+    ),
+    "maps up to the limit": encode(
+        [large_offer(models={"m": {"inputs": [[{}] * 3000] * 4}})], limits=WORKER_LIMITS
+    ),
+    "costs up to the limit": encode(
+        [
+            large_offer(
+                costs={
+                    "echo": {
+                        "key": "k",
+                        "dimensions": ["batch", "n"],
+                        "points": [[[n, 1], 1.0, 1.0] for n in range(4096)],
+                    }
+                }
+            )
+        ],
+        limits=WORKER_LIMITS,
+    ),
+    "costs beyond the limit": encode(
+        [large_offer(costs={"echo": {"key": "k", "dimensions": ["batch", "n"], "points": POINTS}})],
+        limits=WORKER_LIMITS,
+    ),
+    "16,384 outputs": report([None] * 16_384, []),
+    "1,024 outputs and calls": report([[LAYOUT, SMALL]] * 1024, [[1, [1] * 32]] * 1024),
+    "8 MB of nothing": [msgpack.packb([1, [[99, 0, [[0] * 4096] * 2000]]])],
+}
+
+
+@pytest.mark.parametrize("kind", list(FROM_WORKERS))
+@virtual_time
+async def test_no_message_of_a_worker_makes_a_turn_long(kind: str) -> None:
+    """On the connection of a slot, and on one that has not greeted."""
+    async with memory_serving() as running:
+        joined = await running.joined("first")
+        for connection in (joined.slots[0], running.workers.connect()):
+            async with watched():
+                connection.send_nowait(FROM_WORKERS[kind])
+
+
+@virtual_time
+async def test_no_report_makes_a_turn_long() -> None:
+    """Of a batch with as many requests as one may have; each of them is answered."""
+    most = WORKER_LIMITS.max_members
+    inputs = [
+        port | {"shape": port["shape"].replace("1..64", "1..99999")} for port in SIGNATURE.to_dict()["inputs"]
+    ]
+    signature = ModelSignature.from_dict(SIGNATURE.to_dict() | {"inputs": inputs})
+    limits = {"window_requests": MANY, "max_queued_requests": MANY}
+    async with memory_serving(models={"echo": model_settings(max_batch=99_999)}, **limits) as running:
+        worker = running.worker()
+        await worker.join_as_worker("w", signature=signature)
+        peer = await running.greeted()
+        peer.say(request(MANY))
+        first = await worker.hear(Execute)
+        for part in range(2 * most // 256):
+            peer.connection.send_nowait(full(lambda n, part=part: ask(256 * part + n)))
+        await wait_all_tasks_blocked()
+        async with watched():
+            worker.say(done(first))
+        batch = await worker.hear(Execute)
+        assert most == len(batch.members)
+        async with watched():
+            worker.say(done(batch))
+        assert 1 + most == len(await peer.ends(1 + most))

@@ -22,7 +22,7 @@ LONG_S = 86400.0
 def killed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Why the server's own slots should have been killed."""
     reasons: list[str] = []
-    monkeypatch.setattr(LocalWorker, "kill", lambda worker, reason: reasons.append(reason))
+    monkeypatch.setattr(LocalWorker, "kill", lambda worker, reason, now: reasons.append(reason))
     return reasons
 
 

@@ -428,7 +428,7 @@ async def test_a_slot_that_waits_holds_nothing_of_its_last_batch() -> None:
 async def test_a_thread_that_has_ended_gives_no_batch_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """The server has taken what it had: an answer for one of them would be its second."""
     async with bench() as slot:
-        monkeypatch.setattr(slot.slots._threads[0], "_say", lambda *_: 1 / 0)
+        monkeypatch.setattr(slot.slots._threads[0], "_send", lambda *_: 1 / 0)
         slot.start(1, 1)
         await slot.until(lambda: len(slot.news) > 0)
         slot.slots.withdraw(0, 2, ErrorCode.RECALLED)
@@ -450,7 +450,7 @@ async def test_a_thread_that_ends_says_which_batch_it_had_begun(monkeypatch: pyt
 
         slots.start(1, 1)
         assert await trio.to_thread.run_sync(entered.wait, REAL_PATIENCE_S)
-        monkeypatch.setattr(threads[0], "_say", fail)
+        monkeypatch.setattr(threads[0], "_send", fail)
         release.set()
         await slots.until(lambda: slots.news == [ThreadEnded(session=1, slot=0, batch=1)])
         slots.start(2, 2, slot=1)
@@ -476,7 +476,7 @@ async def test_what_a_server_does_not_say_to_slots_ends_the_session() -> None:
     async with bench() as slot:
         slot.say(Goodbye())
         await slot.until(
-            lambda: slot.news == [SessionBroken(session=1, why="the server said Goodbye to a slot")]
+            lambda: slot.news == [SessionBroken(session=1, why="the server sent Goodbye to a slot")]
         )
         await slot.serve(session=2)
         slot.start(1, 4, session=2)

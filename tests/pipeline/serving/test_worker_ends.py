@@ -14,6 +14,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from shapestream.wire.messages import (
     BatchFailedEntry,
+    Entry,
     Execute,
     Failure,
     Goodbye,
@@ -50,6 +51,31 @@ async def test_a_worker_that_leaves_gives_its_batch_back() -> None:
         await third.join_as_worker("third")
         await third.run_next()
         assert 1 == (await client.hear(ResultEntry)).sequence
+
+
+@pytest.mark.parametrize(
+    ("said", "counted"),
+    [([WorkerDraining()], "drained"), ([Goodbye()], "drained"), ([Heartbeat()], "lost")],
+    ids=["draining", "goodbye", "silence"],
+)
+@pytest.mark.parametrize("busy", [False, True])
+@virtual_time
+async def test_the_end_of_a_worker_that_dialled_in_is_counted(
+    busy: bool, said: list[Entry], counted: str
+) -> None:
+    """A worker that says that it leaves has drained, whether it has a batch or not; a silent one is lost."""
+    async with memory_serving() as running:
+        client, worker = await running.client_and_worker()
+        if busy:
+            client.say(request(1))
+            execute = await worker.hear(Execute)
+        worker.say(*said)
+        if busy and counted == "drained":
+            await wait_all_tasks_blocked()
+            worker.say(done(execute))
+        await trio.sleep(6.0)
+        assert [] == list(running.server.statistics()["slots"])
+        assert {counted: 1} == dict(running.server.observation().counters.dialled_in_ends)
 
 
 @virtual_time

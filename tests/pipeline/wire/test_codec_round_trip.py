@@ -227,8 +227,8 @@ def test_encode_refuses_more_than_one_message_holds() -> None:
 
 def test_one_entry_that_no_message_can_hold_is_refused() -> None:
     """A batch too large for the connection raises instead of being cut in two."""
-    member = request(1, b"x" * 1000).tensors
-    execute = Execute(batch=1, session=1, slot=0, sent_us=0, model="m", sizes=(), members=(member,) * 1100)
+    member = request(1, b"x" * 1024).tensors
+    execute = Execute(batch=1, session=1, slot=0, sent_us=0, model="m", sizes=(), members=(member,) * 1024)
     with pytest.raises(TooLarge, match="Execute"):
         pack_messages([execute])
     (message,) = pack_messages([execute], limits=WORKER_LIMITS)

@@ -22,6 +22,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import count
+from math import inf
 from typing import TypeAlias, assert_never
 
 
@@ -133,6 +134,8 @@ class Restarted:
     """The process goes on that was there before, and why."""
     given_up: dict[str, str]
     """No process runs, and why."""
+    starting: dict[str, str] = field(default_factory=dict)
+    """Its new process has not come up in time, and why the restart waits no longer. It goes on starting."""
 
 
 Action: TypeAlias = StartWorker | TerminateWorker | KillWorker | GiveUp | KeepWorker
@@ -157,11 +160,13 @@ class RestartPolicy:
 
     The batch is to blame, which the scheduler deals with; such a crash does not count towards giving up."""
     window_s: float = 120.0
-    """Time after which a crash is forgotten."""
+    """Time after which a crash is forgotten, and least time that a restart waits for a process to come up."""
     healthy_s: float = 3.0
     """Time of service after which a worker is sound and its earlier crashes are forgotten."""
     replace_after_starts: float = 4.0
-    """Least time of service before a replacement, in start-up times: under any memory limit it mostly serves."""
+    """Least time of service before a replacement, in start-up times: under any memory limit it mostly serves.
+
+    A restart waits as long for a successor, in start-up times of the process that it replaces."""
     drain_s: float = 30.0
     """Time in which a process that is replaced must finish its batches."""
 
@@ -286,21 +291,31 @@ class Supervisor:
         """The number of the last start of a process, over all workers."""
         return self._starts
 
-    def restarted_since(self, start: int) -> Restarted | None:
+    def restarted_since(self, start: int, now: float) -> Restarted | None:
         """The end of a restart that was requested after this start; None while a worker's replacement is under way.
 
-        A worker that was kept, or given up, is tried again at the next request only.
+        A worker that was kept, or given up, is tried again at the next request only. A process that has not come up at
+        its time does not hold up the end of a restart, and no process is replaced before that one has come up or ended.
         """
         replaced: list[str] = []
         kept: dict[str, str] = {}
         given_up: dict[str, str] = {}
+        starting: dict[str, str] = {}
         roles: dict[str, list[WorkerRecord]] = {}
         for worker in self._workers.values():
             roles.setdefault(worker.role, []).append(worker)
+        late = [worker for worker in self._workers.values() if (self.late_at(worker) or inf) <= now]
         for role, workers in roles.items():
             before = [worker for worker in workers if worker.number <= start]
+            own = next((worker for worker in late if worker.role == role), None)
             if not before and any(worker.ready_at is not None for worker in workers):
                 replaced.append(role)
+            elif own is not None:
+                starting[role] = (
+                    f"{own.name} has not come up after {now - own.started_at:.0f} s; end it to try again"
+                )
+            elif late and len(workers) == 1 and workers[0].replace_soon:
+                starting[role] = f"it is replaced after {late[0].name} has come up or ended"
             elif len(workers) > 1:
                 return None
             elif workers[0].state is ProcessState.GIVEN_UP:
@@ -309,7 +324,20 @@ class Supervisor:
                 kept[role] = workers[0].irreplaceable
             else:
                 return None
-        return Restarted(replaced=tuple(replaced), kept=kept, given_up=given_up)
+        return Restarted(replaced=tuple(replaced), kept=kept, given_up=given_up, starting=starting)
+
+    def late_at(self, worker: WorkerRecord) -> float | None:
+        """Time from which a restart waits no longer for this process to come up; None for one that does not start."""
+        if worker.state is not ProcessState.RUNNING or worker.ready_at is not None:
+            return None
+        old = self._replacements.predecessor(worker)
+        start_s = 0.0 if old is None or old.ready_at is None else old.ready_at - old.started_at
+        return worker.started_at + max(self._policy.window_s, self._policy.replace_after_starts * start_s)
+
+    def next_late(self, now: float) -> float:
+        """The next time at which a process will be late, if nothing happens before; infinite without any."""
+        times = [at for at in map(self.late_at, self._workers.values()) if at is not None and at > now]
+        return min(times, default=inf)
 
     @property
     def finished(self) -> bool:

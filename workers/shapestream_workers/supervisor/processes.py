@@ -176,15 +176,19 @@ class WorkerProcesses:
     async def restart(self) -> Restarted | None:
         """Replace every process, one after the other: each goes on until its successor serves.
 
-        Workers that were given up are tried again. Returns when each was replaced, or cannot be; None where `run` ends
-        before that.
+        Workers that were given up are tried again. Returns when each was replaced, cannot be, or has a process that does
+        not come up in time; None where `run` ends before that.
         """
-        before = self._supervisor.starts
+        supervisor, before = self._supervisor, self._supervisor.starts
         self._handle(RestartRequested())
-        while (restarted := self._supervisor.restarted_since(before)) is None and not self._over:
-            await self._changed.wait()
-            await trio.lowlevel.checkpoint()  # `run` makes the next event
-        return restarted
+        while True:
+            now = trio.current_time()
+            restarted = supervisor.restarted_since(before, now)
+            if restarted is not None or self._over:
+                return restarted
+            with trio.CancelScope(deadline=supervisor.next_late(now)):
+                await self._changed.wait()
+                await trio.lowlevel.checkpoint()  # `run` makes the next event
 
     def stop(self, grace_s: float) -> None:
         """Lets every worker finish, within this time."""

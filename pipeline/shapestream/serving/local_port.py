@@ -1,0 +1,173 @@
+"""The port of the slots in the server's own process.
+
+These slots greet and report on connections as a worker's slots do. They have no control connection: the event loop calls
+them, and they tell it what happens to them (`News`). They cannot be killed, and nothing that they send is refused but
+by a defect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from typing import assert_never
+
+import structlog
+import trio
+
+from shapestream.errors import ProtocolError
+from shapestream.serving.availability import Availability
+from shapestream.serving.connected_workers import MOST_UNREAD, MOST_UNREAD_BYTES, ConnectedWorkers
+from shapestream.serving.dispatcher import Dispatcher
+from shapestream.serving.inbox import Inbox, Item
+from shapestream.serving.outgoing import GONE, Outgoing, PeerLink
+from shapestream.serving.report_check import ReportRefused
+from shapestream.serving.served_models import ServedModels
+from shapestream.serving.slot_threads import (
+    BatchWithdrawn,
+    News,
+    SessionBroken,
+    SlotIdle,
+    SlotSession,
+    SlotThreads,
+    ThreadEnded,
+)
+from shapestream.serving.worker_states import WorkerState
+from shapestream.serving.workers import LocalWorker, SlotRecord
+from shapestream.slices import at_once
+from shapestream.wire.codec import BadEntry
+from shapestream.wire.messages import BatchDone, BatchFailedEntry, SlotHello
+from shapestream_engine.batch import ErrorCode
+
+log = structlog.get_logger()
+
+
+class LocalPort:
+    """Reads the port of the server's own slots, and takes their news."""
+
+    def __init__(
+        self,
+        outgoing: Outgoing,
+        dispatcher: Dispatcher,
+        models: ServedModels,
+        availability: Availability,
+        threads: SlotThreads,
+    ) -> None:
+        self.outgoing = outgoing
+        self._inbox = Inbox(
+            outgoing.socket,
+            outgoing.codec,
+            self,
+            window_entries=MOST_UNREAD,
+            window_bytes=MOST_UNREAD_BYTES,
+        )
+        self._dispatcher = dispatcher
+        self._models = models
+        self._availability = availability
+        self._threads = threads
+        self._workers = ConnectedWorkers(outgoing, self._inbox, dispatcher, availability)
+        self.worker: LocalWorker | None = None
+        """The slots as a worker, once they have started."""
+        self.greeted = trio.Event()
+        """Set when the slots have greeted, or never will."""
+
+    async def run(self) -> None:
+        """Serve the port until cancelled."""
+        await self._inbox.run()
+
+    def start(self) -> None:
+        """Start the slots; they join when they have greeted."""
+        threads, now = self._threads, trio.current_time()
+        added = at_once(self._models.add_all(threads.models, threads.digests))
+        worker = LocalWorker(threads, self.outgoing, now, session=next(self._workers.sessions))
+        self.worker = worker
+        self._workers.add(worker)
+        self._availability.models_added(added, now)
+        threads.start(self._take)
+        threads.set_clock(0.0)
+        threads.begin(SlotSession(number=worker.session, token=worker.token))
+
+    # ---------------------------------------------------------------- what the slots send
+
+    def heard(self, peers: Set[bytes], now: float) -> None:
+        """Begin a turn. The silence of these slots is not watched: a thread that ends tells so."""
+
+    def serve(self, peer: bytes, item: Item, now: float) -> int:
+        """Serve what a slot sent; returns its price in points."""
+        slot = self._workers.slots.get(peer)
+        match item:
+            case BatchDone() | BatchFailedEntry() if slot is not None:
+                self._reported(slot, item, now)
+            case SlotHello() if slot is None:
+                self._workers.greet_slot(peer, item, now)
+                if self.worker is not None and self.worker.state is WorkerState.SERVING:
+                    self.greeted.set()
+            case ProtocolError() | BadEntry():
+                self.cut_off(peer, str(item), now)
+            case _:
+                self.cut_off(peer, f"unexpected {type(item).__name__} of a slot", now)
+        return 1
+
+    def end_turn(self, now: float) -> None:
+        """Hand on the reports of this turn together, and send what became ready."""
+        self._workers.hand_on_reports(now)
+        self._dispatcher.end_turn()
+
+    def cut_off(self, peer: bytes, why: str, now: float) -> None:
+        """End a connection whose messages cannot be accepted, and the slots."""
+        self.outgoing.refuse(peer, why, now)
+        if peer in self._workers.slots:
+            self._end(why, now)
+        self._workers.turn_away(peer)
+
+    def lost(self, link: PeerLink, why: str, now: float) -> None:
+        """Take note that what was ready for a slot could not be sent."""
+        if (
+            why != GONE and link.peer is not None
+        ):  # where a thread has closed its connection, news of it follow
+            self._end(f"its slots cannot be reached: {why}", now)
+
+    # ---------------------------------------------------------------- what happens to them
+
+    def _take(self, news: News) -> None:
+        """Take news of the slots."""
+        worker, now = self.worker, trio.current_time()
+        if worker is None or worker.state is WorkerState.GONE:
+            return
+        match news:
+            case BatchWithdrawn():
+                entry = BatchFailedEntry(
+                    batch=news.batch,
+                    session=news.session,
+                    code=ErrorCode.RECALLED,
+                    message="withdrawn before it began",
+                )
+                self._reported(worker.slots[news.slot], entry, now)
+                self._workers.hand_on_reports(now)
+            case ThreadEnded():
+                self.greeted.set()
+                slot = worker.slots[news.slot]
+                advice = "restart the server, or use worker processes"
+                log.error("slot ended", slot=slot.label, why="its thread has ended", advice=advice)
+                self._workers.slot_ended(slot, news.batch, now)
+                if not any(slot.number in self._dispatcher.slots for slot in worker.slots):
+                    self._availability.own_slots_ended(now)
+            case SessionBroken():
+                self.greeted.set()
+                self._end(news.why, now)
+            case SlotIdle():
+                pass
+            case _:
+                assert_never(news)
+        self._dispatcher.end_turn()
+
+    def _reported(self, slot: SlotRecord, entry: BatchDone | BatchFailedEntry, now: float) -> None:
+        try:
+            self._workers.reported(slot, entry, now)
+        except ReportRefused as error:
+            self._end(f"batch {entry.batch}: {error}", now)
+
+    def _end(self, why: str, now: float) -> None:
+        """End the slots: a defect of the server."""
+        assert self.worker is not None, "the slots were started"
+        log.error("own slots end", why=why)
+        self._workers.leave(self.worker, "sent what cannot be accepted", now)
+        self._availability.own_slots_ended(now)

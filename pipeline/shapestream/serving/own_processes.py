@@ -1,0 +1,77 @@
+"""The worker processes that were started beside the server: which workers they are, and when one must be killed.
+
+How such a process ends is told by its owner. Of a worker that dialled in, the server knows only what it says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from shapestream.telemetry.roll import WorkerPresence
+
+# A process of this server that was silent for so many times `worker_silence_s` is killed, and so replaced: it is lost
+# already, and its batches were run elsewhere. One that was only stopped for a while may come back before that.
+SILENCES_TO_KILL = 10
+
+
+class ProcessOwner(Protocol):
+    """The starter of worker processes for this server. Its calls return at once."""
+
+    def owns(self, worker: str) -> bool:
+        """Whether the process that greets by this name is one of its own, and its end has not been told yet."""
+
+    def kill(self, worker: str, reason: str) -> None:
+        """Kill that process; its end is told like any other."""
+
+    @property
+    def standings(self) -> Mapping[str, WorkerPresence]:
+        """The standing of each worker that it keeps running, by name."""
+
+    def memory_bytes(self) -> Mapping[str, int]:
+        """Memory in RAM of their processes, by the same names."""
+
+
+class OwnProcesses:
+    """The worker processes of this server, as the workers' port knows them; none without an owner."""
+
+    def __init__(self, silence_s: float) -> None:
+        self.owner: ProcessOwner | None = None
+        """The starter of the processes, if this server has one."""
+        self._silence_s = silence_s
+        self._silent_since: dict[str, float] = {}
+        """Processes that left for their silence, and when."""
+        self._refused: dict[str, str] = {}
+        """Processes whose greeting was refused and that have not ended yet, and why."""
+
+    def own(self, name: str) -> bool:
+        """Whether the worker of this name is one of these processes."""
+        return self.owner is not None and self.owner.owns(name)
+
+    def greeted(self, name: str) -> None:
+        """Forget the silence of a process, since it has greeted again."""
+        self._silent_since.pop(name, None)
+
+    def refused(self, name: str, why: str) -> None:
+        """Keep the reason why a greeting was refused, until the process ends."""
+        if self.own(name):
+            self._refused[name] = why
+
+    def ended(self, name: str) -> str:
+        """Forget a process that has ended; returns why its greeting was refused, or nothing."""
+        self._silent_since.pop(name, None)
+        return self._refused.pop(name, "")
+
+    def silent(self, name: str, now: float) -> None:
+        """Count the silence of a process from now on."""
+        if self.own(name):
+            self._silent_since[name] = now
+
+    def kill_silent(self, now: float) -> None:
+        """Kill the processes that stayed silent."""
+        for name, since in list(self._silent_since.items()):
+            if self.owner is None or not self.owner.owns(name):
+                del self._silent_since[name]
+            elif now - since > SILENCES_TO_KILL * self._silence_s:
+                del self._silent_since[name]
+                self.owner.kill(name, f"it was silent for {now - since:.0f} s")
