@@ -418,7 +418,9 @@ MECHANISMS: dict[str, Mechanism] = {
         off=_planned_each, watched="programmes", scenarios=("bursts, 8 slots", "lognormal, 90 %", "cheap, 0.25 ms")
     ),
     "window: 64": Mechanism(off=constant(64, "WINDOW", planner), scenarios=PLANNED),
-    "window: 32 at most": Mechanism(off=constant(32, "MOST_WINDOW", planner), scenarios=(*CHEAP, *CURVED)),
+    "window: 32 at most": Mechanism(
+        off=constant(32, "MOST_WINDOW", planner), scenarios=(*CHEAP, "cheap, batches of 128", *CURVED)
+    ),
     "weights of waiting requests": Mechanism(off=_work_alone, scenarios=(*PLANNED, "lognormal, 60 %")),
     "lone requests skip the programme": Mechanism(
         off=returns(False, planner, "_runs_alone"), watched="alone",

@@ -531,6 +531,10 @@ ALL = (
     ),
     Scenario(name="cheap, 0.25 ms", draw=lognormal, cost=formula(0.2, 0.0015), **CHEAP),
     Scenario(name="cheap, 0.5 ms", draw=lognormal, cost=formula(0.3, 0.006), **CHEAP),
+    Scenario(
+        name="cheap, batches of 128", draw=lognormal, cost=formula(0.3, 0.001), max_batch=128, speeds=(1.0,), in_flight=256,
+        streams=(Stream(requests=6000),),
+    ),
     Scenario(name="endless, padded", **{**DETECTOR, "paddable": (False, True, True)}),
     Scenario(name="endless, free sizes", **{**DETECTOR, "paddable": (False, True, True), "free_sizes": True}),
     Scenario(name="endless, exact", **{**DETECTOR, "paddable": (False, False, False)}),
