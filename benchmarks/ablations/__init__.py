@@ -1,1 +1,1 @@
-"""`python -m benchmarks.ablations`: what the scheduler's mechanisms were worth, at the commit before their removal."""
+"""`python -m benchmarks.ablations`: how much each mechanism of the scheduler is worth, on simulated time."""

@@ -1,150 +1,123 @@
-"""`python -m benchmarks.ablations`: each mechanism off in turn, against the baseline, and what it was worth.
+"""`python -m benchmarks.ablations`: today's scheduler without each mechanism in turn, against itself.
 
-The baseline is the commit from which the mechanisms were removed, checked out beside this one: the table of
-docs/decisions.md can be made again, and needs no care when the mechanisms are gone.
+Every figure is simulated, and depends on the seed alone. docs/decisions.md gives the verdicts.
 """
 
 from __future__ import annotations
 
 import json
-import tempfile
+import os
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Annotated, Any
+from collections.abc import Sequence
+from multiprocessing import Pool
+from typing import Annotated
 
 import numpy as np
 import typer
 from rich.console import Console
+from rich.progress import track
 from rich.table import Table
 
-from benchmarks import versus
-from benchmarks.ablations.mechanisms import MECHANISMS, THIS, Mechanism
-from benchmarks.checkouts import ROOT, Checkout, checked_out
+from benchmarks.ablations.mechanisms import MECHANISMS
+from benchmarks.ablations.play import Played, Task, play
+from benchmarks.ablations.scenarios import SCENARIOS
 
-BASELINE = "18c4c98"
+SIMULATION_S = 0.4
+"""CPU seconds of one simulation in the mean, on one core of 2026."""
+SEEDS, QUICK_SEEDS = 8, 3
+SHARES = frozenset({"late", "lost"})
+"""Figures that are shares themselves: their differences are in points, not in percent."""
 
 Differences = dict[tuple[str, str, str], list[float]]
-"""By mechanism, scenario and figure: of each seed, without / with it, less one; of shares, the difference."""
-
-_TURN_OFF = f"""
-import importlib.util, os
-if off := os.environ.get("SHAPESTREAM_ABLATED"):
-    spec = importlib.util.spec_from_file_location("ablated", {str(Path(__file__).with_name("mechanisms.py"))!r})
-    ablated = importlib.util.module_from_spec(spec)
-    import sys
-    sys.modules["ablated"] = ablated
-    spec.loader.exec_module(ablated)
-    ablated.turn_off(off.split("+"))
-"""
+"""By mechanism, scenario and figure: without / with it, less one, of each seed in percent; of shares the difference."""
 
 
 def main(
     only: Annotated[
-        str, typer.Option(help="Mechanisms, with commas; joined by + they are off together.")
+        str, typer.Option(help="Mechanisms, with semicolons; joined by + they are off together.")
     ] = "",
     scenarios: Annotated[str, typer.Option(help="Parts of scenarios' names, with semicolons.")] = "",
-    seeds: Annotated[int, typer.Option(min=2, help="Simulations of each, paired.")] = 10,
-    processes: Annotated[int, typer.Option(min=1, help="Simulations at a time.")] = 2,
-    real: Annotated[
-        str, typer.Option(help="Real servers instead: benchmarks of `versus`, with commas.")
-    ] = "",
-    rounds: Annotated[int, typer.Option(min=1, help="Of real ones, interleaved.")] = 5,
+    everywhere: Annotated[
+        bool, typer.Option(help="Play all scenarios, not only those of the mechanism.")
+    ] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help=f"{QUICK_SEEDS} seeds: enough for large effects.")
+    ] = False,
+    seeds: Annotated[int, typer.Option(min=2, help="Simulations of each, paired.")] = SEEDS,
+    processes: Annotated[int, typer.Option(min=1, help="Simulations at a time.")] = os.cpu_count() or 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print the differences as JSON.")] = False,
 ) -> None:
-    """Prints what each mechanism is worth: without it / with it, in %, with the 95 % interval of paired differences."""
-    console = Console(stderr=as_json)
-    chosen = (
-        [name.strip().split("+") for name in only.split(",")] if only else [[name] for name in MECHANISMS]
-    )
+    """Print what changes without each mechanism: without / with it, in %, with the 95 % interval of paired differences."""
+    console = Console(stderr=True)
+    chosen = [tuple(map(str.strip, names.split("+"))) for names in only.split(";")] if only else [
+        (name,) for name in MECHANISMS
+    ]  # fmt: skip
     if unknown := {name for names in chosen for name in names} - MECHANISMS.keys():
         raise typer.BadParameter(f"no mechanism {', '.join(unknown)}; there are {', '.join(MECHANISMS)}")
-    with checked_out(BASELINE) as baseline:
-        if real:
-            _measure(console, baseline, chosen, versus.chosen(real), rounds)
-            return
-        wanted = [part.strip() for part in scenarios.split(";")]
-        found, fired = _simulate(baseline, chosen, wanted, seeds, processes)
-    console.print(_table(found, fired))
-    if as_json:
-        print(json.dumps([[*key, values] for key, values in found.items()]))
-
-
-def _simulate(
-    baseline: Checkout, chosen: Sequence[Sequence[str]], wanted: Sequence[str], seeds: int, processes: int
-) -> tuple[Differences, dict[tuple[str, str], tuple[int, int]]]:
-    """Differences, and by mechanism and scenario how often it was at work with it and without."""
+    wanted = [part.strip() for part in scenarios.split(";")]
     pairs = [
         (scenario, off)
         for off in chosen
-        for scenario in dict.fromkeys(s for name in off for s in MECHANISMS[name].scenarios)
+        for scenario in _scenarios(off, everywhere=everywhere)
         if any(part in scenario for part in wanted)
     ]
-    tasks: list[tuple[str, tuple[str, ...], int]] = list(
+    numbers = range(QUICK_SEEDS if quick else seeds)
+    tasks = list(
         dict.fromkeys(
-            (scenario, tuple(names), seed)
-            for seed in range(seeds)
-            for scenario, off in pairs
-            for names in (_with(off), off)
+            Task(scenario, names, seed) for seed in numbers for scenario, off in pairs for names in ((), off)
         )
     )
-    # This checkout's benchmarks, beside the packages of either.
-    environment = {"PYTHONPATH": str(ROOT), "PYTHONSAFEPATH": "1", "OMP_NUM_THREADS": "1"}
-    by_task: dict[tuple[str, tuple[str, ...], int], Any] = {}
-    for root, own in (
-        (baseline.root, [task for task in tasks if not _is_here(task[1])]),
-        (ROOT, [task for task in tasks if _is_here(task[1])]),
-    ):
-        checkout = Checkout(name=str(root), root=root, environment=environment)
-        played = checkout.run(["-m", "benchmarks.ablations.play", str(processes)], json.dumps(own))
-        by_task |= dict(zip(own, played, strict=True))
-    differences: Differences = defaultdict(list)
-    fired: dict[tuple[str, str], tuple[int, int]] = {}
+    minutes = SIMULATION_S * len(tasks) / processes / 60
+    console.print(
+        f"{len(tasks)} simulations, {processes} at a time: about {minutes:.0f} minutes of idle cores"
+    )
+    with Pool(processes) as pool:
+        each = track(pool.imap(play, tasks), "simulating", len(tasks), console=console)
+        played = dict(zip(tasks, each, strict=True))
+    found, fired = _compared(pairs, numbers, played)
+    if as_json:
+        print(json.dumps([[*key, fired[key[:2]], values] for key, values in found.items()]))
+    else:
+        Console().print(_table(found, fired))
+
+
+def _scenarios(off: Sequence[str], *, everywhere: bool) -> list[str]:
+    return (
+        list(SCENARIOS)
+        if everywhere
+        else list(dict.fromkeys(s for name in off for s in MECHANISMS[name].scenarios))
+    )
+
+
+def _compared(
+    pairs: Sequence[tuple[str, tuple[str, ...]]], seeds: range, played: dict[Task, Played]
+) -> tuple[Differences, dict[tuple[str, str], str]]:
+    """Return the differences, and by mechanism and scenario how often it was at work with it and without."""
+    found: Differences = defaultdict(list)
+    fired = {}
     for scenario, off in pairs:
-        title = " + ".join(off)
+        title, watched = " + ".join(off), MECHANISMS[off[0]].watched
         counts = np.zeros(2, int)
-        for seed in range(seeds):
-            (before, at_work), (after, still) = (
-                by_task[scenario, _with(off), seed],
-                by_task[scenario, tuple(off), seed],
-            )
-            for figure, value in before.items():
-                change = after[figure] - value if figure == "late" else after[figure] / value - 1
-                differences[title, scenario, figure].append(100 * change)
-            watched = MECHANISMS[off[0]].watched
-            counts += at_work.get(watched, 0), still.get(watched, 0)
-        fired[title, scenario] = int(counts[0]), int(counts[1])
-        _check(title, MECHANISMS[off[0]], fired[title, scenario])
-    return differences, fired
+        for seed in seeds:
+            with_it, without = played[Task(scenario, (), seed)], played[Task(scenario, off, seed)]
+            for figure, value in with_it.figures.items():
+                after = without.figures[figure]
+                change = after - value if figure in SHARES else after / value - 1
+                found[title, scenario, figure].append(round(100 * change, 4))
+            counts += with_it.fired.get(watched, 0), without.fired.get(watched, 0)
+        fired[title, scenario] = f"{counts[0]} -> {counts[1]}" if watched else ""
+    return found, fired
 
 
-def _is_here(off: Sequence[str]) -> bool:
-    return bool(off) and MECHANISMS[off[0]].is_here
-
-
-def _with(off: Sequence[str]) -> tuple[str, ...]:
-    """Return what stands for the scheduler that has the mechanisms: the baseline, or this checkout."""
-    return (THIS,) if _is_here(off) and tuple(off) != (THIS,) else ()
-
-
-def _check(title: str, mechanism: Mechanism, counts: tuple[int, int]) -> None:
-    """Raises RuntimeError where something is still at work that was turned off."""
-    if counts[1] and not mechanism.replaced:
-        raise RuntimeError(f"{title}: {mechanism.watched} is off, and was at work {counts[1]} times")
-
-
-def _table(found: Differences, fired: Mapping[tuple[str, str], tuple[int, int]]) -> Table:
-    table = Table(title=f"Without it, against {BASELINE}", title_justify="left")
-    for column in ("mechanism", "scenario", "at work", "figure", "%", "95 %"):
-        table.add_column(column, justify="right" if column in ("at work", "%", "95 %") else "left")
+def _table(found: Differences, fired: dict[tuple[str, str], str]) -> Table:
+    table = Table(title="Without it, against the same scheduler with it", title_justify="left")
+    for column in ("mechanism", "scenario", "at work", "figure", "% (late, lost: points)"):
+        table.add_column(column, justify="right" if column.startswith("%") else "left")
     last = ""
     for (title, scenario, figure), values in found.items():
-        mean = float(np.mean(values))
-        half = _student(len(values)) * float(np.std(values, ddof=1)) / len(values) ** 0.5
-        at_work = "{} -> {}".format(*fired[title, scenario])
-        table.add_row(
-            title if title != last else "", scenario, at_work, figure, f"{mean:+.1f}", f"± {half:.1f}"
-        )
+        mean, half = interval(values)
+        at_work = fired[title, scenario]
+        table.add_row(title if title != last else "", scenario, at_work, figure, f"{mean:+.1f} ± {half:.1f}")
         last = title
     return table
 
@@ -152,30 +125,10 @@ def _table(found: Differences, fired: Mapping[tuple[str, str], tuple[int, int]])
 _STUDENT = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14, 2.13)
 
 
-def _student(count: int) -> float:
-    """The quantile for 95 % with so many values."""
-    return _STUDENT[count - 2] if count - 2 < len(_STUDENT) else 2.0
-
-
-def _measure(
-    console: Console,
-    baseline: Checkout,
-    chosen: Sequence[Sequence[str]],
-    benchmarks: Sequence[str],
-    rounds: int,
-) -> None:
-    """Prints the ratios without / with, of real servers; every process of a benchmark is patched as it starts."""
-    with tempfile.TemporaryDirectory(prefix="ss-ablated-") as folder:
-        (Path(folder) / "sitecustomize.py").write_text(_TURN_OFF)
-        for off in chosen:
-            environment: dict[str, Any] = {"PYTHONPATH": folder, "SHAPESTREAM_ABLATED": "+".join(off)}
-            ablated = Checkout(name="ablated", root=baseline.root, environment=environment)
-            for name in benchmarks:
-                ratios, thrown_away = versus.compare(
-                    baseline, ablated, versus.BENCHMARKS[name], rounds=rounds, folder=Path(folder)
-                )
-                title = f"{name}: without {' + '.join(off)} / with"
-                console.print(versus.table(title, ratios, thrown_away))
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """Return the mean of paired differences, and half of its 95 % interval."""
+    quantile = _STUDENT[len(values) - 2] if len(values) - 2 < len(_STUDENT) else 2.0
+    return float(np.mean(values)), quantile * float(np.std(values, ddof=1)) / len(values) ** 0.5
 
 
 if __name__ == "__main__":

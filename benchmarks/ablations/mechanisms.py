@@ -1,6 +1,7 @@
-"""The mechanisms that the ablations turn off: each is replaced in the modules of the baseline, by name.
+"""The mechanisms that the ablations turn off, each by replacing names of today's scheduler.
 
-Everything of the product is imported by name at run time: this file is checked beside one commit, and runs with another.
+A name that the scheduler has no more is a KeyError: whoever renames it renames it here. A mechanism that is removed loses
+its entry here, and keeps its row in docs/decisions.md.
 """
 
 from __future__ import annotations
@@ -9,19 +10,33 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib import import_module
 from itertools import zip_longest
-from math import inf, log
+from math import inf
 from typing import Any
+
+from benchmarks.ablations.scenarios import programme_s
+from shapestream.scheduling import (
+    batch_costs,
+    boundaries,
+    call_costs,
+    company,
+    cost_grid,
+    deadlines,
+    fairness,
+    hang_watch,
+    planner,
+    recovery,
+    rounding,
+    scheduler,
+    size_steps,
+    slots,
+    tries,
+    worker_class,
+)
 
 Patch = Callable[["Patches"], None]
 Fired = Callable[[Any, tuple[Any, ...], dict[str, Any]], bool]
 """A test of a call's result and its arguments, positional and named: True if the mechanism was at work."""
-
-
-def module(name: str) -> Any:
-    """One of the baseline's scheduling."""
-    return import_module(f"shapestream.scheduling.{name}")
 
 
 class Patches:
@@ -30,24 +45,24 @@ class Patches:
     def __init__(self) -> None:
         self._before: list[tuple[Any, str, Any]] = []
         self.fired: Counter[str] = Counter()
-        """By what is watched, how often it changed anything."""
+        """By counter, how often its mechanism changed anything."""
         self.spent_s = 0.0
-        """Seconds of the programmes that ran, as the baseline prices them."""
+        """Modelled seconds of the dynamic programmes that ran."""
 
     def set(self, owner: Any, name: str, value: Any) -> None:
-        """Replaces a name of a module or a class."""
+        """Replace a name of a module or a class. Raises KeyError if it has none."""
         self._before.append((owner, name, owner.__dict__[name]))
         setattr(owner, name, value)
 
     def restore(self) -> None:
-        """Puts everything back, last first."""
+        """Put everything back, last first."""
         while self._before:
             setattr(*self._before.pop())
 
     def watch(
         self, what: str, owner: Any, name: str, fired: Fired = lambda result, given, named: True
     ) -> None:
-        """Counts the calls of a function that `fired` picks."""
+        """Count the calls of a function that `fired` picks."""
         original = owner.__dict__[name]
 
         def watched(*given: Any, **named: Any) -> Any:
@@ -60,639 +75,444 @@ class Patches:
 
 @contextmanager
 def without(names: Sequence[str]) -> Iterator[Patches]:
-    """The baseline without these mechanisms, and everything counted."""
+    """The scheduler without these mechanisms, with everything counted."""
     patches = Patches()
     try:
         for name in names:
             MECHANISMS[name].off(patches)
         _watch_all(patches)
+        _price_programmes(patches)
         yield patches
     finally:
         patches.restore()
-
-
-@contextmanager
-def here(names: Sequence[str]) -> Iterator[Patches]:
-    """This checkout without these of its mechanisms, with its programmes priced as the baseline's."""
-    patches = Patches()
-    try:
-        for name in names:
-            MECHANISMS[name].off(patches)
-        patches.watch("tries", module("surface").Kind, "try_began")
-        patches.watch("believed", module("cost_grid").Grid, "believe")
-        patches.watch("awaited", module("company").Company, "is_awaited", lambda waits, given, named: waits)
-        _price_programmes(patches, "planner")
-        yield patches
-    finally:
-        patches.restore()
-
-
-def turn_off(names: Sequence[str]) -> None:
-    """Turn the mechanism off in a server's own process until that ends."""
-    for name in names:
-        MECHANISMS[name].off(Patches())
 
 
 def _watch_all(patches: Patches) -> None:
-    """The counters, around whatever stands there now."""
-    dispatching, slots = module("dispatching"), module("slots")
-    lane_plan, rounding = module("lane_plan"), module("rounding")
+    """Install the counters around the functions that stand there now."""
     watch = patches.watch
-    watch("prefetch", slots.SlotTable, "send_ahead")
-    watch("margin", slots.SlotTable, "_begin", lambda _, given, named: _is_early(*given[1:3]))
-    watch("cached plan", lane_plan.LanePlan, "outdated", lambda outdated, given, named: not outdated)
-    watch("repair", lane_plan.LanePlan, "allowed")
-    watch("budget", module("planning_budget").PlanningBudget, "spend", lambda spent, given, named: not spent)
-    watch("division", dispatching, "portion", lambda portion, given, named: portion != (None, None))
-    watch("preparations", module("call_costs").CallCosts, "_preparations", lambda s, given, named: s.any())
+    watch("trim", planner, "_in_time", lambda in_time, given, named: not in_time)
+    watch("alone", planner, "_runs_alone", lambda alone, given, named: alone)
+    watch("division", scheduler, "portion", lambda portion, given, named: portion != planner.ALL)
+    watch("shed", deadlines.Deadlines, "comes_too_late", lambda late, given, named: late)
+    watch("crowded", deadlines.Deadlines, "_before_s", lambda _, given, named: named["crowded"])
+    watch("boundaries", boundaries.LearnedBoundaries, "look", lambda better, given, named: better)
+    watch("company", company.Company, "is_awaited", lambda waits, given, named: waits)
+    watch("tries", worker_class.WorkerClass, "try_began")
+    watch("believed", cost_grid.Grid, "believe")
+    watch("doubted", cost_grid.Grid, "doubt")
+    watch("blamed", fairness.FairShares, "blame")
     watch(
-        "caution",
-        module("caution").Caution,
-        "ended_late",
-        lambda _, given, named: given[0].factor > FIRST_CAUTION,
+        "faster",
+        scheduler,
+        "faster_first",
+        lambda s, given, named: s is not next(iter(given[0].free.values())),
     )
-    watch("turn exchange", dispatching, "take_turn", lambda turn, given, named: turn is not given[0])
-    watch("giving up", dispatching.Dispatching, "_give_up", lambda gone, given, named: gone is not None)
-    watch("brimmed", module("admission"), "ahead_s", lambda _, given, named: named["crowded"])
-    watch("trim", module("company"), "_latest_s", lambda latest_s, given, named: latest_s is not None)
-    watch(
-        "boundaries",
-        module("boundary_learning").LearnedBoundaries,
-        "look",
-        lambda better, given, named: better,
-    )
-    watch(
-        "exact", rounding.ShapeRounding, "start",
-        lambda _, given, named: any(group.exact for group in given[0]._groups.values()),
-    )  # fmt: skip
-    watch("speeds", module("cost_base").CostBase, "speed", lambda speed, given, named: speed != 1.0)
-    watch(
-        "faster first", dispatching, "faster_first", lambda s, given, named: s is not _longest_free(given[0])
-    )
-    watch("fair room", module("queue_room").QueueRoom, "exceeds", lambda exceeds, given, named: exceeds)
-    _watch_recalls(patches)
-    _watch_probes(patches)
-    _price_programmes(patches)
+    watch("room", fairness.GroupRoom, "exceeds", lambda exceeds, given, named: exceeds)
+    watch("stepped", size_steps.SizeSteps, "rounded", lambda _, given, named: given[0].step > 1)
+    watch("behind", slots.SlotTable, "queue_behind")
+    watch("hangs", hang_watch.HangWatch, "look", lambda due, given, named: bool(due))
 
 
-FIRST_CAUTION = 1.1
-"""Where the factor begins."""
-DEARER = 2.0
-"""Times the price of a programme in the baseline's budget: on two busy cores a window of 64 took 0.55 ms with one padded
-dimension and 1.0 ms with two, not 0.31 and 0.55 ms."""
-
-
-def _is_early(slot: Any, batch: Any) -> bool:
-    """Tell if the next batch may be sent earlier than the way to the slot takes."""
-    return batch.commit_at is not None and batch.commit_at < batch.ends_at - slot.prefetch_s - 1e-9
-
-
-def _longest_free(queue: Any) -> Any:
-    return next(iter(queue.free.values()))
-
-
-def _watch_recalls(patches: Patches) -> None:
-    """Counts those for a free slot: others are for members that have ended."""
-    dispatching = module("dispatching").Dispatching
-    original = dispatching._recall_for_free
-
-    def watched(self: Any, now: float, actions: Any) -> None:
-        before = self._ledger.counters.batches_recalled
-        original(self, now, actions)
-        patches.fired["recall"] += self._ledger.counters.batches_recalled - before
-
-    patches.set(dispatching, "_recall_for_free", watched)
-
-
-def _watch_probes(patches: Patches) -> None:
-    admission = module("admission")
-    original = admission.Admission._with_deadline
-
-    def watched(self: Any, arrival: Any, deadline: float, queue: Any, *more: Any) -> Any:
-        before = queue.probes
-        terms = original(self, arrival, deadline, queue, *more)
-        patches.fired["probes"] += queue.probes > before and not isinstance(terms, admission.Refusal)
-        return terms
-
-    patches.set(admission.Admission, "_with_deadline", watched)
-
-
-def _price_programmes(patches: Patches, planner: str = "lane_plan") -> None:
-    """Counts the dynamic programmes, and what they take of the event loop."""
-    cut_window = module(planner).cut_window
+def _price_programmes(patches: Patches) -> None:
+    """Count the dynamic programmes, and add up what they take of the event loop."""
+    cut_window = planner.__dict__["cut_window"]
 
     def priced(window: Any, costs: Any, limits: Any, **named: Any) -> Any:
-        patches.spent_s += DEARER * planning_s(
-            len(window), min(limits.max_rows, len(window)), window.shapes.shape[1]
-        )
+        size = len(window)
+        patches.spent_s += programme_s(size, min(limits.max_rows, size), window.shapes.shape[1])
         patches.fired["programmes"] += 1
         return cut_window(window, costs, limits, **named)
 
-    patches.set(module(planner), "cut_window", priced)
+    patches.set(planner, "cut_window", priced)
 
 
-def planning_s(requests: int, reach: int, dimensions: int) -> float:
-    """Seconds of a programme as the baseline's budget prices it: `reach` requests in a segment at most."""
-    segments = requests * min(requests, reach, 128)
-    if dimensions < 2:
-        return 150e-6 + requests * 2e-6 + segments * 15e-9
-    return 300e-6 + requests * 2e-6 + segments * (dimensions // 2) * 120e-9
+# ------------------------------------------------------------ ways to turn off
 
 
-# ------------------------------------------------------------ prefetch
-
-
-def _no_prefetch(patches: Patches) -> None:
-    table = module("slots").SlotTable
-    join = table.join
-
-    def joined(self: Any, number: int, models: Any, queues: Any, prefetch_s: Any = None, *more: Any) -> None:
-        join(self, number, models, queues, None, *more)
-
-    patches.set(table, "join", joined)
-
-
-def _no_recall(patches: Patches) -> None:
-    """Leave a prefetched batch where it is; recalls for hangs and suspects remain."""
-    dispatching = module("dispatching").Dispatching
-    wakeup = dispatching.next_wakeup
-
-    def without(self: Any) -> Any:
-        ahead, self._slots.ahead_count = self._slots.ahead_count, 0
-        try:
-            return wakeup(self)
-        finally:
-            self._slots.ahead_count = ahead
-
-    patches.set(dispatching, "_recall_for_free", lambda self, now, actions: None)
-    patches.set(dispatching, "next_wakeup", without)
-
-
-def _no_margin(patches: Patches) -> None:
-    patches.set(module("slots"), "EARLY", 0.0)
-
-
-# ------------------------------------------------------------ planning
-
-
-def replanned(window: int, *, per_turn: bool) -> Patch:
-    """A programme over a fixed window, unlimited, for every batch; or for every turn of the event loop.
-
-    Exactly the anchor's segment runs. Per turn, the other segments go to the other slots that are free, and are forgotten.
-    """
+def constant(value: float, name: str, *modules: Any) -> Patch:
+    """Return the patch that gives a constant another value, in its module and in those that import it."""
 
     def patch(patches: Patches) -> None:
-        planner, lane_plan, segments = module("planner"), module("lane_plan"), module("segments")
-        dispatching = module("dispatching").Dispatching
-        run = dispatching.run
-        kept: dict[int, list[Any]] = {}
-        """Segments by lane."""
-
-        def new_turn(self: Any, now: float, actions: Any) -> None:
-            kept.clear()
-            run(self, now, actions)
-
-        def segment_of(bucket: Any, costs: Any, limits: Any, delayed: Any, budget: Any) -> Any:
-            left = kept.get(id(bucket.lane), []) if per_turn else []
-            if not any(bucket.shape in segment.counts for segment in left):
-                present = lane_plan._at_least(bucket.lane, bucket.first().queue)
-                reach = min(limits.max_rows, lane_plan.LARGEST_REACH)
-                size = min(window, present, segments.PAIRS // reach)
-                left = kept[id(bucket.lane)] = lane_plan.make_plan(
-                    bucket, size, costs, limits, delayed
-                ).segments
-            segment = next(segment for segment in left if bucket.shape in segment.counts)
-            left.remove(segment)
-            return segment
-
-        patches.set(dispatching, "run", new_turn)
-        patches.set(planner, "current_plan", segment_of)
-        patches.set(planner, "planned_company", _members)
+        for module in modules:
+            patches.set(module, name, value)
 
     return patch
 
 
-def _members(segment: Any, bucket: Any, costs: Any, limits: Any) -> Any:
-    """Take as many requests of each size as the segment counted, from the bucket's first on."""
-    buckets = bucket.first().queue.buckets
-    found = bucket.prefix(limits.max_rows, segment.counts.get(bucket.shape, 1))
-    rows = sum([request.rows for request in found])
-    for shape, count in segment.counts.items():
-        other = buckets.get(shape)
-        if other is not None and other is not bucket:
-            more = other.prefix(limits.max_rows - rows, count)
-            found.extend(more)
-            rows += sum([request.rows for request in more])
-    return found
+def returns(value: Any, owner: Any, *names: str) -> Patch:
+    """Return the patch by which functions always return this."""
+
+    def patch(patches: Patches) -> None:
+        for name in names:
+            patches.set(owner, name, lambda *given, **named: value)
+
+    return patch
 
 
-def _exact_segments(patches: Patches) -> None:
-    """No repair of the cached plan: of each size as many as it counted, as far as they are there."""
+def several(*parts: Patch) -> Patch:
+    """Return the patch that applies all of these."""
 
-    def members(plan: Any, bucket: Any, costs: Any, limits: Any) -> Any:
-        segment = plan.segment(bucket)
-        return bucket.prefix(limits.max_rows) if segment is None else _members(segment, bucket, costs, limits)
+    def patch(patches: Patches) -> None:
+        for part in parts:
+            part(patches)
 
-    patches.set(module("planner"), "planned_company", members)
-
-
-def _no_plans(patches: Patches) -> None:
-    """Only requests of equal shape share a batch."""
-    patches.set(module("planner"), "current_plan", lambda *arguments: None)
+    return patch
 
 
-def _no_budget(patches: Patches) -> None:
-    """The cached plan is renewed whenever it is due."""
-    budget = module("planning_budget").PlanningBudget
-
-    def spend(self: Any, seconds: float) -> bool:
-        self.spent_s += seconds
-        self.cuts += 1
-        return True
-
-    patches.set(budget, "spend", spend)
+# ------------------------------------------------------------ batches
 
 
 def _greedy(patches: Patches) -> None:
-    """No programme: the nearest sizes join as long as the seconds per request, weighed as in the programme, fall."""
-    planner, company = module("planner"), module("company")
+    """No programme: the nearest sizes join as long as the seconds of the batch are less than those of both apart."""
 
-    def plan_of(bucket: Any, costs: Any, limits: Any, delayed: Any, budget: Any) -> Any:
-        return delayed
-
-    def members(delayed: Any, bucket: Any, costs: Any, limits: Any) -> Any:
+    def segments(bucket: Any, costs: Any, limits: Any, delayed: Any) -> Any:
         most = limits.max_rows
-        found = bucket.prefix(most)
-        rows, shape = sum([request.rows for request in found]), bucket.shape
+        counts = {bucket: len(bucket.prefix(most))}
+        rows, shape = counts[bucket], bucket.shape
         seconds = costs.call(rows, shape).seconds
-        for other in _near(company, bucket):
-            if rows >= most:
-                break
-            more = other.prefix(most - rows)
+        for other in _near(bucket):
+            more = len(other.prefix(most - rows)) if rows < most else 0
             if not more:
                 continue
-            more_rows = rows + sum([request.rows for request in more])
             larger = tuple(map(max, shape, other.shape))
-            together_s = costs.call(more_rows, larger).seconds
-            alone_s = costs.call(more_rows - rows, other.shape).seconds
-            if together_s > seconds + alone_s:
-                continue
-            found.extend(more)
-            rows, shape, seconds = more_rows, larger, together_s
-        return found
+            together_s = costs.call(rows + more, larger).seconds
+            if together_s <= seconds + costs.call(more, other.shape).seconds:
+                counts[other] = more
+                rows, shape, seconds = rows + more, larger, together_s
+        buckets = bucket.lane.buckets
+        return [dict(sorted(counts.items(), key=lambda item: buckets.index(item[0])))]
 
-    patches.set(planner, "current_plan", plan_of)
-    patches.set(planner, "planned_company", members)
+    patches.set(planner, "_optimal_segments", segments)
 
 
-def _near(company: Any, bucket: Any, reach: int = 32) -> Iterator[Any]:
-    buckets = bucket.lane.buckets
-    at = bucket.lane.position(bucket)
-    above, below = buckets[at + 1 : at + 1 + reach], reversed(buckets[max(0, at - reach) : at])
-    for pair in zip_longest(above, below):
-        for other in pair:
-            if other is not None:
-                yield other
+def _near(bucket: Any, reach: int = 32) -> Iterator[Any]:
+    buckets = list(bucket.lane.buckets)
+    at = buckets.index(bucket)
+    for pair in zip_longest(buckets[at + 1 : at + 1 + reach], reversed(buckets[max(0, at - reach) : at])):
+        yield from (other for other in pair if other is not None)
 
 
-def _no_division(patches: Patches) -> None:
-    division = module("division")
-    patches.set(module("dispatching"), "portion", lambda *arguments: division.ALL)
+def _equal_only(patches: Patches) -> None:
+    """Only requests of equal shape share a batch, as many as cost least."""
+
+    def segments(bucket: Any, costs: Any, limits: Any, delayed: Any) -> Any:
+        return [{bucket: planner._equal_rows(bucket, costs, limits, delayed)}]
+
+    patches.set(planner, "_optimal_segments", segments)
 
 
-def _no_preparations(patches: Patches) -> None:
-    """Cuts are not priced by what shapes are new to the device."""
-    patches.set(module("call_costs"), "USES", inf)
+def _planned_each(patches: Patches) -> None:
+    """The window is cut for each batch, not once per turn of the event loop."""
+    take = planner.Plan.take
+
+    def anew(self: Any, anchor: Any, *more: Any) -> Any:
+        self.forget(anchor.bucket.lane)
+        return take(self, anchor, *more)
+
+    patches.set(planner.Plan, "take", anew)
 
 
-# ------------------------------------------------------------ overload
+def _work_alone(patches: Patches) -> None:
+    """Cuts minimise the seconds of the calls, whatever waits for them."""
+    cut_window, equal_rows = planner.__dict__["cut_window"], planner.__dict__["_equal_rows"]
+    patches.set(
+        planner, "cut_window",
+        lambda window, costs, limits, *, delayed, batch_s: cut_window(
+            window, costs, limits, delayed=None, batch_s=batch_s
+        ),
+    )  # fmt: skip
+    patches.set(
+        planner, "_equal_rows", lambda bucket, costs, limits, delayed: equal_rows(bucket, costs, limits, None)
+    )
 
 
-def constant_factor(value: float) -> Patch:
-    """Estimates count so many times, whatever became of them."""
+def _no_prefetch(patches: Patches) -> None:
+    join = slots.SlotTable.join
 
-    def patch(patches: Patches) -> None:
-        caution = module("caution").Caution
+    def joined(self: Any, number: int, models: Any, prefetch_s: Any = None, process: str = "") -> None:
+        join(self, number, models, None, process)
 
-        def begin(self: Any) -> None:
-            self.factor = value
-            self._burst_at, self._most = -inf, 0.0
-
-        patches.set(caution, "__init__", begin)
-        patches.set(caution, "ended_late", lambda self, arrived, now: None)
-        patches.set(caution, "ended_well", lambda self, requests: None)
-
-    return patch
+    patches.set(slots.SlotTable, "join", joined)
 
 
-def _no_probes(patches: Patches) -> None:
-    patches.set(module("admission"), "PROBE_EVERY", 1 << 60)
+def _first_free(pool: Any) -> Any:
+    return next(iter(pool.free.values()))
 
 
-def _idle_tries(patches: Patches) -> None:
-    """An idle slot tries whatever seems hopeless."""
-    patches.set(module("admission"), "PROBE_EVERY", 1)
-
-
-def _no_turns(patches: Patches) -> None:
-    patches.set(module("dispatching"), "take_turn", lambda anchor, urgent, clients, now: anchor)
-
-
-def _no_giving_up(patches: Patches) -> None:
-    patches.set(module("dispatching").Dispatching, "_give_up", lambda self, request, slot, now: None)
-
-
-def crowded(at: float) -> Patch:
-    """The wait is always estimated without its cap by all that waits (`inf`), or never; nothing is given up."""
-
-    def patch(patches: Patches) -> None:
-        _no_giving_up(patches)
-        queue = module("model_queue").ModelQueue
-        slot = queue.__dict__["brimmed_at"]
-
-        class Fixed:
-            def __get__(self, instance: Any, owner: Any) -> Any:
-                return self if instance is None else at
-
-            def __set__(self, instance: Any, value: float) -> None:
-                slot.__set__(instance, value)
-
-        patches.set(queue, "brimmed_at", Fixed())
-
-    return patch
-
-
-def _no_trim(patches: Patches) -> None:
-    """Batches are not cut for the deadlines of their members."""
-    patches.set(module("company"), "_latest_s", lambda members, costs, speed, now: None)
-
-
-# ------------------------------------------------------------ the rest
-
-
-def _no_learned_boundaries(patches: Patches) -> None:
-    patches.set(module("boundary_learning").LearnedBoundaries, "observe", lambda self, shape, weight: False)
-
-
-def _no_exact_quarter(patches: Patches) -> None:
-    rounding = module("rounding").ShapeRounding
-    begin = rounding.__init__
-
-    def begun(self: Any, *arguments: Any, **named: Any) -> None:
-        begin(self, *arguments, **named)
-        self._combinations += self._exact
-        self._exact = 0
-
-    patches.set(rounding, "__init__", begun)
-
-
-def _no_speeds(patches: Patches) -> None:
-    base = module("cost_base")
-    patches.set(base.CostBase, "speed", lambda self, worker: 1.0)
-    patches.set(base, "SPEED_STEP", 0.0)
-    patches.set(module("dispatching"), "faster_first", _longest_free)
-
-
-def _no_faster(patches: Patches) -> None:
-    """Slots that have been free longest go first, however slow."""
-    patches.set(module("dispatching"), "faster_first", _longest_free)
-
-
-def _no_fair_room(patches: Patches) -> None:
-    room = module("queue_room").QueueRoom
-    patches.set(room, "exceeds", lambda self, client, nbytes: False)
-    patches.set(room, "exceeds_s", lambda self, client, share_s, queued_s: False)
-
-
-# ------------------------------------------------------------ this checkout's
-
-
-def _no_tries(patches: Patches) -> None:
-    patches.set(module("planner"), "may_be_due", lambda kind, sizes: False)
-
-
-def _no_belief(patches: Patches) -> None:
-    """The first call at a node counts as any other, and nothing is doubted."""
-    patches.set(module("cost_grid").Grid, "knows", lambda self, sizes: True)
+# ------------------------------------------------------------ prices
 
 
 def _no_grid(patches: Patches) -> None:
     """A fixed part and one per element, fitted to the same points and to the traffic, in the place of the grid."""
-    kind = module("surface").Kind
-    begin = kind.__init__
+    begin = worker_class.WorkerClass.__init__
 
     def begun(self: Any, profile: Any, table: Any, versions: Any, learned: Any = None) -> None:
         begin(self, profile, table, versions, learned)
         if self._grid is not None and table is not None:
             self._grid = None
             for point in table.points:
-                elements = module("cost_grid").elements_of(point.sizes)
+                elements = cost_grid.elements_of(point.sizes)
                 self._line.observe(
                     1.0, elements, point.seconds, request_elements=elements / max(1, point.sizes[0])
                 )
 
-    patches.set(kind, "__init__", begun)
+    patches.set(worker_class.WorkerClass, "__init__", begun)
 
 
-def _no_company(patches: Patches) -> None:
-    """A free slot never waits for the requests that follow answers, and everything is prefetched."""
-    company = module("company").Company
-    patches.set(company, "is_awaited", lambda self, anchor, slot, now: False)
-    patches.set(company, "will_be_awaited", lambda self, anchor, slot: False)
+def _no_estimates(patches: Patches) -> None:
+    """Points that never ran stay as they were when others that ran have moved."""
+
+    def estimated(self: Any) -> None:
+        self._unvisited = False
+
+    patches.set(cost_grid.Grid, "_estimate_unvisited", estimated)
 
 
-def constant(of: str, name: str, value: float, *also: str) -> Patch:
-    """Another value of a constant, in its module and in those that import it."""
+def _no_slowdowns(patches: Patches) -> None:
+    patches.set(worker_class, "SLOWDOWN_STEP", 0.0)
+    patches.set(batch_costs.BatchCosts, "slowdown", property(lambda self: 1.0))
+    patches.set(scheduler, "faster_first", _first_free)
 
-    def patch(patches: Patches) -> None:
-        for owner in (of, *also):
-            patches.set(module(owner), name, value)
 
-    return patch
+# ------------------------------------------------------------ shapes
+
+
+def _no_exact_quarter(patches: Patches) -> None:
+    begin = rounding.ShapeRounding.__init__
+
+    def begun(self: Any, *given: Any, **named: Any) -> None:
+        begin(self, *given, **named)
+        self._combinations += self._exact
+        self._exact = 0
+
+    patches.set(rounding.ShapeRounding, "__init__", begun)
+
+
+# ------------------------------------------------------------ overload
+
+
+def _always_capped(patches: Patches) -> None:
+    """The predicted wait is always capped by the work that is queued, also where newcomers replace what leaves."""
+    before_s = deadlines.Deadlines._before_s
+
+    def capped(self: Any, arrival: Any, queue: Any, queued_s: float, *, crowded: bool) -> Any:
+        return before_s(self, arrival, queue, queued_s, crowded=False)
+
+    patches.set(deadlines.Deadlines, "_before_s", capped)
+
+
+def _arrival_order(patches: Patches) -> None:
+    """All clients have one account, so that the order is that of arrival."""
+    for name in ("client", "known", "forecast"):
+        original = fairness.FairShares.__dict__[name]
+        patches.set(
+            fairness.FairShares, name,
+            lambda self, number, *more, original=original: original(self, 0, *more),
+        )  # fmt: skip
+
+
+def _newcomers_last(patches: Patches) -> None:
+    """A client without queued requests starts at virtual time, though another waits with an earlier account."""
+    begin = fairness.FairShares.__init__
+
+    def begun(self: Any, first_start_s: Any, room: Any) -> None:
+        begin(self, lambda: None, room)
+
+    patches.set(fairness.FairShares, "__init__", begun)
+
+
+def _in_the_middle(members: list[Any]) -> tuple[list[Any], list[Any]]:
+    members = sorted(members, key=lambda request: request.client)
+    middle = (len(members) + 1) // 2
+    return members[:middle], members[middle:]
+
+
+def _reruns_first(patches: Patches) -> None:
+    """Parts of failed batches go before everything else."""
+    patches.set(scheduler, "by_rerun", lambda request: (-inf, request.order))
+
+
+def _predicted_hangs(patches: Patches) -> None:
+    """A batch hangs by its prediction alone, not by how long batches of its model took."""
+
+    def limit_s(self: Any, batch: Any) -> Any:
+        own_s = batch.queue.profile.hang_after_s
+        if own_s is not None:
+            return own_s
+        predicted_s = batch.predicted_s
+        return self.limits.first_call_s if predicted_s is None else self._limit_s(0.0, predicted_s)
+
+    patches.set(hang_watch.HangWatch, "limit_s", limit_s)
+
+
+# ------------------------------------------------------------ the list
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mechanism:
-    """Something that can be turned off."""
+    """A mechanism that can be turned off, or a constant that can have another value."""
 
     off: Patch
-    watched: str
-    """The counter that tells how often it was at work: 0 where it is off."""
     scenarios: Sequence[str]
     """Where it may matter."""
-    replaced: bool = False
-    """Something else takes its place, which the same counter may count."""
-    is_here: bool = False
-    """It is one of this checkout, and is compared with this checkout instead of the baseline."""
+    watched: str = ""
+    """The counter that tells how often it was at work; empty: none."""
 
 
-def _several(*names: str) -> Patch:
-    def patch(patches: Patches) -> None:
-        for name in names:
-            MECHANISMS[name].off(patches)
-
-    return patch
-
-
-LIMIT = (
-    "lognormal, 64",
-    "lognormal, 256",
-    "docstrings, 64",
-    "lognormal, 60 %",
-    "lognormal, 90 %",
-    "docstrings, 90 %",
-)
+STEADY = ("lognormal, 64", "lognormal, 256", "lognormal, 60 %", "lognormal, 90 %")
 CHEAP = ("cheap, 0.25 ms", "cheap, 0.5 ms")
-PLANNED = (*LIMIT[:3], *LIMIT[4:], "overload, lognormal", "endless, padded", *CHEAP)
+CURVED = ("device not full, 64", "steps of 8 rows, 64", "attention, 64")
+ENDLESS = ("endless, padded", "endless, free sizes", "endless, exact")
+CHANGING = (
+    "linear, sharing pays now", "sharing paid, linear now", "ten times slower", "ten times faster",
+    "cliff at 32 rows", "a cliff appears", "one point of 1 s, 32",
+)  # fmt: skip
+OFF = ("device not full, points off by 40 %", "steps of 8 rows, points off by 40 %")
+HEAVY = (
+    "calls of 0.3 s, 16 in flight",
+    "calls of 0.3 s, two slots",
+    "calls of 0.3 s, 60 %",
+    "one point of 1 s, 16",
+)
+CAPPED = (
+    "32 shapes of one size",
+    "32 shapes, docstrings",
+    "64 shapes of two sizes",
+    "32 shapes, four lengths",
+)
 LATE = (
     "overload, equal", "overload, greedy", "overload, noisy", "overload, costs believed 0.6", "overload, lognormal",
-    "overload, mixed clients", "overload, mixed deadlines",
-    "stalls, equal", "stalls, greedy", "stalls, twice the capacity",
+    "overload, mixed clients", "overload, mixed deadlines", "stalls, equal", "stalls, greedy",
+    "stalls, twice the capacity",
 )  # fmt: skip
-HOPELESS = ("costs believed 60 times",)
-CAPPED = ("endless, 64 shapes", "endless lengths, 32 shapes")
 UNEQUAL = ("unequal workers, 64", "unequal workers, 90 %")
+URGENT = ("urgent beside bulk, MiniLM", "urgent beside bulk, 0.25 s a batch", "urgent beside bulk, 0.4 s a batch",
+    "urgent beside long, device not full", "urgent beside long, device not full, 0.1 s", "urgent beside long, linear",
+)  # fmt: skip
+FLOODS = ("flood, no deadline", "flood of one client")
+FAILING = (
+    "0.1% fail, 2 ms",
+    "1.0% fail, 2 ms",
+    "10.0% fail, 2 ms",
+    "1.0% fail, MiniLM",
+    "10.0% fail, MiniLM",
+)
+WILD = ("times vary by half", "times vary threefold", "times vary wildly")
+PLANNED = (
+    "lognormal, 64", "lognormal, 90 %", *CHEAP, *CURVED, "endless, padded", "overload, lognormal",
+    "three models, two clients",
+)  # fmt: skip
+PRICED = (*CURVED, *CHANGING, "lognormal, 64", "calls vary by 40 %")
 
 MECHANISMS: dict[str, Mechanism] = {
     "prefetch": Mechanism(
-        off=_no_prefetch, watched="prefetch",
-        scenarios=(*LIMIT, "lognormal, 64, two workers", "overload, equal", "endless, exact", *CHEAP),
+        off=_no_prefetch, watched="behind",
+        scenarios=(*STEADY, "lognormal, 64, way of 1 ms", *CHEAP, "endless, exact", "device not full, 64"),
     ),
-    "recall": Mechanism(
-        off=_no_recall, watched="recall",
-        scenarios=("lognormal, 60 %", "lognormal, 90 %", "docstrings, 90 %", "unequal workers, 90 %"),
+    "prefetch margin": Mechanism(
+        off=constant(0.0, "PREFETCH_MARGIN", slots),
+        scenarios=(*STEADY, "lognormal, 64, way of 1 ms", *CHEAP, "endless, exact"),
     ),
-    "prefetch's margin": Mechanism(
-        off=_no_margin, watched="margin", scenarios=(*LIMIT, "lognormal, 64, two workers", *CHEAP)
+    "programme: nearest sizes join": Mechanism(off=_greedy, watched="programmes", scenarios=PLANNED),
+    "programme: equal shapes alone": Mechanism(off=_equal_only, watched="programmes", scenarios=PLANNED),
+    "programme: once per turn": Mechanism(
+        off=_planned_each, watched="programmes", scenarios=("bursts, 8 slots", "lognormal, 90 %", "cheap, 0.25 ms")
     ),
-    "cached plan: 64 per batch": Mechanism(
-        off=replanned(64, per_turn=False), watched="cached plan", scenarios=(*PLANNED, "bursts, 8 slots")
+    "window: 64": Mechanism(off=constant(64, "WINDOW", planner), scenarios=PLANNED),
+    "window: 32 at most": Mechanism(
+        off=constant(32, "MOST_WINDOW", planner), scenarios=(*CHEAP, "cheap, batches of 128", *CURVED)
     ),
-    **{
-        f"cached plan: {window} per turn": Mechanism(
-            off=replanned(window, per_turn=True), watched="cached plan", scenarios=(*PLANNED, "bursts, 8 slots")
-        )
-        for window in (32, 64, 128, 256)
-    },
-    "programmes: nearest sizes join": Mechanism(off=_greedy, watched="programmes", scenarios=PLANNED),
-    "programmes: equal shapes alone": Mechanism(off=_no_plans, watched="programmes", scenarios=PLANNED),
-    "repair": Mechanism(off=_exact_segments, watched="repair", scenarios=PLANNED),
-    "budget": Mechanism(off=_no_budget, watched="budget", scenarios=("endless, padded", *CHEAP)),
-    "division": Mechanism(
-        off=_no_division, watched="division",
-        scenarios=("lognormal, 60 %", "lognormal, 90 %", "unequal workers, 90 %", "bursts, 8 slots"),
+    "weights of waiting requests": Mechanism(off=_work_alone, scenarios=(*PLANNED, "lognormal, 60 %")),
+    "lone requests skip the programme": Mechanism(
+        off=returns(False, planner, "_runs_alone"), watched="alone",
+        scenarios=(*STEADY, *ENDLESS[:2], "attention, 64", "cheap, 0.25 ms"),
+    ),
+    "division between slots": Mechanism(
+        off=returns(planner.ALL, scheduler, "portion"), watched="division",
+        scenarios=("bursts, 8 slots", "lognormal, 60 %", "lognormal, 90 %", "unequal workers, 90 %"),
+    ),
+    "faster slot first": Mechanism(
+        off=lambda patches: patches.set(scheduler, "faster_first", _first_free), watched="faster", scenarios=UNEQUAL
+    ),
+    "speed of each worker": Mechanism(off=_no_slowdowns, watched="faster", scenarios=UNEQUAL),
+    "company": Mechanism(
+        off=returns(False, company.Company, "is_awaited", "will_be_awaited"), watched="company",
+        scenarios=(*HEAVY, "ten times slower", *CURVED, "lognormal, 64"),
     ),
     "preparations in cuts": Mechanism(
-        off=_no_preparations, watched="preparations", scenarios=("endless, padded", *CAPPED)
+        off=constant(inf, "USES", call_costs), scenarios=(*ENDLESS[:2], *CAPPED)
     ),
-    "caution: 1.1": Mechanism(off=constant_factor(1.1), watched="caution", scenarios=LATE),
-    "caution: 1.25": Mechanism(off=constant_factor(1.25), watched="caution", scenarios=LATE, replaced=True),
-    "caution: 1.4": Mechanism(off=constant_factor(1.4), watched="caution", scenarios=LATE, replaced=True),
-    "probes": Mechanism(off=_no_probes, watched="probes", scenarios=HOPELESS),
-    "probes: an idle slot tries": Mechanism(
-        off=_idle_tries, watched="probes", scenarios=HOPELESS, replaced=True
+    "grid": Mechanism(off=_no_grid, scenarios=(*PRICED, "lognormal, 90 %", "cheap, 0.25 ms")),
+    "corrections by traffic": Mechanism(
+        off=several(constant(0.0, "STEP", cost_grid), constant(0.0, "LONE_STEP", cost_grid)),
+        scenarios=(*PRICED, *OFF, "overload, costs believed 0.6"),
     ),
-    "turn exchange": Mechanism(off=_no_turns, watched="turn exchange", scenarios=LATE[4:7]),
-    "giving up": Mechanism(off=_no_giving_up, watched="giving up", scenarios=LATE),
-    "capped wait: always": Mechanism(off=crowded(-inf), watched="brimmed", scenarios=LATE),
-    "capped wait: never": Mechanism(off=crowded(inf), watched="giving up", scenarios=LATE),
-    "trim for deadlines": Mechanism(off=_no_trim, watched="trim", scenarios=LATE),
-    "learned boundaries": Mechanism(off=_no_learned_boundaries, watched="boundaries", scenarios=CAPPED),
-    "exact quarter": Mechanism(off=_no_exact_quarter, watched="exact", scenarios=CAPPED),
-    "per-worker speeds": Mechanism(off=_no_speeds, watched="speeds", scenarios=UNEQUAL),
-    "faster slots first": Mechanism(off=_no_faster, watched="faster first", scenarios=UNEQUAL),
-    "fair room": Mechanism(off=_no_fair_room, watched="fair room", scenarios=("flood, no deadline",)),
-}  # fmt: skip
-_IDLE = ("probes: an idle slot tries", "turn exchange", "capped wait: never")
-MECHANISMS |= {
-    f"one factor: {factor}": Mechanism(
-        off=_several(f"caution: {factor}", *_IDLE), watched="turn exchange", scenarios=(*LATE, *HOPELESS)
-    )
-    for factor in ("1.25", "1.4")
-}
-MECHANISMS["one factor and cap: 1.4"] = Mechanism(
-    off=_several("caution: 1.4", *_IDLE[:2], "giving up"), watched="turn exchange", scenarios=LATE
-)
-_GONE = ("recall", "cached plan: 64 per turn", "one factor: 1.4")
-MECHANISMS["all that went"] = Mechanism(
-    off=_several(*_GONE), watched="recall", scenarios=(*LIMIT, *UNEQUAL, *LATE, *HOPELESS, *CAPPED, *CHEAP,
-        "lognormal, 64, two workers", "bursts, 8 slots", "endless, padded", "endless, exact", "few lengths, 32 shapes"),
-)  # fmt: skip
-THIS = "this checkout"
-"""Stands for no ablation: what is played is this checkout, against the baseline."""
-MECHANISMS[THIS] = Mechanism(
-    off=lambda patches: None,
-    watched="programmes",
-    scenarios=MECHANISMS["all that went"].scenarios,
-    replaced=True,
-    is_here=True,
-)
-HEAVY = (
-    "heavy, 16 in flight", "heavy, 16 in flight, two slots", "heavy, 24 in flight", "heavy, 30 %", "heavy, 60 %",
-    "heavy, 90 %", "one point of 1 s, 16", "ten times slower",
-)  # fmt: skip
-NON_LINEAR = (
-    "device not full, 64", "steps of 8 rows, 64", "attention, 64", "calls of 1 s, 32", "one point of 1 s, 32",
-    "one point of 0.3 s, 32", "linear, sharing pays now", "sharing paid, linear now", "ten times slower",
-    "ten times faster", "cliff at 32 rows", "a cliff appears",
-)  # fmt: skip
-EVERYWHERE = (
-    *NON_LINEAR,
-    *LIMIT,
-    *UNEQUAL,
-    *CHEAP,
-    "overload, lognormal",
-    "overload, mixed clients",
-    "endless, padded",
-)
-MECHANISMS |= {
-    "grid": Mechanism(off=_no_grid, watched="believed", scenarios=EVERYWHERE, is_here=True),
-    "tries": Mechanism(off=_no_tries, watched="tries", scenarios=EVERYWHERE, is_here=True),
-    "belief": Mechanism(off=_no_belief, watched="believed", scenarios=EVERYWHERE, is_here=True),
-    "company": Mechanism(off=_no_company, watched="awaited", scenarios=(*HEAVY, *EVERYWHERE), is_here=True),
-    **{
-        f"company: 1/{part}": Mechanism(
-            off=constant("company", "SHARE", 1 / part, "recovery"),
-            watched="awaited",
-            scenarios=HEAVY,
-            replaced=True,
-            is_here=True,
-        )
-        for part in (4, 16, 32, 64)
-    },
-    "first tries: any padding": Mechanism(
-        off=constant("tries", "MOST_PADDED", inf),
-        watched="tries",
-        scenarios=("one row measured, linear", *EVERYWHERE),
-        replaced=True,
-        is_here=True,
-    ),
+    "tries": Mechanism(off=returns(False, planner, "may_be_due"), watched="tries", scenarios=PRICED),
+    "belief": Mechanism(off=returns(True, cost_grid.Grid, "knows"), watched="believed", scenarios=PRICED),
     "belief: any factor": Mechanism(
-        off=constant("cost_grid", "FIRST_CLIP", inf),
-        watched="believed",
-        scenarios=("the first shared call stalls", *NON_LINEAR),
-        replaced=True,
-        is_here=True,
+        off=constant(inf, "FIRST_CLIP", cost_grid), scenarios=("the first shared call stalls", *CHANGING)
     ),
-    "belief: a factor of 2": Mechanism(
-        off=constant("cost_grid", "FIRST_CLIP", log(2.0)),
-        watched="believed",
-        scenarios=("the first shared call stalls", *NON_LINEAR),
-        replaced=True,
-        is_here=True,
+    "first tries: any padding": Mechanism(
+        off=constant(inf, "MOST_PADDED", tries), scenarios=("one row measured, linear", *CURVED)
     ),
-    **{
-        f"lately: {calls} calls": Mechanism(
-            off=constant("cost_grid", "LATELY", calls, "surface"),
-            watched="believed",
-            scenarios=NON_LINEAR,
-            replaced=True,
-            is_here=True,
-        )
-        for calls in (4, 64, 1 << 40)
-    },
-    "tries and belief": Mechanism(
-        off=_several("tries", "belief"), watched="tries", scenarios=EVERYWHERE, is_here=True
+    "doubt by four batches": Mechanism(
+        off=returns(0.0, batch_costs.BatchCosts, "lasting_change"), watched="doubted",
+        scenarios=(*CHANGING, "calls vary by 40 %"),
     ),
-}
-"""Ablations by name. A name with a colon puts something else in the place of the mechanism."""
+    "doubt by calls that were short": Mechanism(
+        off=returns(0.0, cost_grid.Grid, "short_by"), watched="doubted",
+        scenarios=(*CHANGING, "calls vary by 40 %"),
+    ),
+    "bounds by calls that ran lately": Mechanism(
+        off=lambda patches: patches.set(cost_grid.Grid, "_bounded", lambda self, live: live),
+        scenarios=(*CURVED, *CHANGING),
+    ),
+    "estimates of points that never ran": Mechanism(off=_no_estimates, scenarios=(*CURVED, *CHANGING)),
+    "size steps": Mechanism(
+        off=returns(False, size_steps.SizeSteps, "suits"), watched="stepped", scenarios=("endless, free sizes",)
+    ),
+    "learned boundaries": Mechanism(
+        off=returns(False, boundaries.LearnedBoundaries, "observe"), watched="boundaries", scenarios=CAPPED
+    ),
+    "exact quarter": Mechanism(off=_no_exact_quarter, scenarios=CAPPED),
+    "caution factor: 1.0": Mechanism(off=constant(1.0, "SAFETY", deadlines), scenarios=LATE),
+    "caution factor: 1.2": Mechanism(off=constant(1.2, "SAFETY", deadlines), scenarios=LATE),
+    "a call takes half of the time left at most": Mechanism(
+        off=constant(inf, "CALL_OF_LEFT", deadlines), scenarios=(*LATE, *URGENT)
+    ),
+    "refusal of hopeless deadlines": Mechanism(
+        off=constant(0.0, "OPTIMISM", deadlines), scenarios=(*LATE, "costs believed 60 times")
+    ),
+    "cap of the wait: always": Mechanism(off=_always_capped, watched="crowded", scenarios=LATE),
+    "shedding late turns": Mechanism(
+        off=returns(False, deadlines.Deadlines, "comes_too_late"), watched="shed", scenarios=LATE
+    ),
+    "trim for deadlines": Mechanism(off=returns(True, planner, "_in_time"), watched="trim", scenarios=(*LATE, *URGENT)),
+    "fair shares": Mechanism(
+        off=_arrival_order, scenarios=(*FLOODS, "three models, two clients", "overload, greedy", *FAILING[1:3])
+    ),
+    "debt of 32 s at most": Mechanism(
+        off=constant(inf, "OWED_S", fairness), scenarios=(*FLOODS, "overload, greedy", "three models, two clients")
+    ),
+    "newcomers beside the first": Mechanism(
+        off=_newcomers_last, scenarios=(*FLOODS, "overload, equal", "three models, two clients")
+    ),
+    "shares of models": Mechanism(
+        off=lambda patches: patches.set(scheduler, "_of_its_models", lambda request, now, ready: request),
+        scenarios=("three models, two clients",),
+    ),
+    "fair room": Mechanism(
+        off=returns(False, fairness.GroupRoom, "exceeds", "exceeds_s", "exceeds_part"), watched="room",
+        scenarios=("flood, no deadline", "overload, greedy"),
+    ),
+    "blame": Mechanism(
+        off=lambda patches: patches.set(fairness.FairShares, "blame", lambda self, line, share_s: None),
+        watched="blamed", scenarios=FAILING,
+    ),
+    "failed batches divided between clients": Mechanism(
+        off=lambda patches: patches.set(recovery, "_parts", _in_the_middle), scenarios=FAILING
+    ),
+    "parts wait for their turn": Mechanism(off=_reruns_first, scenarios=FAILING),
+    "hang limit, learned part": Mechanism(off=_predicted_hangs, watched="hangs", scenarios=WILD),
+}  # fmt: skip
+"""Ablations by name. A name with a colon puts another value or another way in the place of the mechanism."""

@@ -1,34 +1,31 @@
-"""Runs beside the baseline's packages: plays ablations on virtual time, and prints a line of JSON for all of them."""
+"""Plays one ablation on virtual time."""
 
 from __future__ import annotations
 
-import json
-import sys
-from multiprocessing import Pool
+from typing import NamedTuple
 
-from benchmarks.ablations.mechanisms import MECHANISMS, here, without
+from benchmarks.ablations.mechanisms import without
 from benchmarks.ablations.scenarios import SCENARIOS, run
 
-Task = tuple[str, list[str], int]
-"""A scenario, what is off, and the seed."""
-Played = tuple[dict[str, float], dict[str, int]]
-"""Figures, and how often what is watched was at work."""
+
+class Task(NamedTuple):
+    """One simulation."""
+
+    scenario: str
+    off: tuple[str, ...]
+    """Mechanisms that are off."""
+    seed: int
+
+
+class Played(NamedTuple):
+    """Its figures, and how often each counter's mechanism was at work."""
+
+    figures: dict[str, float]
+    fired: dict[str, int]
 
 
 def play(task: Task) -> Played:
-    """One simulation."""
-    scenario, off, seed = task
-    with here(off) if off and MECHANISMS[off[0]].is_here else without(off) as patches:
-        figures = run(SCENARIOS[scenario], seed, lambda: patches.spent_s)
-        return figures, dict(patches.fired)
-
-
-def main() -> None:
-    """Reads tasks from the standard input; the argument says how many processes play them."""
-    tasks: list[Task] = json.load(sys.stdin)
-    with Pool(int(sys.argv[1])) as pool:
-        json.dump(pool.map(play, tasks, chunksize=1), sys.stdout)
-
-
-if __name__ == "__main__":
-    main()
+    """Play one simulation."""
+    with without(task.off) as patches:
+        figures = run(SCENARIOS[task.scenario], task.seed, lambda: patches.spent_s)
+        return Played(figures, dict(patches.fired))

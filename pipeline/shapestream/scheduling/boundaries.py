@@ -1,6 +1,6 @@
 """Sizes that other sizes are rounded up to: a geometric grid first, then those that cost least over the traffic.
 
-Learned boundaries are worth 1.4 to 3 % of goodput with 32 shapes of one size, and 6 to 8 % with 64 shapes of two
+Learned boundaries are worth 1.9 to 3.5 % of goodput with 32 shapes of one size, and 2.5 % with 64 shapes of two
 (docs/decisions.md). They are exact, by dynamic programming over a histogram of the sizes seen. Given sizes u1 < u2 < …
 with weights w, and what a request costs at each size, the cost of a set of boundaries is the sum over requests of
 cost(next boundary). With F(k, j) the least cost of all up to size j, of which j is a boundary and at most k are new:

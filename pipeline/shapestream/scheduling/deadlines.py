@@ -28,9 +28,9 @@ from shapestream.scheduling.slots import Slot, SlotTable
 SAFETY: Final = 1.4
 """Factor by which estimated waits and calls are multiplied where they are compared with what is left of a deadline.
 
-Batches take longer in company, predictions err, and later requests may go first. Measured (docs/decisions.md): 1.25 loses
-5 % of the goodput where calls vary by 40 %; a factor learned from late results gained nothing over 1.4, and what one
-client did raised it for all."""
+Batches take longer in company, predictions err, and later requests may go first. Measured (docs/decisions.md): 1.2 loses
+4 % of the goodput where calls vary by 40 %, and 1.0 loses 17 %. A factor learned from late results gained nothing over
+1.4, and one client's late results raised it for all."""
 
 OPTIMISM: Final = 0.5
 """Share of the predicted seconds; a deadline that not even this leaves room for cannot be met."""
