@@ -13,6 +13,7 @@ from zlib import crc32
 
 import numpy as np
 
+from shapestream.settings import ServerSettings
 from shapestream.wire.messages import Failure, ResultEntry
 from shapestream_engine.layout import Layout, Tensors
 
@@ -99,8 +100,18 @@ class KeptReplies:
         """Clients with kept replies."""
         self.nbytes = 0
 
+    @classmethod
+    def of_settings(cls, settings: ServerSettings, now: float) -> KeptReplies:
+        """The kept replies of a server with these settings."""
+        return cls(
+            max_bytes=settings.kept_bytes,
+            max_age_s=settings.kept_s,
+            max_replies=settings.window_requests,
+            now=now,
+        )
+
     def __len__(self) -> int:
-        """Replies that are kept."""
+        """The number of kept replies."""
         return sum([len(answered.replies) for answered in self._holders])
 
     def of(self, client: ClientId) -> ClientReplies:
