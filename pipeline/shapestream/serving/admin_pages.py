@@ -22,7 +22,7 @@ from shapestream.errors import ConfigurationError
 from shapestream.serving.server import Server
 from shapestream.slices import Slices
 from shapestream.telemetry.logging import LEVELS, PRESENT
-from shapestream.telemetry.metrics import Buckets, Metric, MetricType, Sample, observe
+from shapestream.telemetry.metrics import Buckets, Metric, MetricType, Sample, read_metrics
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +79,7 @@ def server_pages(server: Server) -> dict[str, Page | EventStream]:
         "/statistics": json_page(server.statistics_in_slices),
         "/audit": json_page(server.audit),
         "/logging": Page(read=log_settings, write=JSONResponse, change=change_log_level),
-        "/metrics": Page(read=lambda: observe(server.observation()), write=_exposition),
+        "/metrics": Page(read=lambda: read_metrics(server.snapshot()), write=_exposition),
         "/requests": Page(read=slowest_stories, write=JSONResponse, takes=("slowest",)),
         "/requests/{request}": Page(
             read=lambda request: server.explain(request, 0),
@@ -193,7 +193,7 @@ class _Collected:
     def collect(self) -> Iterator[MetricFamily]:
         """Yield each family."""
         for metric, samples in self._found:
-            family = _FAMILIES[metric.kind](metric.name, metric.help, labels=metric.labels)
+            family = _FAMILIES[metric.type](metric.name, metric.help, labels=metric.labels)
             for labels, value in samples:
                 if isinstance(value, Buckets):
                     family.add_metric(labels, value.counts, value.total)

@@ -312,7 +312,7 @@ class Server:
         """The findings of audits, by model, as plain data."""
         return self._audits.to_dict()
 
-    def observation(self) -> ServerSnapshot:
+    def snapshot(self) -> ServerSnapshot:
         """The state from which metrics are computed."""
         settings, sessions, now = self._settings, list(self._client_port.sessions), trio.current_time()
         for model in self._models:
@@ -354,8 +354,8 @@ class Server:
             return []
         memory = owner.memory_bytes()
         return [
-            ConfiguredWorker(name, self._groups[name], standing, memory[name])
-            for name, standing in owner.standings.items()
+            ConfiguredWorker(name, self._groups[name], state, memory[name])
+            for name, state in owner.presences.items()
             if name in self._groups
         ]
 
@@ -449,9 +449,9 @@ class Server:
                 *map(_no_slot_for, sorted(self._models.new)),
                 *([] if standstill is None else [standstill]),
                 *[
-                    f"worker {name} of entry {group} is {standing.presence}"
-                    for name, group, standing, _ in workers
-                    if standing.presence in (Presence.MISSING, Presence.GIVEN_UP)
+                    f"worker {name} of entry {group} is {state.presence}"
+                    for name, group, state, _ in workers
+                    if state.presence in (Presence.MISSING, Presence.GIVEN_UP)
                 ],
                 *[
                     f"{name} shares no calls: audits found answers that differ (see shapestream audit)"
@@ -470,8 +470,8 @@ class Server:
             },
             "dialled_in": 0 if self._worker_port is None else self._worker_port.dialled_in,
             "workers": [
-                {"worker": name, "entry": group, **asdict(standing), "memory_bytes": memory_bytes}
-                for name, group, standing, memory_bytes in workers
+                {"worker": name, "entry": group, **asdict(state), "memory_bytes": memory_bytes}
+                for name, group, state, memory_bytes in workers
             ],
             "slots": [
                 {

@@ -129,9 +129,9 @@ class WorkerProcesses:
         return frozenset(self._ready)
 
     @property
-    def standings(self) -> Mapping[str, WorkerPresence]:
-        """The standing of each configured worker, by role."""
-        return self._roll.standings
+    def presences(self) -> Mapping[str, WorkerPresence]:
+        """The presence of each configured worker, by role."""
+        return self._roll.presences
 
     def memory_bytes(self) -> dict[str, int]:
         """Memory in RAM by role, of each one's processes together; one that ends meanwhile has none."""
