@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.pipeline.serving.echo_model import echo_tensors
 
-from shapestream.serving.quarantine import BEGINNING_BYTES, Quarantine
+from shapestream.serving.quarantine import FIRST_BYTES, Quarantine
 from shapestream_engine.layout import Tensors
 
 
@@ -34,7 +34,7 @@ def test_what_is_kept_is_held_and_nothing_else() -> None:
 
 @pytest.mark.parametrize(
     ("data", "other"),
-    [(bytes(BEGINNING_BYTES) + b"a", bytes(BEGINNING_BYTES) + b"b"), (b"", b"x")],
+    [(bytes(FIRST_BYTES) + b"a", bytes(FIRST_BYTES) + b"b"), (b"", b"x")],
     ids=["a difference behind the bytes that are compared first", "no bytes"],
 )
 def test_all_bytes_count(data: bytes, other: bytes) -> None:
