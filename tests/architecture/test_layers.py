@@ -25,7 +25,9 @@ OPTIONAL = {
     "onnxruntime": "engine/shapestream_engine/backends/onnxruntime/",
     "torch": "engine/shapestream_engine/backends/torch/",
     "torch_xla": "engine/shapestream_engine/backends/torch/devices.py",
-    **dict.fromkeys(("hypercorn", "starlette", "prometheus_client"), "pipeline/shapestream/serving/admin.py"),
+    "hypercorn": "pipeline/shapestream/serving/admin.py",
+    "starlette": ("pipeline/shapestream/serving/admin.py", "pipeline/shapestream/serving/admin_pages.py"),
+    "prometheus_client": "pipeline/shapestream/serving/admin_pages.py",
     "opentelemetry": (
         "pipeline/shapestream/serving/tracing.py",
         "pipeline/shapestream/client/request_tags.py",

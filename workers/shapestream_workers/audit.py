@@ -1,28 +1,20 @@
-"""`shapestream audit`: what a server's audits found, and the word that lets a model's requests share calls again."""
+"""`shapestream audit`: the findings of a server's audits, and the command that ends what they stopped."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
-from shapestream import blocking
 from shapestream.errors import Forbidden, InvalidRequest
+from shapestream_workers.target import ServerAccess
 
 
-def audits_of(
-    address: str,
-    *,
-    acknowledge: str | None,
-    timeout_s: float,
-    key: Path | None = None,
-    server_key: str | None = None,
-) -> dict[str, dict[str, Any]]:
-    """What audits found, by model, once `acknowledge` may share calls again. The keys are for a server that asks for them.
+def audits_of(access: ServerAccess, acknowledge: str | None) -> dict[str, dict[str, Any]]:
+    """Return the findings of audits, by model. Requests of the model `acknowledge` share calls again from now on.
 
     Raises the errors of the client; `Forbidden` for a key without the role admin.
     """
-    with blocking.connect(address, connect_timeout=timeout_s, key=key, server_key=server_key) as client:
+    with access.connect() as client:
         told = client.statistics() if acknowledge is None else client.acknowledge_audit(acknowledge)
     if "audit" not in told:
         raise Forbidden(told.get("forbidden", "this server has no audits: it is of an earlier release"))
@@ -33,7 +25,7 @@ def audits_of(
 
 
 def described(audits: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """Lines about each model, for people."""
+    """Yield lines of text about each model."""
     for name, found in audits.items():
         state = "every request runs alone" if found["stopped"] else "varies" if found["varies"] else "ok"
         if state == "ok" and found.get("judges_little"):

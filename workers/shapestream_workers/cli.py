@@ -19,7 +19,6 @@ from typing import Annotated, Any
 import structlog
 import typer
 
-from shapestream.addresses import is_protectable
 from shapestream.errors import ConfigurationError
 from shapestream.settings import LoadedSettings, load_settings
 from shapestream.telemetry.logging import configure
@@ -28,7 +27,7 @@ from shapestream_workers.keys import app as keys_app
 from shapestream_workers.lab.options import SimulateOptions, TuneOptions
 from shapestream_workers.logs import app as logs_app
 from shapestream_workers.process import EXIT_OK, EXIT_RUNTIME, open_standard_streams
-from shapestream_workers.target import address_of
+from shapestream_workers.target import server_access
 
 app = typer.Typer(
     help="Serves models whose tensor shapes change with every request.",
@@ -76,14 +75,6 @@ def main() -> None:
     """Run the command that `sys.argv` names."""
     open_standard_streams()
     app()
-
-
-def _reach(
-    target: str | Path, key: Path | None, server_key: str | None
-) -> tuple[str, Path | None, str | None]:
-    """The address of a server, and the keys to show there: none where the transport takes none."""
-    address = address_of(target)
-    return (address, key, server_key) if is_protectable(address) else (address, None, None)
 
 
 @app.command()
@@ -237,20 +228,8 @@ def infer(
         from shapestream_workers.inference import format_result, read_inputs, run_one, save_outputs
 
         arrays = read_inputs(inputs or [])
-        address, key, server_key = _reach(target, key, server_key)
-        result = trio.run(
-            partial(
-                run_one,
-                address,
-                model,
-                arrays,
-                deadline_s=deadline,
-                timeout_s=timeout,
-                key=key,
-                server_key=server_key,
-                waits=partial(typer.echo, err=True),
-            )
-        )
+        access = server_access(target, timeout, key, server_key)
+        result = trio.run(run_one, access, model, arrays, deadline, partial(typer.echo, err=True))
         if save is not None:
             save_outputs(result, save)
         typer.echo(format_result(result, as_json=as_json))
@@ -283,10 +262,8 @@ def models(
             from shapestream_workers.inference import signatures_of
             from shapestream_workers.proof import why_alone
 
-            _, key, server_key = _reach(target, key, server_key)
-            signatures, unavailable, digests = signatures_of(
-                target, timeout_s=timeout, key=key, server_key=server_key
-            )
+            access = server_access(target, timeout, key, server_key)
+            signatures, unavailable, digests = signatures_of(access)
             warnings = list(why_alone(signatures))
         else:
             from shapestream_workers.model_trust import digests_of
@@ -330,8 +307,7 @@ def audit(
     with reported(as_json=as_json):
         from shapestream_workers.audit import audits_of, described
 
-        address, key, server_key = _reach(connect, key, server_key)
-        found = audits_of(address, acknowledge=acknowledge, timeout_s=timeout, key=key, server_key=server_key)
+        found = audits_of(server_access(connect, timeout, key, server_key), acknowledge)
         typer.echo(json.dumps(found, indent=2) if as_json else "\n".join(described(found)))
 
 
@@ -360,15 +336,8 @@ def why(
             raise typer.BadParameter(f"{request!r} is not a number of requests", param_hint="--slowest")
         if not slowest and not request:
             raise typer.BadParameter("name a request's id, or give --slowest", param_hint="REQUEST_ID")
-        address, key, server_key = _reach(connect, key, server_key)
-        stories = stories_from(
-            address,
-            None if slowest else request,
-            int(request or 10) if slowest else 1,
-            timeout_s=timeout,
-            key=key,
-            server_key=server_key,
-        )
+        access = server_access(connect, timeout, key, server_key)
+        stories = stories_from(access, None if slowest else request, int(request or 10) if slowest else 1)
         if as_json:
             typer.echo(json.dumps(stories, indent=2))
         else:
@@ -388,8 +357,7 @@ def stats(
     with reported(as_json=as_json):
         from shapestream_workers.stats import show_stats
 
-        address, key, server_key = _reach(target, key, server_key)
-        show_stats(address, timeout_s=timeout, key=key, server_key=server_key, as_json=as_json)
+        show_stats(server_access(target, timeout, key, server_key), as_json=as_json)
 
 
 @app.command()
@@ -405,8 +373,7 @@ def top(
     with reported(as_json=as_json):
         from shapestream_workers.top import show_top
 
-        address, key, server_key = _reach(target, key, server_key)
-        show_top(address, timeout_s=timeout, key=key, server_key=server_key, once=once, as_json=as_json)
+        show_top(server_access(target, timeout, key, server_key), once=once, as_json=as_json)
 
 
 @app.command()

@@ -1,4 +1,4 @@
-"""`shapestream infer` and `models`: one question to a running server, from the shell."""
+"""`shapestream infer` and `models`: one request to a running server, from the shell."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ import numpy as np
 import trio
 
 import shapestream
-from shapestream import blocking
 from shapestream.client.results import Result
 from shapestream.errors import InvalidRequest, ShapestreamError
 from shapestream_engine.element_types import element_type_of
 from shapestream_engine.signature import ModelSignature
+from shapestream_workers.target import ServerAccess
 
-# A terminal is not the place for more numbers; --json and --save give all of them.
 SHOWN_ELEMENTS = 24
+"""Elements of an output that are printed; --json and --save give all of them."""
 SHOWN_CHARACTERS = 200
 """Characters shown of a value that cannot be read."""
 PATIENCE_S = 3.0
-"""Seconds without an answer after which a person asks what it waits for."""
+"""Seconds without an answer after which the command prints what the request waits for."""
 
 
 def read_inputs(arguments: Sequence[str]) -> dict[str, Any]:
-    """`name=file.npy` and `name=[[1, 2]]`, as arrays and plain lists; raises `InvalidRequest`."""
+    """Read `name=file.npy` as an array, and `name=[[1, 2]]` as a list. Raises `InvalidRequest`."""
     inputs: dict[str, Any] = {}
     for argument in arguments:
         name, separator, text = argument.partition("=")
@@ -43,7 +43,7 @@ def read_inputs(arguments: Sequence[str]) -> dict[str, Any]:
 def _read_value(name: str, text: str) -> Any:
     if text.endswith(".npy"):
         try:
-            # Not by np.load, which also opens archives, and ends in other ways for what is neither.
+            # np.load would also open archives, and raises other errors for a file of another format.
             with open(text, "rb") as file:
                 return np.lib.format.read_array(file, allow_pickle=False)
         except (OSError, ValueError, MemoryError) as error:
@@ -57,7 +57,7 @@ def _read_value(name: str, text: str) -> Any:
 
 
 def _read_float(text: str) -> float:
-    """A JSON number with a point or an exponent; one beyond the range of f64 is no number of any element type."""
+    """Read a JSON number with a point or an exponent. Raises ValueError for one beyond the range of f64."""
     number = float(text)
     mantissa = text.lower().partition("e")[0]
     if isinf(number) or (number == 0 and any(digit in mantissa for digit in "123456789")):
@@ -66,19 +66,15 @@ def _read_float(text: str) -> float:
 
 
 async def run_one(
-    address: str,
+    access: ServerAccess,
     model: str,
     inputs: Mapping[str, Any],
-    *,
     deadline_s: float | None,
-    timeout_s: float,
-    key: Path | None = None,
-    server_key: str | None = None,
-    waits: Callable[[str], None] = lambda reason: None,
+    waits: Callable[[str], None],
 ) -> Result:
-    """One request and its answer; raises the errors of the client, in groups. The keys are for a server that asks for them.
+    """Send one request and return its answer. Raises the errors of the client, in groups.
 
-    `waits` is told once what the request waits for, if there is no answer after `PATIENCE_S`.
+    `waits` is called once with the reason for the wait if there is no answer after `PATIENCE_S`.
     """
 
     async def tell() -> None:
@@ -87,7 +83,7 @@ async def run_one(
             waits(_reason_to_wait(await client.statistics(), model))
 
     async with (
-        shapestream.connect(address, connect_timeout=timeout_s, key=key, server_key=server_key) as client,
+        shapestream.connect(access.address, **access.options) as client,
         trio.open_nursery() as nursery,
     ):
         nursery.start_soon(tell)
@@ -97,7 +93,7 @@ async def run_one(
 
 
 def _reason_to_wait(statistics: Mapping[str, Any], model: str) -> str:
-    """What a request that has no answer yet waits for, by the server's statistics."""
+    """The reason why a request has no answer yet, from the server's statistics."""
     scheduler = statistics["scheduler"]
     slots = scheduler["models"].get(model, {}).get("slots", 0)
     if not slots:
@@ -110,13 +106,13 @@ def _reason_to_wait(statistics: Mapping[str, Any], model: str) -> str:
 
 
 def signatures_of(
-    address: str, *, timeout_s: float, key: Path | None = None, server_key: str | None = None
+    access: ServerAccess,
 ) -> tuple[list[ModelSignature], dict[str, str], dict[str, str]]:
-    """The signatures of all served models, the reasons of unavailable ones, and the digests of the models' files.
+    """The signatures of all served models, and two mappings by model name.
 
-    Reasons and digests are by name; older servers tell no digests.
+    They hold the reasons of unavailable models, and the digests of the models' files; older servers send no digests.
     """
-    with blocking.connect(address, connect_timeout=timeout_s, key=key, server_key=server_key) as client:
+    with access.connect() as client:
         statistics = client.statistics()
         unavailable: dict[str, str] = statistics["unavailable"]
         served = [name for name in statistics["models"] if name not in unavailable]
@@ -125,7 +121,7 @@ def signatures_of(
 
 
 def save_outputs(result: Result, folder: Path) -> None:
-    """Write `folder/NAME.npy` for each output; characters that a file's name cannot have become `_`."""
+    """Write `folder/NAME.npy` for each output. Other characters than letters, digits, `-`, `_` and `.` become `_`."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, array in result.items():
         stem = "".join(character if character.isalnum() or character in "-_." else "_" for character in name)
@@ -133,7 +129,7 @@ def save_outputs(result: Result, folder: Path) -> None:
 
 
 def format_result(result: Result, *, as_json: bool) -> str:
-    """The outputs and where the time went, for a person or for a script."""
+    """The outputs and their timings as text, or as JSON."""
     timings = result.timings
     if as_json:
         outputs = {
@@ -158,9 +154,11 @@ def format_result(result: Result, *, as_json: bool) -> str:
 
 
 def _plain(array: np.ndarray[Any, Any]) -> Any:
-    """Nested lists; numbers that JSON cannot hold become their names."""
+    """An array as nested lists. Numbers that JSON cannot hold become texts: "nan", "inf"."""
     if array.dtype.kind == "V":
-        array = array.astype(np.float32)  # bf16, which is no type of NumPy's own, and which f32 holds exactly
+        array = array.astype(
+            np.float32
+        )  # bf16: NumPy has no such type, and f32 holds each of its values exactly
     if array.dtype.kind == "f" and not np.isfinite(array).all():
         return np.where(np.isfinite(array), array.astype(object), array.astype(str)).tolist()
     return array.tolist()

@@ -1,14 +1,18 @@
-"""The trial of a model before it is served, and its verdict: the one way that all commands load a model.
+"""The test of a model before it is served, and what follows from its result. Every command loads a model this way.
 
-Rules that the configuration leaves out are looked for on the model. Where the configuration names no batch axis, the
-one that the file names is taken, or the first axis under a usual name. The proof then decides: where it does not hold
-with an axis that no user wrote, requests run alone, and a warning says why and what would help. For the rest:
+1. Output rules that the configuration leaves out are inferred by running the model (`compile_seeing`).
+2. If the configuration names no batch axis, the axis that the file names is used, or else the first axis of every input.
+3. The engine tries to prove that batching and padding change no result (docs/safety.md). `judge` decides by its findings:
 
-refuted    refused, with the output, the difference and what to do
-unproved   padding is left off; batching goes on, and no rows are filled up; both with a warning. Where larger calls may be
-           served than could be tried it is refused, with the rows that were
-proved     served as configured
-`trust: true` serves it as configured whatever the proof says, and without one.
+   refuted    the model is refused, with the output, the difference and a remedy
+   unproved   padding is switched off. Batching stays on, but no rows are filled up. Both give a warning. The model is
+              refused if larger calls could be served than were tested; the message names the rows that were tested
+   proved     the model is served as configured
+
+4. If batching along an axis that no user wrote is not proved, each request runs alone, and a warning says why.
+
+`trust: true` serves the model as configured, without a proof. No step here guarantees more than the tests that ran: they
+are samples, on this machine, with this number of threads.
 """
 
 from __future__ import annotations
@@ -35,8 +39,8 @@ from shapestream_engine.probe import Finding, ProbeOptions, ProbeReport, ProofCa
 from shapestream_engine.probing.inputs import Integers, Normal, Uniform, Values
 from shapestream_engine.signature import ModelSignature
 
-_Line: TypeAlias = tuple[Location, str]
-"""A place below the model in the YAML, and what to say about it."""
+_Problem: TypeAlias = tuple[Location, str]
+"""A place below the model in the YAML, and a sentence about it."""
 
 
 _PROBE = "say by `probe` what realistic inputs are"
@@ -44,31 +48,31 @@ _VOUCH = "vouch for it by trust: true"
 
 
 class _ProofRefusal(NamedTuple):
-    """A reason to refuse a model: the place below it in the YAML, what is wrong, and what to do about it."""
+    """A reason to refuse a model: the place below it in the YAML, the problem, and its remedy."""
 
     place: Location
     what: str
     remedy: str
 
-    def line(self, *, trusted: bool) -> _Line:
-        """The line of a refusal: with its remedy, or as the warning about a model that is trusted."""
+    def problem(self, *, trusted: bool) -> _Problem:
+        """The refusal as a sentence: with its remedy, or, for a trusted model, as a warning."""
         return self.place, f"{self.what} ({'served all the same: trust' if trusted else self.remedy})"
 
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """The consequences of a report."""
+    """The consequences of a report of the proof."""
 
-    refused: tuple[_Line, ...] = ()
-    warnings: tuple[_Line, ...] = ()
+    refused: tuple[_Problem, ...] = ()
+    warnings: tuple[_Problem, ...] = ()
     padding_off: frozenset[str] = field(default_factory=frozenset)
-    """Dimensions that are not padded, though the configuration allows it."""
+    """Dimensions that are not padded, although the configuration allows it."""
     exact_rows: bool = False
-    """Batching is unproved: calls have the rows that requests bring, and no copies of them."""
+    """Batching is unproved: calls have only the rows of requests, and none are filled up."""
 
 
 def probe_options(model: ModelSettings) -> ProbeOptions:
-    """The configuration's description of realistic inputs, as the engine takes it."""
+    """The configuration's description of realistic inputs, for the engine."""
     values = {name: known for name, probe in model.probe.items() if (known := _values(probe)) is not None}
     samples = {name: Path(probe.samples) for name, probe in model.probe.items() if probe.samples is not None}
     return ProbeOptions(
@@ -80,23 +84,24 @@ def probe_options(model: ModelSettings) -> ProbeOptions:
 
 
 def rows_together(model: ModelSettings) -> int | None:
-    """Rows that requests may have together in one call; 1: each runs alone. None: as many as the model takes."""
+    """Largest number of rows of a shared call. 1: each request runs alone. None: as many as the model takes."""
     return model.batching.max_batch if model.idempotent else 1
 
 
 def probe_model(
     model: ModelSettings, spec: ModelSpec, compiled: CompiledModel, *, threads: int | None
 ) -> ProbeReport:
-    """Try the model, or recall an earlier verdict; raises `EngineError` where it cannot be tried at all."""
+    """Test the model, or read an earlier result from the cache. Raises `EngineError` if it cannot be tested."""
     return prove(spec, compiled, probe_options(model), threads=threads, cache=ProofCache.of_environment())
 
 
 def compile_seeing(
     model: ModelSettings, spec: ModelSpec, *, slots: int, threads: int | None
 ) -> tuple[ModelSpec, CompiledModel, Mapping[str, Mapping[str, Any]]]:
-    """The compiled model, with the rules that the configuration leaves out and that the model shows beyond doubt.
+    """Compile the model, and infer output rules that the configuration leaves out, if they are certain.
 
-    Raises `EngineError`; `RuleMissing` where they are in doubt, or where `trust` asks for no trial.
+    Returns the completed specification, the compiled model and the inferred rules by output. Raises `EngineError`;
+    `RuleMissing` if a rule is not certain, or if `trust: true` forbids tests.
     """
     try:
         return spec, compile_model(spec, slots=slots, threads=threads), {}
@@ -112,11 +117,11 @@ def compile_seeing(
 
 
 def judge(model: ModelSettings, signature: ModelSignature, report: ProbeReport) -> Judgement:
-    """The consequences of a report; `trust` turns refusals into warnings."""
+    """Decide what follows from a report. `trust: true` turns refusals into warnings."""
     refused = [_refusal(model, finding) for finding in report.of("refuted")]
     unproved = report.of("unproved")
     shared = sorted(port.name for port in signature.outputs if isinstance(port.rule, Shared))
-    warnings: list[_Line] = []
+    warnings: list[_Problem] = []
     off: frozenset[str] = frozenset()
     for finding in unproved:
         if needed := list(_unproved(model, finding, shared)):
@@ -124,11 +129,11 @@ def judge(model: ModelSettings, signature: ModelSignature, report: ProbeReport) 
         else:
             off |= frozenset(finding.treatment.dimensions)
             warnings.append(_doubt(model, finding))
-    lines = tuple(refusal.line(trusted=model.trust) for refusal in refused)
+    problems = tuple(refusal.problem(trusted=model.trust) for refusal in refused)
     if model.trust:
-        return Judgement(warnings=(*lines, *warnings))
+        return Judgement(warnings=(*problems, *warnings))
     exact_rows = any(finding.treatment.kind == "batching" for finding in unproved)
-    return Judgement(lines, tuple(warnings), off, exact_rows)
+    return Judgement(problems, tuple(warnings), off, exact_rows)
 
 
 def without_padding(spec: ModelSpec, dimensions: frozenset[str]) -> ModelSpec:
@@ -180,9 +185,9 @@ def _refusal(model: ModelSettings, finding: Finding) -> _ProofRefusal:
 
 
 def _unproved(model: ModelSettings, finding: Finding, shared: Sequence[str]) -> Iterator[_ProofRefusal]:
-    """Yield the refusals of what the configuration cannot do without; none where it is left off, or goes on.
+    """Yield a refusal if the configuration needs the unproved treatment; none if it can be switched off, or goes on.
 
-    `shared` are the outputs with that rule.
+    `shared`: names of the outputs with the rule `shared`.
     """
     treatment, shapes = finding.treatment, model.shapes
     about = f"{finding.subject}: {treatment} is unproved"
@@ -190,7 +195,7 @@ def _unproved(model: ModelSettings, finding: Finding, shared: Sequence[str]) -> 
     if finding.is_short:
         remedy = f"set batching.max_batch to {finding.rows}"
         if shapes.strategy == "native" and shapes.max_prepared is not None:
-            # Calls are filled up to the bound, whatever `max_batch` says.
+            # Calls are filled up to the bound of the dimension, not to `max_batch`.
             remedy = f"bound batch by {finding.rows} in the shape of an input, or remove shapes.max_prepared"
         what = f"{about} beyond {finding.rows} rows: {finding.why}"
         yield _ProofRefusal(("batching", "max_batch"), what, f"{remedy}, or {_VOUCH}")
@@ -213,7 +218,7 @@ def _unproved(model: ModelSettings, finding: Finding, shared: Sequence[str]) -> 
         yield _ProofRefusal(("shapes", needed[0]), what, f"{_PROBE}, or {_VOUCH}")
 
 
-def _doubt(model: ModelSettings, finding: Finding) -> _Line:
+def _doubt(model: ModelSettings, finding: Finding) -> _Problem:
     advice = f"{_PROBE}, or {_VOUCH}"
     about = f"{finding.subject}: {finding.treatment} is unproved: {finding.why}"
     if finding.treatment.kind == "static":
@@ -223,8 +228,8 @@ def _doubt(model: ModelSettings, finding: Finding) -> _Line:
     return _output_place(model, finding.output), f"{about}; requests share calls all the same ({advice})"
 
 
-def _about_states(compiled: CompiledModel) -> tuple[_Line, ...]:
-    """The warning about a model that would remember earlier calls, and may not; none for any other."""
+def _about_states(compiled: CompiledModel) -> tuple[_Problem, ...]:
+    """The warning about a model that keeps a state between calls, which is reset here; none for other models."""
     if not compiled.states:
         return ()
     names = ", ".join(compiled.states)
@@ -252,34 +257,34 @@ MEANT = "batching: {max_batch: 1} says that this is meant"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TriedModel:
-    """The compiled model, with what was found; padding that the judgement forbids is still in it."""
+    """The compiled model and the findings. Padding that the judgement forbids is still compiled in."""
 
     spec: ModelSpec
     compiled: CompiledModel
     rules: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Rules that the configuration leaves out, as seen on the model."""
+    """Output rules that were inferred by running the model."""
     proof: ProbeReport
     judgement: Judgement
 
 
 def may_share(model: ModelSettings) -> bool:
-    """True if the configuration lets requests share calls, where the model has a batch axis."""
+    """True if the configuration lets requests share calls of a model that has a batch axis."""
     return model.batching.max_batch != 1 and model.idempotent
 
 
 def try_model(
     model: ModelSettings, spec: ModelSpec, *, slots: int, threads: int | None, prove_trusted: bool = False
 ) -> TriedModel:
-    """Compile and try the model; raises `EngineError` where it cannot be served whatever the proof says.
+    """Compile and test the model. Raises `EngineError` if it cannot be served, whatever the proof says.
 
-    `spec` is the model as the configuration describes it. With `trust: true` nothing is proved unless
-    `prove_trusted`, and no axis is guessed.
+    `spec` is the model as the configuration describes it. A model with `trust: true` is tested only with `prove_trusted`,
+    and no batch axis is guessed for it.
     """
-    trial = _SpecificationTrial(model, slots, threads, prove_trusted=prove_trusted)
+    trials = _SpecificationTrial(model, slots, threads, prove_trusted=prove_trusted)
     if not may_share(model):
-        return trial.of(spec)
+        return trials.of(spec)
     if states_batch(spec):
-        tried = trial.of(spec)
+        tried = trials.of(spec)
         signature = tried.compiled.signature
         if signature.has_batch:
             return tried
@@ -287,12 +292,12 @@ def try_model(
     else:
         signature = without_rules(spec)
     if signature.has_batch:
-        return trial.guess(spec, spec, signature, named=True)
+        return trials.guess(spec, spec, signature, named=True)
     guess = with_batch_axis(spec, signature)
     if isinstance(guess, NoBatchAxis):
-        return trial.alone(spec, _why_alone(guess))
+        return trials.alone(spec, _why_alone(guess))
     if model.function is not None:
-        return trial.alone(
+        return trials.alone(
             spec,
             _why_alone(
                 NoBatchAxis(reason="no axis is called batch", shapes=_guessed_shapes(guess, signature))
@@ -300,21 +305,21 @@ def try_model(
         )
     if model.trust:
         reason = "the first axis of every input may be the batch, and trust: true lets nothing be tried"
-        return trial.alone(
+        return trials.alone(
             spec, _why_alone(NoBatchAxis(reason=reason, shapes=_guessed_shapes(guess, signature)))
         )
-    return trial.guess(guess, spec, signature, named=False)
+    return trials.guess(guess, spec, signature, named=False)
 
 
 def why_alone(signatures: Iterable[ModelSignature]) -> Iterator[str]:
-    """Reason and remedy per model of a running server whose requests run alone without the user's word."""
+    """Yield a warning, with its remedy, for each model whose requests run alone though the user did not say so."""
     for signature in signatures:
         if (found := why_no_batch(signature)) is not None:
             yield f"model {signature.name!r}: every request runs alone: {_why_alone(found)}"
 
 
 class _SpecificationTrial:
-    """Trials of specifications of one model."""
+    """Tests of one model, with different specifications of its batch axis."""
 
     def __init__(self, model: ModelSettings, slots: int, threads: int | None, *, prove_trusted: bool) -> None:
         self._model = model
@@ -323,7 +328,7 @@ class _SpecificationTrial:
         self._proves = prove_trusted or not model.trust
 
     def of(self, spec: ModelSpec) -> TriedModel:
-        """The model as `spec` describes it; raises `EngineError`."""
+        """Test the model as `spec` describes it. Raises `EngineError`."""
         complete, compiled, rules = compile_seeing(
             self._model, spec, slots=self._slots, threads=self._threads
         )
@@ -341,7 +346,7 @@ class _SpecificationTrial:
         return TriedModel(spec=complete, compiled=compiled, rules=rules, proof=proof, judgement=judgement)
 
     def alone(self, spec: ModelSpec, why: str) -> TriedModel:
-        """The model as `spec` describes it, which has no batch axis, with a warning."""
+        """Test the model without a batch axis, with a warning."""
         return self.warned(self.of(spec), why)
 
     def warned(self, tried: TriedModel, why: str) -> TriedModel:
@@ -353,10 +358,10 @@ class _SpecificationTrial:
     def guess(
         self, guess: ModelSpec, spec: ModelSpec, signature: ModelSignature, *, named: bool
     ) -> TriedModel:
-        """The model with a batch axis that no user wrote, or, where that does not hold, without one and with a warning.
+        """Test the model with a batch axis that no user wrote. If that fails, test it without one, with a warning.
 
-        `named`: the model file itself calls the axis `batch`, which counts as much as a user's word where nothing could
-        be proved. Raises `EngineError` where the model cannot be compiled either way.
+        `named`: the model file itself calls the axis `batch`, which is enough if nothing could be proved. Raises
+        `EngineError` if the model cannot be compiled either way.
         """
         axis = (
             "the axis that the model file calls batch" if named else "the first axis of every input as batch"
@@ -375,7 +380,7 @@ class _SpecificationTrial:
         why = f"with {axis}, {_axis_words(doubt, guess, signature)}"
         alone = self._without_batch(spec, signature)
         if alone is None:
-            # Allowed shapes ask for sizes of the batch, so there is no way around it.
+            # The allowed shapes need a batch axis.
             refused = tried.judgement.refused or ((("shapes",), why),)
             return replace(tried, judgement=replace(tried.judgement, refused=refused))
         tried.compiled.close()
@@ -389,7 +394,7 @@ class _SpecificationTrial:
 
 
 def _axis_doubt(tried: TriedModel, *, named: bool) -> Finding | None:
-    """The finding for which requests must not share calls along an axis that no user wrote."""
+    """The finding that forbids shared calls along an axis that no user wrote; None if there is none."""
     batching = [finding for finding in tried.proof.findings if finding.treatment.kind == "batching"]
     for finding in batching:
         if finding.verdict == "refuted" or finding.is_short:
@@ -415,7 +420,7 @@ def _axis_words(doubt: Finding, guess: ModelSpec, signature: ModelSignature) -> 
 
 
 def _guessed_shapes(guess: ModelSpec, signature: ModelSignature) -> dict[str, str]:
-    """Per input the shape that was guessed; none where the file says it itself."""
+    """The guessed shapes by input; empty if the file names the batch axis."""
     if signature.has_batch:
         return {}
     return {port.name: guess.inputs[port.name].shape or "" for port in signature.inputs}

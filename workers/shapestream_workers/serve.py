@@ -50,7 +50,8 @@ from shapestream_workers.supervisor.processes import GaveUp, WorkerProcesses
 from shapestream_workers.systemd import notify, tend_watchdog
 
 if TYPE_CHECKING:
-    from shapestream.serving.admin import AdminPort, EventStream, Page
+    from shapestream.serving.admin import AdminPort
+    from shapestream.serving.admin_pages import EventStream, Page
     from shapestream.serving.tracing import RequestTracer
 
 log = structlog.get_logger()
@@ -262,7 +263,7 @@ class _Serving:
         )
 
     def _pages(self, server: Server, reloads: Reloads) -> dict[str, Page | EventStream]:
-        from shapestream.serving.admin import reload_page, server_pages
+        from shapestream.serving.admin_pages import reload_page, server_pages
 
         def find(number: int | None) -> dict[str, Any] | None:
             found = reloads.find(number)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections import Counter, defaultdict
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import typer
@@ -15,17 +14,16 @@ from rich.text import Text
 
 from shapestream import blocking
 from shapestream.errors import Forbidden, Unavailable
+from shapestream_workers.target import ServerAccess
 
-# Rows of a table at most: workers, and kinds of failures. A terminal shows no more, and --json has all of them.
 SHOWN_ROWS = 20
+"""Largest number of rows of the tables of workers and failures, for a terminal; --json has all of them."""
 
 
-def show_stats(
-    address: str, *, timeout_s: float, key: Path | None, server_key: str | None, as_json: bool
-) -> None:
-    """Ask once, and print the answer."""
-    with blocking.connect(address, connect_timeout=timeout_s, key=key, server_key=server_key) as client:
-        show(address, counters_of(client, address), as_json=as_json)
+def show_stats(access: ServerAccess, *, as_json: bool) -> None:
+    """Ask the server once, and print its statistics."""
+    with access.connect() as client:
+        show(access.address, counters_of(client, access.address), as_json=as_json)
 
 
 def counters_of(client: blocking.Client, address: str, deadline_s: float | None = 10.0) -> dict[str, Any]:
@@ -47,9 +45,9 @@ def show(address: str, told: Mapping[str, Any], *, as_json: bool) -> None:
 
 
 def drawing(address: str, told: Mapping[str, Any], before: Mapping[str, Any] | None = None) -> Group:
-    """Tables of statistics, 80 columns wide at least.
+    """Tables of statistics, at least 80 columns wide.
 
-    What workers do is counted from `before`, earlier statistics of the same server; None: from its start.
+    The table of workers counts from `before`, earlier statistics of the same server; None: from its start.
     """
     minute = told["last_minute"]
     parts: list[RenderableType] = [_headline(address, told), Text(), _requests(told), Text(), _batches(told)]
@@ -140,7 +138,7 @@ def _workers(told: Mapping[str, Any], before: Mapping[str, Any] | None) -> Table
 
 
 def _failures(minute: Mapping[str, Any]) -> Table:
-    """The ends without a result: those of models, and requests refused before the scheduler saw them."""
+    """The failed requests by model and code, and those that were refused before the scheduler got them."""
     table = _table("Failures", "model", "code", "count")
     found = [(name, *one) for name, row in minute["models"].items() for one in row["failures"].items()]
     found += [("(refused at the port)", *one) for one in minute["refused"].items()]
@@ -150,7 +148,7 @@ def _failures(minute: Mapping[str, Any]) -> Table:
 
 
 def _failed_batches(minute: Mapping[str, Any]) -> list[Text]:
-    """The models whose failed batches held slots for the longest."""
+    """Lines about the models whose failed batches held slots for the longest time."""
     held_us = {name: row["failed_us"] for name, row in minute["models"].items() if row["failed_us"]}
     return [
         _shown(f"failed batches held slots of {name} for {_spell_time(held_us[name])}")
@@ -159,7 +157,7 @@ def _failed_batches(minute: Mapping[str, Any]) -> list[Text]:
 
 
 def _table(title: str, name: str, *headings: str) -> Table:
-    """A table whose first column gets shorter where there is no room."""
+    """A table. Where there is no room, its first column is cut short."""
     table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0), pad_edge=False)
     table.add_column(name, overflow="ellipsis")
     for heading in headings:
@@ -168,12 +166,12 @@ def _table(title: str, name: str, *headings: str) -> Table:
 
 
 def _shown(text: str) -> Text:
-    """Text of a server's making: no control character of it reaches the terminal."""
+    """Text that a server sent, without control characters, which must not reach the terminal."""
     return Text("".join(character if character.isprintable() else "?" for character in text))
 
 
 def _rate(count: float, seconds: float) -> str:
-    """Per second."""
+    """A count per second, in six characters."""
     return _spell(count / seconds if seconds else 0.0)
 
 
@@ -188,7 +186,7 @@ def _spell(number: float) -> str:
 
 
 def _spell_us(histogram: Mapping[str, Any], quantile: str) -> str:
-    """A quantile of microseconds, in six characters; nothing without measurements."""
+    """A quantile of microseconds, in six characters; empty without measurements."""
     if not histogram["count"]:
         return ""
     return _spell_time(histogram[quantile])

@@ -11,7 +11,6 @@ import tty
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console, Group
@@ -21,26 +20,25 @@ from rich.text import Text
 from shapestream import blocking
 from shapestream.errors import RequestError
 from shapestream_workers.stats import counters_of, drawing, show
+from shapestream_workers.target import ServerAccess
 
 REFRESH_S = 1.0
-# A server that takes longer to answer counts as gone, until it answers again. Keys are read between two questions.
 PATIENCE_S = 2.0
-# What workers do is shown over so many refreshes.
+"""Seconds to wait for an answer; after that the last tables stay, with a warning. Keys are read between two requests."""
 LOOKS = 10
+"""Refreshes over which the rates of workers are taken."""
 
 
-def show_top(
-    address: str, *, timeout_s: float, key: Path | None, server_key: str | None, once: bool, as_json: bool
-) -> None:
+def show_top(access: ServerAccess, *, once: bool, as_json: bool) -> None:
     """Draw until `q` or Ctrl-C; once for scripts, and where stdout is no terminal."""
     console = Console()
-    with blocking.connect(address, connect_timeout=timeout_s, key=key, server_key=server_key) as client:
-        told = counters_of(client, address)
+    with access.connect() as client:
+        told = counters_of(client, access.address)
         if once or as_json or not console.is_terminal:
-            show(address, told, as_json=as_json)
+            show(access.address, told, as_json=as_json)
             return
         with suppress(KeyboardInterrupt), _keyboard() as pressed:
-            _watch(client, address, told, console, pressed)
+            _watch(client, access.address, told, console, pressed)
 
 
 def _watch(
@@ -72,9 +70,9 @@ def _watch(
 
 @contextmanager
 def _keyboard() -> Iterator[Callable[[float], bytes]]:
-    """A function that waits so many seconds for keys and returns them; they are not shown meanwhile.
+    """Yield a function that waits for pressed keys, at most so many seconds, and returns them. Keys are not echoed.
 
-    The end of the terminal counts as `q`. Where stdin is no terminal, the function only waits.
+    The function returns `q` when the terminal has closed. Where stdin is no terminal, it only waits.
     """
     stdin = sys.stdin.fileno()
     watched = [stdin] if sys.stdin.isatty() else []

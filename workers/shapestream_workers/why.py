@@ -1,30 +1,21 @@
-"""`shapestream why`: the story of a request, or of the slowest ones, as lines for a person."""
+"""`shapestream why`: the story of a request, or of the slowest ones, as lines of text."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-from shapestream import blocking
+from shapestream_workers.target import ServerAccess
 
 
-def stories_from(
-    address: str,
-    request_id: str | None,
-    slowest: int,
-    *,
-    timeout_s: float,
-    key: Path | None,
-    server_key: str | None,
-) -> list[dict[str, Any]]:
-    """The stories that a server tells; raises the errors of the client. The keys are for a server that asks for them."""
-    with blocking.connect(address, connect_timeout=timeout_s, key=key, server_key=server_key) as client:
-        return client.stories(request_id, slowest=slowest, deadline=timeout_s)
+def stories_from(access: ServerAccess, request_id: str | None, slowest: int) -> list[dict[str, Any]]:
+    """The stories of the requests with this id, else of the `slowest` ones. Raises the errors of the client."""
+    with access.connect() as client:
+        return client.stories(request_id, slowest=slowest, deadline=access.timeout_s)
 
 
 def lines_of(story: dict[str, Any]) -> Iterator[str]:
-    """A headline, the events by milliseconds since arrival, and the reason for the time that it took."""
+    """Yield a headline, the events by milliseconds since arrival, and the reason for the total time."""
     sizes = " x ".join(map(str, story["sizes"])) or "no dynamic size"
     yield (
         f"{story['request_id']}: {story['model']}, {sizes}, {story['state']}, {story['total_ms']:g} ms, "
@@ -35,6 +26,6 @@ def lines_of(story: dict[str, Any]) -> Iterator[str]:
 
 
 def event_lines(events: list[tuple[float, str]]) -> Iterator[str]:
-    """Events, each with its milliseconds."""
+    """Yield a line for each event: milliseconds since arrival, and its text."""
     for after_ms, text in events:
         yield f"{after_ms:>12.3f} ms  {text}"

@@ -1,14 +1,14 @@
-"""A worker's tasks around its session: one connection at a time to its server, until it is told to leave.
+"""A worker's tasks around its session: one connection at a time to its server, until it drains.
 
     run
     └── one connection           again after `RETRY_S`, for as long as the server is away
         ├── connection.run       the socket's watcher
         ├── _read                entries in, one turn at a time
-        ├── _write               what the socket did not take at once
+        ├── _write               messages that the socket did not take at once
         └── _beat                heartbeats, and the server's silence
 
-This is the worker's control: its slots have threads and connections of their own (`serving/slot_threads.py`). What all
-this means is for `worker_session.py` to say.
+This is the worker's control connection. Its slots have threads and connections of their own (`serving/slot_threads.py`).
+`worker_session.py` decides what each message means, and what is sent.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from shapestream_workers.worker_session import MIN_HEARTBEAT_S, WorkerSession, s
 
 log = structlog.get_logger()
 
-# Between two connections. Doubled, up to the limit, while the server turns this worker away.
 RETRY_S = 0.5
+"""Seconds between two connections. They double, up to `RETRY_MAX_S`, while the server refuses this worker."""
 RETRY_MAX_S = 10.0
-# Until the server has said how often it beats.
 DEFAULT_HEARTBEAT_S = 1.0
-# A beat that comes later than this after its time says that this process itself stood still.
+"""Seconds between heartbeats until the server has sent its own interval."""
 STALL_S = 0.5
-# For what is still to be said once a session is over; a server that is gone takes none of it.
+"""Delay of a heartbeat, in seconds, beyond which this process itself stood still."""
 FAREWELL_S = 0.5
-# What holds a slot for so long after nobody waits for it any more will hold it for ever.
+"""Seconds to send the last messages of a session; a server that is gone takes none of them."""
 ORPHAN_S = 60.0
+"""Seconds that a batch of an ended session may hold its slot; after that it counts as hanging."""
 _CODEC = codec_of(Role.WORKER)
 
 
 class Worker:
-    """Slots at the service of one server.
+    """The slots of one process, which serve one server.
 
     `connect` makes a connection; `ready` is called each time that the server has welcomed this worker.
     """
@@ -61,7 +61,7 @@ class Worker:
         once: tuple[str, ...] = (),
         advice: str | None = None,
     ) -> None:
-        """`asks_again`: whether a server that refuses this worker is asked again, since another may take its place.
+        """`asks_again`: connect again to a server that refuses this worker, since another server may replace it.
 
         `once`: the models whose requests must not run twice. `advice`: what to do if no server ever answers.
         """
@@ -74,35 +74,37 @@ class Worker:
         self._once = once
         self._advice = advice
         self.refused = False
-        """Whether `run` returned because the server does not take this worker."""
+        """True if `run` returned because the server refuses this worker."""
         self.hangs = False
-        """Whether `run` returned because a slot hangs: only the end of the process frees it."""
+        """True if `run` returned because a slot hangs: only the end of the process frees it."""
         self.slot_ended = False
-        """Whether `run` returned because a slot's thread has ended: another process is to take this one's place."""
+        """True if `run` returned because a slot's thread has ended: another process must replace this one."""
         self.unusable = False
-        """Whether `run` returned because this process is of no use to the server: it has read other bytes of a model than
-        the server serves, or it speaks another version."""
+        """True if `run` returned because this process is useless to the server.
+
+        It has read other bytes of a model than the server serves, or it speaks another version of the protocol.
+        """
         self._wake_writer = trio.Event()
         self._heard_at = 0.0
         self._session: WorkerSession
         self._connection: Connection | None = None
         self._writing = trio.CancelScope()
         self._backlog: deque[list[Buffer]] = deque()
-        """Messages that the connection has not taken yet. Bounded: two withdrawals per slot, and a beat is skipped."""
+        """Messages that the connection has not taken yet: at most two per slot, since heartbeats are skipped then."""
 
     def drain(self) -> None:
-        """Finish what runs, take nothing new, leave; `run` returns then."""
+        """Finish the running batches, take no new ones, and leave. Then `run` returns."""
         self._drain.set()
 
     def not_ready(self) -> list[str]:
-        """The reasons why no batch comes here now; none while a server has welcomed this worker."""
+        """The reasons why this worker gets no batches now; none while a server has welcomed it."""
         if self._drain.is_set():
             return ["this worker drains"]
         welcomed = self._connection is not None and self._session.welcome is not None
         return [] if welcomed and self._session.ended is None else ["no server has welcomed this worker"]
 
     async def run(self) -> None:
-        """Serves until drained, refused or cancelled, or a slot hangs. The server may come, go and come back at any time."""
+        """Serve until drained, refused or cancelled, or until a slot hangs. The server may restart at any time."""
         self._session = WorkerSession(self.name, os.getpid(), self._slots, self._once)
         self._slots.start(self._heed)
         try:
@@ -136,7 +138,7 @@ class Worker:
             await self._slots.aclose()
 
     async def _serve_one_connection(self) -> str:
-        """Returns why it ended; what was said has been handed to the socket by then, if that takes it."""
+        """Serve one connection, and return the reason for its end. By then the socket has all messages that it took."""
         connection = self._connection = self._connect()
         self._writing = trio.CancelScope()
         self._backlog.clear()
@@ -163,7 +165,7 @@ class Worker:
         self._end_turn()
 
     async def _watch_orphans(self, scope: trio.CancelScope) -> None:
-        """A server that gave this worker up for a batch that does not end will not see it end by waiting."""
+        """End the process if a batch of an ended session holds its slot for longer than `ORPHAN_S`."""
         while True:
             await trio.sleep(ORPHAN_S / 4)
             since = self._session.occupied_since
@@ -206,7 +208,7 @@ class Worker:
         self._end_turn()
 
     def _end_turn(self) -> None:
-        """Sends what the session has to say; what the connection does not take at once is left to the writer."""
+        """Send the session's messages. `_write` sends those that the connection does not take at once."""
         session = self._session
         if session.outgoing and self._connection is not None:
             for frames in _CODEC.pack(session.outgoing):
@@ -223,7 +225,7 @@ class Worker:
             self._wake_writer.set()
 
     async def _write(self, connection: Connection) -> None:
-        """Sends what is left over, until the session has ended and all is said."""
+        """Send the remaining messages until the session has ended and all are sent."""
         while True:
             while self._backlog:
                 await connection.send(self._backlog[0])
@@ -242,15 +244,15 @@ class Worker:
             interval_s = max(MIN_HEARTBEAT_S, asked_s)
             due = trio.current_time() + interval_s
             await trio.sleep_until(due)
-            now = trio.current_time()  # once: it may stand still between two looks, too
+            now = trio.current_time()  # read once: the process may stop between two readings, too
             if now > due + STALL_S:
-                await trio.sleep(STALL_S)  # what came meanwhile is to be read before anybody is called silent
+                await trio.sleep(STALL_S)  # unread messages are read before the server can count as silent
                 now += STALL_S
             if session.greeting_waits:
-                self._heard_at = now  # nothing was said that could be answered
+                self._heard_at = now  # nothing was sent that the server could answer
             silent_s = now - self._heard_at
             if silent_s > silence_s(interval_s):
-                # Also a greeting may be lost, with a server that went away before it answered.
+                # A greeting may be lost, too, with a server that ended before it answered.
                 session.ended = f"the server was silent for {silent_s:.1f} s"
             elif welcome is not None and not self._backlog:
                 session.outgoing.append(Heartbeat())

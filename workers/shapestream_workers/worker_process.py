@@ -210,7 +210,7 @@ async def _run(
             passed = partial(_leave, worker.name, memory_limit, channel)
             nursery.start_soon(watch_memory, memory_limit, passed)
         if port is not None:
-            from shapestream.serving.admin import health_page
+            from shapestream.serving.admin_pages import health_page
 
             pages = {
                 "/health/live": health_page("live", list),  # an answer of the event loop is the sign of life

@@ -1,13 +1,13 @@
-"""The worker's side of the protocol: entries and news of the slots in, entries out. No socket, no clock.
+"""The worker's side of the control connection: entries and news of the slots in, entries out. No socket, no clock.
 
-This is the worker's control. It supervises: the batches and their reports travel on the slots' own connections.
+Batches and their reports travel on the slots' own connections; this one supervises.
 
-A worker *drains* by saying so: it runs what the server sends before it has heard that, and leaves when the server,
-which then has all answers, says goodbye. So nothing is lost on the way, and nothing has to run twice.
+Draining: the worker sends WorkerDraining. It still runs the batches that the server sent before it read that. When the
+server has all answers it says goodbye, and the worker leaves. So no batch is lost, and none runs twice.
 
-A *session* begins with each greeting. The server forgets what ran before it, so the slots cancel that, and drop its
-reports. A batch that cannot be interrupted still has its slot, so the greeting waits for it: a batch behind it would
-look to the server as one that hangs, and its requests would be blamed for that.
+Sessions: each greeting begins one. The server forgets the batches before it, so the slots cancel them and drop their
+reports. A batch that cannot be interrupted keeps its slot, and the greeting waits for it. Otherwise the next batch on
+that slot would seem to hang, and its requests would be blamed.
 """
 
 from __future__ import annotations
@@ -52,20 +52,21 @@ from shapestream_engine.batch import ErrorCode
 
 log = structlog.get_logger()
 
-# What a message counts beside the models of a greeting: the other fields, and the arrays around them.
 ENTRY_ITEMS = 64
-# The way from the server, at most: what a greeting took longer was the server's own start, not the way.
+"""Values of a message besides the models of a greeting: the other fields, and the arrays around them."""
 MAX_TRANSIT_S = 0.05
-# However often the server asks for beats: beats without a pause would be all that this process does.
+"""Upper limit, in seconds, of the estimated time of a message from the server. A greeting may take longer if the server
+was just starting."""
 MIN_HEARTBEAT_S = 0.01
-# So many of the server's heartbeats may be missing before it counts as gone, but at least so long: an interval of a few
-# milliseconds is no reason to take a busy machine for a dead server.
+"""Shortest interval of heartbeats, in seconds, whatever the server asks for: heartbeats must not fill the process."""
 MISSED_HEARTBEATS = 3
+"""Missing heartbeats after which the server counts as gone."""
 MIN_SILENCE_S = 3.0
+"""Least silence in seconds after which the server counts as gone, however short its interval is."""
 
 
 def silence_s(heartbeat_s: float) -> float:
-    """Seconds of silence after which a server that beats in this interval counts as gone."""
+    """Seconds of silence after which a server with this heartbeat interval counts as gone."""
     return max(MISSED_HEARTBEATS * max(MIN_HEARTBEAT_S, heartbeat_s), MIN_SILENCE_S)
 
 
@@ -91,7 +92,7 @@ def with_costs_that_fit(hello: WorkerHello, costs: Mapping[str, dict[str, Any]])
 
 
 class WorkerSession:
-    """What a worker says and does, decided from entries, news and times."""
+    """The state of a worker's control connection. It decides what to send, from entries, news and times."""
 
     def __init__(self, name: str, pid: int, slots: SlotThreads, once: tuple[str, ...] = ()) -> None:
         """`once`: the models whose requests must not run twice."""
@@ -110,27 +111,27 @@ class WorkerSession:
             {key: table.to_dict() for key, table in slots.costs.items()},
         )
         self.greeting_waits = False
-        """Whether the server is to be greeted once the slots are free of what an earlier session left there."""
+        """True while the greeting waits for batches of an earlier session that still hold slots."""
         self.occupied_since: float | None = None
-        """Time since when some batch holds its slot though its session is over; None if none does."""
+        """Time since when a batch of an ended session holds a slot; None if none does."""
         self._greeted_at = 0.0
         self._transit_s = MAX_TRANSIT_S
         self._clock = PeerClock()
-        """The server's, which its deadlines count by."""
+        """The server's clock, by which its deadlines count."""
         self._draining = False
         self.outgoing: list[Entry] = []
-        """To be sent, in order, and then cleared, by the caller after each turn. Bounded by the slots."""
+        """Entries that the caller sends in order, and clears, after each turn. The number of slots bounds them."""
         self.welcome: WorkerWelcome | None = None
-        """The server's answer to the greeting, once it came."""
+        """The server's answer to the greeting; None before it came."""
         self.ended: str | None = None
-        """Why this session is over, once it is: the caller then connects anew, or stops."""
+        """The reason for the session's end; None before. The caller then connects again, or stops."""
         self.ended_by_server = False
-        """Whether the server ended it, by a goodbye."""
+        """True if the server ended the session by a goodbye."""
         self.refused: WorkerRefused | None = None
-        """Why this process is of no use to the server, whatever it says later."""
+        """The server's refusal of this process; later entries do not change it."""
 
     def greet(self, now: float) -> None:
-        """Begins a session, on a new connection or with a server that does not know us: at once, or with free slots."""
+        """Begin a session, on a new connection or with a server that does not know this worker, once the slots are free."""
         self._slots.end()
         self.occupied_since = (self.occupied_since or now) if self._slots.occupied else None
         self.outgoing = []
@@ -147,13 +148,12 @@ class WorkerSession:
             self.outgoing.append(self._hello)
 
     def sent(self, now: float) -> None:
-        """Something that had to wait for the connection has left. If it was the greeting, its way begins only now: the
-        server may just have been started."""
+        """Note that a delayed message has left. If it was the greeting, its transit time counts from now."""
         if self.welcome is None:
             self._greeted_at = now
 
     def accept(self, entry: Entry | BadEntry, now: float) -> None:
-        """Takes one entry from the server."""
+        """Handle one entry from the server."""
         match entry:
             case CancelBatchEntry():
                 self._slots.withdraw(entry.slot, entry.batch, ErrorCode.CANCELLED)
@@ -179,7 +179,7 @@ class WorkerSession:
                 self.refused = self.refused or entry
                 self.ended = "the server refuses this worker"
             case Unknown():
-                # One comes for each message that was on its way to the server before it knew us: greet once.
+                # One comes for each message that the server got before the greeting: greet once.
                 if self._draining:
                     self._leave()
                 elif self.welcome is not None:
@@ -187,14 +187,14 @@ class WorkerSession:
             case Goodbye() if self.refused is None:
                 self.ended = "drained" if self._draining else "the server said goodbye"
                 self.ended_by_server = True
-                self._slots.end()  # what still runs there is of no use to any server
+                self._slots.end()  # no server waits for the batches that still run
             case Heartbeat() | Goodbye():
                 pass
             case _:
                 self.ended = f"the server sent an unexpected {type(entry).__name__}"
 
     def heed(self, news: News, now: float) -> None:
-        """Takes news of the slots; those of an earlier session concern nobody."""
+        """Handle news of the slots. News of an earlier session are ignored."""
         session = None if self.welcome is None else self.welcome.session
         match news:
             case BatchWithdrawn() if news.session == session:
@@ -215,9 +215,9 @@ class WorkerSession:
         self._greet_when_free(now)
 
     def drain(self) -> None:
-        """Asks for no more batches; the session ends with the server's goodbye, when it has been given all answers.
+        """Ask for no more batches. The session ends with the server's goodbye, when it has all answers.
 
-        Also before the welcome is here: the server may have sent it, and batches may follow.
+        This holds before the welcome, too: the server may have sent it, and batches may follow.
         """
         if not self._draining:
             self._draining = True
@@ -225,6 +225,6 @@ class WorkerSession:
                 self.outgoing.append(WorkerDraining())
 
     def _leave(self) -> None:
-        """For a server that does not know us, and so waits for nothing, as far as we know."""
+        """Leave a server that does not know this worker, and so waits for no answer."""
         self.outgoing.append(Goodbye())
         self.ended = "drained"

@@ -1,16 +1,21 @@
-"""The admin port: health, metrics and statistics over HTTP, from a thread with an event loop of its own.
+"""The admin port: HTTP for operators, served by a thread with an event loop of its own.
 
-A probe so gets an answer while the process's main loop stands still, or has not begun since models are compiled first. A
-reader that is slow, or a defect of an HTTP library, holds up no request. What an answer tells is read on the main loop,
-and written out here.
+    caller ── HTTP ──▶ port's thread ── run_sync_soon ──▶ main loop: `Page.read`, quick, or in slices
+                            ▲                                 │
+                            └──────── `Page.write` ◀──────────┘
 
-The one module that imports what the extra `[admin]` brings.
+The thread answers a probe while the main loop is busy, and while models are compiled, before the main loop runs. A slow
+reader, or a defect of an HTTP library, delays no request. Each answer is read on the main loop and written in the thread.
+Where the main loop does not answer within `PATIENCE_S`, the caller gets 503.
+
+The port limits its connections, so that its callers cannot use up the process's open files (`Connections`). Without a
+token, a port on loopback refuses calls that a browser makes for a page of another site (`_Callers`).
+
+The port does not know what the pages say: admin_pages.py does. These two modules import what the extra `[admin]` brings.
 """
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import hmac
 import json
 import re
@@ -22,7 +27,6 @@ from contextvars import ContextVar, copy_context
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import partial
-from importlib.resources import files
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, cast
@@ -35,9 +39,6 @@ from hypercorn.trio.tcp_server import TCPServer
 from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import ConnectionState
 from hypercorn.utils import wrap_app
-from prometheus_client import CONTENT_TYPE_LATEST, ProcessCollector, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
-from prometheus_client.metrics_core import Metric as MetricFamily
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
@@ -45,98 +46,28 @@ from starlette.routing import Route
 
 from shapestream.addresses import is_beyond_loopback
 from shapestream.errors import ConfigurationError
+from shapestream.serving.admin_pages import EventStream, Page, health_page
 from shapestream.serving.event_stream import MOST_VIEWERS, Feed
-from shapestream.serving.server import Server
 from shapestream.settings import AdminSettings
-from shapestream.slices import Slices
-from shapestream.telemetry.logging import LEVELS, PRESENT
-from shapestream.telemetry.metrics import Buckets, Metric, MetricType, Sample, observe
 from shapestream.transport.guards import admin_connections
 from shapestream_engine.regular_files import read_regular
 
 log = structlog.get_logger()
 
-# Patience with the main loop, in seconds: less than the second that Kubernetes gives a probe.
 PATIENCE_S = 0.8
-# A connection is closed that asks nothing, or not all of it, for so long, in seconds.
+"""Seconds to wait for the main loop: less than the second that Kubernetes gives a probe."""
 IDLE_S = 5
-# Milliseconds in which a reader takes nothing of an answer; then the kernel closes its connection.
+"""Seconds after which a connection without a complete request is closed."""
 UNREAD_MS = 10_000
-# Bytes that the kernel holds for a reader, about: a viewer that does not read is found when they are full.
+"""Milliseconds after which the kernel closes a connection whose reader takes nothing of an answer."""
 MAX_UNSENT_BYTES = 64 * 1024
-# Bytes of a request's head, and of the body of a PUT, at most.
+"""Bytes that the kernel buffers for a reader. A viewer that does not read is noticed when they are full."""
 MAX_HEAD_BYTES = 16 * 1024
-# Until the port is opened again after a defect.
+"""Largest number of bytes of a request's head, and of the body of a PUT."""
 RETRY_S = 1.0
-# Between two looks whether there are pages; they come within a moment after models were prepared.
+"""Seconds until the port is opened again after a defect."""
 LOOK_S = 0.02
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Page:
-    """One path of the port."""
-
-    read: Callable[..., Any] | None
-    """Called on the main loop, so it is quick, or returns `Slices`; None: the answer needs nothing from there."""
-    write: Callable[[Any], Response]
-    """The answer, made of what `read` returned in the port's own thread."""
-    hidden: Callable[[Any], Response] | None = None
-    """The answer to a caller without the token; None: such a caller is turned away."""
-    takes: tuple[str, ...] = ()
-    """Names of parameters of the path, or of the query, that `read` is given where they are there."""
-    change: Callable[[Any], Any] | None = None
-    """Called on the main loop with the JSON of a PUT; returns what `read` does. Raises `ConfigurationError`."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EventStream:
-    """A path whose answer is a stream of server-sent events, until its viewer leaves."""
-
-    read: Callable[[int], Slices[dict[str, Any]]]
-    """`Server.live`, called on the main loop."""
-
-
-def health_page(word: str, reasons: Callable[[], list[str]]) -> Page:
-    """A check that fails while there are `reasons`; callers without the token are not told them."""
-
-    def answer(why: list[str], more: dict[str, Any]) -> Response:
-        return JSONResponse({word: not why, **more}, status_code=503 if why else 200)
-
-    return Page(
-        read=reasons,
-        write=lambda why: answer(why, {"why": why}),
-        hidden=lambda why: answer(why, {}),
-    )
-
-
-def ready_page(server: Server) -> Page:
-    """The check whether a server may get requests, for all its models or for that of the query's `model`.
-
-    A caller without the token is not told whether there is such a model.
-    """
-
-    def look(model: str | None = None) -> dict[str, Any]:
-        if model is None:
-            why = server.not_ready()
-            return {"ready": not why, "why": why}
-        known = server.knows(model)
-        why = server.not_ready(model) if known else [f"no model {model!r}"]
-        return {"ready": not why, "model": model, "why": why, "known": known}
-
-    def write(found: dict[str, Any]) -> Response:
-        known = found.pop("known", True)
-        status = 200 if found["ready"] else 503 if known else 404
-        return JSONResponse(found, status_code=status)
-
-    def hidden(found: dict[str, Any]) -> Response:
-        return JSONResponse({"ready": found["ready"]}, status_code=200 if found["ready"] else 503)
-
-    return Page(read=look, write=write, hidden=hidden, takes=("model",))
-
-
-def json_page(read: Callable[[], dict[str, Any] | Slices[dict[str, Any]]]) -> Page:
-    """A page of plain data."""
-    return Page(read=read, write=JSONResponse)
+"""Seconds between two checks whether there are pages; they come soon after models were prepared."""
 
 
 _WHILE_PREPARING = {
@@ -147,27 +78,27 @@ _WHILE_PREPARING = {
 
 
 class AdminPort:
-    """A port that listens from its construction; callers wait for `preparing` or `run`."""
+    """A port that listens from its construction on. Callers get no answer before `preparing` or `run`."""
 
     def __init__(self, settings: AdminSettings) -> None:
-        """Raises `ConfigurationError` for an address that cannot be listened at, and a token that cannot be used."""
+        """Listen. Raises `ConfigurationError` for an address that cannot be used, and for an unusable token file."""
         token = None if settings.token_file is None else _read_token(Path(settings.token_file))
         self._socket = _listen(settings.address)
         self._thread = _Thread(self._socket, _Callers(settings.address, token))
         host, port = self._socket.getsockname()[:2]
         self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        """Where it listens, with the port that was chosen for 0."""
+        """HOST:PORT where it listens, with the port that was chosen for 0."""
         log.info("admin port ready", address=f"http://{self.address}")
 
     def close(self) -> None:
-        """Listen no more."""
+        """Stop listening."""
         self._socket.close()
 
     @contextmanager
     def preparing(self) -> Iterator[None]:
         """Answer that the process lives and is not ready, while the main thread prepares models.
 
-        From then on callers wait for `run`.
+        After the block, callers wait until `run` is called.
         """
         self._thread.answer(_WHILE_PREPARING, None)
         self._thread.begin()
@@ -188,22 +119,22 @@ class AdminPort:
 
 
 _HOST = re.compile(r"(?P<name>\[[^]]*\]|[^:]*)(:[0-9]+)?")
-"""The form of the header Host."""
+"""The form of the header `Host`."""
 
 
 class _Callers:
-    """The rule that tells what a caller may see."""
+    """The rule that decides which callers are refused, and which may see all."""
 
     def __init__(self, address: str, token: str | None) -> None:
         self._token = token
-        # Elsewhere the token, or the network, is the guard.
+        # Beyond loopback, the token or the network protects the port.
         self._by_loopback = token is None and not is_beyond_loopback(f"tcp://{address}")
 
     def are_sent_from_elsewhere(self, request: Request) -> bool:
-        """Tell whether a page from elsewhere makes a browser on this machine call a port that only loopback guards.
+        """Tell whether a page of another site makes a browser call a port that only loopback protects.
 
-        Either it says so, or it reaches the port under a name of its own (DNS rebinding), which is neither localhost nor
-        an IP address.
+        The browser's headers say so, or the page uses a host name of its own (DNS rebinding). Such a name is neither
+        localhost nor an IP address.
         """
         headers = request.headers
         if not self._by_loopback:
@@ -216,7 +147,7 @@ class _Callers:
         )
 
     def may_see(self, request: Request) -> bool:
-        """Whether the caller showed the token, where one is asked for."""
+        """True for a caller that showed the token, or where no token is required."""
         if self._token is None:
             return True
         given = request.headers.get("authorization", "")
@@ -224,14 +155,14 @@ class _Callers:
 
 
 class EvictionOrder(IntEnum):
-    """The standing of a connection: where there are too many, the lowest ends first."""
+    """The order in which connections are ended when there are too many: the lowest first."""
 
     IDLE = 0
-    """It has not asked, or not all of it has come."""
+    """No complete request has come."""
     ASKED = 1
-    """It waits for its answer, or for its reader."""
+    """Its request is being answered."""
     VIEWER = 2
-    """It is sent the page's data."""
+    """It receives the events of the page."""
 
 
 @dataclass(slots=True, eq=False)
@@ -240,31 +171,31 @@ class AdminConnection:
 
     stream: trio.SocketStream
     scope: trio.CancelScope
-    standing: EvictionOrder = EvictionOrder.IDLE
+    order: EvictionOrder = EvictionOrder.IDLE
 
     def end(self) -> None:
-        """Give its descriptor back at once; what waits for its reader fails."""
+        """Close its socket at once. An answer that waits for its reader fails."""
         self.stream.socket.close()
         self.scope.cancel()
 
 
 _CONNECTION: ContextVar[AdminConnection] = ContextVar("connection")
-"""That of a task of Hypercorn's."""
+"""The connection that a task of Hypercorn serves."""
 
 
 class Connections:
-    """The connections that are open: at most so many, so that callers of this port leave descriptors to others."""
+    """The open connections. Their number is limited, so that callers of this port leave descriptors for others."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._open: dict[AdminConnection, None] = {}
-        """The oldest first."""
+        """In order of their beginning, the oldest first. The values have no meaning."""
 
     @contextmanager
     def holding(self, stream: trio.SocketStream) -> Iterator[None]:
-        """Count a connection for the time of the block. Where they are too many, the oldest of the lowest ends."""
+        """Count a connection during the block. If there are too many, end the oldest of the lowest order."""
         if len(self._open) >= self._most:
-            ended = min(self._open, key=lambda connection: connection.standing)
+            ended = min(self._open, key=lambda connection: connection.order)
             del self._open[ended]
             ended.end()
         connection = AdminConnection(stream, trio.CancelScope())
@@ -287,7 +218,7 @@ def _is_ip_address(host: str) -> bool:
 
 
 class _Thread:
-    """What the thread of the port does, from `begin` to `stop`."""
+    """The thread of the port, from `begin` to `stop`."""
 
     def __init__(self, listener: socket.socket, callers: _Callers) -> None:
         self._listener = listener
@@ -300,16 +231,16 @@ class _Thread:
         self._application: Starlette | None = None
         self._nursery: trio.Nursery
         self._slicing: trio.Lock
-        """Held by the answer that is read in slices: a turn of the main loop has one of them, however many callers ask."""
+        """Held by the answer that is read in slices, so that each turn of the main loop reads one slice at most."""
         self._feeds: list[Feed] = []
-        """Those that run, from their first viewer on."""
+        """The feeds that run, each from its first viewer on."""
 
     # ---------------------------------------------------------------- for the main thread
 
     def answer(
         self, pages: Mapping[str, Page | EventStream], main_loop: trio.lowlevel.TrioToken | None
     ) -> None:
-        """Answer with these pages from now on. Without a `main_loop` they are read in the thread, and others answer 503."""
+        """Answer with these pages from now on. Without a `main_loop` the thread reads them; other paths answer 503."""
         self._main_loop = main_loop
         self._application = Starlette(
             routes=self._routes(pages),
@@ -324,7 +255,7 @@ class _Thread:
         """Start the thread, once."""
         if not self._begun:
             self._begun = True
-            context = copy_context()  # lines of the log name the process
+            context = copy_context()  # it holds the name of the process, for the log
             threading.Thread(target=context.run, args=(self._run,), name="admin port", daemon=True).start()
 
     def stop(self) -> None:
@@ -340,7 +271,7 @@ class _Thread:
         while not self._ends.is_set():
             try:
                 self._serve_once()
-            except Exception:  # of the HTTP libraries, which must not end what is served
+            except Exception:  # a defect of the HTTP libraries must not end the port
                 if not self._ends.is_set():
                     log.exception("admin port failed")
             self._ends.wait(RETRY_S)
@@ -351,7 +282,7 @@ class _Thread:
         config.include_server_header = False
         config.h11_max_incomplete_size = MAX_HEAD_BYTES
         config.keep_alive_timeout = IDLE_S
-        # One request per connection: Hypercorn never frees one whose caller leaves behind requests that it sent ahead.
+        # One request per connection: Hypercorn never frees a connection that was closed with unread requests.
         config.keep_alive_max_requests = 0
         config.graceful_timeout = 0.0
         trio.run(self._serve, config)
@@ -367,7 +298,7 @@ class _Thread:
             server = TCPServer(
                 application, config, WorkerContext(None), ConnectionState({}), cast(Any, stream)
             )
-            # A nursery of its own: where a connection ends in the middle, a Cancelled of Hypercorn's may come out.
+            # A nursery of its own: a connection that is cut off may raise a Cancelled of Hypercorn's.
             with connections.holding(stream):
                 async with trio.open_nursery() as own:
                     own.start_soon(server.run)
@@ -380,8 +311,8 @@ class _Thread:
             self._nursery.cancel_scope.cancel()
 
     async def _answer(self, *call: Any) -> None:
-        _CONNECTION.get().standing = EvictionOrder.ASKED
-        while (application := self._application) is None:  # noqa: ASYNC110 - the main thread sets it, in a moment
+        _CONNECTION.get().order = EvictionOrder.ASKED
+        while (application := self._application) is None:  # noqa: ASYNC110 - the main thread sets it soon
             await trio.sleep(LOOK_S)
         await application(*call)
 
@@ -436,9 +367,9 @@ class _Thread:
         feed = Feed(lambda batches: self._on_main_loop(partial(stream.read, batches)))
 
         async def serve_and_close(*asgi: Any) -> None:
-            _CONNECTION.get().standing = EvictionOrder.VIEWER
+            _CONNECTION.get().order = EvictionOrder.VIEWER
             await feed.serve(*asgi)
-            # Hypercorn frees no connection whose caller vanished and had sent more requests ahead: end its tasks.
+            # Hypercorn never frees a connection that was closed with unread requests: end its tasks.
             connection = trio.lowlevel.current_task().parent_nursery
             if connection is not None:
                 connection.cancel_scope.cancel()
@@ -454,9 +385,9 @@ class _Thread:
         return answer
 
     async def _on_main_loop(self, read: Callable[[], Any]) -> Any:
-        """Call `read` on the main loop, where it returns `Slices` each slice in a turn of its own.
+        """Call `read` on the main loop, and return its result. If it returns `Slices`, each slice has its own turn.
 
-        Raises TooSlowError where the loop does not answer in time, or has ended.
+        Raises TooSlowError if the loop does not answer in time, or has ended.
         """
         found = await self._in_one_turn(read)
         if not isinstance(found, Generator):
@@ -495,9 +426,9 @@ class _Thread:
 
 
 async def _json_of(request: Request) -> Any:
-    """The body of a request. Raises `ConfigurationError` where it is no JSON, or too long, or does not come.
+    """Read the JSON body of a request. Raises `ConfigurationError` if it is no JSON, too long, or does not come.
 
-    A page of another site cannot ask for this type without asking this port first, which says no.
+    The content type must be JSON: for that, a browser asks this port first whether another site's page may send it.
     """
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise ConfigurationError(["expected Content-Type: application/json"])
@@ -526,7 +457,7 @@ def _listen(address: str) -> socket.socket:
         listener = socket.create_server(place[:2], family=family)
     except OSError as error:
         raise ConfigurationError([f'"{address}": {error.strerror or error}']) from error
-    # Connections inherit these.
+    # Accepted connections inherit both options.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNREAD_MS)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MAX_UNSENT_BYTES)
     return listener
@@ -540,126 +471,3 @@ def _read_token(path: Path) -> str:
     if not token or any(character.isspace() for character in token):
         raise ConfigurationError([f"{path}: expected a token of one word"])
     return token
-
-
-class _Collected:
-    """Families of metrics that were read already, and those of the process."""
-
-    def __init__(self, found: list[tuple[Metric, list[Sample]]]) -> None:
-        self._found = found
-
-    def collect(self) -> Iterator[MetricFamily]:
-        """Yield each family."""
-        for metric, samples in self._found:
-            family = _FAMILIES[metric.kind](metric.name, metric.help, labels=metric.labels)
-            for labels, value in samples:
-                if isinstance(value, Buckets):
-                    family.add_metric(labels, value.counts, value.total)
-                else:
-                    family.add_metric(labels, value)
-            yield family
-        yield from _PROCESS.collect()
-
-
-_FAMILIES: dict[MetricType, Callable[..., Any]] = {
-    MetricType.COUNTER: CounterMetricFamily,
-    MetricType.GAUGE: GaugeMetricFamily,
-    MetricType.HISTOGRAM: HistogramMetricFamily,
-}
-_PROCESS = ProcessCollector(registry=None)
-
-
-def _exposition(found: list[tuple[Metric, list[Sample]]]) -> Response:
-    return Response(generate_latest(cast(Any, _Collected(found))), media_type=CONTENT_TYPE_LATEST)
-
-
-def html_page() -> Page:
-    """The page itself, which holds no data: `/events` brings it. Its own styles and script run, and no others."""
-    html = files("shapestream.serving").joinpath("page.html").read_text(encoding="utf-8")
-
-    def digest(tag: str) -> str:
-        inside = re.search(f"<{tag}>(.*?)</{tag}>", html, re.DOTALL)
-        assert inside is not None
-        return base64.b64encode(hashlib.sha256(inside[1].encode()).digest()).decode()
-
-    policy = (
-        f"default-src 'none'; script-src 'sha256-{digest('script')}'; style-src 'sha256-{digest('style')}'; "
-        "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-    )
-    headers = {
-        "Content-Security-Policy": policy,
-        "Cache-Control": "no-cache",
-        "Referrer-Policy": "no-referrer",
-        "X-Content-Type-Options": "nosniff",
-    }
-
-    def write(_: None) -> Response:
-        return Response(html, media_type="text/html", headers=headers)
-
-    return Page(read=None, write=write, hidden=write)
-
-
-def reload_page(
-    ask: Callable[[], dict[str, Any]], find: Callable[[int | None], dict[str, Any] | None]
-) -> Page:
-    """A page whose PUT of `{}` asks for a reload, and whose GET tells of the last one, or of that of the query's `number`.
-
-    Neither waits for its end. `find` returns None where there is none.
-    """
-
-    def look(number: str = "") -> dict[str, Any] | None:
-        if number and not (number.isdecimal() and len(number) < 10):
-            raise ConfigurationError(["number is that of a reload"])
-        return find(int(number) if number else None)
-
-    def change(asked: Any) -> dict[str, Any]:
-        if asked != {}:
-            raise ConfigurationError(["expected {}"])
-        return ask()
-
-    def write(found: dict[str, Any] | None) -> Response:
-        if found is None:
-            return JSONResponse({"error": "there was no such reload, or it is forgotten"}, status_code=404)
-        return JSONResponse(found)
-
-    return Page(read=look, write=write, takes=("number",), change=change)
-
-
-def server_pages(server: Server) -> dict[str, Page | EventStream]:
-    """The pages of a server."""
-
-    def standstill() -> list[str]:
-        why = server.standstill()
-        return [] if why is None else [why]
-
-    def slowest_stories(slowest: str = "10") -> Slices[dict[str, Any]]:
-        if not (slowest.isdecimal() and len(slowest) < 5):
-            raise ConfigurationError(["slowest is a number of requests"])
-        return server.explain("", int(slowest))
-
-    def change_log_level(asked: Any) -> dict[str, str]:
-        for level in LEVELS:
-            if asked == {"level": level}:
-                server.change_logging(level)
-                return log_settings()
-        raise ConfigurationError([f'expected {{"level": LEVEL}}, with a LEVEL of {", ".join(LEVELS)}'])
-
-    def log_settings() -> dict[str, str]:
-        return {"level": PRESENT.level, "format": PRESENT.format}
-
-    return {
-        "/": html_page(),
-        "/events": EventStream(read=server.live),
-        "/health/live": health_page("live", standstill),
-        "/health/ready": ready_page(server),
-        "/statistics": json_page(server.statistics_in_slices),
-        "/audit": json_page(server.audit),
-        "/logging": Page(read=log_settings, write=JSONResponse, change=change_log_level),
-        "/metrics": Page(read=lambda: observe(server.observation()), write=_exposition),
-        "/requests": Page(read=slowest_stories, write=JSONResponse, takes=("slowest",)),
-        "/requests/{request}": Page(
-            read=lambda request: server.explain(request, 0),
-            write=lambda found: JSONResponse(found, status_code=404 if "unknown" in found else 200),
-            takes=("request",),
-        ),
-    }

@@ -1,9 +1,9 @@
-"""What happens to freed memory: it stays with the process while it serves, and goes back when idle or short of memory.
+"""Freed memory: a serving process keeps it, and returns it to the kernel when it is idle or short of memory.
 
-A server and a worker allocate a buffer for every large frame and every large result. By default glibc maps and
-unmaps them, or trims its heaps, and each new page then costs a fault and 4 KiB of zeros: at 1 MB per request
-that was a third of the server's CPU time, and 1.4 times the throughput went with it. After a peak (an endless message,
-slow readers) the same memory would be kept for nothing.
+A server and a worker allocate a buffer for every large frame and every large result. By default glibc maps and unmaps
+them, or trims its heaps. Each new page then costs a page fault and 4 KiB of zeros: a third of the server's CPU time at
+1 MB per request. Keeping the memory gave 1.4 times the throughput. After a peak (a huge message, slow readers) the kept
+memory is useless, so an idle process returns it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 IDLE_BYTES = 160 * 1024 * 1024
-"""Kept by a server without work: its programs and Python's own heap are some 80 MiB of it."""
+"""Resident bytes of an idle server below which nothing is returned: code and Python's heap take about 80 MiB."""
 
 # mallopt(3): parameters, and the largest threshold that a 64-bit glibc takes.
 _M_TRIM_THRESHOLD = -1
@@ -26,10 +26,10 @@ _TRIM_THRESHOLD_BYTES = 256 * 1024 * 1024
 
 
 def keep_freed_memory() -> bool:
-    """Keep freed memory, in a process that serves. Call it once, at its start. Returns whether the C library took it.
+    """Keep freed memory in this process. Call it once, at the start. Returns whether the C library accepted it.
 
-    Up to 256 MiB per heap stay with the process after a peak; buffers beyond 32 MiB are mapped as before. Does
-    nothing where the C library is not glibc.
+    Up to 256 MiB per heap stay with the process after a peak; buffers above 32 MiB are mapped as before. Does nothing
+    if the C library is not glibc.
     """
     mallopt = _of_the_c_library("mallopt")
     if mallopt is None:
@@ -42,10 +42,10 @@ def keep_freed_memory() -> bool:
 
 
 def give_back_freed_memory(above_bytes: int = 0) -> bool:
-    """Hand freed memory back to the kernel if more than this is resident and not in use by C code. Returns whether it did.
+    """Return freed memory to the kernel, if more than `above_bytes` is resident and unused by C code.
 
-    For a process that is short of memory, or without work. Takes the locks of the heaps one after the other, for
-    milliseconds where much is free: not on the hot path. The look alone costs some 20 us.
+    Returns whether it did. It takes the locks of the heaps one after the other, for milliseconds if much is free, so it
+    does not belong on the hot path. The check alone takes about 20 us.
     """
     malloc_trim = _of_the_c_library("malloc_trim")
     if malloc_trim is None or (above_bytes and _resident_and_unused_bytes(above_bytes) <= above_bytes):
@@ -54,7 +54,7 @@ def give_back_freed_memory(above_bytes: int = 0) -> bool:
 
 
 def _resident_and_unused_bytes(above_bytes: int) -> int:
-    """0 where it cannot be told. Only a large process asks the C library, which then looks at each free piece."""
+    """Resident bytes that no C code uses; 0 if unknown. Only a large process asks: the C library walks its heaps."""
     mallinfo2 = _of_the_c_library("mallinfo2")
     if mallinfo2 is None or (resident := _resident_bytes()) <= above_bytes:
         return 0
@@ -75,15 +75,15 @@ class _Mallinfo2(ctypes.Structure):
 
 
 def _resident_bytes() -> int:
-    """0 where it cannot be told."""
+    """Resident bytes of this process; 0 if unknown."""
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
     except OSError:
-        return 0  # no descriptor is left to look with
+        return 0  # no file descriptor is left
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 @cache
 def _of_the_c_library(name: str) -> Any:
-    """A function of glibc, None where there is none. Kept: each `CDLL` makes a class, which only the collector frees."""
+    """A function of glibc; None if there is none. Kept: each `CDLL` makes a class, which only the collector frees."""
     return getattr(ctypes.CDLL(None), name, None) if sys.platform == "linux" else None

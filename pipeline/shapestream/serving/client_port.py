@@ -1,8 +1,8 @@
 """The clients' port: sessions, and the way of requests from received frames to one `submit` per turn.
 
-The entries that arrived in one turn of the event loop are read in order, and their requests are handed on together. Nothing
-that arrives is trusted: the codec has checked what needs no model, `ModelSignature.resolve` checks the rest, and a bad
-request is answered by its own id. Nothing here awaits but the socket.
+The entries of one turn of the event loop are read in order, and their requests are submitted together. Nothing that
+arrives is trusted: the codec checks everything that needs no model, and `ModelSignature.resolve` checks the rest. A bad
+request fails by its own id. Only the inbox awaits.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ from shapestream_engine.errors import ShapeError
 log = structlog.get_logger()
 
 MOST_QUESTIONS = 16
-"""Questions for stories of one session that wait for their answers, at most."""
+"""Largest number of unanswered questions for stories of one session."""
 _CONFLICT = "use a number once: another request of this client has it"
 
 
 class ClientPort:
-    """Reads the clients' port and keeps its sessions; requests go to the dispatcher, replies come by `egress`."""
+    """Reads the clients' port and keeps its sessions. Requests go to the dispatcher; replies come through `egress`."""
 
     def __init__(
         self,
@@ -72,8 +72,7 @@ class ClientPort:
         acknowledge: Callable[[str], None],
         explain: Callable[[str, int, ClientId | None], Slices[dict[str, Any]]],
     ) -> None:
-        """`describe` gives the counters that `StatisticsEntry` carries; `acknowledge` is `Auditor.acknowledge`, `explain` is
-        `Server.explain`."""
+        """`describe` reads the counters for `StatisticsEntry`. The others are `Auditor.acknowledge` and `Server.explain`."""
         self.outgoing = egress.outgoing
         self.sessions = Sessions(settings, egress.kept)
         self._egress = egress
@@ -101,12 +100,12 @@ class ClientPort:
         )
         self._window = Credit(window_requests=settings.window_requests, window_bytes=settings.window_bytes)
         self._waiting: dict[str, dict[ClientSession, None]] = {}
-        """Sessions that asked for a model that the configuration promises and no worker has brought yet."""
+        """Sessions that wait for a model that the configuration promises and no worker has brought yet, by its name."""
         self._arrived: list[RequestRecord] = []
-        """Requests of this turn that the dispatcher has not been given."""
+        """Requests of this turn that are not submitted yet."""
         self._limit = RateLimit()
         self._answers = SlicedWork()
-        """Counters and stories: a session waits for one answer of the former, and for `MOST_QUESTIONS` of the latter."""
+        """Answers that are made in slices: per session, one of counters and `MOST_QUESTIONS` of stories."""
 
     # ---------------------------------------------------------------- turns
 
@@ -123,11 +122,11 @@ class ClientPort:
             if (session := self.sessions.by_peer.get(peer)) is not None:
                 session.heard_at = now
                 if session.peer is None:
-                    # Read late; or a client that chose its routing id is back, and has to greet.
+                    # Its connection is gone and this was read late, or a client came back with the same routing id.
                     self.outgoing.say_once(peer, Unknown())
 
     def serve(self, peer: bytes, item: Item, now: float) -> int:
-        """Serve what a connection sent; returns its price in points."""
+        """Serve an item of a connection, and return its price in points."""
         session = self.sessions.by_peer.get(peer)
         if type(item) is RequestEntry and session is not None:
             admitted = self._admit(session, item, now)
@@ -142,16 +141,16 @@ class ClientPort:
             self._refuse(peer, session, item, now)
         else:
             self._obey(peer, session, item, now)
-        # The counters, or a story, take about a millisecond to put together, in a turn of their own.
+        # Making the counters, or a story, takes about a millisecond, in later turns.
         return QUANTUM if type(item) in (StatisticsRequest, Explain) else DEAR
 
     def end_turn(self, now: float) -> None:
-        """Hand on the requests of this turn as one event, and send what became ready."""
+        """Submit the requests of this turn as one event, and send all ready messages."""
         self._submit(now)
         self._dispatcher.end_turn()
 
     def _submit(self, now: float) -> None:
-        """Hand on the requests read so far; a control entry that follows may be about one of them."""
+        """Submit the requests read so far: a later control entry may concern one of them."""
         if self._arrived:
             arrived, self._arrived = self._arrived, []
             self._dispatcher.submit(arrived, now)
@@ -185,7 +184,7 @@ class ClientPort:
             case Explain():
                 self._ask_for_stories(session, entry, None if self._socket.is_admin(peer) else session.client)
             case Goodbye():
-                self._egress.kept.drop(session.answered)  # the client will ask for nothing again
+                self._egress.kept.drop(session.answered)  # the client will send nothing again
                 self._end(session, "goodbye", now)
             case Credit():
                 session.clock.repeated()
@@ -193,7 +192,7 @@ class ClientPort:
                 self.outgoing.refuse(peer, f"unexpected {type(entry).__name__}", now)
 
     def _ask_for_statistics(self, session: ClientSession) -> None:
-        """Answer in later turns; questions that come before that answer is begun share it."""
+        """Answer in later turns. Questions that come before that answer is begun share it."""
         session.statistics_asked += 1
         if session.statistics_asked == 1:
             self._answers.add(self._tell_statistics(session))
@@ -207,7 +206,7 @@ class ClientPort:
             self._answers.add(self._tell_statistics(session))
 
     def _ask_for_stories(self, session: ClientSession, entry: Explain, asker: ClientId | None) -> None:
-        """Answer in later turns; at once, and without stories, where the session waits for too many answers."""
+        """Answer in later turns; at once and without stories if the session has too many unanswered questions."""
         if session.questions < MOST_QUESTIONS:
             session.questions += 1
             self._answers.add(self._tell_stories(session, entry, asker))
@@ -222,7 +221,7 @@ class ClientPort:
         self.outgoing.say(session, Explanation(question=entry.question, values=values))
 
     def _for_clients(self) -> dict[str, Any]:
-        """What a key without the role `admin` may see: the models, and nothing of what other clients do."""
+        """The part of the counters for keys without the role `admin`: the models, and nothing of other clients."""
         return {
             "models": self._models.names,
             "unavailable": dict(self._models.unavailable),
@@ -233,9 +232,9 @@ class ClientPort:
     # ---------------------------------------------------------------- requests
 
     def _admit(self, session: ClientSession, entry: RequestEntry, now: float) -> bool:
-        """Check a request against its model and its session's caps; the scheduler judges the load.
+        """Check a request against its model and its session's limits. The scheduler decides by the load.
 
-        Returns whether it takes some of the credit from now on; if not, it is answered.
+        Returns True if the request uses credit now; otherwise it is answered.
         """
         sequence = entry.sequence
         if sequence in session.running or session.answered.knows(sequence):
@@ -268,7 +267,7 @@ class ClientPort:
             id=next(self._ids),
             client=session.number,
             model=model.name,
-            # Where the ports tell the answer no call is made, whatever sizes are claimed.
+            # If the answer follows from the ports, no call is made, so the sizes do not count.
             sizes=shape.rounded if shape.answer is None else (0,) * len(shape.rounded),
             nbytes=nbytes,
             deadline=None if remaining_ms is None else self._deadline(session, remaining_ms, now),
@@ -287,17 +286,17 @@ class ClientPort:
         return True
 
     def _deadline(self, session: ClientSession, remaining_ms: int, now: float) -> float:
-        """The deadline by our own clock, counted from sending. Asks for the time if half of it was lost on the way."""
+        """The deadline by the server's clock, counted from sending. Asks for the client's clock if half has passed."""
         deadline = session.clock.sent_at(now) + remaining_ms * 0.001
         if remaining_ms and deadline - now < remaining_ms * 0.0005 and session.clock.ask(now):
-            # The client repeats its credit with its clock: did that stand still, or was its message slow?
+            # The client answers with its clock, which tells whether it stopped or the message was slow.
             self.outgoing.say(session, self._window)
         return deadline
 
     def _again(self, session: ClientSession, entry: RequestEntry) -> None:
-        """Take a request whose number came before: it shares that one's reply, or is refused.
+        """Handle a request whose number came before: it shares the earlier one's reply, or is refused.
 
-        A number that was refused before, and so did not run, has left no trace and does not come here.
+        A number that was refused before has not run, leaves no record, and does not come here.
         """
         sequence, answered = entry.sequence, session.answered
         if (record := session.running.get(sequence)) is not None:
@@ -325,7 +324,7 @@ class ClientPort:
         message: str,
         tags: dict[str, str] | None = None,
     ) -> None:
-        """Refuse a request, which counts as one all the same."""
+        """Refuse a request, which still counts as a request."""
         self._statistics.requests += 1
         like_it_before = self._limit.admit(code, trio.current_time())
         if like_it_before is not None or PRESENT.debug:
@@ -342,7 +341,7 @@ class ClientPort:
         self._egress.refuse(session, sequence, code, message)
 
     def _refuse(self, peer: bytes, session: ClientSession | None, bad: BadEntry, now: float) -> None:
-        """Refuse an entry that the codec could not accept: a request fails by its id; anything else is counted."""
+        """Refuse an entry that the codec rejected: a request fails by its id; other entries are counted."""
         if session is None or bad.kind != RequestEntry.KIND or bad.id is None or bad.id in session.running:
             self.outgoing.refuse(peer, bad.message, now)
             return
@@ -351,9 +350,9 @@ class ClientPort:
     # ---------------------------------------------------------------- sessions
 
     def _greet(self, peer: bytes, session: ClientSession | None, hello: Hello, now: float) -> None:
-        """Open a session, or move it to this connection; turn the peer away when there are too many.
+        """Open a session, or move it to this connection. End the connection if there are too many sessions.
 
-        `session` is the one that this connection had so far; one of another client ends.
+        `session` is the session of this connection so far; if it is another client's, it ends.
         """
         key = self._socket.key_of(peer)
         client = (hello.client, key)
@@ -378,7 +377,7 @@ class ClientPort:
         self.outgoing.say(known, self._welcome)
 
     def _open_model(self, session: ClientSession, name: str) -> None:
-        """Answer at once, or when a promised model is there."""
+        """Answer at once, or when a worker has brought the promised model."""
         model = self._models.get(name)
         why = self._models.unavailable.get(name)
         if why is not None:
@@ -393,19 +392,19 @@ class ClientPort:
             self.outgoing.say(session, ModelRefused(name=name, code="invalid", message=text))
 
     def model_added(self, model: ServedModel) -> None:
-        """Answer the sessions that have waited for this model."""
+        """Answer the sessions that wait for this model."""
         for session in self._waiting.pop(model.name, {}):
             self.outgoing.say(session, _opened(model))
 
     def model_unavailable(self, name: str, why: str) -> None:
-        """Answer the sessions that have waited for this model: it will not come."""
+        """Refuse the sessions that wait for this model, which will not come."""
         for session in self._waiting.pop(name, {}):
             self.outgoing.say(session, ModelRefused(name=name, code="unavailable", message=why))
 
     def beat(self, now: float) -> None:
-        """Once per heartbeat interval: end silent sessions, and tell the others that this loop is alive.
+        """End silent sessions, and send heartbeats to the others. Call it once per heartbeat interval.
 
-        No session is silent as long as the port was not read empty: its messages may still be unread.
+        While the port has unread messages no session counts as silent, since they may be its own.
         """
         self._egress.kept.expire(now)
         read_empty = self._inbox.read_empty
@@ -417,17 +416,17 @@ class ClientPort:
         self.outgoing.count_handshakes(now)
 
     def say_goodbye(self) -> None:
-        """Say to all sessions, at the end of this turn, that the server leaves."""
+        """Send goodbyes to all sessions at the end of this turn."""
         for session in self.sessions:
             self.outgoing.say(session, Goodbye())
 
     def lost(self, link: PeerLink, why: str, now: float) -> None:
-        """Take note that what was ready for this client could not be sent."""
+        """Handle messages to this client that could not be sent."""
         if not isinstance(link, ClientSession) or link.peer is None:
             return
         if why == GONE:
-            # A connection broke, no more is known: what the client asked for goes on, and it may be back in a moment
-            # and ask again. One that is never heard again ends as silent. What it said last may still be unread.
+            # Only the connection broke. The client's requests go on, since it may reconnect and send them again. If it
+            # does not, the session ends as silent. Its last messages may still be unread.
             self._statistics.peers_lost[f"client: {why}"] += 1
             log.info("client's connection is gone", client=link.label, unfinished=len(link.running))
             self.sessions.detach(link)
@@ -436,7 +435,7 @@ class ClientPort:
             self._inbox.cut_off(link.heard_by)
 
     def cut_off(self, peer: bytes, why: str, now: float) -> None:
-        """End a connection: the peer learns that it is over, and may start again on another one."""
+        """End a connection with a goodbye. The peer may start again on another one."""
         self.outgoing.refuse(peer, why, now)
         session = self.sessions.by_peer.get(peer)
         if session is not None:
@@ -445,7 +444,7 @@ class ClientPort:
         self._inbox.cut_off(peer)
 
     def _end(self, session: ClientSession, why: str, now: float) -> None:
-        """End a session whose client is gone: its queued work is dropped, the results of running work are, too."""
+        """End a session whose client is gone. Its queued requests, and the results of its running ones, are dropped."""
         self.sessions.close(session)
         for waiting in self._waiting.values():
             waiting.pop(session, None)

@@ -1,7 +1,7 @@
-"""The costs that were learned from traffic, kept from one server to the next: written once a minute, and at the end.
+"""Costs that were learned from traffic, kept on disk for the next server: written once a minute, and at the end.
 
-They lie beside the measured tables (docs/scheduling.md). Each writing replaces the last as a whole, in a thread of its
-own: the disk may be slow, and the event loop waits for none.
+They are stored beside the measured tables (docs/scheduling.md). Each writing replaces the last one as a whole. It runs in
+a thread, since the event loop must not wait for a slow disk.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from shapestream_engine.cost_table import LearnedCosts
 
 log = structlog.get_logger()
 
-# What a server that is killed has not written down takes about as many batches to learn again as it took to learn.
 KEEP_EVERY_S = 60.0
-# For a disk that does not answer.
+"""Seconds between two writings. A killed server loses what it learned since the last one."""
 CLOSE_GRACE_S = 2.0
+"""Seconds to wait for the last writing, for a disk that does not answer."""
 
 
 class CostKeeper:
@@ -29,18 +29,18 @@ class CostKeeper:
     def __init__(self, cache: CostCache) -> None:
         self._cache = cache
         self._kept: dict[str, int] = {}
-        """Batches behind what was written last, by table."""
+        """Batches that the last written costs were learned from, by table."""
         self._closing = trio.Event()
         self._closed = trio.Event()
 
     def read(self) -> Mapping[str, LearnedCosts]:
-        """The costs that earlier servers have written, by table."""
+        """Read the costs that earlier servers have written, by table."""
         found = self._cache.all_learned()
         log.debug("learned costs read", tables=len(found))
         return found
 
     async def run(self, learned: Callable[[float], Sequence[LearnedCosts]]) -> None:
-        """Write what `learned` returns, given the time in seconds since the epoch, until closed or cancelled."""
+        """Write the costs that `learned` returns, until closed or cancelled. It gets the time in seconds since the epoch."""
         last = False
         while not last:
             with trio.move_on_after(KEEP_EVERY_S):
@@ -54,7 +54,7 @@ class CostKeeper:
         self._closed.set()
 
     async def aclose(self) -> None:
-        """End `run` after a last writing, or after `CLOSE_GRACE_S`."""
+        """End `run` after a last writing, or after `CLOSE_GRACE_S` seconds."""
         self._closing.set()
         with trio.move_on_after(CLOSE_GRACE_S) as scope:
             await self._closed.wait()

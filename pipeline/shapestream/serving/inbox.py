@@ -1,9 +1,19 @@
-"""The messages that arrived at a port and were not served yet, by connection: a flood on one delays no other.
+"""The unserved messages of a port, by connection, and the order in which they are served: deficit round robin.
 
-A port reads all its connections as fast as it can and serves them in turns of bounded size. In a turn, connections that
-had nothing waiting come first; of the others, one gets its quantum. This is deficit round robin (M. Shreedhar,
-G. Varghese, "Efficient fair queuing using deficit round-robin", SIGCOMM 1995) with the precedence of sparse flows of
-RFC 8290, section 4.2. A connection that sends far more than its credit allows, unread, is ended by the port.
+A port reads all its connections as fast as it can, and serves their messages in turns of bounded size. Each connection
+has a mailbox with a balance of points. A mailbox that is served gets `QUANTUM` points more, and its entries are served
+while the balance is positive. Each message and entry has a price in points, about in proportion to its time. The last
+entry may make the balance negative: the connection pays that debt in its next turn.
+
+    a message arrives, its mailbox was empty  ─▶ fresh: all of them are served in this turn, until `TURN` points are spent
+    a mailbox is not empty after its quantum  ─▶ backlogged: one of them is served per turn, in rotation
+
+So a connection with few messages never waits behind a flood of another one, and a turn takes at most about
+TURN + 2 x QUANTUM points, plus one entry. A connection that sends far more than its credit allows is ended by the port.
+Messages of one connection keep their order. Nothing is dropped but the messages of connections that were ended.
+
+Sources: M. Shreedhar, G. Varghese, "Efficient fair queuing using deficit round-robin", SIGCOMM 1995; the precedence of
+sparse flows is that of RFC 8290, section 4.2.
 """
 
 from __future__ import annotations
@@ -20,30 +30,35 @@ from shapestream.wire.codec import BadEntry, Codec, entries_announced
 from shapestream.wire.messages import Entry
 
 Item: TypeAlias = Entry | BadEntry | ProtocolError
-"""What a connection sent; a `ProtocolError` stands for a message that cannot be read, and is the last of its connection."""
+"""One entry of a connection. A `ProtocolError` stands for an unreadable message, the last one of its connection."""
 
 QUANTUM = 64
-"""Points that one connection may spend in a turn. An admitted request costs one: a usual stream has 64 in flight."""
+"""Points that a connection gets per turn. An admitted request costs one: a usual stream has 64 in flight."""
 DEAR = 4
-"""Points of an entry that no credit limits: what is refused, repeated, or about a session. Sixteen of them, the most of one
-connection in a turn, take 1 to 2 ms."""
+"""Points of an entry that no credit limits: refused and repeated requests, and entries about a session.
+
+Sixteen of them, the most of one connection in a turn, take 1 to 2 ms.
+"""
 TURN = 2 * QUANTUM
-"""Points after which no further connection is begun in a turn."""
+"""Points after which no further fresh connection is served in a turn."""
 FRAMES_PER_POINT = 32
-"""Each message costs a point, and one more for so many frames. So a turn serves less than the socket reads at once, of
-messages and of frames: a flood lies here, where it is counted, and not in libzmq."""
+"""Frames of a message per extra point; each message costs one point besides.
+
+So a turn serves fewer messages and frames than the socket reads at once. A flood is queued here, where it is counted, and
+not in libzmq.
+"""
 
 TENSORS_PER_POINT = 8
-"""A request costs one more for so many tensors: with 32 dimensions each they take as long as a request with one."""
+"""Tensors of a request per extra point: with 32 dimensions each, so many take as long as a whole small request."""
 BYTES_PER_POINT = 1024
-"""Each entry costs one more for so many bytes of its message's header / its entries."""
+"""Bytes of an entry, on average over its message's header, per extra point."""
 SHORTEST = 6
-"""Bytes of the shortest header that holds an entry; a shorter one is empty, or no message."""
+"""Bytes of the shortest header that holds an entry; a shorter one is empty or invalid."""
 
 MORE_ENTRIES = 4096
-"""What one connection may have unserved beyond its credit: cancels of all its requests, heartbeats, mistakes."""
+"""Unserved entries of a connection beyond its credit: cancels of all its requests, heartbeats, mistakes."""
 MORE_BYTES = 64 * 1024 * 1024
-"""The same in bytes; the next message is always taken."""
+"""Unserved bytes of a connection beyond its credit. The first message of a mailbox is always accepted."""
 
 
 class Receiver(Protocol):
@@ -56,31 +71,32 @@ class Receiver(Protocol):
         """End a connection that sends beyond its credit."""
 
     def serve(self, peer: bytes, item: Item, now: float) -> int:
-        """Serve an item of a connection; returns its price in points."""
+        """Serve an item of a connection, and return its price in points."""
 
     def end_turn(self, now: float) -> None:
-        """Take note that this turn serves nothing more."""
+        """End a turn: nothing more is served in it."""
 
 
 class _Mailbox:
-    """One connection's messages, in their order."""
+    """The unserved messages of one connection, in their order, and its balance."""
 
     __slots__ = ("balance", "behind", "entries", "items", "nbytes", "next", "peer", "price")
 
     def __init__(self, peer: bytes, message: Message) -> None:
         self.peer = peer
         self.items: Iterator[Item] | None = None
-        """What is left of the message that is being served; None between two."""
+        """The remaining items of the message that is being served; None between two messages."""
         self.price = 0
-        """Points of each entry of that message beside its own: what unpacking it takes."""
+        """Points of each entry of that message for its unpacking, in addition to the price of its serving."""
         self.next: Message | None = message
         self.behind: deque[tuple[Message, int, int]] = deque()
-        """Messages behind the next one, each with the entries that it announces, and its bytes."""
+        """Messages behind the next one, each with its numbers of announced entries and of bytes."""
         self.entries = 0
-        """Announced by `behind`."""
+        """Announced entries of `behind`."""
         self.nbytes = 0
-        """Of `behind`."""
+        """Bytes of `behind`."""
         self.balance = 0
+        """The debt in points from its last turn, as a negative number; 0 without one."""
 
     def put(self, message: Message) -> None:
         """Append a message."""
@@ -99,14 +115,14 @@ class _Mailbox:
         return message
 
     def clear(self) -> None:
-        """Drop everything."""
+        """Drop all messages."""
         self.items = self.next = None
         self.behind.clear()
         self.entries = self.nbytes = 0
 
 
 class Inbox:
-    """Reads a port's socket, and deals out its messages in turns. A turn runs to its end before another begins."""
+    """Reads a port's socket, and serves its messages in turns. A turn ends before another begins."""
 
     def __init__(
         self,
@@ -117,15 +133,15 @@ class Inbox:
         window_entries: int,
         window_bytes: int,
     ) -> None:
-        """`window_entries`, `window_bytes`: what the flow control lets one connection have unanswered."""
+        """`window_entries`, `window_bytes`: unanswered entries, and bytes of them, that flow control allows a connection."""
         self._socket = socket
         self._read = codec.read
         self._receiver = receiver
         self._max_entries = window_entries + MORE_ENTRIES
         self._max_bytes = window_bytes + MORE_BYTES
-        self._lines: dict[bytes, _Mailbox] = {}
+        self._mailboxes: dict[bytes, _Mailbox] = {}
         self._fresh: deque[_Mailbox] = deque()
-        """Connections that had nothing waiting when this arrived."""
+        """Mailboxes that were empty before this turn."""
         self._backlogged: deque[_Mailbox] = deque()
         self.messages = 0
         """Messages read so far."""
@@ -135,53 +151,53 @@ class Inbox:
 
     @property
     def read_empty(self) -> bool:
-        """Whether everything that had arrived was read: only then can silence be told from a long queue."""
+        """True if all arrived messages were read. Only then is a quiet peer silent, and not just unread."""
         return self._socket.drained
 
     async def run(self) -> None:
-        """Serve until cancelled: here what the socket's watcher does not find."""
+        """Serve until cancelled. This task serves the messages that the socket's watcher does not find."""
         self._socket.on_messages = self._watched
         while True:
-            if self._lines:
+            if self._mailboxes:
                 await trio.lowlevel.checkpoint()
                 self.serve_arrived()
             else:
                 self._turn(await self._socket.receive())
 
     def _watched(self) -> bool:
-        """Serve a turn in the watcher of the socket, with no hand-over to another task. True: there is more to serve."""
+        """Serve a turn in the task of the socket's watcher. Returns whether there is more to serve."""
         messages = self._socket.receive_nowait()
-        if messages or self._lines:
+        if messages or self._mailboxes:
             self._turn(messages)
-        return bool(self._lines)
+        return bool(self._mailboxes)
 
     def serve_arrived(self) -> None:
-        """Read what has arrived, without waiting, and serve a turn."""
+        """Read the arrived messages, without waiting, and serve a turn."""
         self._turn(self._socket.receive_nowait())
 
     def serve_all_of(self, peer: bytes) -> None:
-        """Serve everything that is left of one connection, at once."""
-        line = self._lines.get(peer)
-        if line is not None:
-            line.balance = 1 << 62
-            (self._fresh if line in self._fresh else self._backlogged).remove(line)
+        """Serve all remaining messages of one connection, at once."""
+        mailbox = self._mailboxes.get(peer)
+        if mailbox is not None:
+            mailbox.balance = 1 << 62
+            (self._fresh if mailbox in self._fresh else self._backlogged).remove(mailbox)
             now = trio.current_time()
-            self._serve(line, now)
+            self._serve(mailbox, now)
             self._receiver.end_turn(now)
 
     def cut_off(self, peer: bytes) -> None:
-        """Forget what a connection sent, and ignore it from now on."""
+        """Drop the messages of a connection, and ignore it from now on."""
         self._socket.cut_off(peer)
-        line = self._lines.pop(peer, None)
-        if line is None:
+        mailbox = self._mailboxes.pop(peer, None)
+        if mailbox is None:
             return
-        line.clear()
+        mailbox.clear()
         for queue in (self._fresh, self._backlogged):
-            if line in queue:
-                queue.remove(line)
+            if mailbox in queue:
+                queue.remove(mailbox)
 
     def _turn(self, messages: list[Addressed]) -> None:
-        """Keep these messages, and serve what a turn has room for."""
+        """Queue these messages, and serve one turn."""
         now = trio.current_time()
         self._keep(messages, now)
         left = TURN
@@ -192,54 +208,54 @@ class Inbox:
         self._receiver.end_turn(now)
 
     def _keep(self, messages: list[Addressed], now: float) -> None:
-        """Line these messages up; the receiver ends the connections that exceed the bounds."""
+        """Put these messages into their mailboxes. The receiver ends the connections that exceed the limits."""
         self.messages += len(messages)
         beyond: dict[bytes, str] = {}
         for peer, message in messages:
-            line = self._lines.get(peer)
-            if line is None:
-                line = self._lines[peer] = _Mailbox(peer, message)
-                self._fresh.append(line)
-            elif line.entries > self._max_entries or line.nbytes > self._max_bytes:
+            mailbox = self._mailboxes.get(peer)
+            if mailbox is None:
+                mailbox = self._mailboxes[peer] = _Mailbox(peer, message)
+                self._fresh.append(mailbox)
+            elif mailbox.entries > self._max_entries or mailbox.nbytes > self._max_bytes:
                 beyond[peer] = (
-                    f"{line.entries} entries of {line.nbytes} bytes unread; it sends beyond its credit"
+                    f"{mailbox.entries} entries of {mailbox.nbytes} bytes unread; it sends beyond its credit"
                 )
             else:
-                line.put(message)
+                mailbox.put(message)
         self._receiver.heard({peer for peer, _ in messages}, now)
         for peer, why in beyond.items():
             self._receiver.cut_off(peer, why, now)
 
-    def _serve(self, line: _Mailbox, now: float) -> int:
-        """Serve a connection until its quantum is spent; with what is left it waits for another turn.
+    def _serve(self, mailbox: _Mailbox, now: float) -> int:
+        """Serve a connection until its balance is spent; what remains waits for another turn.
 
-        Returns the points that it spent.
+        Returns the points that were spent.
         """
-        serve, peer = self._receiver.serve, line.peer
-        balance = full = line.balance + QUANTUM
+        serve, peer = self._receiver.serve, mailbox.peer
+        balance = full = mailbox.balance + QUANTUM
         while balance > 0:
-            if line.items is not None:
+            if mailbox.items is not None:
                 item: Item | None
                 try:
-                    item = next(line.items, None)
+                    item = next(mailbox.items, None)
                 except ProtocolError as error:
                     item = error
                 if item is None:
-                    line.items = None
+                    mailbox.items = None
                 else:
-                    balance -= line.price + serve(peer, item, now)
-            elif (message := line.take()) is not None:
-                line.items = iter(self._read(message))
+                    balance -= mailbox.price + serve(peer, item, now)
+            elif (message := mailbox.take()) is not None:
+                mailbox.items = iter(self._read(message))
                 entries = entries_announced(message[0])
-                line.price = len(message[0]) // entries // BYTES_PER_POINT
-                # An empty message costs as much as the smallest entry.
+                mailbox.price = len(message[0]) // entries // BYTES_PER_POINT
+                # An empty message costs as much as one with the smallest entry.
                 balance -= 1 + len(message) // FRAMES_PER_POINT + (len(message[0]) < SHORTEST)
             else:
                 break
-        line.balance = balance
-        if self._lines.get(peer) is line:  # else it was cut off
-            if line.items is not None or line.next is not None or line.behind:
-                self._backlogged.append(line)
+        mailbox.balance = balance
+        if self._mailboxes.get(peer) is mailbox:  # otherwise it was cut off meanwhile
+            if mailbox.items is not None or mailbox.next is not None or mailbox.behind:
+                self._backlogged.append(mailbox)
             else:
-                del self._lines[peer]
+                del self._mailboxes[peer]
         return full - balance

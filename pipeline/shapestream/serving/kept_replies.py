@@ -1,8 +1,8 @@
-"""Replies to finished requests, kept so that a request that comes again is answered again, and not run again. Pure.
+"""Replies to finished requests, kept so that a request that is sent again is answered again, and not run again. Pure.
 
-A reply can be lost on its way: the connection breaks, and the client sends the request again under its number. Replies
-are kept for that case, the last ones of each client, within bounds of number, bytes and age. Older numbers count as
-answered. All of it belongs to the client, not to a connection or session, and ends with the server's process.
+A reply is lost if its connection breaks; the client then sends the request again under the same number. The last replies
+of each client are kept, within limits of number, bytes and age. Older numbers count as answered. Replies belong to the
+client, not to a connection or session, and end with the server's process.
 """
 
 from __future__ import annotations
@@ -13,27 +13,28 @@ from zlib import crc32
 
 import numpy as np
 
+from shapestream.settings import ServerSettings
 from shapestream.wire.messages import Failure, ResultEntry
 from shapestream_engine.layout import Layout, Tensors
 
 ClientId: TypeAlias = tuple[bytes, str | None]
-"""A client: the sixteen bytes of its `Hello`, and the key that it has proved, None where no key is asked for."""
+"""A client: the sixteen bytes of its `Hello`, and the key that it proved; None where no key is required."""
 
 OVERHEAD_NBYTES = 512
-"""Counted for each reply beside its tensors: what the objects around them take."""
+"""Bytes that each reply counts besides its tensors, for the objects around them."""
 MAX_ABSENT = 4096
-"""Clients without a session that are remembered; beyond it the one that left first is forgotten."""
+"""Remembered clients without a session; beyond it, the client that left first is forgotten."""
 WHOLE_NBYTES = 64 * 1024
-"""A tensor of at most so many bytes enters the checksum whole: 27 us of CRC-32, where 256 KiB took 85 us."""
+"""Largest tensor, in bytes, of which all bytes enter the checksum: 27 us of CRC-32, where 256 KiB took 85 us."""
 BLOCKS = 16
 """Blocks of a larger tensor that enter the checksum, evenly spaced, its first and last bytes among them."""
 BLOCK_NBYTES = WHOLE_NBYTES // BLOCKS
 
 
 class _KeptReply(NamedTuple):
-    """One request's terminal reply, and what tells the request from others with its number.
+    """A request's terminal reply, and the properties by which a different request with its number is recognised.
 
-    A tuple, since one is made for each request that ends: a frozen dataclass takes a microsecond longer.
+    It is a named tuple because one is made per request: a frozen dataclass takes a microsecond longer.
     """
 
     model: int
@@ -51,18 +52,18 @@ class ClientReplies:
 
     def __init__(self, client: ClientId) -> None:
         self.client = client
-        # Ordered, since the oldest are dropped: a plain dict walks over all that were dropped before to find the next one.
+        # An OrderedDict, since the oldest are dropped: a dict walks over all dropped entries to find its first one.
         self.replies: OrderedDict[int, _KeptReply] = OrderedDict()
         self.below = 0
-        """Every smaller number without a kept reply counts as answered: the kept ones have passed it."""
+        """Smaller numbers without a kept reply count as answered."""
         self.nbytes = 0
 
     def knows(self, sequence: int) -> bool:
-        """Whether a request with this number may have been answered."""
+        """True if a request with this number may have been answered."""
         return sequence < self.below or sequence in self.replies
 
     def reply_to(self, sequence: int, model: int, tensors: Tensors) -> ResultEntry | Failure | None:
-        """The reply to this request; None if the number's reply answered another request, as far as the checksum tells.
+        """The reply to this request; None if, by the checksum, the number's reply answered another request.
 
         Raises KeyError if no reply to this number is kept.
         """
@@ -82,10 +83,10 @@ class ClientReplies:
 class KeptReplies:
     """The finished requests of all clients.
 
-    Each client keeps its last `max_replies`. With the number of requests that a client may have unanswered this is
-    enough: a reply that the client missed is among them. All clients together keep `max_bytes`; beyond it those with
-    the most bytes give up their older halves, so that no client pushes out another's. `max_age_s` is exact to the
-    interval between calls of `expire`.
+    Each client keeps its last `max_replies`. With the limit of its unanswered requests as `max_replies`, every reply that
+    the client missed is among them. All clients together keep `max_bytes`; beyond it, the clients with the most bytes lose
+    the older half of theirs, so that no client displaces another's. `max_age_s` is exact to the interval between calls of
+    `expire`.
     """
 
     def __init__(self, *, max_bytes: int, max_age_s: float, max_replies: int, now: float) -> None:
@@ -96,15 +97,25 @@ class KeptReplies:
         self._by_client: dict[ClientId, ClientReplies] = {}
         self._absent: OrderedDict[ClientId, None] = OrderedDict()
         self._holders: dict[ClientReplies, None] = {}
-        """Clients with kept replies."""
+        """The clients with kept replies; the values have no meaning."""
         self.nbytes = 0
 
+    @classmethod
+    def of_settings(cls, settings: ServerSettings, now: float) -> KeptReplies:
+        """The kept replies of a server with these settings."""
+        return cls(
+            max_bytes=settings.kept_bytes,
+            max_age_s=settings.kept_s,
+            max_replies=settings.window_requests,
+            now=now,
+        )
+
     def __len__(self) -> int:
-        """Replies that are kept."""
+        """The number of kept replies."""
         return sum([len(answered.replies) for answered in self._holders])
 
     def of(self, client: ClientId) -> ClientReplies:
-        """The finished requests of this client, which has a session from now on."""
+        """The finished requests of this client, which has a session now."""
         self._absent.pop(client, None)
         answered = self._by_client.get(client)
         if answered is None:
@@ -112,7 +123,7 @@ class KeptReplies:
         return answered
 
     def left(self, client: ClientId) -> None:
-        """Take note that the client has no session any more; it may come back."""
+        """Note that the client has no session any more. It may come back."""
         self._absent[client] = None
         if len(self._absent) > MAX_ABSENT:
             self._forget(next(iter(self._absent)))
@@ -125,7 +136,7 @@ class KeptReplies:
         tensors: Tensors,
         reply: ResultEntry | Failure,
     ) -> None:
-        """Keep the reply to this client's request, which was for this model, with these tensors."""
+        """Keep the reply to this client's request for this model with these tensors."""
         nbytes = OVERHEAD_NBYTES
         if type(reply) is ResultEntry:
             nbytes += sum([memoryview(buffer).nbytes for buffer in reply.tensors.buffers])
@@ -144,7 +155,7 @@ class KeptReplies:
             self._make_room()
 
     def drop(self, answered: ClientReplies) -> None:
-        """Drop all replies to a client that leaves on purpose: it will not ask for them. Their numbers stay known."""
+        """Drop all replies to a client that said goodbye: it will not ask for them. Their numbers stay known."""
         while answered.replies:
             self._drop_oldest(answered)
 
@@ -161,9 +172,9 @@ class KeptReplies:
                 self._forget(answered.client)
 
     def _make_room(self) -> None:
-        """Halve the clients' replies, those with the most bytes first, until an eighth of the room is free.
+        """Halve the replies of clients, those with the most bytes first, until an eighth of the room is free.
 
-        So it is rare: to look for the largest of 1000 clients takes longer than to serve a request.
+        So this is rare: sorting 1000 clients takes longer than serving a request.
         """
         for holder in sorted(self._holders, key=lambda holder: holder.nbytes, reverse=True):
             if self.nbytes <= self._max_bytes - self._max_bytes // 8:
@@ -173,7 +184,7 @@ class KeptReplies:
                 self._drop_oldest(holder)
 
     def _drop_oldest(self, answered: ClientReplies) -> None:
-        """Drop a reply and keep no more than that its number was answered."""
+        """Drop the oldest reply of a client. Its number still counts as answered."""
         sequence, kept = answered.replies.popitem(last=False)
         answered.pass_by(sequence)
         answered.nbytes -= kept.nbytes
@@ -186,7 +197,7 @@ class KeptReplies:
         self.drop(self._by_client.pop(client))
 
     def check_invariants(self) -> None:
-        """Raise AssertionError where the books do not balance; for tests."""
+        """Raise AssertionError if the sums are wrong; for tests."""
         answered = list(self._by_client.values())
         assert set(self._holders) == {one for one in answered if one.replies}
         assert self._absent.keys() <= self._by_client.keys()
@@ -197,10 +208,10 @@ class KeptReplies:
 
 
 def checksum(tensors: Tensors) -> int:
-    """CRC-32 of the tensors' bytes, of large ones in blocks; the layout is not in it.
+    """CRC-32 of the tensors' bytes, of large tensors in blocks; it does not cover the layout.
 
-    It tells a client's mistake, a number that is used twice, from a request that is sent again. It is no protection
-    against intent: a client can only mislead its own session.
+    It distinguishes a request that is sent again from another one with the same number, a client's mistake. It does not
+    protect against intent: a client can only mislead its own session.
     """
     value = 0
     for buffer in tensors.buffers:
@@ -216,7 +227,7 @@ def checksum(tensors: Tensors) -> int:
 
 
 def same_tensors(one: Tensors, other: Tensors) -> bool:
-    """Whether layouts and bytes are equal. Costs about what receiving the second one did; nothing is copied."""
+    """True if layouts and bytes are equal. Takes about as long as receiving the second one; nothing is copied."""
     return one.layout == other.layout and all(
         np.array_equal(np.frombuffer(mine, np.uint8), np.frombuffer(theirs, np.uint8))
         for mine, theirs in zip(one.buffers, other.buffers, strict=True)

@@ -1,4 +1,4 @@
-"""A socket that listens where the settings say, and asks for keys where it has to."""
+"""The sockets of a server: bound to the addresses of the settings, and protected by keys where other machines connect."""
 
 from __future__ import annotations
 
@@ -19,9 +19,11 @@ from shapestream.wire.messages import Goodbye
 
 log = structlog.get_logger()
 
-# Messages that libzmq holds for a peer that does not read, beside its outbox. A message to a client has some 1 MiB at most
-# (`CLIENT_LIMITS`), or one larger result.
 SENT_AHEAD = 32
+"""Messages that libzmq buffers for a peer that does not read, besides its outbox.
+
+A message to a client has about 1 MiB at most (`CLIENT_LIMITS`), or holds one larger result.
+"""
 
 
 def listen(
@@ -33,11 +35,14 @@ def listen(
     room: OutboxRoom,
     limits: Limits,
 ) -> RouterSocket:
-    """Binds a socket to all of these, for peers with one of these roles; `port` is what logs and counters call it.
+    """Bind a socket to all these addresses, for peers whose key has one of these roles.
 
-    `room` is what the outboxes of all ports may hold together, and `limits` are those of messages at this port.
+    port: name in logs and counters.
+    room: bytes that the outboxes of all ports may hold together.
+    limits: the largest messages of this port.
 
-    Raises AddressInUse; ConfigurationError for an address that other machines reach, without `keys` or `security: network`.
+    Raises AddressInUse, and ConfigurationError for an address that other machines reach, without `keys` or
+    `security: network`.
     """
     open_to_all = [address for address in addresses if is_beyond_loopback(address)]
     if open_to_all and keys is None and not settings.network_is_safe:
@@ -49,9 +54,9 @@ def listen(
         log.warning(
             "every peer that reaches these addresses is let in", port=port, listen=open_to_all, advice=advice
         )
-    # CURVE asks for keys at tcp addresses only.
+    # CURVE requires keys at tcp addresses only.
     asks = keys is not None and any(map(is_protectable, addresses))
-    # The header frame, and one frame too many: by that the decoder knows a message that is refused.
+    # One frame for the header, and one too many, by which the decoder recognises a message to refuse.
     (farewell,) = encode([Goodbye()])
     asked = SocketOptions(
         high_water_mark=SENT_AHEAD, max_frames=limits.max_frames + 2, farewell=bytes(farewell)

@@ -25,8 +25,8 @@ class ProcessOwner(Protocol):
         """Kill that process; its end is told like any other."""
 
     @property
-    def standings(self) -> Mapping[str, WorkerPresence]:
-        """The standing of each worker that it keeps running, by name."""
+    def presences(self) -> Mapping[str, WorkerPresence]:
+        """The presence of each worker that it keeps running, by name."""
 
     def memory_bytes(self) -> Mapping[str, int]:
         """Memory in RAM of their processes, by the same names."""

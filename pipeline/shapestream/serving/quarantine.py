@@ -1,7 +1,7 @@
-"""Requests that killed workers: a request that equals one of them is not run again for a while.
+"""Requests that killed workers. An equal request is refused for a while.
 
-Digests are kept, never tensors. While the quarantine is empty, asking it costs nothing; otherwise a request's bytes are
-digested only where its layout and the beginnings of its tensors are those of one that is kept.
+Digests are kept, never tensors. A request's digest, which takes about a microsecond per kilobyte, is computed only if its
+fingerprint matches: the model, the layout, and a checksum of the first bytes of each tensor.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from zlib import crc32
 from shapestream_engine.layout import Layout, Tensors
 
 DIGEST_BYTES = 16
-"""A request that equals none of a thousand others passes for one of them with a probability of 3e-36."""
-BEGINNING_BYTES = 4096
-"""Of each tensor; reading them takes about a microsecond, where a digest takes one per kilobyte."""
+"""With a thousand kept digests, a different request matches one of them with a probability of 3e-36."""
+FIRST_BYTES = 4096
+"""Bytes of each tensor that enter the fingerprint; reading them takes about a microsecond."""
 
-_Kind: TypeAlias = tuple[str, Layout, int]
-"""Model, layout, and a checksum of the beginnings."""
+_Fingerprint: TypeAlias = tuple[str, Layout, int]
+"""Model, layout, and a checksum of the first bytes of each tensor."""
 
 
 class Quarantine:
-    """The last `max_requests`, each for `keep_s` seconds. A new one replaces the oldest."""
+    """The last `max_requests` requests, each kept for `keep_s` seconds. A new one replaces the oldest."""
 
-    __slots__ = ("_kept", "_kinds", "keep_s", "max_requests")
+    __slots__ = ("_fingerprints", "_kept", "keep_s", "max_requests")
 
     def __init__(self, max_requests: int, keep_s: float) -> None:
         """With 0 requests, or 0 s, nothing is ever refused."""
@@ -33,10 +33,10 @@ class Quarantine:
             raise ValueError("a quarantine takes no less than 0 requests for 0 s")
         self.max_requests = max_requests
         self.keep_s = keep_s
-        self._kept: dict[bytes, tuple[float, _Kind]] = {}
-        """By digest, the one that expires first in front: until when, and its kind."""
-        self._kinds: Counter[_Kind] = Counter()
-        """Number of those that are kept, by kind."""
+        self._kept: dict[bytes, tuple[float, _Fingerprint]] = {}
+        """Time of expiry, and fingerprint, by digest. The first one expires first."""
+        self._fingerprints: Counter[_Fingerprint] = Counter()
+        """Number of kept requests by fingerprint."""
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -45,40 +45,40 @@ class Quarantine:
         return f"<quarantine: {len(self._kept)} of {self.max_requests} requests>"
 
     def keep(self, model: str, tensors: Tensors, now: float) -> str:
-        """Keep a request, or let its time begin anew. Returns its digest, for logs."""
+        """Keep a request, or renew its time. Returns its digest, for logs."""
         digest = digest_of(model, tensors)
         if digest in self._kept:
             self._drop(digest)
         while self._kept and len(self._kept) >= self.max_requests:
             self._drop(next(iter(self._kept)))
         if self.max_requests and self.keep_s:
-            kind = _kind(model, tensors)
-            self._kept[digest] = (now + self.keep_s, kind)
-            self._kinds[kind] += 1
+            fingerprint = _fingerprint(model, tensors)
+            self._kept[digest] = (now + self.keep_s, fingerprint)
+            self._fingerprints[fingerprint] += 1
         return digest.hex()
 
     def holds(self, model: str, tensors: Tensors, now: float) -> bool:
-        """Whether a request is equal to one that is kept: the same model, and the same bytes in the same layout."""
+        """True if a request equals a kept one: the same model, and the same bytes in the same layout."""
         while self._kept and next(iter(self._kept.values()))[0] <= now:
             self._drop(next(iter(self._kept)))
-        return _kind(model, tensors) in self._kinds and digest_of(model, tensors) in self._kept
+        return _fingerprint(model, tensors) in self._fingerprints and digest_of(model, tensors) in self._kept
 
     def _drop(self, digest: bytes) -> None:
-        _, kind = self._kept.pop(digest)
-        self._kinds -= Counter((kind,))  # and forgets a kind of which none is left
+        _, fingerprint = self._kept.pop(digest)
+        self._fingerprints -= Counter((fingerprint,))  # and removes entries of count 0
 
 
 def digest_of(model: str, tensors: Tensors) -> bytes:
-    """The digest of a request: equal for the same bytes in the same layout."""
-    # The layout says how long each tensor is, so its bytes need no marks between them.
+    """The digest of a request: equal for the same model and the same bytes in the same layout."""
+    # The layout says the length of each tensor, so no separators are needed.
     digest = blake2b(repr((model, tensors.layout)).encode(), digest_size=DIGEST_BYTES)
     for buffer in tensors.buffers:
         digest.update(memoryview(buffer))
     return digest.digest()
 
 
-def _kind(model: str, tensors: Tensors) -> _Kind:
+def _fingerprint(model: str, tensors: Tensors) -> _Fingerprint:
     checksum = 0
     for buffer in tensors.buffers:
-        checksum = crc32(memoryview(buffer).cast("B")[:BEGINNING_BYTES], checksum)
+        checksum = crc32(memoryview(buffer).cast("B")[:FIRST_BYTES], checksum)
     return model, tensors.layout, checksum

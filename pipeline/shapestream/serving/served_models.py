@@ -1,4 +1,4 @@
-"""The models that clients can ask for: numbered once per server process, known from the workers."""
+"""The models that clients can ask for. Workers bring them; each gets a number, once per server process."""
 
 from __future__ import annotations
 
@@ -30,21 +30,26 @@ from shapestream_engine.signature import ModelSignature
 
 log = structlog.get_logger()
 
-# Bytes of the inputs of one call, padding included, where the configuration says nothing. Larger calls gain next to nothing
-# from company, and each slot keeps room for the largest that it ran.
 DEFAULT_BATCH_BYTES = 256 << 20
-# What working out the calls of every batch may take: half a second. One size that is tried for one number of rows is
-# a step, a call costs as much as several.
+"""Default for the bytes of the inputs of one call, padding included.
+
+Larger calls gain almost nothing from batching, and each slot keeps memory for its largest call.
+"""
 MAX_STEPS = 1 << 20
+"""Limit of the work of planning the calls of every batch size: about half a second. A step tries one size for one number
+of rows."""
 STEPS_PER_CALL = 8
-# Models of one server, in its life.
+"""Steps that one planned call takes as long as."""
 MAX_MODELS = 1024
-# Bytes of msgpack in a header, at most: a tensor's port, element type and the heads of its arrays and bytes; a size;
-# what a member has besides its tensors; what a batch has besides its members (names, sizes, and the calls it took).
+"""Models of one server in its life."""
+# Upper limits of the bytes of msgpack in a header.
 _TENSOR_BYTES = 64
+"""A tensor's port, element type, and the heads of its arrays and bytes."""
 _SIZE_BYTES = 9
 _MEMBER_BYTES = 32
+"""A member without its tensors."""
 _BATCH_BYTES = 64 * 1024
+"""A batch without its members: names, sizes, and the calls it took."""
 _BATCH_ITEMS = 64
 
 
@@ -61,14 +66,14 @@ class ServedModel:
         self.profile = _profile(name, signature, settings)
         self._description: dict[str, Any] | None = None
         self.resolve = Memo(signature.resolve)
-        """`ModelSignature.resolve`, one look-up for a layout that was seen before; raises ShapeError.
+        """`ModelSignature.resolve`, remembered by layout. Raises ShapeError.
 
-        Only for layouts that the codec has read: it lets no `True` or `1.0` pass for the 1 that equals them.
+        Use it only for layouts that the codec has read, which holds no `True` or `1.0` in place of an equal 1.
         """
 
     @property
     def description(self) -> dict[str, Any]:
-        """The signature as plain data, made once."""
+        """The signature as plain data, computed once."""
         if self._description is None:
             self._description = self.signature.to_dict()
         return self._description
@@ -99,7 +104,7 @@ def _profile(name: str, signature: ModelSignature, settings: ModelSettings) -> M
 
 
 def _input_bytes(signature: ModelSignature) -> tuple[InputBytes, ...]:
-    """What each input holds, by the sizes of a call."""
+    """The bytes of each input as a function of the sizes of a call."""
     return tuple(
         InputBytes(
             nbytes=prod(
@@ -117,19 +122,19 @@ def _input_bytes(signature: ModelSignature) -> tuple[InputBytes, ...]:
 
 
 def _max_batch(signature: ModelSignature, settings: ModelSettings) -> int:
-    """Rows in one call: as configured, or as the model takes, and never more than fit a message to a worker."""
+    """Largest number of rows of a batch: as configured, or as the model allows, and never more than fit in a message."""
     if not settings.idempotent or signature.strategy.alone:
-        return 1  # a request with more rows runs all the same, alone
+        return 1  # a request with more rows runs alone
     allowed = signature.strategy.sizes.get(signature.dimensions[0]) if signature.has_batch else None
     bound = signature.bounds[0].maximum if signature.has_batch else None
-    # More rows than the largest call that is allowed would run one call after the other, beside idle slots.
+    # More rows than the largest allowed call has would run in several calls, one after the other, beside idle slots.
     by_default = DEFAULT_MAX_BATCH if bound is None else bound
     max_batch = settings.batching.max_batch or (allowed[-1] if allowed else by_default)
     if not allowed and bound is not None:
         # Only a batch axis with allowed sizes is divided into calls.
         max_batch = min(max_batch, bound)
     if signature.strategy.most_rows is not None:
-        # As far as a worker has tried: it may have another configuration.
+        # No more rows than a worker has tried: its configuration may differ.
         max_batch = min(max_batch, signature.strategy.most_rows)
     most = most_rows(signature)
     if max_batch > most and signature.has_batch:
@@ -142,7 +147,7 @@ def _max_batch(signature: ModelSignature, settings: ModelSettings) -> int:
 
 
 def _row_calls(signature: ModelSignature, max_batch: int) -> tuple[tuple[int, ...], ...] | None:
-    """The rows of the calls that a batch takes, by its rows; None where any number of rows is one call."""
+    """The rows of each call of a batch, by the rows of the batch; None if every batch is one call."""
     if not signature.has_batch or signature.allowed[0] is None:
         return None
     planner = CallPlanner(signature)
@@ -162,17 +167,17 @@ def _row_calls(signature: ModelSignature, max_batch: int) -> tuple[tuple[int, ..
 
 
 def _difference(known: ModelSignature, other: ModelSignature) -> str:
-    """The first lines of two descriptions that differ."""
+    """The first line in which two descriptions differ."""
     lines = zip_longest(known.describe(), other.describe(), fillvalue="nothing")
     ours, theirs = next((pair for pair in lines if pair[0] != pair[1]), ("", ""))
     return f"{ours.strip()!r} here, {theirs.strip()!r} there"
 
 
 def most_rows(signature: ModelSignature, limits: Limits = WORKER_LIMITS) -> int:
-    """Rows of one batch that are sure to fit a message, at least 1: a single request always does.
+    """Rows of a batch that fit in a message in the worst case; at least 1, since a single request always fits.
 
-    A batch travels as one `Execute` and comes back as one `BatchDone`, and neither can be divided. In the worst case each
-    row is a request by itself, and all its tensors are as large as may be inside the header, or each a frame of its own.
+    A batch is sent as one `Execute` and returned as one `BatchDone`; neither can be divided. In the worst case each row is
+    a request, and its tensors are as large as the header allows, or each is a frame of its own.
     """
     room = limits.max_header_bytes - _BATCH_BYTES
     fits = [limits.max_members]
@@ -186,14 +191,14 @@ def most_rows(signature: ModelSignature, limits: Limits = WORKER_LIMITS) -> int:
 
 
 def _header_bytes(ports: Sequence[InputPort | OutputPort]) -> int:
-    """Of one request, or of one result, with every tensor inline."""
+    """Header bytes of one request, or of one result, with every tensor inline."""
     return _MEMBER_BYTES + sum(
         MAX_INLINE_BYTES + _TENSOR_BYTES + _SIZE_BYTES * port.shape.rank for port in ports
     )
 
 
 class ServedModels:
-    """All models by number and by name, and the names that the configuration promises for later."""
+    """All models by number and by name, and the names of models that the configuration promises."""
 
     def __init__(
         self, expected: Mapping[str, ModelSettings], digests: Mapping[str, str] | None = None
@@ -201,15 +206,15 @@ class ServedModels:
         """`digests`: as for `serve_files`."""
         self._expected = dict(expected)
         self._withdrawn: set[str] = set()
-        """Names that the configuration had once, and has no more."""
+        """Names that were removed from the configuration."""
         self._new: set[str] = set()
-        """Names that the configuration had not at the start, and that no worker has brought yet."""
+        """Names that were added to the configuration after the start, and that no worker has brought yet."""
         self.digests = dict(digests or {})
-        """The sha256 of the files that each model is served from, as far as that is known."""
+        """Known sha256 digests of the models' files, by name."""
         self._by_name: dict[str, ServedModel] = {}
         self.by_number: list[ServedModel] = []
         self.unavailable: dict[str, str] = {}
-        """Models whose requests are refused, by name, and why; `Availability` keeps it."""
+        """The reason for each model whose requests are refused, by name. `Availability` keeps it."""
 
     def __iter__(self) -> Iterator[ServedModel]:
         return iter(self.by_number)
@@ -224,11 +229,11 @@ class ServedModels:
         return self._by_name.get(name)
 
     def serve_files(self, digests: Mapping[str, str]) -> None:
-        """From now on these are the files of the models. The first worker with a model says it of others."""
+        """Set the digests of the models' files. For a model without one, the first worker that joins sets it."""
         self.digests = dict(digests)
 
     def other_files(self, names: Iterable[str], digests: Mapping[str, str]) -> dict[str, str]:
-        """The models of these that a worker has read from other files than those served, with the latter's digest."""
+        """The models among `names` that a worker read from other files than those served, with the served digest."""
         served = ((name, self.digests.get(name)) for name in names)
         return {name: digest for name, digest in served if digest not in (None, digests.get(name))}
 
@@ -239,20 +244,20 @@ class ServedModels:
 
     @property
     def new(self) -> Set[str]:
-        """The names of these that were added later, and that no worker has brought since."""
+        """The promised names that were added after the start, and that no worker has brought yet."""
         return self._new
 
     def withdraw(self, name: str) -> None:
-        """Take note that the configuration has this name no more."""
+        """Note that a name was removed from the configuration."""
         self._withdrawn.add(name)
         self._new.discard(name)
 
     def brought(self, name: str) -> None:
-        """Take note that a worker serves this model."""
+        """Note that a worker serves this model."""
         self._new.discard(name)
 
     def expect(self, name: str, settings: ModelSettings) -> None:
-        """Expect a model that the configuration promises. One that is here keeps its settings."""
+        """Expect a model that the configuration promises. A model that is here already keeps its settings."""
         if name not in self._expected or name in self._withdrawn:
             self._new.add(name)
         self._withdrawn.discard(name)
@@ -269,12 +274,12 @@ class ServedModels:
         digests: Mapping[str, str] | None = None,
         once: Collection[str] = (),
     ) -> Slices[list[ServedModel]]:
-        """Take the models of a worker, all or none, and the digests of their files. Returns those that are new.
+        """Add the models of a worker, all or none, and the digests of their files. Returns the new models.
 
-        A slice is a model; all are taken in the last one. `once` names the models whose requests must not run twice,
-        beside those that the configuration says it of.
-        Raises ConfigurationError when one is known with another signature, or cannot travel on the wire, and when
-        there would be more than `MAX_MODELS`: a model is never forgotten, so workers could fill the memory with them.
+        Each slice checks one model; the last one adds all. `once` names the models whose requests must not run twice, in
+        addition to those of the configuration. Raises ConfigurationError for a model that is known with another signature,
+        or that does not fit the wire. Raises it, too, if there would be more than `MAX_MODELS`: models are never
+        forgotten, so workers could fill the memory.
         """
         new: list[ServedModel] = []
         for name, signature in signatures.items():
@@ -282,7 +287,7 @@ class ServedModels:
             if model is not None:
                 new.append(model)
             yield
-        if any(model.name in self._by_name for model in new):  # another port has taken it meanwhile
+        if any(model.name in self._by_name for model in new):  # another port has added it meanwhile
             return (yield from self.add_all(signatures, digests, once))
         if len(self.by_number) + len(new) > MAX_MODELS:
             raise ConfigurationError(
@@ -297,7 +302,7 @@ class ServedModels:
         return new
 
     def _checked(self, name: str, signature: ModelSignature, once: bool) -> ServedModel | None:
-        """The model to be, without its number, or None if it is known already."""
+        """A new model, without its number; None if it is known already."""
         if name != signature.name:
             raise ConfigurationError([f"model {name!r} calls itself {signature.name!r}"])
         if max(len(signature.inputs), len(signature.outputs)) > MAX_TENSORS:

@@ -1,15 +1,16 @@
-"""The server: its parts, the tree of their tasks, what its caller may ask of it, and its end.
+"""The server: its parts, the tree of their tasks, and what its caller may ask of it.
 
-    serve
-    ├── sockets of clients, workers, slots    one watcher task each, per turn: read, decide, act, send
+    serve                                     opens the sockets, makes the Server, closes the sockets
+    ├── sockets of clients, workers, slots    one watcher task each; per turn: read, decide, act, send
     ├── ClientPort.run, WorkerPort.run        one task each, for messages that no watcher finds
     ├── Dispatcher.run_alarm                  deadlines and batching delays
     ├── _beat                                 heartbeats and silence
-    ├── Auditor.run                           answered requests, again and alone
+    ├── Auditor.run                           runs answered requests again, alone
+    ├── CostKeeper.run                        writes learned costs to disk
     └── _drain                                waits for `Server.drain`, then ends the others
 
-A turn never awaits between reading and sending, so the parts call each other as plain methods and share no
-lock.
+A turn never awaits between reading and sending. So the parts call each other as plain methods and share no lock.
+The admin port reads the server on this loop, too: what takes long is read in slices, one per turn (slices.py).
 """
 
 from __future__ import annotations
@@ -71,27 +72,26 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
-# Between the last word and the end of the connections. A worker's libzmq (ZMQ_IMMEDIATE) drops with a connection what was
-# not read by then; a worker that missed the goodbye waits for 3 s before it calls the server gone.
 FAREWELL_S = 0.05
+"""Seconds between the goodbyes and the end of the connections.
 
-# A beat that comes later than this after its time says that this process itself stood still: it was stopped, or busy.
+A worker's libzmq (ZMQ_IMMEDIATE) drops unread messages with a connection. A worker that missed the goodbye waits for 3 s
+before it counts the server as gone.
+"""
 STALL_S = 0.5
-
-
-# Slots that the counters name, the first that joined: a message holds 1 MiB, and its maps 4096 keys.
+"""Delay of a heartbeat, in seconds, beyond which this process itself stood still: it was stopped, or busy."""
 MOST_SLOTS = 1024
-# The same on the page, which has a row for each.
+"""Slots that the counters name, the first that joined: a message holds 1 MiB, and its maps 4096 keys."""
 MOST_SLOTS_SHOWN = 128
-# Stories on the page, about 50 us each.
+"""Slots on the page, which has a row for each."""
 SLOWEST_SHOWN = 12
-
+"""Stories on the page; each takes about 50 us to make."""
 
 _NO_GROUPS: Mapping[str, int] = {}
 
 
 class Server:
-    """A running server, as `serve` hands it to its caller. Made inside trio."""
+    """A running server, as `serve` hands it to its caller. It must be made inside trio."""
 
     def __init__(
         self,
@@ -109,25 +109,18 @@ class Server:
         self._drain_asked = trio.Event()
         self._ended = False
         self._grace_s = settings.grace_s
-        self._sockets = [clients] if workers is None else [clients, workers]
         self.addresses = clients.addresses
         """Where clients can connect."""
         self.worker_addresses: tuple[str, ...] = () if workers is None else workers.addresses
         """Where workers can connect."""
-        epoch = os.urandom(16)
+        self._epoch = os.urandom(16)
         self._groups = _NO_GROUPS
         """The configured workers by name, each with the number of its entry of `workers`."""
         self._counters = ServerStatistics()
         self._last_minute = LastMinute(self._counters, self._started)
         self._models = models
         self._cost_keeper = None if cost_cache is None else CostKeeper(cost_cache)
-        self._scheduler = Scheduler(
-            max_queued_requests=settings.max_queued_requests,
-            max_queued_bytes=settings.max_queued_bytes,
-            max_queued_s=settings.max_queued_s,
-            hangs=HangLimits(min_s=settings.effective_hang_min_s, grace_s=settings.hang_grace_s),
-            learned={} if self._cost_keeper is None else self._cost_keeper.read(),
-        )
+        self._scheduler = _scheduler_of(settings, self._cost_keeper)
         trace = None if settings.record_trace is None else TraceRecorder(Path(settings.record_trace))
         self._stories = Stories(self._scheduler.troubles, lambda: self._dispatcher.batches, self._labels_of)
         self._tracer = tracer
@@ -140,17 +133,9 @@ class Server:
             tracer.follow(self._stories)
             observers.append(tracer)
         observers.append(self._audits)
-        self._kept = KeptReplies(
-            max_bytes=settings.kept_bytes,
-            max_age_s=settings.kept_s,
-            max_replies=settings.window_requests,
-            now=self._started,
-        )
-        egress = Egress(
-            Outgoing(clients, "clients", self._counters, codec_of(Role.SERVER_OF_CLIENTS)),
-            self._kept,
-            Ends(*observers),
-        )
+        self._kept = KeptReplies.of_settings(settings, self._started)
+        outgoing = Outgoing(clients, "clients", self._counters, codec_of(Role.SERVER_OF_CLIENTS))
+        egress = Egress(outgoing, self._kept, Ends(*observers))
         self._dispatcher = Dispatcher(
             self._scheduler,
             egress,
@@ -167,7 +152,7 @@ class Server:
             self._dispatcher,
             self._models,
             settings,
-            epoch=epoch,
+            epoch=self._epoch,
             describe=self.statistics_in_slices,
             acknowledge=self._auditor.acknowledge,
             explain=self.explain,
@@ -175,11 +160,12 @@ class Server:
         self._availability = Availability(
             self._models, self._dispatcher, self._client_port, workers_may_come=workers is not None
         )
-        self._worker_port: WorkerPort | None = None
+        self._sockets = [clients]
         self._ports: list[ClientPort | WorkerPort | LocalPort] = [self._client_port]
         """By the sockets that they read."""
         self._remote_ports: list[ClientPort | WorkerPort] = [self._client_port]
         """Those of them whose peers are other processes."""
+        self._worker_port: WorkerPort | None = None
         if workers is not None:
             self._worker_port = WorkerPort(
                 Outgoing(workers, "workers", self._counters, codec_of(Role.SERVER_OF_WORKERS)),
@@ -187,8 +173,9 @@ class Server:
                 self._models,
                 self._availability,
                 settings,
-                epoch=epoch,
+                epoch=self._epoch,
             )
+            self._sockets.append(workers)
             self._ports.append(self._worker_port)
             self._remote_ports.append(self._worker_port)
         self._local = local
@@ -208,16 +195,16 @@ class Server:
     # ---------------------------------------------------------------- for the caller
 
     def drain(self, *, grace_s: float | None = None) -> None:
-        """Begin the end: new requests are refused, admitted ones get the grace to finish; then `serve` returns.
+        """Refuse new requests from now on. `serve` returns when the admitted ones have ended, or after the grace.
 
-        `grace_s` replaces that of the settings, where waiting is of no use.
+        `grace_s` replaces the setting, where waiting is useless.
         """
         if grace_s is not None:
             self._grace_s = grace_s
         self._drain_asked.set()
 
     def own_processes(self, owner: ProcessOwner, groups: Mapping[str, int] = _NO_GROUPS) -> None:
-        """Let `owner` kill workers that hang; it tells by `worker_ended` when one has ended.
+        """Let `owner` kill workers that hang. It calls `worker_ended` when a process has ended.
 
         `groups`: the workers that it keeps running, by name, each with the number of its entry of `workers`.
         """
@@ -229,9 +216,9 @@ class Server:
             self._worker_port.owner = owner
 
     async def worker_ended(self, worker: str, *, died: bool, group: int = 0) -> LastState:
-        """Run the batches of a worker whose process has ended again elsewhere, without waiting for its silence.
+        """Run the batches of a worker whose process has ended on other slots, without waiting for `worker_silence_s`.
 
-        `died`: by a signal, or with an error, so that it may have died of what it ran. `group`: its entry of `workers`.
+        `died`: by a signal, or with an error, so that a request may have killed it. `group`: its entry of `workers`.
         """
         self._counters.worker_ends[group, "died" if died else "ended"] += 1
         if self._worker_port is None or self._ended:
@@ -239,21 +226,21 @@ class Server:
         try:
             return await self._worker_port.process_ended(worker, died=died)
         except trio.ClosedResourceError:
-            return LastState()  # the server has ended meanwhile: nothing is left to be run again
+            return LastState()  # the server has ended meanwhile, and nothing is left to run
 
     def model_given_up(self, name: str, why: str) -> None:
-        """End the requests of a model as `unavailable`: no worker is started for it any more. One may still dial in."""
+        """End the requests of a model as `unavailable`: no worker process is left for it. A worker may still dial in."""
         if not self._ended:
             self._availability.give_up(name, why, trio.current_time())
             self._dispatcher.end_turn()
 
     def model_withdrawn(self, name: str, why: str) -> None:
-        """Give up a model that the configuration has no more: the server is ready without it."""
+        """Give up a model that was removed from the configuration: the server is ready without it."""
         self._models.withdraw(name)
         self.model_given_up(name, why)
 
     def model_expected(self, name: str, settings: ModelSettings) -> None:
-        """Let requests wait for a model whose worker will come. `settings` are for a model that is new here."""
+        """Let requests wait for a model whose worker will come. `settings` are used if the model is new here."""
         self._models.expect(name, settings)
         self.model_awaited(name)
 
@@ -263,16 +250,16 @@ class Server:
             self._availability.hope_again(name)
 
     def settings_of(self, name: str) -> ModelSettings | None:
-        """The settings by which this server batches a model, which stay; None before a worker has brought it."""
+        """The settings by which this server batches a model, which never change; None before a worker serves it."""
         model = self._models.get(name)
         return None if model is None else model.settings
 
     def was_never_served(self, name: str) -> bool:
-        """Whether this model was added while the server ran, and no worker has brought it since."""
+        """True for a model that was added while the server ran, and that no worker has served since."""
         return name in self._models.new
 
     def count_reloads(self, results: Iterable[str]) -> None:
-        """Begin the counters of reloads, by result, with 0."""
+        """Set the counters of reloads to 0, one for each result."""
         self._counters.reloads.update(dict.fromkeys(results, 0))
 
     def reload_ended(self, result: str, seconds: float, *, ok: bool) -> None:
@@ -282,9 +269,9 @@ class Server:
             self._counters.reloaded_at, self._counters.reload_s = time.time(), seconds
 
     def serve_files(self, digests: Mapping[str, str]) -> None:
-        """Serve the models from files of these digests from now on: workers that have read others are refused.
+        """Serve the models from files of these digests from now on. Workers that have read other files are refused.
 
-        Workers that are here stay. Of a model that is left out the first worker that joins says it.
+        Connected workers stay. For a model without a digest, the first worker that joins names it.
         """
         for name, digest in digests.items():
             before = self._models.digests.get(name)
@@ -294,30 +281,30 @@ class Server:
         self._auditor.files_changed()
 
     def let_in(self, ring: KeyRing) -> None:
-        """Replace the keys that are let in; a peer with another one is cut off. Without effect where none is asked for."""
+        """Replace the list of keys, and cut off peers with other keys. Does nothing where no keys are required."""
         for socket in self._sockets:
             if isinstance(socket, ProtectedRouter):
                 socket.let_in(ring)
 
     def change_logging(self, level: LogLevel, format: LogFormat | None = None) -> None:  # noqa: A002 - the YAML's word
-        """Change the log of this process, and the level of the workers that it has started, also of later ones."""
+        """Change the log of this process, and the log level of the workers that it starts or has started."""
         change(level, format)
         if self._worker_port is not None and not self._ended:
             self._worker_port.set_log_level(level)
             self._dispatcher.end_turn()
 
     def standstill(self) -> str | None:
-        """The reason why only a restart helps: the call of every slot hangs, and nothing could end it."""
+        """The reason why only a restart helps: the calls of all slots hang, and none could be ended. None without one."""
         scheduler = self._scheduler.statistics()
         if scheduler.slots and scheduler.slots_lost == scheduler.slots:
             return "the calls of all slots hang"
         return None
 
     def not_ready(self, model: str | None = None) -> list[str]:
-        """The reasons why this server should get no requests now; none where each model has a slot that takes batches.
+        """The reasons why this server should get no requests now. There is none if each model has a slot.
 
         A slot joins after its model was proved and its costs were measured. A model that was added while the server ran
-        counts from its first slot on. `model`: the reasons of this one alone.
+        counts from its first slot on. `model`: only the reasons that concern this model.
         """
         offered = self._offered()
         reasons = ["the server drains"] if self._drain_asked.is_set() else []
@@ -329,20 +316,20 @@ class Server:
         return reasons or ([] if offered else ["no slot"])
 
     def knows(self, model: str) -> bool:
-        """Whether this server has, expects or had a model of this name."""
+        """True if this server has, expects or had a model of this name."""
         return model in self._models.names
 
     def _offered(self) -> set[str]:
-        """The models that have a slot which takes batches."""
+        """The names of the models that have a slot which takes batches."""
         workers = {slot.worker for slot in self._dispatcher.slots.values()}
         return {name for worker in workers if worker.state is WorkerState.SERVING for name in worker.models}
 
     def audit(self) -> dict[str, dict[str, Any]]:
-        """What audits found, by model, as plain data."""
+        """The findings of audits, by model, as plain data."""
         return self._audits.to_dict()
 
-    def observation(self) -> ServerSnapshot:
-        """The state that metrics are read from."""
+    def snapshot(self) -> ServerSnapshot:
+        """The state from which metrics are computed."""
         settings, sessions, now = self._settings, list(self._client_port.sessions), trio.current_time()
         for model in self._models:
             self._counters.of(model.name)  # its series begin with 0
@@ -383,8 +370,8 @@ class Server:
             return []
         memory = owner.memory_bytes()
         return [
-            ConfiguredWorker(name, self._groups[name], standing, memory[name])
-            for name, standing in owner.standings.items()
+            ConfiguredWorker(name, self._groups[name], state, memory[name])
+            for name, state in owner.presences.items()
             if name in self._groups
         ]
 
@@ -396,11 +383,11 @@ class Server:
         }
 
     def statistics(self) -> dict[str, Any]:
-        """The counters, as plain data: what `Statistics` carries."""
+        """The counters, as plain data (`StatisticsEntry`)."""
         return at_once(self.statistics_in_slices())
 
     def statistics_in_slices(self) -> Slices[dict[str, Any]]:
-        """The same, of which some numbers are a few turns older than others."""
+        """The counters, read in slices: some numbers are a few turns older than others."""
         dispatcher, now = self._dispatcher, trio.current_time()
         last_minute = yield from self._last_minute.to_dict(now, self._models.names)
         counters = yield from self._counters.to_dict()
@@ -433,9 +420,9 @@ class Server:
         }
 
     def explain(self, request: str, slowest: int, asker: ClientId | None = None) -> Slices[dict[str, Any]]:
-        """The `stories` of the requests with this id, else of the slowest, as plain data; where none, `unknown` says why.
+        """The `stories` of the requests with this id, as plain data. If there are none, `unknown` says why.
 
-        Only of requests that the asker may see; None: an admin.
+        Without an id: the stories of the slowest requests. Only requests of the `asker` are read; None: an admin, all.
         """
         if not request:
             return {"stories": (yield from self._slowest_stories(slowest, asker))}
@@ -448,7 +435,7 @@ class Server:
         return {"stories": stories, **unknown}
 
     def _slowest_stories(self, count: int, asker: ClientId | None = None) -> Slices[list[dict[str, Any]]]:
-        """The slowest requests of the last ten minutes that the asker may see, one of a batch, the slowest first."""
+        """The slowest requests of the last ten minutes that the asker may see: one of each batch, the slowest first."""
         now = trio.current_time()
         stories = []
         for past in islice(self._stories.slowest(now, asker), min(count, MOST_SLOWEST)):
@@ -457,7 +444,7 @@ class Server:
         return stories
 
     def _labels_of(self, model: str) -> list[str]:
-        """The slots that serve a model."""
+        """The labels of the slots that serve a model."""
         return [slot.label for slot in self._dispatcher.slots.values() if model in slot.worker.models]
 
     def live(self, batches: int) -> Slices[dict[str, Any]]:
@@ -477,9 +464,9 @@ class Server:
                 *map(_no_slot_for, sorted(self._models.new)),
                 *([] if standstill is None else [standstill]),
                 *[
-                    f"worker {name} of entry {group} is {standing.presence}"
-                    for name, group, standing, _ in workers
-                    if standing.presence in (Presence.MISSING, Presence.GIVEN_UP)
+                    f"worker {name} of entry {group} is {state.presence}"
+                    for name, group, state, _ in workers
+                    if state.presence in (Presence.MISSING, Presence.GIVEN_UP)
                 ],
                 *[
                     f"{name} shares no calls: audits found answers that differ (see shapestream audit)"
@@ -498,8 +485,8 @@ class Server:
             },
             "dialled_in": 0 if self._worker_port is None else self._worker_port.dialled_in,
             "workers": [
-                {"worker": name, "entry": group, **asdict(standing), "memory_bytes": memory_bytes}
-                for name, group, standing, memory_bytes in workers
+                {"worker": name, "entry": group, **asdict(state), "memory_bytes": memory_bytes}
+                for name, group, state, memory_bytes in workers
             ],
             "slots": [
                 {
@@ -562,7 +549,7 @@ class Server:
                 self._sockets[-1].close()
 
     def _flush(self) -> None:
-        """Send what became ready, and end the links that could not be sent to; that may make more ready."""
+        """Send all ready messages, and end the links that could not be sent to. That may make more messages ready."""
         lost = True
         while lost:
             lost = False
@@ -575,12 +562,12 @@ class Server:
         while True:
             due = trio.current_time() + self._settings.heartbeat_s
             await trio.sleep_until(due)
-            now = trio.current_time()  # once: it may stand still between two looks, too
+            now = trio.current_time()  # read once: the process may stop between two readings, too
             self._counters.lag_us.record(round((now - due) * 1e6))
             self._stories.look(now)
             if now > due + STALL_S:
                 log.warning("the server stood still", seconds=round(now - due, 1))
-                await trio.sleep(STALL_S)  # unread messages come before the verdict that a peer is silent
+                await trio.sleep(STALL_S)  # unread messages are read before a peer can count as silent
                 now += STALL_S
             for port in self._remote_ports:
                 port.beat(now)
@@ -614,6 +601,16 @@ class Server:
         )
 
 
+def _scheduler_of(settings: ServerSettings, cost_keeper: CostKeeper | None) -> Scheduler:
+    return Scheduler(
+        max_queued_requests=settings.max_queued_requests,
+        max_queued_bytes=settings.max_queued_bytes,
+        max_queued_s=settings.max_queued_s,
+        hangs=HangLimits(min_s=settings.effective_hang_min_s, grace_s=settings.hang_grace_s),
+        learned={} if cost_keeper is None else cost_keeper.read(),
+    )
+
+
 def _no_slot_for(model: str) -> str:
     return f"no slot for model {model!r}"
 
@@ -634,14 +631,17 @@ async def serve(
 ) -> None:
     """Serve until drained or cancelled; hand a `Server` to `nursery.start`.
 
-    `models`: those that clients may ask for before a worker has brought them; `digests`: the sha256 of their files,
-    where known, else the first worker says it. `keys`: those of `settings.security`, read from its files.
-    `cost_cache`: where costs learned from traffic are kept for the next server. `own_workers`: a private address for
-    the workers that this server's process starts. `tracer` makes spans of requests; it is ended with the server.
+    models: settings by name; clients may ask for these models before a worker serves them.
+    digests: sha256 of the models' files, by name. The first worker of a model without one names it.
+    keys: the keys of `settings.security`, read from its files.
+    cost_cache: keeps the costs that are learned from traffic, for the next server.
+    own_workers: a private address for the workers that this server's process starts.
+    local: slots in this process.
+    tracer: makes spans of requests; the server closes it at its end.
+    clients, workers: sockets to use instead of those made from the settings' addresses. All are closed at the end.
 
-    The sockets are made from the addresses of the settings unless given; either way they are closed at the end.
-    Raises AddressInUse when another process listens there, ConfigurationError for an address that other machines
-    reach, without `keys` or `security: network`.
+    Raises AddressInUse when another process listens at an address. Raises ConfigurationError for an address that other
+    machines reach, without `keys` or `security: network`.
     """
     client_socket, worker_socket = clients, workers
     room = OutboxRoom(settings.max_outbox_bytes)

@@ -1,7 +1,7 @@
-"""The clients' sessions: one per client id, however often it reconnects, with the requests that wait for a reply. Pure.
+"""The clients' sessions: one per client id, over all its connections, with its unanswered requests. Pure.
 
-A client's id is sixteen bytes of its own choice. Where clients prove keys, the key is part of the identity: another key that
-presents the same id is another client. The sessions of one key share a number at the scheduler and caps on what they hold.
+A client chooses its id of sixteen bytes. Where clients prove keys, the key is part of the identity: the same id with
+another key is another client. The sessions of one key share a number at the scheduler, and limits of requests and bytes.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from shapestream.settings import ServerSettings
 from shapestream_engine.layout import RequestShape, Tensors, value
 
 PLACES_PER_KEY = 9
-"""One key may have all places but one in nine, so that others find room beside it."""
+"""One key may have eight ninths of all sessions, so that there is room for others."""
 
 
 @value
 class RequestRecord(Arrival):
-    """One admitted request, from its arrival to its terminal reply. The scheduler knows it by its number."""
+    """One admitted request, from its arrival to its terminal reply. The scheduler knows it by its id."""
 
     session: ClientSession
     sequence: int
@@ -32,14 +32,14 @@ class RequestRecord(Arrival):
     tensors: Tensors
     arrived: float
     tags: dict[str, str] | None = None
-    """The tags that its client gave it (`wire/tags.py`)."""
+    """The tags of its client (`wire/tags.py`)."""
 
     def __repr__(self) -> str:
         return f"<request {self.id}: {self.model} {self.shape.sizes}, {self.session.label}:{self.sequence}>"
 
 
 class KeyUse:
-    """What all sessions of one proven key hold together. It outlives them: to reconnect is no way out of a debt."""
+    """The requests of all sessions of one key. It outlives the sessions: reconnecting does not free a key's credit."""
 
     __slots__ = ("held_bytes", "number", "requests", "sessions")
 
@@ -57,7 +57,7 @@ class KeyUse:
 
 
 class ClientSession(PeerLink):
-    """One client's session. Its credit is a window: requests, and bytes of them, without a terminal reply."""
+    """One client's session. Its credit limits its requests without a terminal reply, and their bytes."""
 
     __slots__ = (
         "answered",
@@ -84,33 +84,33 @@ class ClientSession(PeerLink):
     ) -> None:
         super().__init__(peer, now)
         self.heard_by = peer
-        """The routing id of its last connection. Once that is gone `peer` is None, and what came by it may be unread."""
+        """The routing id of its last connection. When that is gone, `peer` is None, and its messages may still be unread."""
         self.number = number
         """The scheduler's number of the owner of a fair share: this session, or its key."""
         self.key_use = key_use
-        """None where no key is asked for."""
+        """None where no key is required."""
         self.client = answered.client
         self.answered = answered
-        """What this client was answered, also in sessions before this one."""
+        """The replies to this client, also in earlier sessions."""
         self.software = software
         self.running: dict[int, RequestRecord] = {}
-        """By sequence number."""
+        """Unanswered requests by sequence number."""
         self.held_bytes = 0
         """Bytes of the tensors of `running`."""
         self.clock = PeerClock()
-        """The client's, which its deadlines count by."""
+        """The client's clock, by which its deadlines count."""
         self.questions = 0
-        """Questions for stories that wait for their answers."""
+        """Unanswered questions for stories."""
         self.statistics_asked = 0
-        """Questions for the counters that wait for their answer."""
+        """Unanswered questions for the counters."""
 
     @property
     def label(self) -> str:
-        """How logs name the client: enough of its id to tell clients apart."""
+        """Name of the client in logs: the first bytes of its id."""
         return self.client[0].hex()[:12]
 
     def begin(self, record: RequestRecord) -> None:
-        """Count a request that was admitted."""
+        """Count an admitted request."""
         nbytes = record.nbytes
         self.running[record.sequence] = record
         self.held_bytes += nbytes
@@ -119,7 +119,7 @@ class ClientSession(PeerLink):
             self.key_use.held_bytes += nbytes
 
     def end(self, record: RequestRecord) -> None:
-        """Count a request no longer: it has its terminal reply."""
+        """Remove a request, which has its terminal reply."""
         nbytes = record.nbytes
         del self.running[record.sequence]
         self.held_bytes -= nbytes
@@ -132,7 +132,7 @@ class ClientSession(PeerLink):
 
 
 class Sessions:
-    """All sessions, by routing id and by client id, and the caps on what they hold."""
+    """All sessions, by routing id and by client id, and their limits."""
 
     def __init__(self, settings: ServerSettings, kept: KeptReplies) -> None:
         self._kept = kept
@@ -143,7 +143,7 @@ class Sessions:
         self._key_requests = settings.windows_per_key * settings.window_requests
         self._key_bytes = settings.windows_per_key * settings.window_bytes
         self._keys: dict[str, KeyUse] = {}
-        """Every key that was ever used here. The operator's lists of keys bound it."""
+        """Every key that was ever used here. The operator's lists of keys limit their number."""
         self._numbers = count()
         self.by_peer: dict[bytes, ClientSession] = {}
         self._by_client: dict[ClientId, ClientSession] = {}
@@ -159,7 +159,7 @@ class Sessions:
         return self._by_client.get(client)
 
     def excess(self, session: ClientSession, nbytes: int) -> str | None:
-        """Say which cap one more request of so many bytes exceeds; None if it exceeds none."""
+        """Name the limit that one more request of `nbytes` bytes exceeds; None if it exceeds none."""
         if len(session.running) >= self._window_requests or session.held_bytes + nbytes > self._window_bytes:
             return _beyond("session", self._window_requests, self._window_bytes)
         use = session.key_use
@@ -170,7 +170,7 @@ class Sessions:
         return None
 
     def open(self, client: ClientId, peer: bytes, software: str, now: float) -> ClientSession | None:
-        """Open a session; None when there are too many, of all clients or of this key, which the caller tells the peer."""
+        """Open a session. None if there are too many, of all clients or of this key; the caller then tells the peer."""
         key = client[1]
         use = None
         if key is not None and (use := self._keys.get(key)) is None:
@@ -185,9 +185,10 @@ class Sessions:
         return session
 
     def session_to_end(self, key: str | None) -> ClientSession | None:
-        """The session to end so that one more with this key has room; None if there is room, or no such session.
+        """The session to end to make room for one more with this key; None if there is room, or no such session.
 
-        It is the session without a connection that was heard longest ago; at the key's cap, of those of that key.
+        It is the session without a connection that was heard longest ago. If the key is at its limit, only sessions of
+        that key count.
         """
         use = None if key is None else self._keys.get(key)
         at_cap = self._is_at_cap(use)
@@ -204,18 +205,18 @@ class Sessions:
         return use is not None and use.sessions >= self._max_per_key
 
     def move(self, session: ClientSession, peer: bytes) -> None:
-        """Bind the session to another connection of its client; the old one means nothing from now on."""
+        """Bind the session to another connection of its client. The old one is forgotten."""
         self.by_peer.pop(session.heard_by, None)
         session.peer = session.heard_by = peer
         self.by_peer[peer] = session
 
     def detach(self, session: ClientSession) -> None:
-        """Keep the session though its connection is gone; what is said to it is dropped, what it said is still heard."""
+        """Keep the session without a connection. Messages to it are dropped; its unread messages are still served."""
         session.peer = None
         session.outgoing.clear()
 
     def close(self, session: ClientSession) -> None:
-        """Forget the session; what is said to it from now on goes nowhere."""
+        """Remove the session. Messages to it are dropped from now on."""
         self.detach(session)
         self.by_peer.pop(session.heard_by, None)
         if self._by_client.pop(session.client, None) is not None:

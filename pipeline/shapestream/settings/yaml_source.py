@@ -1,8 +1,11 @@
 """A YAML file as plain values, with the place of each, so that later errors can point at it.
 
-Reads the core schema of YAML 1.2: `yes` is text, `010` is ten, `1:30` is text, `1e-3` is a number. Only
-mappings, lists and scalars are built. Tags, merge keys and duplicate keys are problems, not features;
-aliases are followed, within limits that a file of a few lines cannot blow up.
+It reads the core schema of YAML 1.2: `yes` is text, `010` is ten, `1:30` is text, `1e-3` is a number. Only mappings,
+lists and scalars are built. Tags, merge keys and duplicate keys are refused. Aliases are followed, within limits of depth
+and of the number of values.
+
+PyYAML parses the text into nodes with places. No loader of PyYAML or ruamel.yaml builds these values: the first reads
+YAML 1.1; the second stops at the first duplicate key, follows merge keys, and reads dates and `1_000` as values.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from typing import Any, TypeAlias
 import yaml
 
 Location: TypeAlias = tuple[str | int, ...]
-"""The way to a value from the top of the file: `("models", 0, "batching", "max_batch")`."""
+"""The keys and indices that lead to a value: `("models", 0, "batching", "max_batch")`."""
 
 MAX_BYTES = 1 << 20
 MAX_VALUES = 100_000
@@ -45,7 +48,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceProblem:
-    """A problem of the text itself, found before its meaning is looked at."""
+    """A problem of the text, found before the values are validated."""
 
     message: str
     location: Location = ()
@@ -54,25 +57,25 @@ class SourceProblem:
 
 @dataclass(slots=True)
 class YamlSource:
-    """The content of a file: `values` are plain Python, `places` are their positions (of an entry: its key)."""
+    """The content of a file: `values` are plain Python, `places` their positions. An entry has the position of its key."""
 
     values: Any = None
     places: dict[Location, Place] = field(default_factory=dict)
     problems: list[SourceProblem] = field(default_factory=list)
 
     def written(self, location: Location) -> Location:
-        """`location`, or the nearest thing around it that the file holds."""
+        """`location`, or the innermost value around it that is in the file."""
         while location and location not in self.places:
             location = location[:-1]
         return location
 
     def place_of(self, location: Location) -> Place | None:
-        """The place of `location`, or of the nearest thing around it that the file holds."""
+        """The place of `location`, or of the innermost value around it that is in the file."""
         return self.places.get(self.written(location))
 
 
 def read_yaml(data: bytes) -> YamlSource:
-    """Read one document. It never raises for the content of the bytes: all problems are in `problems`."""
+    """Read one document. It raises nothing for invalid content: all problems are in `problems`."""
     source = YamlSource()
     if len(data) > MAX_BYTES:
         source.problems.append(SourceProblem(message=f"the file is larger than {MAX_BYTES >> 20} MiB"))

@@ -1,6 +1,6 @@
-"""The server's counters, which the `Statistics` entry and the metrics are made of.
+"""The server's counters, from which `StatisticsEntry` and the metrics are made.
 
-Nothing here grows with the number of requests: counters, histograms of fixed size, a capped set of shapes.
+Their memory does not grow with the number of requests: counters, histograms of bounded size, a limited set of shapes.
 """
 
 from __future__ import annotations
@@ -14,27 +14,30 @@ from typing import Any, Self
 
 from shapestream.slices import Slices
 
-# Each power of two is cut into so many buckets: a quantile is at most 1/16 (6 %) off.
-_BUCKETS_PER_OCTAVE = 8
 _SUB_BITS = 3
-# Larger numbers count as this: of microseconds, 12 days.
+_BUCKETS_PER_OCTAVE = 1 << _SUB_BITS
+"""Buckets between two powers of two: a quantile is wrong by 1/16 (6 %) at most."""
 _MAX = (1 << 40) - 1
-# Integers of the wire end here.
+"""Largest number that a histogram tells apart: 12 days in microseconds."""
 _MOST = (1 << 63) - 1
-# Shapes are counted exactly up to here; beyond it the count says "at least".
+"""Largest integer that the wire carries."""
 MAX_DISTINCT_SHAPES = 10_000
-# Histograms that one turn of the event loop adds up, at up to 20 us each.
+"""Largest number of shapes that are counted exactly."""
 HISTOGRAMS_PER_SLICE = 64
+"""Histograms that one turn of the event loop adds up, at up to 20 us each."""
 
 
 class Histogram:
-    """Whole numbers, such as microseconds, in buckets that widen with the number: bounded memory, quantiles to 6 %."""
+    """Counts of whole numbers, such as microseconds, in buckets that widen with the number.
+
+    The memory is bounded; quantiles are exact to 6 %.
+    """
 
     __slots__ = ("_buckets", "count", "total")
 
     def __init__(self) -> None:
         self._buckets: list[int] = []
-        """As many as the largest number so far needs: short ones are copied and searched in less time."""
+        """Counts up to the bucket of the largest number so far: a short list is copied and searched faster."""
         self.count = 0
         self.total = 0
 
@@ -53,7 +56,7 @@ class Histogram:
         return _quantile(self._filled(), q * self.count)
 
     def up_to(self, exponents: Iterable[int]) -> list[int]:
-        """How many measurements were below 2^exponent, for each of these, which rise."""
+        """Numbers of measurements below 2^exponent, for each of these ascending exponents."""
         below, counted, seen = [], 0, 0
         for exponent in exponents:
             end = _bucket_of(1 << exponent)
@@ -63,7 +66,7 @@ class Histogram:
         return below
 
     def to_dict(self) -> dict[str, Any]:
-        """Number, mean and usual quantiles; and the filled buckets, as `[largest number of the bucket, count]`."""
+        """Count, mean and quantiles as plain data, and each filled bucket as `[largest number of the bucket, count]`."""
         filled = self._filled()
         return {
             "count": self.count,
@@ -91,7 +94,7 @@ class Histogram:
 
     @classmethod
     def of_all(cls, parts: Iterable[Histogram]) -> Slices[Histogram]:
-        """The measurements of all of these."""
+        """The sum of several histograms."""
         whole = cls()
         for place, part in enumerate(parts):
             if place % HISTOGRAMS_PER_SLICE == 0:
@@ -106,7 +109,7 @@ class Histogram:
 
 
 def _bucket_of(number: int) -> int:
-    """Bucket of a number: small ones have one each; above that the leading 1 and the next three bits choose it."""
+    """Bucket of a number. Numbers below 8 have one each; above, the leading 1 and the next three bits choose it."""
     if number < _BUCKETS_PER_OCTAVE:
         return number if number > 0 else 0
     shift = number.bit_length() - 1 - _SUB_BITS
@@ -124,7 +127,7 @@ _LOWEST = tuple([_lowest_of(bucket) for bucket in range(_bucket_of(_MAX) + 2)])
 
 
 def _quantile(filled: Iterable[tuple[int, int]], rank: float) -> int:
-    """The middle of the bucket that holds the measurement of this rank; 0 without any."""
+    """The middle of the bucket that holds the measurement of this rank; 0 without measurements."""
     seen = 0
     for bucket, count in filled:
         seen += count
@@ -134,18 +137,18 @@ def _quantile(filled: Iterable[tuple[int, int]], rank: float) -> int:
 
 
 class ModelCounters:
-    """Counters of one model, from the server's start, or between two times."""
+    """Counters of one model, from the server's start on, or between two times."""
 
     def __init__(self) -> None:
         self.arrived = 0
-        """Requests that the scheduler was given."""
+        """Requests that the scheduler received."""
         self.failures: Counter[str] = Counter()
         """Requests that were well-formed and ended without a result, by code."""
         self.attempts_failed = 0
         """Requests in batches that failed; one that runs again counts again."""
         self.batches_failed = 0
         self.failed_us = 0
-        """Time that these, and batches that were lost, held their slots."""
+        """Microseconds that failed and lost batches held their slots."""
         self.rows = 0
         self.reallocations = 0
         self.calls = 0
@@ -154,18 +157,18 @@ class ModelCounters:
         """Calls with a shape that was new and had to be prepared."""
         self.elements_computed = 0
         self.elements_padding = 0
-        """Elements of these that were padding, or filled a call up."""
+        """Computed elements that were padding, or filled rows of a call."""
         self.batch_requests = Histogram()
         """Requests of the batches that ran."""
         self.queue_us = Histogram()
         self.gather_us = Histogram()
-        """Of a batch, before and between its calls."""
+        """Time of a batch before and between its calls."""
         self.run_us = Histogram()
-        """The calls of a batch."""
+        """Time of the calls of a batch."""
         self.split_us = Histogram()
-        """Of a batch, for its results, after and between its calls."""
+        """Time of a batch for its results, after and between its calls."""
         self.busy_us = Histogram()
-        """These three."""
+        """Sum of these three times."""
         self.total_us = Histogram()
 
     @property
@@ -220,7 +223,7 @@ class ModelCounters:
 
 
 class ServerStatistics:
-    """Counters of one server process, from its start."""
+    """Counters of one server process, from its start on."""
 
     def __init__(self) -> None:
         self.messages = 0
@@ -228,19 +231,19 @@ class ServerStatistics:
         self.failures: Counter[str] = Counter()
         """Failed requests by code."""
         self.overloaded: Counter[str] = Counter()
-        """Those that were `overloaded`, by the bound that they met."""
+        """Requests that failed with `overloaded`, by the limit that they met."""
         self.duplicates = 0
-        """Requests that were sent again while they ran; they share the one reply."""
+        """Requests that were sent again while they ran; both share one reply."""
         self.faults = 0
         """Defects of the scheduler; the log describes each."""
         self.late_reports = 0
-        """Reports about batches that a worker was sent before it greeted again: they ran again elsewhere."""
+        """Reports of batches from before the worker greeted again; those batches ran again on other slots."""
         self.repeated = 0
-        """Requests that were sent again after they were answered, and got the reply that was kept."""
+        """Requests that were sent again after their answer, and got the kept reply."""
         self.bad_messages: Counter[str] = Counter()
-        """Messages and entries that were refused, by the port that they came in at."""
+        """Refused messages and entries, by port."""
         self.strangers: Counter[str] = Counter()
-        """Messages of peers that have no session here, answered `Unknown`, by the port that they came in at."""
+        """Messages of peers without a session, answered with `Unknown`, by port."""
         self.failed_handshakes: Counter[str] = Counter()
         """Connections that ended before they began, by port: other protocols, wrong keys, garbage."""
         self.peers_lost: Counter[str] = Counter()
@@ -248,25 +251,25 @@ class ServerStatistics:
         self.batches_prefetched = 0
         """Batches that were queued behind the running one of a slot."""
         self.batches_recalled = 0
-        """Batches of these that came back before they began; their requests ran elsewhere."""
+        """Queued batches that were recalled before they began; their requests ran on other slots."""
         self.scheduling_s = 0.0
         """Seconds that the scheduler took for all its decisions."""
         self.scheduled_requests = 0
-        """Requests that the scheduler was given."""
+        """Requests that the scheduler received."""
         self.worker_ends: Counter[tuple[int, str]] = Counter()
-        """Worker processes of this server that have ended, by the number of their entry in `workers`, `died` or `ended`."""
+        """Ends of this server's worker processes, by entry of `workers` (from 0), and `died` or `ended`."""
         self.reloads: Counter[str] = Counter()
-        """Reloads of the configuration that have ended, by result, where this server has one."""
+        """Finished reloads of the configuration, by result."""
         self.reloaded_at = 0.0
-        """Unix time of the last one of these that changed all it should; 0 without any."""
+        """Unix time of the end of the last reload that was `ok`; 0 without one."""
         self.reload_s = 0.0
-        """Seconds that it took."""
+        """Seconds that this reload took."""
         self.dialled_in_ends: Counter[str] = Counter()
         """Workers that dialled in and left: `drained`, or `lost` without a goodbye."""
         self.lag_us = Histogram()
-        """How late the event loop came to its heartbeats."""
+        """Delay of the event loop's heartbeats."""
         self.models: defaultdict[str, ModelCounters] = defaultdict(ModelCounters)
-        """By name; workers bring these, and a server holds so many models at most."""
+        """Counters by name of the model. The number of models of a server is limited (`MAX_MODELS`)."""
         self._shapes: set[tuple[str, tuple[int, ...]]] = set()
 
     def of(self, model: str) -> ModelCounters:
@@ -275,7 +278,7 @@ class ServerStatistics:
 
     @property
     def refused(self) -> Counter[str]:
-        """Requests refused before the scheduler saw them, by code: these are no model's failures."""
+        """Requests that were refused before the scheduler received them, by code. No model counts them."""
         refused = Counter(self.failures)
         for model in self.models.values():
             refused.subtract(model.failures)
@@ -314,9 +317,8 @@ class ServerStatistics:
         """Count a batch that ran: its `calls` by number and sizes, the `elements` of its requests without padding."""
         counters = self.of(model)
         counters.batch_requests.record(requests)
-        counters.rows = min(
-            _MOST, counters.rows + rows
-        )  # rows without elements are as many as a caller claims
+        # A caller may claim any number of rows that have no elements.
+        counters.rows = min(_MOST, counters.rows + rows)
         counters.reallocations += reallocations
         counters.preparations += preparations
         counters.gather_us.record(gather_us)
@@ -339,19 +341,19 @@ class ServerStatistics:
 
     @property
     def padding_ratio(self) -> float:
-        """Padding elements / computed elements, by the requests' real sizes."""
+        """Padding elements / computed elements; requests count with their real sizes."""
         computed = self._sum("elements_computed")
         return self._sum("elements_padding") / computed if computed else 0.0
 
     @property
     def scheduling_us_per_request(self) -> float:
-        """Microseconds of the scheduler's decisions per request."""
+        """Mean microseconds of the scheduler's decisions per request."""
         if not self.scheduled_requests:
             return 0.0
         return round(self.scheduling_s / self.scheduled_requests * 1e6, 2)
 
     def to_dict(self) -> Slices[dict[str, Any]]:
-        """The counters as plain data, for the `Statistics` entry."""
+        """The counters as plain data, for `StatisticsEntry`."""
         sizes = yield from self._all("batch_requests")
         times = {}
         for name in ("queue_us", "run_us", "total_us"):

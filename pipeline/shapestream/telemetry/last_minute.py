@@ -1,7 +1,7 @@
-"""The last minute of a server: its counters now, less those of a minute ago.
+"""The last minute of a server: its counters now, minus those of a minute ago.
 
-The server's heartbeat takes a snapshot of the counters every few seconds; nothing is done per request. No clock is read
-here: times are arguments, in seconds.
+The server's heartbeat takes a snapshot of the counters every few seconds; nothing is done per request. All times are
+arguments, in seconds.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from shapestream.telemetry.counters import ModelCounters, ServerStatistics
 
 WINDOW_S = 60.0
 SNAPSHOT_S = 5.0
-"""Seconds between two snapshots: the window is as much longer than a minute, at most."""
+"""Seconds between two snapshots. The window is longer than a minute by up to this time."""
 MAX_BYTES = 256 * 1024
-"""Room for the models in a `Statistics` entry, which holds 1 MiB and more than these. Quiet models are left out first."""
-# Bytes of a model in the scheduler's numbers, which name the same models: 10 numbers of 9 bytes, and their keys.
+"""Bytes for models in a `StatisticsEntry`, which holds 1 MiB. The models with the fewest requests are left out first."""
 _SCHEDULER_BYTES = 224
+"""Bytes of a model's part of the scheduler's statistics: 10 numbers of 9 bytes, and their keys."""
 MODELS_PER_SLICE = 4
-"""Models that one turn of the event loop describes: each takes up to 0.4 ms."""
+"""Models that one turn of the event loop turns into plain data: each takes up to 0.4 ms."""
 COPIES_PER_SLICE = 64
 """Models that one turn of the event loop copies for a snapshot: each takes up to 20 us."""
 _NOTHING = ModelCounters()
@@ -39,16 +39,16 @@ class _Snapshot(NamedTuple):
 class LastMinute:
     """The changes of a server's counters within a minute.
 
-    A snapshot takes about 6 KB per model that was used since the last one; the others share theirs.
+    A snapshot takes about 6 KB for each model that was used since the one before. Unused models share its copy.
     """
 
     def __init__(self, counters: ServerStatistics, now: float) -> None:
         self._counters = counters
         self._snapshots = deque([_Snapshot(now, {}, Counter())])
-        """The oldest first: at most one of them is older than a minute when it is taken."""
+        """The oldest first. After `take`, at most one of them is older than a minute."""
 
     def take(self, now: float) -> Slices[None]:
-        """Take a snapshot, unless the last one is young. Only one at a time is taken."""
+        """Take a snapshot, unless the last one is younger than `SNAPSHOT_S`. Take one at a time."""
         snapshots = self._snapshots
         last = snapshots[-1]
         if now < last.taken_at + SNAPSHOT_S:
@@ -64,10 +64,10 @@ class LastMinute:
             snapshots.popleft()
 
     def to_dict(self, now: float, served: Iterable[str]) -> Slices[dict[str, Any]]:
-        """The last minute as plain data: of the models with any change, and of those that are served.
+        """The last minute as plain data, of the models that changed and of those that are `served`.
 
-        `seconds` is the time that it spans: less than a minute after the start, else up to a snapshot and a heartbeat
-        more.
+        `seconds` is the length of the window: shorter soon after the start, else longer than a minute by up to
+        `SNAPSHOT_S` and a heartbeat.
         """
         begin = next(
             (one for one in reversed(self._snapshots) if one.taken_at <= now - WINDOW_S), self._snapshots[0]

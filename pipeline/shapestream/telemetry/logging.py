@@ -21,12 +21,12 @@ log = structlog.get_logger()
 LogFormat = Literal["auto", "json", "pretty"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 LEVELS: tuple[LogLevel, ...] = get_args(LogLevel)
-"""Levels, the most talkative first."""
+"""Log levels, the one with the most lines first."""
 
-# Longer strings come from peers or engines; a log line is not the place for all of it.
 MAX_TEXT_CHARACTERS = 2000
-# Keys that a rate limit tells apart; beyond it the oldest is forgotten, and may log again early.
+"""Characters of a text that a log line holds. Longer texts come from peers or engines."""
 MAX_RATE_LIMIT_KEYS = 1024
+"""Keys that a rate limit distinguishes. Beyond it the oldest key is forgotten, and may log again early."""
 
 # Without the variables of the frames, which may be tensors.
 _TRACEBACKS = structlog.processors.ExceptionRenderer(
@@ -37,7 +37,7 @@ _MARKS_OF_DATA = ("__array_interface__", "__buffer__", "nbytes")
 
 
 class _LossyStream:
-    """A text stream that drops what it cannot write: a full disk or a closed pipe must not end a server."""
+    """A text stream that drops lines that it cannot write: a full disk or a closed pipe must not end a server."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -56,7 +56,7 @@ class _LossyStream:
 
 
 def _plain(value: object) -> object:
-    """The form of `value` that a log line may hold: text is cut, containers are kept, data becomes its kind."""
+    """The form of `value` for a log line: texts are cut, containers are kept, data becomes the name of its type."""
     if isinstance(value, _PLAIN):
         return value
     if isinstance(value, str):
@@ -72,7 +72,7 @@ def _plain(value: object) -> object:
     if isinstance(value, bytes | bytearray | memoryview):
         return f"<{len(value)} bytes>"
     if is_dataclass(value) or any(hasattr(value, name) for name in _MARKS_OF_DATA):
-        return f"<{type(value).__name__}>"  # its text would be its contents
+        return f"<{type(value).__name__}>"  # its text would hold its contents
     return _plain(str(value))
 
 
@@ -86,7 +86,7 @@ def _only_plain_values(
 class RateLimit:
     """A limit of one line per key and `interval_s`, with a count of the lines left out.
 
-    For lines that a hostile or broken peer could otherwise cause at will.
+    It is for lines that a hostile or broken peer can cause in any number.
     """
 
     def __init__(self, interval_s: float = 1.0) -> None:
@@ -94,7 +94,7 @@ class RateLimit:
         self._last: dict[str, tuple[float, int]] = {}
 
     def admit(self, key: str, now: float) -> int | None:
-        """Number of lines of this key that were left out before; None where this one is left out, too."""
+        """Number of lines of this key that were left out before; None if this line is left out, too."""
         last = self._last.get(key)
         if last is not None and now - last[0] < self._interval_s:
             self._last[key] = (last[0], last[1] + 1)
@@ -108,7 +108,7 @@ class RateLimit:
 class LineBudget:
     """A budget of `burst` lines at once and `per_s` in the long run (a token bucket), with a count of the lines left out.
 
-    For ordinary events that are all wanted, unless a peer causes them by the thousand.
+    It is for ordinary events, all of which are written unless a peer causes thousands of them.
     """
 
     def __init__(self, burst: int = 200, per_s: float = 20.0) -> None:
@@ -119,7 +119,7 @@ class LineBudget:
         self._held_back = 0
 
     def admit(self, now: float) -> int | None:
-        """Number of lines that were left out before; None where this one is left out, too."""
+        """Number of lines that were left out before; None if this line is left out, too."""
         self._left = min(self._burst, self._left + (now - self._at) * self._per_s)
         self._at = now
         if self._left < 1.0:
@@ -133,7 +133,7 @@ class LineBudget:
 def _within_budget(logger: object, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
     """The structlog processor that keeps each event within a `LineBudget` of its own, except at `debug`.
 
-    A flood of one event, by clients, workers or callers of the admin port, hides no other event and fills no disk.
+    So a flood of one event hides no other event, and fills no disk.
     """
     if PRESENT.debug:
         return event
@@ -147,21 +147,21 @@ def _within_budget(logger: object, method: str, event: MutableMapping[str, Any])
 
 @dataclass(slots=True)
 class Present:
-    """Settings of this process's log as they are now; `configure` and `change` write them."""
+    """The present settings of this process's log, which `configure` and `change` set."""
 
     level: LogLevel = "info"
     format: LogFormat = "auto"
     stream: TextIO | None = None
-    """stderr where None."""
+    """None: stderr."""
     json: bool = False
-    """Whether lines are JSON: `auto` is resolved."""
+    """True if lines are JSON; `auto` is resolved."""
     debug: bool = True
-    """Whether debug lines are written: for code that runs too often to ask structlog."""
+    """True if debug lines are written, for code that runs too often to ask structlog."""
     budgets: defaultdict[str, LineBudget] = field(default_factory=lambda: defaultdict(LineBudget))
-    """That of each event. Events are literals of the code, so there are few."""
+    """The budget of each event. Events are literals of the code, so there are few."""
 
     def look(self) -> None:
-        """Ask structlog, which the process that embeds a server may have configured by itself."""
+        """Update `debug` from structlog, which an embedding process may have configured itself."""
         self.debug = bool(structlog.get_logger().is_enabled_for(logging.DEBUG))
 
 
@@ -176,8 +176,8 @@ def configure(
 ) -> None:
     """Set up logging for this process; `stream` is stderr where not given.
 
-    `auto` is pretty on a terminal and JSON elsewhere. Standard-library loggers below warning level, which our
-    dependencies use, stay quiet. Calling it again replaces the configuration.
+    `auto` is pretty on a terminal and JSON elsewhere. Our dependencies use standard-library
+    loggers, which write warnings and errors only. A second call replaces the configuration.
     """
     PRESENT.stream = stream
     PRESENT.budgets.clear()
@@ -203,7 +203,7 @@ def _apply(level: LogLevel, format: LogFormat) -> None:  # noqa: A002 - the word
             *renderers,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(level),
-        # One write per line: with unbuffered stderr, lines of several processes would otherwise mix.
+        # One write per line: otherwise lines of several processes mix on an unbuffered stderr.
         logger_factory=structlog.WriteLoggerFactory(_LossyStream(sink)),  # type: ignore[arg-type] # duck-typed
         cache_logger_on_first_use=False,
     )
@@ -212,7 +212,10 @@ def _apply(level: LogLevel, format: LogFormat) -> None:  # noqa: A002 - the word
 
 
 def change(level: LogLevel | None = None, format: LogFormat | None = None) -> None:  # noqa: A002 - as above
-    """Change the log of this process while it runs; what is None stays. A line says so, if the old or the new level does."""
+    """Change the log of this process while it runs; None keeps a setting.
+
+    A line at level info says so, if the old or the new level includes it.
+    """
     before = PRESENT.level, PRESENT.format
     after = level or before[0], format or before[1]
     if before == after:

@@ -1,7 +1,7 @@
-"""The metrics of a server: one table, whose rows read what the server counts anyway. docs/metrics.md shows it.
+"""The metrics of a server: one table of rows, each of which reads existing counters. docs/metrics.md shows it.
 
-Names and units follow Prometheus. Labels come from the configuration and from fixed lists, never from clients. Nothing
-is counted for a metric: a row is read when a scrape asks for it.
+Names and units follow Prometheus. The values of labels come from the configuration and from fixed lists, never from
+clients. Nothing is counted only for a metric: a row is read when a scrape asks for it.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from shapestream.telemetry.roll import ConfiguredWorker, Presence
 
 _US = 1e-6
 _VERSIONS = (version("shapestream"), platform.python_version())
-# Samples that one turn of the event loop reads; a histogram takes up to 30 us.
 SAMPLES_PER_SLICE = 64
-# Bounds of buckets by exponents of two: times from 64 us to 134 s; sizes from 1 to 8191, which are whole numbers below
-# the power.
+"""Samples that one turn of the event loop reads; a histogram takes up to 30 us."""
+# Upper bounds of buckets, by exponents of two: times from 64 us to 134 s, and sizes from 1 to 8191. A size is a whole
+# number, so its bound is the power less one.
 _TIMES = {exponent: f"{(1 << exponent) * _US:g}" for exponent in range(6, 28)}
 _SIZES = {exponent: str((1 << exponent) - 1) for exponent in range(1, 14)}
 
@@ -40,28 +40,28 @@ class MetricType(StrEnum):
 
 
 class Buckets(NamedTuple):
-    """A histogram: numbers of measurements at or below each bound, and what all measurements sum up to."""
+    """A histogram: the number of measurements up to each bound, and the sum of all measurements."""
 
     counts: tuple[tuple[str, int], ...]
     total: float
 
 
 Sample: TypeAlias = tuple[tuple[str, ...], float | Buckets]
-"""Values of the labels, and what was read."""
+"""The values of the labels, and the value of the metric."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSnapshot:
-    """What a server tells about itself at one time."""
+    """The state of a server at one time."""
 
     ready: bool
     counters: ServerStatistics
     scheduler: SchedulerStatistics
     settings: ServerSettings
     slots_busy_s: float
-    """Seconds that slots have had batches, also of those that run."""
+    """Seconds that slots have had batches, running ones included."""
     configured_workers: Sequence[ConfiguredWorker]
-    """Those that this server starts and keeps running."""
+    """The workers that this server starts and keeps running."""
     clients: int
     pending: int
     """Requests without a terminal reply."""
@@ -69,14 +69,14 @@ class ServerSnapshot:
     credit_used: float
     """The largest share of its credit that one client holds."""
     workers: Mapping[str, int]
-    """By state."""
+    """Numbers of connected workers, by state: `serving`, `leaving`."""
     quarantined: int
     kept_replies: int
     kept_bytes: int
     peers_refused: Mapping[str, Mapping[str, int]]
-    """By port and reason."""
+    """Numbers of refused connections, by port and reason."""
     audit: Mapping[str, Mapping[str, float]]
-    """By model: `audited`, `unjudged`, `mismatches` and `stopped`, among others."""
+    """The findings of audits, by model: `audited`, `unjudged`, `mismatches`, `stopped` and others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,18 +84,18 @@ class Metric:
     """One row of the table."""
 
     name: str
-    kind: MetricType
+    type: MetricType
     help: str
     labels: tuple[str, ...] = ()
     read: Callable[[ServerSnapshot], Iterable[Sample]]
 
 
-def observe(observation: ServerSnapshot) -> Slices[list[tuple[Metric, list[Sample]]]]:
-    """All metrics with their samples."""
+def read_metrics(snapshot: ServerSnapshot) -> Slices[list[tuple[Metric, list[Sample]]]]:
+    """Read all metrics, with their samples."""
     found: list[tuple[Metric, list[Sample]]] = []
     for metric in METRICS:
         found.append((metric, []))
-        for sample in metric.read(observation):
+        for sample in metric.read(snapshot):
             found[-1][1].append(sample)
             if len(found[-1][1]) % SAMPLES_PER_SLICE == 0:
                 yield
@@ -117,7 +117,7 @@ def _by(label: str, name: str, text: str, read: Callable[[ServerSnapshot], Mappi
 
 
 def _of_model(
-    name: str, text: str, read: Callable[[ModelCounters], float | Buckets], kind: MetricType | None = None
+    name: str, text: str, read: Callable[[ModelCounters], float | Buckets], type_: MetricType | None = None
 ) -> Metric:
     """A row of one sample per model that the server counts."""
 
@@ -125,7 +125,7 @@ def _of_model(
         for model, counters in list(seen.counters.models.items()):
             yield (model,), read(counters)
 
-    return _row(name, text, ("model",), samples, kind)
+    return _row(name, text, ("model",), samples, type_)
 
 
 def _of_queue(name: str, text: str, read: Callable[[ModelStatistics], float]) -> Metric:
@@ -136,14 +136,14 @@ def _of_queue(name: str, text: str, read: Callable[[ModelStatistics], float]) ->
 
 
 def _of_audit(name: str, text: str, key: str) -> Metric:
-    """A row of one sample per model, of what audits found."""
+    """A row of one sample per audited model."""
     return _row(
         name, text, ("model",), lambda seen: [((model,), one[key]) for model, one in seen.audit.items()]
     )
 
 
 def _times_of_model(name: str, text: str, read: Callable[[ModelCounters], Histogram]) -> Metric:
-    """The same of a histogram of microseconds."""
+    """A row of one histogram per model, from microseconds to seconds."""
     return _of_model(name, text, lambda model: _seconds(read(model)), MetricType.HISTOGRAM)
 
 
@@ -152,15 +152,15 @@ def _row(
     text: str,
     labels: tuple[str, ...],
     read: Callable[[ServerSnapshot], Iterable[Sample]],
-    kind: MetricType | None = None,
+    type_: MetricType | None = None,
 ) -> Metric:
-    """Any row. By Prometheus' convention the names of counters, and of no others, end in `_total`."""
-    kind = kind or (MetricType.COUNTER if name.endswith("_total") else MetricType.GAUGE)
-    return Metric(name=f"shapestream_{name}", kind=kind, help=text, labels=labels, read=read)
+    """A row. By Prometheus' convention, only the names of counters end in `_total`."""
+    type_ = type_ or (MetricType.COUNTER if name.endswith("_total") else MetricType.GAUGE)
+    return Metric(name=f"shapestream_{name}", type=type_, help=text, labels=labels, read=read)
 
 
 def _buckets(histogram: Histogram, bounds: Mapping[int, str], unit: float = 1.0) -> Buckets:
-    """A histogram by these exponents of two, each with its bound as text."""
+    """A histogram with buckets by exponents of two; `bounds` holds the upper bound of each as text."""
     counts = [*zip(bounds.values(), histogram.up_to(bounds), strict=True), ("+Inf", histogram.count)]
     return Buckets(tuple(counts), histogram.total * unit)
 
@@ -183,7 +183,7 @@ def _batches(seen: ServerSnapshot) -> Iterator[Sample]:
 
 
 def _by_group(name: str, text: str, read: Callable[[ConfiguredWorker], float]) -> Metric:
-    """A row of one sample per entry of `workers`: a sum over the workers of the entry."""
+    """A row of one sample per entry of `workers`: the sum over the entry's workers."""
 
     def samples(seen: ServerSnapshot) -> list[Sample]:
         sums: defaultdict[int, float] = defaultdict(float)
@@ -428,12 +428,12 @@ METRICS: tuple[Metric, ...] = (
     _by_group(
         "workers_serving",
         "Those of them that serve.",
-        lambda worker: worker.standing.presence is Presence.SERVING,
+        lambda worker: worker.state.presence is Presence.SERVING,
     ),
     _by_group(
         "worker_restarts_total",
         "Processes started in the place of one that ended, or is replaced.",
-        lambda worker: worker.standing.restarts,
+        lambda worker: worker.state.restarts,
     ),
     _by_group(
         "worker_memory_bytes",
@@ -502,6 +502,6 @@ def table() -> str:
     lines = ["| metric | meaning |", "|---|---|"]
     for metric in METRICS:
         labels = f"{{{', '.join(metric.labels)}}}" if metric.labels else ""
-        kind = " (histogram)" if metric.kind is MetricType.HISTOGRAM else ""
-        lines.append(f"| `{metric.name}{labels}`{kind} | {metric.help} |")
+        suffix = " (histogram)" if metric.type is MetricType.HISTOGRAM else ""
+        lines.append(f"| `{metric.name}{labels}`{suffix} | {metric.help} |")
     return "\n".join(lines)

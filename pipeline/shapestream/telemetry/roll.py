@@ -1,114 +1,108 @@
-"""The worker processes that a server's configuration asks for: which serve, since when one is missing, and why.
+"""The worker processes that a server's configuration asks for: which of them serve, and why others are missing.
 
-The process owner notes what happens to each; metrics and the page read it. No clock is read here: times are arguments,
-in seconds.
+The owner of the processes calls the methods; metrics and the page read the result. All times are arguments, in seconds.
 """
 
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
 
 class Presence(StrEnum):
-    """Whether a configured worker is there."""
+    """The state of a configured worker."""
 
     STARTING = "starting"
-    """It was never ready; a process runs, or will."""
+    """It has never been ready; a process runs, or will be started."""
     SERVING = "serving"
     MISSING = "missing"
-    """Its last process has ended, and no other serves yet."""
+    """Its last process has ended, and no other is ready yet."""
     GIVEN_UP = "given up"
-    """It is missing, and no process is started for it."""
+    """It is missing, and no process is started for it any more."""
 
 
 @dataclass(slots=True)
 class WorkerPresence:
-    """One configured worker."""
+    """The presence of one configured worker, and the last end of its processes."""
 
     presence: Presence
     since: float | None = None
-    """Time from which it is what it is; None before its first process is started."""
+    """Time from which `presence` holds; None before the first process is started."""
     restarts: int = 0
-    """Processes that were started for it after the first one, whatever the reason."""
+    """Processes that were started after the first one, for any reason."""
     last_end: str = ""
-    """How the last process that ended did, such as "status 1" or "SIGKILL"; empty before one has ended."""
+    """Exit status of the last process that ended, such as "status 1" or "SIGKILL"; empty before."""
     why: str = ""
-    """The reason that the log gave for that end, or for giving up; empty where it gave none."""
+    """The reason in the log for that end, or for giving up; empty if there is none."""
     ended_at: float | None = None
-    """Time of that end."""
+    """Time when the last process ended."""
 
 
 class ConfiguredWorker(NamedTuple):
-    """The standing of a worker, as its server tells it."""
+    """A configured worker, as metrics and the page show it."""
 
     name: str
     group: int
     """Its entry of `workers`, from 0."""
-    standing: WorkerPresence
+    state: WorkerPresence
     memory_bytes: int
 
 
 class Roll:
-    """The standing of each configured worker, by name."""
+    """The presence of each configured worker, by name."""
 
-    __slots__ = ("_reasons", "_serving", "_standings", "_started")
+    __slots__ = ("_reasons", "_serving", "_started", "presences")
 
     def __init__(self, names: Iterable[str]) -> None:
-        self._standings = {name: WorkerPresence(Presence.STARTING) for name in names}
-        self._serving: dict[str, set[int]] = {name: set() for name in self._standings}
-        """The processes that serve in each place: two, for a moment, while one is replaced."""
+        self.presences = {name: WorkerPresence(Presence.STARTING) for name in names}
+        self._serving: dict[str, set[int]] = {name: set() for name in self.presences}
+        """Process ids of the ready processes of each worker: two for a short time, while one is replaced."""
         self._started: set[str] = set()
         self._reasons: dict[str, str] = {}
-        """Why the next end of a process of a worker comes, where that is known before."""
-
-    @property
-    def standings(self) -> Mapping[str, WorkerPresence]:
-        """By name, as they are now."""
-        return self._standings
+        """The reason for the next end of a worker's process, where it is known before."""
 
     def started(self, name: str, now: float) -> None:
-        """Note that a process is started; one that was given up is awaited again."""
-        one = self._standings[name]
-        one.restarts += name in self._started
+        """Note that a process is started. A worker that was given up counts as missing again."""
+        worker = self.presences[name]
+        worker.restarts += name in self._started
         self._started.add(name)
-        if one.since is None:
-            one.since = now
-        if one.presence is Presence.GIVEN_UP:
-            one.presence = Presence.MISSING
+        if worker.since is None:
+            worker.since = now
+        if worker.presence is Presence.GIVEN_UP:
+            worker.presence = Presence.MISSING
 
     def serves(self, name: str, pid: int, now: float) -> None:
         """Note that a process is ready."""
-        one = self._standings[name]
+        worker = self.presences[name]
         self._serving[name].add(pid)
-        if one.presence is not Presence.SERVING:
-            one.presence, one.since = Presence.SERVING, now
+        if worker.presence is not Presence.SERVING:
+            worker.presence, worker.since = Presence.SERVING, now
 
     def reason(self, name: str, why: str) -> None:
-        """Note why a process of this worker is about to end."""
+        """Note the reason why a process of this worker will end soon."""
         self._reasons[name] = why
 
     def ended(self, name: str, pid: int, status: int, now: float) -> None:
-        """Note the end of a process, with the status that `subprocess` tells."""
-        one = self._standings[name]
+        """Note the end of a process, with its status as `subprocess` returns it."""
+        worker = self.presences[name]
         self._serving[name].discard(pid)
-        one.last_end, one.ended_at, one.why = spell_status(status), now, self._reasons.pop(name, "")
-        if one.presence is not Presence.GIVEN_UP and not self._serving[name]:
-            # One that never served is missing since its place was first to be filled.
-            one.since = now if one.presence is Presence.SERVING else one.since
-            one.presence = Presence.MISSING
+        worker.last_end, worker.ended_at, worker.why = spell_status(status), now, self._reasons.pop(name, "")
+        if worker.presence is not Presence.GIVEN_UP and not self._serving[name]:
+            # A worker that has never served is missing since its first start.
+            worker.since = now if worker.presence is Presence.SERVING else worker.since
+            worker.presence = Presence.MISSING
 
     def given_up(self, name: str, why: str) -> None:
-        """Note that no process is started any more."""
-        one = self._standings[name]
-        one.presence, one.why = Presence.GIVEN_UP, why
+        """Note that no process is started for this worker any more."""
+        worker = self.presences[name]
+        worker.presence, worker.why = Presence.GIVEN_UP, why
 
 
 def spell_status(status: int) -> str:
-    """An exit status as `subprocess` tells it: a signal by its name, else `status 1`."""
+    """Spell an exit status of `subprocess`: the name of a signal, or "status 1"."""
     if status >= 0:
         return f"status {status}"
     try:

@@ -1,8 +1,7 @@
-"""Traces: arrival, model, client and sizes of each request, and never its data.
+"""Traces: arrival time, model, client and sizes of each request, and never its data.
 
 docs/capacity.md specifies the file format (JSON lines, plain or .gz). The journal calls `TraceRecorder` for every
-request that arrives; the simulator and `tune` read the file. A recorder gives way to the server: an error ends the
-recording, never the server.
+request that arrives; the simulator and `tune` read the file. An error ends the recording, never the server.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ from shapestream.errors import ConfigurationError
 
 TRACE_VERSION = 1
 MAX_LINE = 1 << 20
-"""Characters of a line; a longer one is no line of a trace."""
+"""Largest number of characters of a line."""
 
 
 class TraceRequest(NamedTuple):
-    """One request of a trace. A named tuple, since a trace may have millions of them."""
+    """One request of a trace. It is a named tuple because a trace may have millions of them."""
 
     at_s: float
     """Seconds since the trace began."""
@@ -34,26 +33,26 @@ class TraceRequest(NamedTuple):
     """Number of the model in the trace."""
     client: int
     sizes: tuple[int, ...]
-    """The request's own size of each of its model's dimensions, before any rounding."""
+    """The request's size of each of its model's dimensions, before any rounding."""
     deadline_s: float | None = None
     """Seconds from the request's arrival to its deadline."""
     priority: int = 0
 
 
 def header_line(models: Mapping[str, tuple[str, ...]]) -> str:
-    """The first line of a trace; `models` are names with their dynamic dimensions."""
+    """The first line of a trace. `models` holds the dynamic dimensions by name."""
     return json.dumps({"shapestream_trace": TRACE_VERSION, "models": models}) + "\n"
 
 
 def request_line(request: TraceRequest) -> str:
-    """The line of a request, formatted by hand: the server pays for it with each request."""
+    """The line of a request. It is formatted by hand because the server does it for each request."""
     at_s, model, client, sizes, deadline_s, priority = request
     deadline = "null" if deadline_s is None else f"{deadline_s:.6f}"
     return f"[{at_s:.6f},{model},{client},[{','.join(map(str, sizes))}],{deadline},{priority}]\n"
 
 
 def open_text(path: Path, mode: str) -> IO[str]:
-    """Open a trace, compressed where its name ends in .gz. Raises OSError."""
+    """Open a trace, compressed if its name ends in .gz. Raises OSError."""
     if path.suffix == ".gz":
         file = gzip.open(path, f"{mode}t", 5, encoding="utf-8", newline="\n")  # noqa: SIM115 - returned open
         return cast(IO[str], file)
@@ -63,14 +62,14 @@ def open_text(path: Path, mode: str) -> IO[str]:
 class TraceReader:
     """A reader of a trace file; each iteration starts at the beginning.
 
-    Strict: raises `ConfigurationError` with file and line for what is not a trace of version 1. A last line that is
-    not ended was cut off by a crash or a full disk, and is left out. Holds one line at a time.
+    Raises `ConfigurationError` with file and line for anything but a trace of version 1. A last line without an end was
+    cut off by a crash or a full disk, and is left out. One line at a time is held in memory.
     """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self.models: dict[str, tuple[str, ...]] = {}
-        """Names and dynamic dimensions, by number; those that only came later join while it is read."""
+        """Dynamic dimensions by name, in the order of the numbers. Later models are added while the file is read."""
         for number, line in self._lines():
             self._add_models(self._header(number, line), number)
             break
@@ -106,7 +105,7 @@ class TraceReader:
                         return
                     yield number, line
         except EOFError:
-            return  # a .gz whose end is missing: what could be read was read
+            return  # the end of a .gz is missing
         except (OSError, UnicodeDecodeError, zlib.error) as error:
             reason = "no such file" if isinstance(error, FileNotFoundError) else str(error)
             raise ConfigurationError([f"{self.path}: {reason}"]) from error
@@ -168,7 +167,7 @@ def _is_seconds(value: Any) -> bool:
 log = structlog.get_logger()
 
 MAX_REQUESTS = 5_000_000
-"""Requests after which a recording ends by itself: about 200 MB as text, 30 MB as .gz."""
+"""Requests after which a recording ends: about 200 MB as text, 30 MB as .gz."""
 FLUSH_S = 1.0
 _MAX_NAMES = 1000
 
@@ -176,7 +175,7 @@ _MAX_NAMES = 1000
 class TraceRecorder:
     """A writer of one trace file. An existing file is kept: the new one gets a number in its name.
 
-    Raises OSError when the file cannot be made; later troubles are logged once and end the recording.
+    Raises OSError if the file cannot be made. A later error is logged once and ends the recording.
     """
 
     def __init__(self, path: str | Path, *, max_requests: int = MAX_REQUESTS) -> None:
@@ -204,7 +203,7 @@ class TraceRecorder:
         deadline: float | None,
         priority: int,
     ) -> None:
-        """Record one request; `now` and `deadline` are times of the server's clock. Does nothing once it has ended."""
+        """Record one request, with times of the server's clock. Does nothing after the recording's end."""
         file = self._file
         if file is None:
             return
@@ -215,7 +214,7 @@ class TraceRecorder:
             if number is None:
                 number = self._add_model(file, model, dimensions)
             deadline_s = None if deadline is None else max(0.0, deadline - now)
-            # Clients are numbered anew, so that a trace says nothing about what came before it.
+            # Clients get new numbers, so that a trace says nothing about earlier requests.
             alias = self._clients.setdefault(client, len(self._clients))
             at_s = now - self._began
             file.write(request_line(TraceRequest(at_s, number, alias, sizes, deadline_s, priority)))
@@ -231,7 +230,7 @@ class TraceRecorder:
             self._give_up(f"{self.recorded} requests, which is the limit")
 
     def close(self) -> None:
-        """Write the rest and end the file; a second call does nothing."""
+        """Write the buffered lines and close the file. A second call does nothing."""
         file, self._file = self._file, None
         if file is None:
             return
@@ -255,12 +254,12 @@ class TraceRecorder:
         log.warning("the recording of the trace ends", path=str(self.path), requests=self.recorded, why=why)
         file, self._file = self._file, None
         if file is not None:
-            with suppress(OSError):  # what could not be written before cannot be written now either
+            with suppress(OSError):  # the buffer could not be written before, either
                 file.close()
 
 
 def _create(path: Path) -> tuple[Path, IO[str]]:
-    """A new file of that name, or of the next one with a number: an earlier trace is never overwritten."""
+    """Create a file of that name, or with the next number in its name. An existing trace is never overwritten."""
     stem, dot, suffixes = path.name.partition(".")
     for number in range(1, _MAX_NAMES):
         candidate = path if number == 1 else path.with_name(f"{stem}-{number}{dot}{suffixes}")

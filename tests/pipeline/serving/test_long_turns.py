@@ -27,7 +27,7 @@ from tests.pipeline.serving.scripted_slots import ScriptedSlots
 from trio.testing import wait_all_tasks_blocked
 
 from shapestream.slices import at_once
-from shapestream.telemetry.metrics import observe
+from shapestream.telemetry.metrics import read_metrics
 from shapestream.wire.codec import encode
 from shapestream.wire.limits import CLIENT_LIMITS, WORKER_LIMITS
 from shapestream.wire.messages import Execute, SlotHello, WorkerHello, WorkerWelcome
@@ -233,7 +233,7 @@ async def test_no_answer_about_many_busy_models_makes_a_turn_long() -> None:
         for read in (
             server.statistics_in_slices,
             lambda: server.live(0),
-            lambda: observe(server.observation()),
+            lambda: read_metrics(server.snapshot()),
         ):
             async with watched():
                 work: Any = read()

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.pipeline.serving.echo_model import echo_tensors
 
-from shapestream.serving.quarantine import BEGINNING_BYTES, Quarantine
+from shapestream.serving.quarantine import FIRST_BYTES, Quarantine
 from shapestream_engine.layout import Tensors
 
 
@@ -34,7 +34,7 @@ def test_what_is_kept_is_held_and_nothing_else() -> None:
 
 @pytest.mark.parametrize(
     ("data", "other"),
-    [(bytes(BEGINNING_BYTES) + b"a", bytes(BEGINNING_BYTES) + b"b"), (b"", b"x")],
+    [(bytes(FIRST_BYTES) + b"a", bytes(FIRST_BYTES) + b"b"), (b"", b"x")],
     ids=["a difference behind the bytes that are compared first", "no bytes"],
 )
 def test_all_bytes_count(data: bytes, other: bytes) -> None:
@@ -52,7 +52,7 @@ def test_time_ends_it() -> None:
     quarantine.keep("m", _blob(b"0"), 5.0)
     assert [True, False, True] == [quarantine.holds("m", _blob(b"%d" % number), 11.0) for number in range(3)]
     assert not quarantine.holds("m", _blob(b"0"), 15.0)
-    assert (0, {}) == (len(quarantine), quarantine._kinds)
+    assert (0, {}) == (len(quarantine), quarantine._fingerprints)
 
 
 @pytest.mark.parametrize(("max_requests", "keep_s"), [(0, 600.0), (1024, 0.0)])
@@ -88,7 +88,7 @@ def test_it_agrees_with_a_plain_list(steps: list[tuple[bool, int, float]], room:
             kept = [pair for pair in kept if pair[1] + 5.0 > now]
             assert quarantine.holds("m", blob, now) == (number in [pair[0] for pair in kept])
         assert len(quarantine) <= room
-        assert sum(quarantine._kinds.values()) == len(quarantine)
+        assert sum(quarantine._fingerprints.values()) == len(quarantine)
 
 
 def test_a_received_frame_is_its_bytes() -> None:

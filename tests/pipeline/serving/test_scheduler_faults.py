@@ -17,7 +17,7 @@ from shapestream.scheduling import Scheduler, events
 from shapestream.scheduling.actions import Action, FailRequest, ReportFault
 from shapestream.scheduling.model_queue import ModelQueue
 from shapestream.slices import at_once
-from shapestream.telemetry.metrics import observe
+from shapestream.telemetry.metrics import read_metrics
 from shapestream.wire.messages import Failure, ResultEntry
 
 UNLUCKY = (1, 13)
@@ -106,7 +106,7 @@ async def test_failed_batches_count_the_time_that_they_held_their_slot() -> None
         await trio.sleep(2.0)
         slots.fail(batch)
         await client.hear(Failure)
-        samples = {metric.name: found for metric, found in at_once(observe(running.server.observation()))}
+        samples = {metric.name: found for metric, found in at_once(read_metrics(running.server.snapshot()))}
         assert [(("echo",), 2.0)] == samples["shapestream_batches_failed_seconds_total"]
         told = await client.statistics()
         assert 2_000_000 == told["last_minute"]["models"]["echo"]["failed_us"]

@@ -27,7 +27,7 @@ from shapestream.telemetry.logging import (
     change,
     configure,
 )
-from shapestream.telemetry.metrics import observe
+from shapestream.telemetry.metrics import read_metrics
 from shapestream.wire.messages import BatchFailedEntry, Execute, Failure, ResultEntry
 
 
@@ -396,7 +396,7 @@ async def test_metrics_tell_refused_requests_from_failed_ones() -> None:
     """A request that no model takes has a code and no model; the series of a model begin with 0."""
 
     def samples(running: Running, name: str) -> dict[tuple[str, ...], object]:
-        found = {metric.name: dict(read) for metric, read in at_once(observe(running.server.observation()))}
+        found = {metric.name: dict(read) for metric, read in at_once(read_metrics(running.server.snapshot()))}
         return found[f"shapestream_{name}"]
 
     async with memory_serving() as running:

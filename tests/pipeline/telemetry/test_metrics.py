@@ -20,7 +20,7 @@ NAMES = {metric.name for metric in METRICS}
 SERIES = NAMES | {
     metric.name + suffix
     for metric in METRICS
-    if metric.kind is MetricType.HISTOGRAM
+    if metric.type is MetricType.HISTOGRAM
     for suffix in ("_bucket", "_count", "_sum")
 }
 OF_THE_PROCESS = {"process_cpu_seconds_total", "process_resident_memory_bytes", "process_open_fds"}
@@ -36,7 +36,7 @@ def test_names_follow_the_conventions() -> None:
     assert len(METRICS) == len(NAMES)
     for metric in METRICS:
         assert re.fullmatch(r"shapestream_[a-z]+(_[a-z]+)*", metric.name)
-        assert (metric.kind is MetricType.COUNTER) == metric.name.endswith("_total"), metric.name
+        assert (metric.type is MetricType.COUNTER) == metric.name.endswith("_total"), metric.name
         assert not re.search(r"_(ms|us|milliseconds|percent|kib|count|sum|bucket)$", metric.name)
         assert metric.help.endswith(".")
 

@@ -15,13 +15,13 @@ def test_a_worker_is_missing_from_the_end_of_its_process_until_another_serves() 
         roll.serves(name, pid, 1.0)
     roll.reason("w1", "it hung")
     roll.ended("w1", 11, -9, 5.0)
-    assert WorkerPresence(Presence.MISSING, 5.0, 0, "SIGKILL", "it hung", 5.0) == roll.standings["w1"]
+    assert WorkerPresence(Presence.MISSING, 5.0, 0, "SIGKILL", "it hung", 5.0) == roll.presences["w1"]
     roll.started("w1", 6.0)
     roll.serves("w1", 12, 8.0)
-    assert WorkerPresence(Presence.SERVING, 8.0, 1, "SIGKILL", "it hung", 5.0) == roll.standings["w1"]
+    assert WorkerPresence(Presence.SERVING, 8.0, 1, "SIGKILL", "it hung", 5.0) == roll.presences["w1"]
     roll.ended("w1", 12, 1, 9.0)
-    assert WorkerPresence(Presence.MISSING, 9.0, 1, "status 1", "", 9.0) == roll.standings["w1"]
-    assert WorkerPresence(Presence.SERVING, 1.0) == roll.standings["w0"]
+    assert WorkerPresence(Presence.MISSING, 9.0, 1, "status 1", "", 9.0) == roll.presences["w1"]
+    assert WorkerPresence(Presence.SERVING, 1.0) == roll.presences["w0"]
 
 
 def test_a_worker_that_is_replaced_is_never_missing() -> None:
@@ -33,21 +33,21 @@ def test_a_worker_that_is_replaced_is_never_missing() -> None:
     roll.serves("w0", 11, 4.0)
     roll.serves("w0", 11, 5.0)
     roll.ended("w0", 10, 0, 6.0)
-    assert WorkerPresence(Presence.SERVING, 1.0, 1, "status 0", "", 6.0) == roll.standings["w0"]
+    assert WorkerPresence(Presence.SERVING, 1.0, 1, "status 0", "", 6.0) == roll.presences["w0"]
 
 
 def test_a_worker_that_never_served_is_missing_from_the_start() -> None:
     """When it is given up, and when it is tried again after all, too."""
     roll = Roll(["w0"])
-    assert WorkerPresence(Presence.STARTING) == roll.standings["w0"]
+    assert WorkerPresence(Presence.STARTING) == roll.presences["w0"]
     roll.started("w0", 2.0)
-    assert WorkerPresence(Presence.STARTING, 2.0) == roll.standings["w0"]
+    assert WorkerPresence(Presence.STARTING, 2.0) == roll.presences["w0"]
     roll.ended("w0", 10, 3, 4.0)
     roll.given_up("w0", "its configuration cannot be used")
     given_up = WorkerPresence(Presence.GIVEN_UP, 2.0, 0, "status 3", "its configuration cannot be used", 4.0)
-    assert given_up == roll.standings["w0"]
+    assert given_up == roll.presences["w0"]
     roll.started("w0", 7.0)
-    again = roll.standings["w0"]
+    again = roll.presences["w0"]
     assert (Presence.MISSING, 1, 2.0) == (again.presence, again.restarts, again.since)
 
 

@@ -1,4 +1,4 @@
-"""The supervisor: when worker processes start, restart, stop and are given up; events in, actions out.
+"""The supervisor: it decides when worker processes start, restart, stop and are given up. Events in, actions out.
 
           begin                     exited                        too many in the window,
     idle ──────▶ running ─────────────────────▶ waiting             or its configuration
@@ -9,10 +9,21 @@
                 stopping ───────────exited───────▶ stopped
                    (killed when its time is up)
 
-A process that is to be *replaced* goes on serving while another is started beside it, in the same role; when that is ready,
-the old one is asked to finish. One is replaced at a time over all workers, so there is at most one process too many.
+A *role* is a configured worker, such as `w0`. A process has the name of its role, or `w0+1` if it replaces another one.
 
-Times are seconds of a monotonic clock that the caller chooses; `jitter` is a number in [0, 1) that it draws.
+Death: a process that ends is started again after a wait that grows with each death (exponential backoff with jitter).
+`max_crashes` deaths within `window_s` give the worker up, as does a status that says that its configuration is unusable.
+A death during a batch does not count, if the worker answered other batches within the window: the batch is to blame, and
+the scheduler isolates its requests. Such a worker restarts after `blameless_backoff_max_s` at most.
+
+Replacement: a process that passed its memory limit, or that is restarted on request, goes on serving. Its successor is
+started beside it, in the same role. When the successor is ready, the old process is asked to finish. One process is
+replaced at a time over all workers, so there is at most one process too many. If the successor is given up, the old
+process goes on.
+
+The supervisor promises that `finished` becomes true after StopRequested: each process that does not end in time is killed.
+It starts nothing itself and reads no clock: times are seconds of a monotonic clock of the caller, and `jitter` is a number
+in [0, 1) that the caller draws. processes.py carries the actions out.
 """
 
 from __future__ import annotations
@@ -28,21 +39,21 @@ from typing import TypeAlias, assert_never
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerReady:
-    """A process has compiled its models and is known to the server."""
+    """A process has compiled its models, and the server has welcomed it."""
 
     worker: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplacementWanted:
-    """A process is sound, but should be replaced by a fresh one: it has passed its memory limit."""
+    """A process has passed its memory limit and should be replaced by a new one."""
 
     worker: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerExited:
-    """A process ended. `status` is negative for a signal, as `subprocess` has it."""
+    """A process ended. `status` is negative for a signal, as in `subprocess`."""
 
     worker: str
     status: int
@@ -51,12 +62,12 @@ class WorkerExited:
     answered_at: float | None = None
     """Time of its last answer to a batch, if there was one."""
     said: str = ""
-    """What it said to be wrong with its configuration."""
+    """The problems of its configuration, as it reported them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestartRequested:
-    """Replace every process by a fresh one, one after the other; try again with those that were given up."""
+    """Replace every process by a new one, one after the other. Start those again that were given up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,12 +79,12 @@ class StopRequested:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopNow:
-    """Do not wait for anything."""
+    """End every worker at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WakeupDue:
-    """`next_wakeup()` has come."""
+    """The time of `next_wakeup()` has come."""
 
 
 Event: TypeAlias = (
@@ -89,7 +100,7 @@ class StartWorker:
     attempt: int
     """0 for the first start, then 1, 2, ..."""
     role: str
-    """The configured worker that it is: `worker` itself, or the one that it replaces."""
+    """The configured worker: `worker` itself, or the one that it replaces."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,12 +124,12 @@ class GiveUp:
     worker: str
     reason: str
     configuration: bool
-    """True if its configuration is at fault, so that no worker of its kind can run."""
+    """True if its configuration is at fault, so that no process of this role can run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeepWorker:
-    """Let a worker go on as it is: no replacement for it can be started."""
+    """Let a worker go on as it is, since no replacement can be started."""
 
     worker: str
     reason: str
@@ -129,13 +140,13 @@ class Restarted:
     """The end of a restart of all workers, by role."""
 
     replaced: tuple[str, ...]
-    """A process serves that was started since, and none is left that was started before."""
+    """Roles whose processes were all started after the request."""
     kept: dict[str, str]
-    """The process goes on that was there before, and why."""
+    """Roles whose old process goes on, each with the reason."""
     given_up: dict[str, str]
-    """No process runs, and why."""
+    """Roles without a process, each with the reason."""
     starting: dict[str, str] = field(default_factory=dict)
-    """Its new process has not come up in time, and why the restart waits no longer. It goes on starting."""
+    """Roles whose new process has not come up in time, each with the reason. It goes on starting."""
 
 
 Action: TypeAlias = StartWorker | TerminateWorker | KillWorker | GiveUp | KeepWorker
@@ -146,29 +157,30 @@ class RestartPolicy:
     """Patience of the supervisor with a worker that dies."""
 
     backoff_initial_s: float = 0.1
-    """Wait before the first restart, short since one crash is bad luck."""
+    """Wait before the first restart. It is short because a single crash is likely to be chance."""
     backoff_factor: float = 3.0
     """Each further crash within the window multiplies the wait by this."""
     backoff_max_s: float = 10.0
     """The wait never grows above this."""
     jitter: float = 0.25
-    """Up to this share is added to the wait, so that workers do not come back in step."""
+    """Largest share that is added to the wait at random, so that workers do not restart together."""
     max_crashes: int = 6
     """Crashes within the window after which the worker is given up."""
     blameless_backoff_max_s: float = 1.0
-    """Longest wait after a crash in a batch, of a worker that answered others within the window.
+    """Longest wait after a crash during a batch, of a worker that answered others within the window.
 
-    The batch is to blame, which the scheduler deals with; such a crash does not count towards giving up."""
+    Such a crash does not count towards giving up."""
     window_s: float = 120.0
     """Time after which a crash is forgotten, and least time that a restart waits for a process to come up."""
     healthy_s: float = 3.0
-    """Time of service after which a worker is sound and its earlier crashes are forgotten."""
+    """Time of service after which the earlier crashes of a worker are forgotten."""
     replace_after_starts: float = 4.0
-    """Least time of service before a replacement, in start-up times: under any memory limit it mostly serves.
+    """Least time of service before a replacement, as a multiple of the start-up time.
 
-    A restart waits as long for a successor, in start-up times of the process that it replaces."""
+    So a worker spends most of its time serving, however low its memory limit is. A restart waits as long for a successor, in
+    start-up times of the process that it replaces."""
     drain_s: float = 30.0
-    """Time in which a process that is replaced must finish its batches."""
+    """Time in which a replaced process must finish its batches."""
 
 
 class ProcessState(enum.Enum):
@@ -184,45 +196,45 @@ class ProcessState(enum.Enum):
 
 @dataclass(slots=True, eq=False)
 class WorkerRecord:
-    """One worker: a process that is kept running, and what happened to it so far."""
+    """One worker: a process that is kept running, and its history."""
 
     name: str
     role: str
-    """The configured worker that it is or replaces: the same command line."""
+    """The configured worker that it is or replaces, with the same command line."""
     state: ProcessState = ProcessState.IDLE
     starts: int = 0
     number: int = 0
-    """That of the start of its present or last process, over all workers."""
+    """Number of the start of its last process, counted over all workers."""
     wake_at: float | None = None
     """Time to restart (WAITING) or to kill (STOPPING)."""
     started_at: float = 0.0
     ready_at: float | None = None
-    """Time at which its present process began to serve."""
+    """Time at which its present process became ready."""
     crashes: deque[float] = field(default_factory=deque)
-    """Times of the crashes that are not forgotten yet; never longer than `max_crashes`."""
+    """Times of the crashes within the window, at most `max_crashes`."""
     answered_at: float | None = None
-    """Time at which one of its processes last answered a batch, as far as that is known."""
+    """Time of the last known answer to a batch by one of its processes."""
     blameless: deque[float] = field(default_factory=lambda: deque(maxlen=64))
-    """Times of the crashes that its batch is to blame for."""
+    """Times of the crashes during batches, which do not count against it."""
     successor: WorkerRecord | None = None
-    """The process that is to take over, once there is one."""
+    """The process that replaces it, once that is started."""
     irreplaceable: str | None = None
-    """The reason why a replacement was given up, once that is so."""
+    """The reason why its replacement was given up; None if none was."""
     given_up: str = ""
-    """The reason why it was given up, while it is."""
+    """The reason why it was given up; empty otherwise."""
     replace_soon: bool = False
-    """A replacement was asked for, however short it has served."""
+    """A replacement was requested, so `replace_after_starts` does not apply."""
 
 
 EXIT_CONFIGURATION = 3
-"""The exit status of a process that cannot use its configuration: trying again would change nothing."""
+"""Exit status of a process that cannot use its configuration. A restart would not help."""
 EXIT_UNUSABLE = 4
-"""The exit status of a process that the server has no use for: it has read other files of a model than those that are
-served, or it speaks another version."""
+"""Exit status of a process that the server refused: it read other files of a model than those served, or it speaks another
+version of the protocol."""
 
 
 class Supervisor:
-    """The state of all workers of one server. Every method is synchronous and returns what to do."""
+    """The state of all workers of one server. Its methods return the actions to carry out."""
 
     def __init__(self, workers: Iterable[str], policy: RestartPolicy | None = None) -> None:
         self._policy = policy or RestartPolicy()
@@ -232,13 +244,13 @@ class Supervisor:
         self._starts = 0
 
     def begin(self, now: float = 0.0) -> list[Action]:
-        """Start everything; to be called once."""
+        """Start all workers. Call it once."""
         return [
             self._start(worker, now) for worker in self._workers.values() if worker.state is ProcessState.IDLE
         ]
 
     def handle(self, event: Event, now: float, *, jitter: float = 0.0) -> list[Action]:
-        """Decide what follows from `event`."""
+        """Handle an event, and return the actions to carry out."""
         actions = self._obey(event, now, jitter)
         if not self._stopping and (successor := self._replacements.next_successor(now)) is not None:
             self._workers[successor.name] = successor
@@ -272,7 +284,7 @@ class Supervisor:
                 assert_never(event)
 
     def next_wakeup(self) -> float | None:
-        """Time at which `WakeupDue` is due, if nothing else happens before."""
+        """Time at which `WakeupDue` must be handled, if no other event comes before. None: never."""
         times = [worker.wake_at for worker in self._workers.values() if worker.wake_at is not None]
         if not self._stopping and (at := self._replacements.next_time()) is not None:
             times.append(at)
@@ -292,10 +304,10 @@ class Supervisor:
         return self._starts
 
     def restarted_since(self, start: int, now: float) -> Restarted | None:
-        """The end of a restart that was requested after this start; None while a worker's replacement is under way.
+        """The result of a restart that was requested after this start; None while a replacement is under way.
 
-        A worker that was kept, or given up, is tried again at the next request only. A process that has not come up at
-        its time does not hold up the end of a restart, and no process is replaced before that one has come up or ended.
+        A worker that was kept, or given up, is tried again only at the next request. A process that has not come up in
+        time does not hold up the end of a restart, and no process is replaced before that one has come up or ended.
         """
         replaced: list[str] = []
         kept: dict[str, str] = {}
@@ -341,14 +353,14 @@ class Supervisor:
 
     @property
     def finished(self) -> bool:
-        """True once no process runs and none will be started."""
+        """True if no process runs and none will be started."""
         return all(
             worker.state in (ProcessState.STOPPED, ProcessState.GIVEN_UP) for worker in self._workers.values()
         )
 
     @property
     def hopeless(self) -> bool:
-        """True once every worker, of at least one, was given up."""
+        """True if there are workers and all were given up."""
         return bool(self._workers) and all(
             worker.state is ProcessState.GIVEN_UP for worker in self._workers.values()
         )
@@ -361,7 +373,7 @@ class Supervisor:
         return f"<Supervisor {said or 'without workers'}>"
 
     def _restart(self, now: float) -> list[Action]:
-        """Replace the running processes in turn; start those again that were given up."""
+        """Queue the running processes for replacement, and start those again that were given up."""
         if self._stopping:
             return []
         actions: list[Action] = []
@@ -370,7 +382,7 @@ class Supervisor:
                 worker.crashes.clear()
                 actions.append(self._start(worker, now))
             else:
-                # Also one that takes another's place just now: it may have read what was there before.
+                # A successor that is starting now, too: it may have read the old configuration.
                 self._replacements.demand(worker)
         return actions
 
@@ -397,7 +409,7 @@ class Supervisor:
             return []
         self._replacements.forget(worker)
         if worker.successor is not None:
-            # Whether it was asked to end or died before that: its place is taken.
+            # It was asked to end, or died before that; either way its successor runs.
             del self._workers[worker.name]
             return []
         if exit_.status == EXIT_CONFIGURATION:
@@ -410,7 +422,7 @@ class Supervisor:
                     "or the program was (restart the server)"
                 )
                 return self._give_up(worker, reason, configuration=False)
-            # It has served, so files were replaced since: its next process reads those that are served now.
+            # It has served before, so files were replaced since. Its next process reads the new ones.
             self._wait(worker, 1, self._policy.backoff_max_s, now, jitter)
             return []
         if exit_.answered_at is not None:
@@ -433,7 +445,7 @@ class Supervisor:
         return []
 
     def _wait(self, worker: WorkerRecord, deaths: int, limit_s: float, now: float, jitter: float) -> None:
-        """Schedule a restart, later with each death."""
+        """Schedule a restart. The wait grows with the number of deaths."""
         policy = self._policy
         backoff_s = policy.backoff_initial_s * policy.backoff_factor ** min(deaths - 1, 32)
         worker.state = ProcessState.WAITING
@@ -442,7 +454,7 @@ class Supervisor:
     def _give_up(self, worker: WorkerRecord, reason: str, *, configuration: bool) -> list[Action]:
         old = self._replacements.predecessor(worker)
         if old is not None and old.state is ProcessState.RUNNING:
-            # Too large as it is, the old one goes on: that is better than none.
+            # The old process goes on, although it is too large: that is better than none.
             del self._workers[worker.name]
             self._replacements.forget(old)
             old.successor, old.irreplaceable = None, reason
@@ -480,7 +492,7 @@ class Supervisor:
 
 
 class Replacements:
-    """The processes that are to be replaced. At most one of them has its successor already."""
+    """The queue of processes to replace. At most one of them has a successor."""
 
     def __init__(self, policy: RestartPolicy) -> None:
         self._policy = policy
@@ -493,19 +505,19 @@ class Replacements:
             self._wanting.append(old)
 
     def demand(self, old: WorkerRecord) -> None:
-        """Queue a process for replacement at once, also one whose replacement was given up before."""
+        """Queue a process for replacement as soon as it is ready, even if its replacement was given up before."""
         if old.state is ProcessState.RUNNING and old.successor is None:
             old.irreplaceable, old.replace_soon = None, True
             self.want(old)
 
     def forget(self, worker: WorkerRecord) -> None:
-        """Drop a process from the queue: it has ended, or goes on as it is."""
+        """Remove a process from the queue: it has ended, or goes on as it is."""
         worker.replace_soon = False
         if worker in self._wanting:
             self._wanting.remove(worker)
 
     def next_successor(self, now: float) -> WorkerRecord | None:
-        """The next process to start beside the one that it replaces, if it is time for one."""
+        """The next successor to start, if one is due; None otherwise."""
         for old in self._free():
             at = self._earliest(old)
             if at is not None and at <= now:
@@ -514,19 +526,19 @@ class Replacements:
         return None
 
     def next_time(self) -> float | None:
-        """Time at which `next_successor` will have one, if nothing happens before."""
+        """Time at which the next successor is due, if no event comes before; None: never."""
         return min((at for at in map(self._earliest, self._free()) if at is not None), default=None)
 
     def predecessor(self, new: WorkerRecord) -> WorkerRecord | None:
-        """The process that this one replaces, as long as that runs."""
+        """The running process that this one replaces; None if there is none."""
         return next((old for old in self._wanting if old.successor is new), None)
 
     def _free(self) -> list[WorkerRecord]:
-        """Processes that may be replaced next; none while one is being replaced."""
+        """Processes that may be replaced now; none while one has a successor."""
         return [] if any(old.successor is not None for old in self._wanting) else self._wanting
 
     def _earliest(self, old: WorkerRecord) -> float | None:
-        """Time from which a process may be replaced; None before it is ready."""
+        """Earliest time to replace a process; None before it is ready."""
         if old.ready_at is None:
             return None
         if old.replace_soon:

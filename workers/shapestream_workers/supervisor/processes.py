@@ -1,9 +1,9 @@
-"""The supervisor's decisions, carried out on real processes.
+"""The supervisor's actions, carried out on real processes.
 
-A worker lives only as long as its parent: it holds the reading end of a pipe, its stdin, and ends when the other
-end is gone for any reason (`process.py`). It gets its own session, so that Ctrl-C reaches the server alone, which
-then stops its workers in order. Its stderr is ours; its stdout has a line when it is ready, one when it wants to be
-replaced, and one when it cannot use its configuration.
+A worker ends when its parent ends, for any reason: its stdin is a pipe, and it ends when the other end is closed
+(`process.py`). It has its own session, so that Ctrl-C reaches only the server, which then stops its workers in order. It
+shares the server's stderr. It writes a line to stdout when it is ready, when it wants to be replaced, and when it cannot
+use its configuration.
 """
 
 from __future__ import annotations
@@ -51,14 +51,13 @@ from shapestream_workers.supervisor.core import (
 
 log = structlog.get_logger()
 
-# After the end of a process its last lines are in the pipe, which is then at its end. A process that it started and that
-# has inherited the pipe would hold it open.
 LAST_LINES_S = 0.5
+"""Seconds to read the last lines of an ended process. A child of it that inherited the pipe could keep it open for ever."""
 EXIT_NOT_STARTED = 127
-"""The status, as a shell has it, of a process that could not be started at all."""
+"""Exit status, as in a shell, of a process that could not be started."""
 
 EndTold: TypeAlias = Callable[[str, str, bool], Awaitable[LastState]]
-"""Called for the end of a process: its role, the name under which it registers, whether it died by itself."""
+"""Callback for the end of a process, with its role, its name at the server, and whether it died by itself."""
 
 
 async def _no_answer(role: str, worker: str, died: bool) -> LastState:
@@ -66,7 +65,7 @@ async def _no_answer(role: str, worker: str, died: bool) -> LastState:
 
 
 class GaveUp(Exception):
-    """The end of the last worker, or of one that cannot start for its configuration; the message says why."""
+    """No worker is left, or one cannot start because of its configuration; the message says why."""
 
     def __init__(self, message: str, *, configuration: bool) -> None:
         super().__init__(message)
@@ -74,7 +73,7 @@ class GaveUp(Exception):
 
 
 class WorkerProcesses:
-    """Worker processes by name, each with its command line; kept running from `run` to `stop`."""
+    """Worker processes by name, each with its command line. `run` keeps them running until `stop`."""
 
     def __init__(
         self,
@@ -85,9 +84,10 @@ class WorkerProcesses:
         given_up: Callable[[str, str], None] = lambda role, reason: None,
         revived: Callable[[str], None] = lambda role: None,
     ) -> None:
-        """`ended` is called for each end, and `given_up` for each role that is not started again, with the reason.
+        """`ended` is called for each end of a process.
 
-        `revived` is called for a role that was given up and is started again on request.
+        `given_up` is called with each role that is not started again, and the reason; `revived` with a role that was given
+        up and is started again on request.
         """
         self._commands = commands
         self._ended = ended
@@ -95,23 +95,23 @@ class WorkerProcesses:
         self._told_revived = revived
         self._given_up: set[str] = set()
         self._killed: set[str] = set()
-        """Processes that hung and were killed, until they have ended."""
+        """Hanging processes that were killed, until they have ended."""
         self._said: dict[str, str] = {}
-        """What processes that have not ended yet said to be wrong with their configuration."""
+        """Problems that running processes reported of their configuration, by name."""
         self._told_to_end: set[str] = set()
-        """Processes that were killed since they ignored a request to end: no batch is to blame."""
+        """Processes that were killed because they ignored a request to end: no batch is to blame."""
         self._supervisor = Supervisor(commands, policy)
         self._processes: dict[str, trio.Process] = {}
         self._registered: dict[str, str] = {}
-        """Workers by the names with which their present processes greet."""
+        """Names of processes, by the names under which they register at the server."""
         self._sound: set[str] = set()
-        """Roles in which a process has been ready at least once: their configuration can be used."""
+        """Roles of which a process has been ready once, so their configuration can be used."""
         self._ready: set[str] = set()
-        """Workers whose present process is ready."""
+        """Names of the ready processes."""
         self._roll = Roll(commands)
         self._changed = trio.Event()
         self._over = False
-        """Whether `run` has ended."""
+        """True after the end of `run`."""
         self._failure: GaveUp | None = None
         self._nursery: trio.Nursery
 
@@ -120,21 +120,21 @@ class WorkerProcesses:
 
     @property
     def pids(self) -> dict[str, int]:
-        """Process ids by worker; a replacement has its own name, such as `w0+1`."""
+        """Process ids by name; a replacement has its own name, such as `w0+1`."""
         return {name: process.pid for name, process in self._processes.items()}
 
     @property
     def ready(self) -> frozenset[str]:
-        """The workers that run and that the server has welcomed."""
+        """The names of the processes that the server has welcomed."""
         return frozenset(self._ready)
 
     @property
-    def standings(self) -> Mapping[str, WorkerPresence]:
-        """The standing of each configured worker, by role."""
-        return self._roll.standings
+    def presences(self) -> Mapping[str, WorkerPresence]:
+        """The presence of each configured worker, by role."""
+        return self._roll.presences
 
     def memory_bytes(self) -> dict[str, int]:
-        """Memory in RAM by role, of each one's processes together; one that ends meanwhile has none."""
+        """Resident bytes by role: the sum over its processes, 0 for a process that has just ended."""
         found = dict.fromkeys(self._commands, 0)
         for name, process in self._processes.items():
             found[self._supervisor.role_of(name)] += resident_bytes_of(process.pid)
@@ -143,14 +143,14 @@ class WorkerProcesses:
     async def run(self) -> None:
         """Start all workers and keep them running; return when all have ended after `stop`.
 
-        Raises GaveUp. When it ends in any other way than by `stop`, no process is left behind either.
+        Raises GaveUp. No process is left running, however it ends.
         """
         try:
             async with trio.open_nursery() as self._nursery:
                 self._act(self._supervisor.begin(trio.current_time()))
                 while not self._supervisor.finished and self._failure is None:
                     await self._wait()
-                    # Not by `_handle`: that would wake this very loop again, for ever.
+                    # Not by `_handle`, which would wake this loop again, for ever.
                     self._act(self._decide(WakeupDue()))
                 self._nursery.cancel_scope.cancel()
         finally:
@@ -160,11 +160,11 @@ class WorkerProcesses:
             raise self._failure
 
     def owns(self, worker: str) -> bool:
-        """True if the worker registered under this name is one of these processes and its end was not reported."""
+        """True if the worker that registered under this name is one of these processes and has not ended."""
         return worker in self._registered
 
     def kill(self, worker: str, reason: str) -> None:
-        """End the process that registered under this name: it hangs. Another replaces it as after any other death."""
+        """Kill the hanging process that registered under this name. It is restarted as after any other death."""
         name = self._registered.get(worker)
         if name is not None and worker not in self._killed:
             self._killed.add(worker)
@@ -174,10 +174,10 @@ class WorkerProcesses:
             process.kill()
 
     async def restart(self) -> Restarted | None:
-        """Replace every process, one after the other: each goes on until its successor serves.
+        """Replace every process, one after the other. Each goes on until its successor is ready.
 
-        Workers that were given up are tried again. Returns when each was replaced, cannot be, or has a process that does
-        not come up in time; None where `run` ends before that.
+        Workers that were given up are started again. Returns when each was replaced, cannot be, or has a process that does
+        not come up in time; None if `run` ends before that.
         """
         supervisor, before = self._supervisor, self._supervisor.starts
         self._handle(RestartRequested())
@@ -191,7 +191,7 @@ class WorkerProcesses:
                 await trio.lowlevel.checkpoint()  # `run` makes the next event
 
     def stop(self, grace_s: float) -> None:
-        """Lets every worker finish, within this time."""
+        """Let every worker finish, within this time."""
         self._handle(StopRequested(grace_s=grace_s))
 
     def stop_now(self) -> None:
@@ -199,11 +199,11 @@ class WorkerProcesses:
         self._handle(StopNow())
 
     async def _wait(self) -> None:
-        """Until something changed, or the supervisor's time has come."""
+        """Wait until an event was handled, or the supervisor's next wake-up is due."""
         wakeup = self._supervisor.next_wakeup()
         with trio.CancelScope(deadline=float("inf") if wakeup is None else wakeup):
             await self._changed.wait()
-        if self._changed.is_set():  # else `restart` may wait for it yet
+        if self._changed.is_set():  # otherwise `restart` may still wait for it
             self._changed = trio.Event()
 
     def _handle(self, event: Event) -> None:
@@ -254,7 +254,7 @@ class WorkerProcesses:
             self._failure = GaveUp(f"{message}; none is left", configuration=action.configuration)
 
     async def _live(self, name: str, role: str) -> None:
-        """One process, from its start to its end."""
+        """Run one process, from its start to its end."""
         status = EXIT_NOT_STARTED
         registered = name_of_start(name)
         # Shielded: a process that exists must be in `_processes` before any task can be cancelled.
@@ -274,7 +274,7 @@ class WorkerProcesses:
         self._processes[name] = process
         self._registered[registered] = name
         if self._supervisor.state_of(name) is ProcessState.STOPPING:
-            process.kill()  # it was told to end before it was there, and has nothing to finish
+            process.kill()  # it was asked to end while it was started, and has nothing to finish
         log.info("worker started", worker=name, pid=process.pid)
         try:
             async with trio.open_nursery() as nursery:
@@ -306,7 +306,7 @@ class WorkerProcesses:
         )
 
     async def _listen(self, name: str, role: str, process: trio.Process) -> None:
-        """Wait for the worker's lines, all that it writes to this pipe."""
+        """Read the lines that the worker writes to its stdout."""
         assert process.stdout is not None  # asked for
         received = b""
         async for chunk in process.stdout:
@@ -330,5 +330,5 @@ class WorkerProcesses:
             log.info("workers ready", workers=sorted(self._ready))
 
     def _filled(self) -> set[str]:
-        """The roles in which a process serves."""
+        """The roles that have a ready process."""
         return {self._supervisor.role_of(name) for name in self._ready}
