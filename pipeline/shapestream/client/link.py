@@ -1,4 +1,4 @@
-"""Is there a server at the other end? Greeting, heartbeats, silence and starting again. Pure.
+"""The state of the connection to a server: greeting, heartbeats, silence, and the next attempt. Pure.
 
     DOWN ──connected──> GREETING ──Welcome──> OPEN
      ^                    │  ^                 │ │
@@ -6,13 +6,21 @@
      │<──silence, unreadable answer──────────────┤
      └<──a rest──── LEFT <────────Goodbye────────┘
 
-Entering DOWN asks the shell for a new connection: whatever is still queued in the old one would only
-arrive late. A connection that is merely interrupted heals inside ZeroMQ; a server that was restarted
-answers the next heartbeat with `Unknown`, so that the session is usually back within one heartbeat.
+How it works. Entering DOWN asks the core for a new connection: messages that are still queued in the old one would only
+arrive late. A connection that is merely interrupted heals inside ZeroMQ. A server that was restarted answers the next
+heartbeat with `Unknown`, so the session is usually back within one heartbeat.
 
-The link also knows the way to the server, which deadlines are shortened by. The server counts a request's time from its
-arrival, or from when the fastest message sent at the same time would have arrived (`PeerClock`). The way of the fastest is
-half of the shortest round trip: the time from sending to reply, less the time that the server had the request.
+A greeting without an answer is given up after `greeting_s`; the time doubles with each attempt, up to `silence_s`. A server
+that said goodbye is looked for after `rest_s`; where other servers are left to try, at once.
+
+The link also estimates the seconds of the way to the server (`one_way_s`), which the client takes off deadlines. The server
+counts a request's time from its arrival. The estimate is half of the shortest round trip, less the time that the server had
+the request; a greeting gives the first guess.
+
+What it promises: a server that says nothing for `silence_s` is given up, unless this process itself stood still meanwhile;
+the server hears from an idle client once per heartbeat.
+
+What it does not do: it sends nothing and holds no requests. `session.py` asks it what is due.
 """
 
 from __future__ import annotations
@@ -62,7 +70,7 @@ class LinkState(Enum):
 
 
 class Link:
-    """The state of one connection after another, and when to do something about it."""
+    """The state of one connection after another, and the time at which the next step is due."""
 
     def __init__(self, settings: LinkSettings, now: float) -> None:
         self._settings = settings
