@@ -74,7 +74,7 @@ async def connect(
     thread = CoreThread(core, ended=lambda: in_loop(ended.set))
     thread.start()
     try:
-        client = Client(core, _Loop())
+        client = Client(core, _AsyncioLoop())
         await client._welcome(connect_timeout)
         yield client
     finally:
@@ -83,7 +83,7 @@ async def connect(
         thread.check()
 
 
-class _Call:
+class _AsyncioCall:
     """One task that waits for one answer."""
 
     __slots__ = ("_core", "_future", "closed")
@@ -108,7 +108,7 @@ class _Call:
                 self._core.submissions.post(Withdraw(ticket))
 
 
-class _Wakeup:
+class _AsyncioWakeup:
     """The tasks that wait for news."""
 
     def __init__(self) -> None:
@@ -120,12 +120,12 @@ class _Wakeup:
         await self._news.wait()
 
 
-class _Loop:
+class _AsyncioLoop:
     """The waits and tasks of the running event loop."""
 
     current = staticmethod(asyncio.get_running_loop)
-    call = _Call
-    wakeup = _Wakeup
+    call = _AsyncioCall
+    wakeup = _AsyncioWakeup
 
     async def checkpoint(self) -> None:
         """Do nothing: asyncio raises where a task waits."""

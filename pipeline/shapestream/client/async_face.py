@@ -321,7 +321,7 @@ class Stream(AsyncEntered, Generic[ItemT]):
         self._model = model
         self._source = source
         self._options = options
-        self._state: _State[ItemT] | None = None
+        self._state: _TaskStreamState[ItemT] | None = None
         self._end_producer: Callable[[], Coroutine[Any, Any, None]] | None = None
         """None for a thread, which is not waited for: how long its `next()` takes is not known."""
 
@@ -331,12 +331,12 @@ class Stream(AsyncEntered, Generic[ItemT]):
         opened = core.models.get(self._model) or await client._open(self._model, None)
         if isinstance(self._source, AsyncIterable):
             permits = TaskPermits(loop.wakeup())
-            self._state = _State(loop.wakeup(), opened, self._options, permits.grant, core)
+            self._state = _TaskStreamState(loop.wakeup(), opened, self._options, permits.grant, core)
             self._state.begin()
             self._end_producer = loop.start(pull_async(self._source, self._state, permits))
         else:
             granted: queue.SimpleQueue[int] = queue.SimpleQueue()
-            self._state = _State(loop.wakeup(), opened, self._options, granted.put, core)
+            self._state = _TaskStreamState(loop.wakeup(), opened, self._options, granted.put, core)
             self._state.begin()
             start_pulling(self._source, self._state, granted)
         return self
@@ -368,7 +368,7 @@ class Stream(AsyncEntered, Generic[ItemT]):
                 await self._end_producer()
 
 
-class _State(StreamState[ItemT]):
+class _TaskStreamState(StreamState[ItemT]):
     """A stream's state, and the tasks that wait for its next item."""
 
     def __init__(self, news: Wakeup, *args: Any) -> None:

@@ -137,7 +137,7 @@ class Client(Calls):
         due = deadline_at(self._core.clock, deadline)
         opened = self._core.models.get(model) or self._open(model, due)
         tensors, nbytes = opened.encode(inputs)
-        call = _Call(self._core)
+        call = _ThreadCall(self._core)
         ticket = RequestTicket(
             call, deadline=due, model=opened, tensors=tensors, nbytes=nbytes, priority=priority, tags=tags
         )
@@ -232,7 +232,7 @@ class Client(Calls):
         return self._ask(Model, OpenTicket, deadline=due, name=checked_name(name))
 
     def _ask(self, kind: type[Kind], question: Callable[..., Question], **fields: Any) -> Kind:
-        call = _Call(self._core)
+        call = _ThreadCall(self._core)
         ticket = question(call, **fields)
         call.ask(ticket)
         return outcome_of(ticket, kind)
@@ -247,7 +247,7 @@ def _dropped(core: Core, thread: CoreThread) -> None:
         core.stop()
 
 
-class _Call:
+class _ThreadCall:
     """One thread that waits for one answer."""
 
     __slots__ = ("_core", "_unanswered", "closed")
@@ -283,7 +283,7 @@ class Stream(Generic[ItemT]):
         self._model = model
         self._source = source
         self._options = options
-        self._state: _State[ItemT] | None = None
+        self._state: _ThreadStreamState[ItemT] | None = None
 
     def __enter__(self) -> Self:
         client, core = self._client, self._client._core
@@ -292,7 +292,7 @@ class Stream(Generic[ItemT]):
         granted: queue.SimpleQueue[int] = queue.SimpleQueue()
         entered = False
         try:
-            self._state = _State(opened, self._options, granted.put, core)
+            self._state = _ThreadStreamState(opened, self._options, granted.put, core)
             self._state.begin()
             start_pulling(self._source, self._state, granted)
             entered = True
@@ -325,7 +325,7 @@ class Stream(Generic[ItemT]):
             self._state.close()
 
 
-class _State(StreamState[ItemT]):
+class _ThreadStreamState(StreamState[ItemT]):
     """A stream's state, and the queue by which the core's thread hands over finished tickets."""
 
     def __init__(self, *args: Any) -> None:

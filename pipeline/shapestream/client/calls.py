@@ -6,25 +6,13 @@ The examples are for trio and asyncio. For the blocking face, leave out `await` 
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from typing import Any
 
 
-class Calls(ABC):
-    """The calls of a connected client."""
+class Calls:
+    """The calls of a connected client. The faces give them their arguments and defaults."""
 
-    @abstractmethod
-    def infer(
-        self,
-        model: str,
-        inputs: Mapping[str, Any],
-        *,
-        deadline: float | None = None,
-        priority: int = 0,
-        request_id: str | None = None,
-        trace: Mapping[str, str] | None = None,
-    ) -> Any:
+    def infer(self, *arguments: Any, **options: Any) -> Any:
         """Run a model on the inputs of one request, and return its outputs.
 
         Arguments:
@@ -55,18 +43,7 @@ class Calls(ABC):
             print(result["embedding"].shape)
         """
 
-    @abstractmethod
-    def stream(
-        self,
-        model: str,
-        source: Any,
-        *,
-        max_in_flight: int = 64,
-        ordered: bool = True,
-        on_error: Any = "raise",
-        deadline: float | None = None,
-        priority: int = 0,
-    ) -> Any:
+    def stream(self, *arguments: Any, **options: Any) -> Any:
         """Run a model on every item of a source. Enter the stream, then iterate over its results.
 
         Arguments:
@@ -94,8 +71,7 @@ class Calls(ABC):
                     print(result.key, result["peaks"].shape)
         """
 
-    @abstractmethod
-    def signature(self, model: str, *, deadline: float | None = None) -> Any:
+    def signature(self, *arguments: Any, **options: Any) -> Any:
         """Return the inputs and outputs of a model (`ModelSignature`). The server is asked once per model.
 
         Arguments:
@@ -112,8 +88,7 @@ class Calls(ABC):
             print([port.name for port in signature.inputs])
         """
 
-    @abstractmethod
-    def statistics(self, *, deadline: float | None = 10.0) -> Any:
+    def statistics(self, *arguments: Any, **options: Any) -> Any:
         """Return the server's counters, as plain data.
 
         Arguments:
@@ -127,10 +102,7 @@ class Calls(ABC):
             print(await client.statistics())
         """
 
-    @abstractmethod
-    def stories(
-        self, request_id: str | None = None, *, slowest: int = 10, deadline: float | None = 10.0
-    ) -> Any:
+    def stories(self, *arguments: Any, **options: Any) -> Any:
         """Return the stories of requests, as a list of plain data: when each one waited, and where it ran.
 
         Arguments:
@@ -148,8 +120,7 @@ class Calls(ABC):
                 print(story)
         """
 
-    @abstractmethod
-    def acknowledge_audit(self, model: str, *, deadline: float | None = 10.0) -> Any:
+    def acknowledge_audit(self, *arguments: Any, **options: Any) -> Any:
         """Let the requests of a model share calls again, after an audit stopped that. Returns the server's counters.
 
         The server ignores this from a key without the role `admin`. Errors are those of `statistics`.

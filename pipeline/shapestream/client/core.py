@@ -49,7 +49,7 @@ _CLOSED = "the client is closed"
 
 @dataclass(frozen=True, slots=True)
 class Attend:
-    """A stream begins: it is told when the client closes, whatever else it waits for."""
+    """A stream begins: when the client closes, it is told."""
 
     owner: Owner
 
@@ -100,7 +100,7 @@ class SubmissionQueue:
             )
 
     def post(self, item: Posted) -> None:
-        """Hand something to the core; what is posted until its turn shares that turn."""
+        """Hand an item to the core. All items that are posted before its next turn share that turn."""
         self.items.append(item)
         # Two threads may see False; then the core is woken twice. If a Ctrl-C strikes between the next two
         # lines, the core sleeps on: withdrawals therefore always wake it, and so does every heartbeat.
@@ -174,7 +174,7 @@ def closing(owner: Owner) -> EndTicket:
 
 
 class Core:
-    """The tasks that run one session. `deliver` gets the tickets that a turn has finished, in the core's thread."""
+    """The turns of one session, and the two drivers that run them: see the top of this file."""
 
     def __init__(
         self,
@@ -186,7 +186,10 @@ class Core:
         deliver: Callable[[list[AnyTicket]], None] = hand_back,
         is_abandoned: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`is_abandoned` is asked once a turn, so at least once a heartbeat; `run` ends when it says so."""
+        """`deliver` gets the tickets that a turn has finished, in the driver's thread.
+
+        `is_abandoned` is asked once a turn, so at least once a heartbeat; the driver ends when it says so.
+        """
         self._connector = connector
         self.clock = clock
         self._deliver = deliver
@@ -225,7 +228,7 @@ class Core:
     # ------------------------------------------------------------ any thread
 
     def stop(self) -> None:
-        """Ask `run` to end, with a goodbye to the server. From any thread, any number of times."""
+        """Make the driver end, with a goodbye to the server. From any thread, any number of times."""
         self._stopping = True
         self.submissions.wake()
 
@@ -316,7 +319,7 @@ class Core:
     # ------------------------------------------------------------ the thread driver
 
     def run_in_thread(self) -> None:
-        """Do the same in this thread, with no event loop: a turn of one costs more than what is done in it.
+        """Serve the session in this thread, without an event loop: a turn of one costs more than the work in it.
 
         The clock is then `time.monotonic`.
         """
@@ -354,7 +357,7 @@ class Core:
             self._finish()
 
     def _send_unsent(self) -> None:
-        """Offer the connection again what it had no room for."""
+        """Offer the connection again the messages that it had no room for."""
         unsent, self._unsent = self._unsent, deque()
         self._offer(unsent)
         if not self._unsent:
@@ -370,7 +373,7 @@ class Core:
         self._turn()
 
     def _disconnected(self, connection: Connection) -> None:
-        """Give up a connection, and what it did not take."""
+        """Give up a connection, and the messages that it did not take."""
         connection.close()
         self._session.refused(self._connector.refusal())
         self._unsent.clear()
@@ -466,7 +469,7 @@ class Core:
             return pack_messages([entry for entry in entries if self._fits(entry)])
 
     def _fits(self, entry: Entry) -> bool:
-        """Whether an entry can be sent at all. A request that cannot fails alone."""
+        """Tell whether an entry fits any message. A request that does not fails alone."""
         try:
             encode([entry])
         except RequestError as error:

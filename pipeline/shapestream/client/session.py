@@ -153,7 +153,7 @@ class Session:
     # ------------------------------------------------------------ the connection
 
     def connected(self, now: float) -> None:
-        """There is a new connection; no server has answered on it yet."""
+        """Greet the server in the next turn: there is a new connection."""
         self._link.connected(now)
 
     def receive(self, entries: Iterable[Entry], now: float) -> None:
@@ -170,18 +170,18 @@ class Session:
                 self._receive_other(entry, now)
 
     def unreadable(self, reason: str, now: float) -> None:
-        """A whole message could not be read: give this connection up."""
+        """Give this connection up: a whole message could not be read."""
         self._heard_news = True
         self._trouble = f"; last problem: {reason}"
         self._link.left(now)
 
     def broke(self, now: float) -> None:
-        """The connection has ended; its transport tries to make it again. Where there are other servers, ask the next."""
+        """Ask the next server, where there is one: the connection has ended. Otherwise its transport makes it again."""
         if self._others and self._link.is_open:
             self._link.left(now)
 
     def refused(self, reason: str | None) -> None:
-        """The last connection was not let in; None: it was, or no server is there."""
+        """Remember for errors why the last connection was not let in. None: it was, or no server is there."""
         if reason is not None:
             self._trouble = f"; {reason}"
 
@@ -223,7 +223,7 @@ class Session:
         return held and bool(self._others) and self._link.is_open
 
     def next_wakeup(self) -> float:
-        """The time at which `turn` must be called again, if nothing happens before; infinity for never."""
+        """Return the time at which `turn` must be called again, if nothing happens before; infinity for never."""
         link, in_flight = self._link, self.in_flight
         due = min(link.next_wakeup(), in_flight.next_deadline())
         if link.lost_at is not None and in_flight.tickets:
@@ -257,7 +257,7 @@ class Session:
             self.in_flight.finish(ticket, error)
 
     def _too_late(self, ticket: Question) -> RequestError:
-        """The error of a ticket whose deadline has come: it names the event that the ticket waited for."""
+        """Return the error of a ticket whose deadline has come. It names the event that the ticket waited for."""
         if isinstance(ticket, WelcomeTicket):
             return Unavailable(f"no server answered at {self._server}{self._trouble}")
         if not self._link.is_open:
@@ -299,7 +299,7 @@ class Session:
                 pass  # heartbeats count as traffic; the rest is not for a client, and the codec refused it
 
     def _failed(self, entry: Failure, now: float) -> None:
-        """A request ends without a result, unless another server, or another run, may give one."""
+        """End a request without a result, unless another server, or another run, may give one."""
         if entry.code == Draining.code and self.in_flight.hold(entry.sequence, now):
             return
         ticket = self.in_flight.answered(entry.sequence)
@@ -332,7 +332,7 @@ class Session:
             self._ask_again()
 
     def _give_up_what_may_have_run(self) -> None:
-        """Another server took the place of one that had these requests; it knows nothing of them."""
+        """End the requests that an earlier server may have run, where their model must not run twice."""
         for ticket in self.in_flight.may_have_run():
             if not ticket.model.idempotent:
                 self.in_flight.abandon(ticket)

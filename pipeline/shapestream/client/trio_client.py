@@ -63,7 +63,7 @@ async def connect(
         async with trio.open_nursery() as nursery:
             await nursery.start(core.run)
             try:
-                client = Client(core, _Loop(nursery))
+                client = Client(core, _TrioLoop(nursery))
                 await client._welcome(connect_timeout)
                 yield client
             finally:
@@ -76,7 +76,7 @@ async def connect(
         raise alone
 
 
-class _Call:
+class _TrioCall:
     """One task that waits for one answer."""
 
     __slots__ = ("_core", "_task", "closed")
@@ -109,7 +109,7 @@ class _Call:
         return trio.lowlevel.Abort.SUCCEEDED
 
 
-class _Wakeup:
+class _TrioWakeup:
     """The tasks that wait for news."""
 
     def __init__(self) -> None:
@@ -118,12 +118,12 @@ class _Wakeup:
         self.wake = lot.unpark_all
 
 
-class _Loop:
+class _TrioLoop:
     """The waits of tasks in a trio run; producers run in the nursery of `connect`."""
 
     current = staticmethod(trio.lowlevel.current_trio_token)
-    call = _Call
-    wakeup = _Wakeup
+    call = _TrioCall
+    wakeup = _TrioWakeup
     # Cheap where an item is there: no turn of the event loop. There are at most max_in_flight in a row.
     checkpoint = staticmethod(trio.lowlevel.checkpoint_if_cancelled)
 
