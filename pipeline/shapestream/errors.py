@@ -30,32 +30,6 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-__all__ = [
-    "AddressInUse",
-    "AlreadyAnswered",
-    "Cancelled",
-    "ConfigurationError",
-    "Conflict",
-    "DeadlineExceeded",
-    "Draining",
-    "Forbidden",
-    "InternalError",
-    "InvalidRequest",
-    "ModelError",
-    "OutboxFull",
-    "Overloaded",
-    "PeerGone",
-    "Poisoned",
-    "ProtocolError",
-    "RequestError",
-    "ShapestreamError",
-    "TooLarge",
-    "TransportError",
-    "Unavailable",
-    "WorkerLost",
-    "error_from_code",
-]
-
 
 class ShapestreamError(Exception):
     """The base of every error that this project raises on purpose."""
@@ -205,7 +179,7 @@ _BY_CODE: dict[str, type[RequestError]] = {kind.code: kind for kind in RequestEr
 
 
 def error_from_code(code: str, message: str, *, retry_after_s: float | None = None) -> RequestError:
-    """The error that `code` stands for; an unknown code, from a newer server, becomes `InternalError`."""
+    """Return the error of this code. An unknown code, from a newer server, becomes `InternalError`."""
     kind = _BY_CODE.get(code)
     if kind is None:
         return InternalError(f"{message} (unknown code {code!r})", retry_after_s=retry_after_s)

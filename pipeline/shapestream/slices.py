@@ -18,7 +18,7 @@ Slices: TypeAlias = Generator[None, None, T]
 
 
 def at_once(work: Slices[T]) -> T:
-    """The result of the work, in one turn: for callers that nobody waits behind."""
+    """Return the result of the work, done in one turn: for callers that delay no other."""
     while True:
         try:
             next(work)
@@ -35,7 +35,7 @@ class SlicedWork:
         self._added = trio.Event()
 
     def add(self, work: Slices[None]) -> None:
-        """Do this work in later turns, behind what was added before."""
+        """Do this work in later turns, after the work that was added before."""
         self._waiting.append(work)
         self._added.set()
 

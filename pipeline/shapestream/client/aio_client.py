@@ -29,20 +29,30 @@ async def connect(
     key: str | Path | None = None,
     server_key: str | Path | None = None,
 ) -> AsyncIterator[Client]:
-    """Connect to a server, under asyncio: `async with shapestream.aio.connect(address) as client`.
+    """Connect to a server from asyncio code. A thread keeps the connection, so the event loop is never blocked.
 
-    `address` is `tcp://HOST:PORT` or `ipc://PATH`, or a list of them: servers of the same models, of which the next is
-    asked where one is gone or leaves. `connect_timeout` is how many seconds a server may take to answer. Later
-    interruptions are healed without notice: a server that says nothing for `silence` seconds is given up and looked for
-    anew, and unfinished requests are sent again under the same numbers. After `unavailable_after` seconds without any
-    server they fail with `Unavailable`. A server that asks for keys is reached with `key`, the file of your secret key, and
-    `server_key`, its public key or a file of that.
+    Arguments:
+        address: `tcp://HOST:PORT` or `ipc://PATH`; or a list of them, for servers of the same models. The client takes the
+            next one where a server is gone or leaves.
+        connect_timeout: seconds that a server may take to answer at first.
+        silence: seconds without a word after which a server counts as gone. The client then connects anew, and sends
+            unfinished requests again.
+        unavailable_after: seconds without any server after which requests fail with `Unavailable`.
+        key: path of your secret key, for a server that asks for keys.
+        server_key: that server's public key, or the path of its file.
 
-    Leaving the block ends unfinished requests, here and at the server; tasks that still wait for them get `Cancelled`. The
-    connection is kept by a thread in the background, so the event loop is never blocked.
+    Leaving the block ends unfinished requests, here and at the server; tasks that still wait for them get `Cancelled`.
 
-    Raises `Unavailable` where no server answers in time, `TransportError` for a bad address, `ConfigurationError` for
-    keys that cannot be used, TypeError and ValueError for bad times, and RuntimeError outside of asyncio.
+    Raises:
+        Unavailable: no server answers in time.
+        TransportError: no client can connect to such an address.
+        ConfigurationError: the keys cannot be used.
+        TypeError, ValueError: an argument is wrong.
+        RuntimeError: asyncio does not run here.
+
+    Example:
+        async with shapestream.aio.connect("ipc://run/shapestream.sock", connect_timeout=5.0) as client:
+            print(await client.signature("embeddings"))
     """
     loop = asyncio.get_running_loop()
     ended = asyncio.Event()
@@ -64,7 +74,7 @@ async def connect(
     thread = CoreThread(core, ended=lambda: in_loop(ended.set))
     thread.start()
     try:
-        client = Client(core, _Loop())
+        client = Client(core, _AsyncioLoop())
         await client._welcome(connect_timeout)
         yield client
     finally:
@@ -73,7 +83,7 @@ async def connect(
         thread.check()
 
 
-class _Call:
+class _AsyncioCall:
     """One task that waits for one answer."""
 
     __slots__ = ("_core", "_future", "closed")
@@ -90,15 +100,15 @@ class _Call:
     async def ask(self, ticket: Question) -> None:
         """Wait until the ticket is finished; when cancelled, the ticket is withdrawn."""
         try:
-            self._core.post(ticket)
+            self._core.submissions.post(ticket)
             await self._future
         finally:
             if ticket.outcome is None:
                 self.closed = True
-                self._core.post(Withdraw(ticket))
+                self._core.submissions.post(Withdraw(ticket))
 
 
-class _Wakeup:
+class _AsyncioWakeup:
     """The tasks that wait for news."""
 
     def __init__(self) -> None:
@@ -110,12 +120,12 @@ class _Wakeup:
         await self._news.wait()
 
 
-class _Loop:
+class _AsyncioLoop:
     """The waits and tasks of the running event loop."""
 
     current = staticmethod(asyncio.get_running_loop)
-    call = _Call
-    wakeup = _Wakeup
+    call = _AsyncioCall
+    wakeup = _AsyncioWakeup
 
     async def checkpoint(self) -> None:
         """Do nothing: asyncio raises where a task waits."""

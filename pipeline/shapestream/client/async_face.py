@@ -22,17 +22,20 @@ from typing import (
     Protocol,
     Self,
     TypeAlias,
+    Unpack,
     overload,
 )
 
 import trio
 
+from shapestream.client.calls import Calls
 from shapestream.client.core import Core
 from shapestream.client.opened_models import Model
 from shapestream.client.request_tags import tags_of
 from shapestream.client.results import Result
 from shapestream.client.streaming import (
     Item,
+    ItemOptions,
     ItemT,
     Nothing,
     OnError,
@@ -70,6 +73,7 @@ _FACES = {"trio": "shapestream", "asyncio": "shapestream.aio", None: "shapestrea
 """The face for each event loop, and for none."""
 
 P = ParamSpec("P")
+Source: TypeAlias = Iterable[Any] | AsyncIterable[Any]
 Library: TypeAlias = Literal["trio", "asyncio"]
 
 
@@ -180,7 +184,7 @@ class EventLoop(Protocol):
         """Run a producer in a task; the returned function cancels it, and waits for its end."""
 
 
-class Client:
+class Client(Calls):
     """A connected client, for any number of tasks of one event loop. Made by `connect`."""
 
     def __init__(self, core: Core, loop: EventLoop) -> None:
@@ -190,7 +194,7 @@ class Client:
 
     def _check_loop(self) -> None:
         """Raise RuntimeError where no answer would ever arrive: outside the loop, or the process, that connected."""
-        self._core.check_process()
+        self._core.submissions.check_process()
         try:
             here = self._loop.current() is self._home
         except RuntimeError:
@@ -208,27 +212,11 @@ class Client:
         request_id: str | None = None,
         trace: Mapping[str, str] | None = None,
     ) -> Result:
-        """Run `model` on `inputs`, a mapping of names to arrays, lists or plain numbers.
-
-        Lists and plain numbers take the element type of the input; an array's is changed only where nothing can be lost.
-        Arrays of 64 KiB and more are not copied: leave them unchanged until the result is there. `deadline` is in seconds
-        from now, None for none; it covers all waiting, with or without a server. Requests of higher `priority` go first: an
-        integer of at most 31 bits and a sign.
-
-        `request_id` is your own id of the request, 1 to 128 printable ASCII characters. `trace` is its place in a trace: a
-        mapping with `traceparent` and perhaps `tracestate`, such as the headers of an HTTP request. Without it the current
-        OpenTelemetry span counts. Neither changes the result.
-
-        Returns the outputs by name. Raises the `RequestError` that fits: `InvalidRequest` before anything is sent where the
-        model's signature tells, `DeadlineExceeded` when the time is over, `Cancelled` where the client is closed meanwhile.
-        Raises TypeError and ValueError for a bad name, deadline, priority or id, and RuntimeError
-        in another event loop or process. A cancelled call is cancelled at the server too.
-        """
         self._check_loop()
         priority = checked_priority(priority)
         tags = tags_of(request_id, trace)
         due = deadline_at(self._core.clock, deadline)
-        opened = self._core.model(model) or await self._open(model, due)
+        opened = self._core.models.get(model) or await self._open(model, due)
         tensors, nbytes = opened.encode(inputs)
         call = self._loop.call(self._core)
         ticket = RequestTicket(
@@ -241,32 +229,26 @@ class Client:
     def stream(
         self,
         model: str,
-        source: Iterable[Any] | AsyncIterable[Any],
+        source: Source,
         *,
-        max_in_flight: int = 64,
-        ordered: bool = True,
         on_error: Literal["raise"] = "raise",
-        deadline: float | None = None,
-        priority: int = 0,
+        **options: Unpack[ItemOptions],
     ) -> Stream[Result]: ...
 
     @overload
     def stream(
         self,
         model: str,
-        source: Iterable[Any] | AsyncIterable[Any],
+        source: Source,
         *,
-        max_in_flight: int = 64,
-        ordered: bool = True,
         on_error: Literal["yield"],
-        deadline: float | None = None,
-        priority: int = 0,
+        **options: Unpack[ItemOptions],
     ) -> Stream[Item]: ...
 
     def stream(
         self,
         model: str,
-        source: Iterable[Any] | AsyncIterable[Any],
+        source: Source,
         *,
         max_in_flight: int = 64,
         ordered: bool = True,
@@ -274,17 +256,6 @@ class Client:
         deadline: float | None = None,
         priority: int = 0,
     ) -> Stream[Result] | Stream[Item]:
-        """Run `model` on everything that `source` gives: `async with client.stream(…) as results`.
-
-        `source` is an iterable, pulled in a thread, or an async one, pulled in a task; of inputs, or of `(key, inputs)`.
-        At most `max_in_flight` items are under way: pulled, and their results not taken yet. Results come in the order of
-        `source`, or as they are ready with `ordered=False`. `deadline` is in seconds for each item, from when it was pulled,
-        None for none; `priority` is as in `infer`. Leaving the block withdraws unfinished items.
-
-        Gives a `Result` with the item's `key` for each item. A failed item raises its `RequestError` in its place and ends
-        the stream; with `on_error="yield"` it is given there as `Failed`, and the stream goes on. An error of `source` is
-        raised after the results of earlier items. Raises TypeError and ValueError for bad arguments.
-        """
         if not isinstance(source, Iterable | AsyncIterable):
             raise TypeError(f"a stream's source is an iterable or an async one, not {type(source).__name__}")
         options = StreamOptions(
@@ -297,23 +268,12 @@ class Client:
         return Stream(self, model, source, options)
 
     async def signature(self, model: str, *, deadline: float | None = None) -> ModelSignature:
-        """The inputs and outputs of `model`; asked for once, and then remembered.
-
-        `deadline` is in seconds from now, None for none. Raises `InvalidRequest` for a model that the server does not have,
-        `DeadlineExceeded` when the time is over, and any other `RequestError` that fits; RuntimeError in another event
-        loop or process.
-        """
         self._check_loop()
         due = deadline_at(self._core.clock, deadline)
-        opened = self._core.model(model) or await self._open(model, due)
+        opened = self._core.models.get(model) or await self._open(model, due)
         return opened.signature
 
     async def statistics(self, *, deadline: float | None = 10.0) -> dict[str, Any]:
-        """The server's counters, as plain data.
-
-        `deadline` is in seconds from now, None for none. Raises `DeadlineExceeded` when the time is over, and any other
-        `RequestError` that fits; RuntimeError in another event loop or process.
-        """
         self._check_loop()
         due = deadline_at(self._core.clock, deadline)
         return await self._ask(dict, StatisticsTicket, deadline=due)
@@ -321,22 +281,12 @@ class Client:
     async def stories(
         self, request_id: str | None = None, *, slowest: int = 10, deadline: float | None = 10.0
     ) -> list[dict[str, Any]]:
-        """The stories of the requests with the id `request_id`, as plain data; without it, those of the `slowest` requests.
-
-        `deadline` is in seconds from now, None for none. Raises `InvalidRequest` for an id of which the server remembers
-        nothing, or nothing that this client's key may see, `DeadlineExceeded` when the time is over, and any other
-        `RequestError` that fits; TypeError and ValueError for bad arguments; RuntimeError in another event loop or process.
-        """
         self._check_loop()
         due = deadline_at(self._core.clock, deadline)
         asked = stories_asked(request_id, slowest)
         return stories_of(await self._ask(dict, StoriesTicket, deadline=due, **asked))
 
     async def acknowledge_audit(self, model: str, *, deadline: float | None = 10.0) -> dict[str, Any]:
-        """Let the requests of a model share calls again, which an audit stopped; the server's counters after that.
-
-        Without effect for a key without the role `admin`. `deadline` and errors are those of `statistics`.
-        """
         self._check_loop()
         due = deadline_at(self._core.clock, deadline)
         return await self._ask(dict, StatisticsTicket, deadline=due, acknowledge=checked_name(model))
@@ -364,29 +314,29 @@ class Stream(AsyncEntered, Generic[ItemT]):
         self,
         client: Client,
         model: str,
-        source: Iterable[Any] | AsyncIterable[Any],
+        source: Source,
         options: StreamOptions,
     ) -> None:
         self._client = client
         self._model = model
         self._source = source
         self._options = options
-        self._state: _State[ItemT] | None = None
+        self._state: _TaskStreamState[ItemT] | None = None
         self._end_producer: Callable[[], Coroutine[Any, Any, None]] | None = None
         """None for a thread, which is not waited for: how long its `next()` takes is not known."""
 
     async def __aenter__(self) -> Self:
         client, core, loop = self._client, self._client._core, self._client._loop
         client._check_loop()
-        opened = core.model(self._model) or await client._open(self._model, None)
+        opened = core.models.get(self._model) or await client._open(self._model, None)
         if isinstance(self._source, AsyncIterable):
             permits = TaskPermits(loop.wakeup())
-            self._state = _State(loop.wakeup(), opened, self._options, permits.grant, core)
+            self._state = _TaskStreamState(loop.wakeup(), opened, self._options, permits.grant, core)
             self._state.begin()
             self._end_producer = loop.start(pull_async(self._source, self._state, permits))
         else:
             granted: queue.SimpleQueue[int] = queue.SimpleQueue()
-            self._state = _State(loop.wakeup(), opened, self._options, granted.put, core)
+            self._state = _TaskStreamState(loop.wakeup(), opened, self._options, granted.put, core)
             self._state.begin()
             start_pulling(self._source, self._state, granted)
         return self
@@ -418,7 +368,7 @@ class Stream(AsyncEntered, Generic[ItemT]):
                 await self._end_producer()
 
 
-class _State(StreamState[ItemT]):
+class _TaskStreamState(StreamState[ItemT]):
     """A stream's state, and the tasks that wait for its next item."""
 
     def __init__(self, news: Wakeup, *args: Any) -> None:

@@ -14,8 +14,9 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, Self, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, Self, Unpack, overload
 
+from shapestream.client.calls import Calls
 from shapestream.client.connector import Addresses, connector_for
 from shapestream.client.core import Core, CoreThread, Withdraw, software
 from shapestream.client.link import LinkSettings
@@ -24,6 +25,7 @@ from shapestream.client.request_tags import tags_of
 from shapestream.client.results import Result
 from shapestream.client.streaming import (
     Item,
+    ItemOptions,
     ItemT,
     Nothing,
     OnError,
@@ -66,20 +68,30 @@ def connect(
     key: str | Path | None = None,
     server_key: str | Path | None = None,
 ) -> Client:
-    """Connect to a server, without async code: `with shapestream.blocking.connect(address) as client`.
+    """Connect to a server from code without an event loop. A thread keeps the connection.
 
-    `address` is `tcp://HOST:PORT` or `ipc://PATH`, or a list of them: servers of the same models, of which the next is
-    asked where one is gone or leaves. `connect_timeout` is how many seconds a server may take to answer. Later
-    interruptions are healed without notice: a server that says nothing for `silence` seconds is given up and looked for
-    anew, and unfinished requests are sent again under the same numbers. After `unavailable_after` seconds without any
-    server they fail with `Unavailable`. A server that asks for keys is reached with `key`, the file of your secret key, and
-    `server_key`, its public key or a file of that.
+    Arguments:
+        address: `tcp://HOST:PORT` or `ipc://PATH`; or a list of them, for servers of the same models. The client takes the
+            next one where a server is gone or leaves.
+        connect_timeout: seconds that a server may take to answer at first.
+        silence: seconds without a word after which a server counts as gone. The client then connects anew, and sends
+            unfinished requests again.
+        unavailable_after: seconds without any server after which requests fail with `Unavailable`.
+        key: path of your secret key, for a server that asks for keys.
+        server_key: that server's public key, or the path of its file.
 
-    The client is closed by `with`, or by `close()`. Its connection is kept by a thread in the background, which a forked
-    child does not have: connect there anew.
+    `with` or `close()` ends the client and its unfinished requests, here and at the server. A forked child has no such
+    thread: connect there anew.
 
-    Raises `Unavailable` where no server answers in time, `TransportError` for a bad address, `ConfigurationError` for
-    keys that cannot be used, TypeError and ValueError for bad times.
+    Raises:
+        Unavailable: no server answers in time.
+        TransportError: no client can connect to such an address.
+        ConfigurationError: the keys cannot be used.
+        TypeError, ValueError: an argument is wrong.
+
+    Example:
+        with shapestream.blocking.connect("ipc://run/shapestream.sock", connect_timeout=5.0) as client:
+            print(client.signature("embeddings"))
     """
     core = Core(
         connector_for(address, key=key, server_key=server_key),
@@ -100,7 +112,7 @@ def connect(
     return client
 
 
-class Client:
+class Client(Calls):
     """A connected client, for any number of threads. Made by `connect`."""
 
     def __init__(self, core: Core, thread: CoreThread) -> None:
@@ -119,29 +131,13 @@ class Client:
         request_id: str | None = None,
         trace: Mapping[str, str] | None = None,
     ) -> Result:
-        """Run `model` on `inputs`, a mapping of names to arrays, lists or plain numbers.
-
-        Lists and plain numbers take the element type of the input; an array's is changed only where nothing can be lost.
-        Arrays of 64 KiB and more are not copied: leave them unchanged until the result is there. `deadline` is in seconds
-        from now, None for none; it covers all waiting, with or without a server. Requests of higher `priority` go first: an
-        integer of at most 31 bits and a sign.
-
-        `request_id` is your own id of the request, 1 to 128 printable ASCII characters. `trace` is its place in a trace: a
-        mapping with `traceparent` and perhaps `tracestate`, such as the headers of an HTTP request. Without it the current
-        OpenTelemetry span counts. Neither changes the result.
-
-        Returns the outputs by name. Raises the `RequestError` that fits: `InvalidRequest` before anything is sent where the
-        model's signature tells, `DeadlineExceeded` when the time is over, `Cancelled` where the client is closed meanwhile.
-        Raises TypeError and ValueError for a bad name, deadline, priority or id, and RuntimeError
-        in a forked child. A call that a Ctrl-C interrupts is cancelled at the server too.
-        """
-        self._core.check_process()
+        self._core.submissions.check_process()
         priority = checked_priority(priority)
         tags = tags_of(request_id, trace)
         due = deadline_at(self._core.clock, deadline)
-        opened = self._core.model(model) or self._open(model, due)
+        opened = self._core.models.get(model) or self._open(model, due)
         tensors, nbytes = opened.encode(inputs)
-        call = _Call(self._core)
+        call = _ThreadCall(self._core)
         ticket = RequestTicket(
             call, deadline=due, model=opened, tensors=tensors, nbytes=nbytes, priority=priority, tags=tags
         )
@@ -154,24 +150,13 @@ class Client:
         model: str,
         source: Iterable[Any],
         *,
-        max_in_flight: int = 64,
-        ordered: bool = True,
         on_error: Literal["raise"] = "raise",
-        deadline: float | None = None,
-        priority: int = 0,
+        **options: Unpack[ItemOptions],
     ) -> Stream[Result]: ...
 
     @overload
     def stream(
-        self,
-        model: str,
-        source: Iterable[Any],
-        *,
-        max_in_flight: int = 64,
-        ordered: bool = True,
-        on_error: Literal["yield"],
-        deadline: float | None = None,
-        priority: int = 0,
+        self, model: str, source: Iterable[Any], *, on_error: Literal["yield"], **options: Unpack[ItemOptions]
     ) -> Stream[Item]: ...
 
     def stream(
@@ -185,17 +170,6 @@ class Client:
         deadline: float | None = None,
         priority: int = 0,
     ) -> Stream[Result] | Stream[Item]:
-        """Run `model` on everything that `source` gives: `with client.stream(…) as results`.
-
-        `source` is an iterable, pulled in a thread; of inputs, or of `(key, inputs)`.
-        At most `max_in_flight` items are under way: pulled, and their results not taken yet. Results come in the order of
-        `source`, or as they are ready with `ordered=False`. `deadline` is in seconds for each item, from when it was pulled,
-        None for none; `priority` is as in `infer`. Leaving the block withdraws unfinished items.
-
-        Gives a `Result` with the item's `key` for each item. A failed item raises its `RequestError` in its place and ends
-        the stream; with `on_error="yield"` it is given there as `Failed`, and the stream goes on. An error of `source` is
-        raised after the results of earlier items. Raises TypeError and ValueError for bad arguments.
-        """
         options = StreamOptions(
             max_in_flight=max_in_flight,
             ordered=ordered,
@@ -206,45 +180,25 @@ class Client:
         return Stream(self, model, source, options)
 
     def signature(self, model: str, *, deadline: float | None = None) -> ModelSignature:
-        """The inputs and outputs of `model`; asked for once, and then remembered.
-
-        `deadline` is in seconds from now, None for none. Raises `InvalidRequest` for a model that the server does not have,
-        `DeadlineExceeded` when the time is over, and any other `RequestError` that fits; RuntimeError in a forked child.
-        """
-        self._core.check_process()
+        self._core.submissions.check_process()
         due = deadline_at(self._core.clock, deadline)
-        opened = self._core.model(model) or self._open(model, due)
+        opened = self._core.models.get(model) or self._open(model, due)
         return opened.signature
 
     def statistics(self, *, deadline: float | None = 10.0) -> dict[str, Any]:
-        """The server's counters, as plain data.
-
-        `deadline` is in seconds from now, None for none. Raises `DeadlineExceeded` when the time is over, and any other
-        `RequestError` that fits; RuntimeError in a forked child.
-        """
-        self._core.check_process()
+        self._core.submissions.check_process()
         return self._ask(dict, StatisticsTicket, deadline=deadline_at(self._core.clock, deadline))
 
     def stories(
         self, request_id: str | None = None, *, slowest: int = 10, deadline: float | None = 10.0
     ) -> list[dict[str, Any]]:
-        """The stories of the requests with the id `request_id`, as plain data; without it, those of the `slowest` requests.
-
-        `deadline` is in seconds from now, None for none. Raises `InvalidRequest` for an id of which the server remembers
-        nothing, or nothing that this client's key may see, `DeadlineExceeded` when the time is over, and any other
-        `RequestError` that fits; TypeError and ValueError for bad arguments; RuntimeError in a forked child.
-        """
-        self._core.check_process()
+        self._core.submissions.check_process()
         due = deadline_at(self._core.clock, deadline)
         asked = stories_asked(request_id, slowest)
         return stories_of(self._ask(dict, StoriesTicket, deadline=due, **asked))
 
     def acknowledge_audit(self, model: str, *, deadline: float | None = 10.0) -> dict[str, Any]:
-        """Let the requests of a model share calls again, which an audit stopped; the server's counters after that.
-
-        Without effect for a key without the role `admin`. `deadline` and errors are those of `statistics`.
-        """
-        self._core.check_process()
+        self._core.submissions.check_process()
         due = deadline_at(self._core.clock, deadline)
         return self._ask(dict, StatisticsTicket, deadline=due, acknowledge=checked_name(model))
 
@@ -278,7 +232,7 @@ class Client:
         return self._ask(Model, OpenTicket, deadline=due, name=checked_name(name))
 
     def _ask(self, kind: type[Kind], question: Callable[..., Question], **fields: Any) -> Kind:
-        call = _Call(self._core)
+        call = _ThreadCall(self._core)
         ticket = question(call, **fields)
         call.ask(ticket)
         return outcome_of(ticket, kind)
@@ -293,7 +247,7 @@ def _dropped(core: Core, thread: CoreThread) -> None:
         core.stop()
 
 
-class _Call:
+class _ThreadCall:
     """One thread that waits for one answer."""
 
     __slots__ = ("_core", "_unanswered", "closed")
@@ -310,13 +264,13 @@ class _Call:
     def ask(self, ticket: Question) -> None:
         """Wait until the ticket is finished; when a Ctrl-C interrupts it, the ticket is withdrawn."""
         try:
-            self._core.post(ticket)
+            self._core.submissions.post(ticket)
             while not self._unanswered.acquire(timeout=_LOOK_FOR_SIGNALS_S):
                 pass
         finally:
             if ticket.outcome is None:
                 self.closed = True
-                self._core.post(Withdraw(ticket))
+                self._core.submissions.post(Withdraw(ticket))
 
 
 class Stream(Generic[ItemT]):
@@ -329,16 +283,16 @@ class Stream(Generic[ItemT]):
         self._model = model
         self._source = source
         self._options = options
-        self._state: _State[ItemT] | None = None
+        self._state: _ThreadStreamState[ItemT] | None = None
 
     def __enter__(self) -> Self:
         client, core = self._client, self._client._core
-        core.check_process()
-        opened = core.model(self._model) or client._open(self._model, None)
+        core.submissions.check_process()
+        opened = core.models.get(self._model) or client._open(self._model, None)
         granted: queue.SimpleQueue[int] = queue.SimpleQueue()
         entered = False
         try:
-            self._state = _State(opened, self._options, granted.put, core)
+            self._state = _ThreadStreamState(opened, self._options, granted.put, core)
             self._state.begin()
             start_pulling(self._source, self._state, granted)
             entered = True
@@ -357,7 +311,7 @@ class Stream(Generic[ItemT]):
         while True:
             item = self._state.take()
             if item is Nothing.YET:
-                self._client._core.check_process()
+                self._client._core.submissions.check_process()
                 self._state.wait()
             elif item is Nothing.ANY_MORE:
                 raise StopIteration
@@ -371,7 +325,7 @@ class Stream(Generic[ItemT]):
             self._state.close()
 
 
-class _State(StreamState[ItemT]):
+class _ThreadStreamState(StreamState[ItemT]):
     """A stream's state, and the queue by which the core's thread hands over finished tickets."""
 
     def __init__(self, *args: Any) -> None:

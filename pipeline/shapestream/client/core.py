@@ -1,8 +1,19 @@
-"""The client's core: between one connection, the session, and the faces in any thread.
+"""The client's core: it moves tickets and messages between the faces, the session and one connection.
 
-Tickets come in by the core's inbox, from any thread. All that is ready in one turn of the event loop goes out together, in
-as few messages as the limits allow, and the tickets that a turn finishes are handed back together. The trio face runs the
-core in its own nursery; for the asyncio and the blocking face a thread runs it, without an event loop (`CoreThread`).
+How it works. A face posts a ticket to the `SubmissionQueue`, from any thread. A *turn* of the core takes all posted tickets
+to the session, asks it what is due, sends the entries in as few messages as the limits allow, and hands finished tickets
+back. A turn runs when a ticket was posted, when messages have come that need one, and at the session's next wake-up.
+
+One of two drivers runs the turns:
+
+    driver   entered by         used by             waits for messages and time in       hands tickets back in
+    trio     `run`              the trio face       tasks of `run`'s nursery             the caller's event loop
+    thread   `run_in_thread`    asyncio, blocking   `Connection.wait`, no event loop     that thread (`CoreThread`)
+
+A heading in `Core` says which driver runs the methods below it. What both run never waits.
+
+The core promises that each posted ticket ends, also where `run` is cancelled, and that messages leave in the session's
+order. It does not look into tickets: what is sent when, and how a ticket ends, is the session's decision.
 """
 
 from __future__ import annotations
@@ -38,7 +49,7 @@ _CLOSED = "the client is closed"
 
 @dataclass(frozen=True, slots=True)
 class Attend:
-    """A stream begins: it is told when the client closes, whatever else it waits for."""
+    """A stream begins: when the client closes, it is told."""
 
     owner: Owner
 
@@ -64,7 +75,7 @@ class SubmissionQueue:
     """The queue from the faces to the core, from any thread: each item reaches a turn, or is refused after the end.
 
     There is no lock. Appending to a deque and taking from it are atomic, and an item that is posted late is refused by the
-    thread that notices: the poster, if it finds the inbox closed, or the core, which looks once more after closing it.
+    thread that notices: the poster, if it finds the queue closed, or the core, which looks once more after closing it.
     The queue needs no bound: a call posts one ticket and waits, and a stream posts no more tickets than it has permits.
     """
 
@@ -89,7 +100,7 @@ class SubmissionQueue:
             )
 
     def post(self, item: Posted) -> None:
-        """Hand something to the core; what is posted until its turn shares that turn."""
+        """Hand an item to the core. All items that are posted before its next turn share that turn."""
         self.items.append(item)
         # Two threads may see False; then the core is woken twice. If a Ctrl-C strikes between the next two
         # lines, the core sleeps on: withdrawals therefore always wake it, and so does every heartbeat.
@@ -134,7 +145,7 @@ class SubmissionQueue:
 
     def close(self) -> None:
         """Refuse the items that are here, and those that will come."""
-        # In this order: an item posted from now on either finds the inbox closed, or is found in it.
+        # In this order: an item posted from now on either finds the queue closed, or is found in it.
         self._closed = True
         self._refuse_leftovers()
 
@@ -163,7 +174,7 @@ def closing(owner: Owner) -> EndTicket:
 
 
 class Core:
-    """The tasks that run one session. `deliver` gets the tickets that a turn has finished, in the core's thread."""
+    """The turns of one session, and the two drivers that run them: see the top of this file."""
 
     def __init__(
         self,
@@ -175,7 +186,10 @@ class Core:
         deliver: Callable[[list[AnyTicket]], None] = hand_back,
         is_abandoned: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`is_abandoned` is asked once a turn, so at least once a heartbeat; `run` ends when it says so."""
+        """`deliver` gets the tickets that a turn has finished, in the driver's thread.
+
+        `is_abandoned` is asked once a turn, so at least once a heartbeat; the driver ends when it says so.
+        """
         self._connector = connector
         self.clock = clock
         self._deliver = deliver
@@ -192,50 +206,38 @@ class Core:
             now=clock(),
             new_model=Model,
         )
-        self._inbox = SubmissionQueue(deliver, self._turn_or_end)
-        self.post = self._inbox.post
-        self.model = cast("dict[str, Model]", self._session.models).get
-        self.check_process = self._inbox.check_process
+        self.submissions = SubmissionQueue(deliver, self._turn_or_end)
+        self.models = cast("dict[str, Model]", self._session.models)
+        """Opened models by name; faces read it, in any thread."""
         self._one_by_one = False
         """True while the last request was alone in its turn, and the core has not ended."""
         self._streams: dict[int, Owner] = {}
         self._stopping = False
         self._lost = False
-        """True where the connection is to be given up; in a thread, where no scope is cancelled by that."""
-        self._timer = trio.CancelScope()
+        """True where the connection is to be given up; the thread driver reads it."""
         self._asleep_until = math.inf
+        """The time of the next turn that no message and no submission asks for."""
         self._connection: Connection | None = None
-        self._connection_scope = trio.CancelScope()
         self._unsent: deque[Message] = deque()
+        """Messages that the connection had no room for; the session keeps all later ones."""
+        # The trio driver waits for these; the thread driver does not.
+        self._timer = trio.CancelScope()
+        self._connection_scope = trio.CancelScope()
         self._blocked = trio.Event()
 
+    # ------------------------------------------------------------ any thread
+
     def stop(self) -> None:
-        """Ask `run` to end, with a goodbye to the server. From any thread, any number of times."""
+        """Make the driver end, with a goodbye to the server. From any thread, any number of times."""
         self._stopping = True
-        self._inbox.wake()
+        self.submissions.wake()
 
-    def ask(self, question: Question) -> None:
-        """Post a question from the core's own event loop. A request that is likely to be alone in its turn is sent at once.
-
-        That is so where no other is at the server, and the last one was alone.
-        """
-        if (
-            not self._one_by_one
-            or type(question) is not RequestTicket
-            or self._session.ledger.outstanding_requests
-            or self._inbox.items
-        ):
-            self.post(question)
-        else:
-            self._session.submit(question)
-            self._turn()
-
-    # ------------------------------------------------------------ the tasks
+    # ------------------------------------------------------------ the trio driver
 
     @trio.lowlevel.enable_ki_protection
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve the session until it is stopped or cancelled; either way every ticket ends."""
-        self._inbox.open()
+        self.submissions.open()
         try:
             connection = self._connector.open()
             async with trio.open_nursery() as nursery:
@@ -256,79 +258,11 @@ class Core:
                 self._turn()
                 await trio.sleep_forever()
 
-    def run_in_thread(self) -> None:
-        """Do the same in this thread, with no event loop: a turn of one costs more than what is done in it.
-
-        The clock is then `time.monotonic`.
-        """
-        try:
-            wake = Wake()
-            # Not closed at the end of this thread: another may be about to set it, when its number is another file's.
-            weakref.finalize(self, wake.close).atexit = False
-            self._inbox.open(wake.set)
-            connection, open_at = self._connector.open(), math.inf
-            self._connected(connection)
-            while not self._must_end():
-                until = min(self._asleep_until, open_at)
-                if connection.wait(wake, until - self.clock(), for_room=bool(self._unsent)):
-                    self._receive(connection)
-                if self._unsent:
-                    self._send_unsent()
-                now = self.clock()
-                if now >= self._asleep_until:
-                    self._asleep_until = math.inf
-                    self._turn()
-                elif self._inbox.has_items():
-                    self._turn()
-                if self._lost:
-                    self._lost, open_at = False, now
-                    self._disconnected(connection)
-                if now >= open_at:
-                    try:
-                        connection, open_at = self._connector.open(), math.inf
-                    except TransportError as error:
-                        self._session.refused(str(error))
-                        open_at = now + self._rest_s
-                    else:
-                        self._connected(connection)
-        finally:
-            self._finish()
-
-    def _send_unsent(self) -> None:
-        """Offer the connection again what it had no room for."""
-        unsent, self._unsent = self._unsent, deque()
-        self._offer(unsent)
-        if not self._unsent:
-            self._turn()
-
-    def _connected(self, connection: Connection) -> None:
-        """Greet the server on a new connection."""
-        self._connection = connection
-        self._session.refused(self._connector.refusal())
-        self._session.connected(self.clock())
-        self._turn()
-
-    def _disconnected(self, connection: Connection) -> None:
-        """Give up a connection, and what it did not take."""
-        connection.close()
-        self._session.refused(self._connector.refusal())
-        self._unsent.clear()
-
-    def _must_end(self) -> bool:
-        return self._stopping or self._is_abandoned()
-
     def _turn_or_end(self) -> None:
         if self._must_end():
             self._timer.cancel()
         else:
             self._turn()
-
-    def _set_timer(self, now: float) -> None:
-        """Let the timer fire at the session's next wake-up, where it would fire later."""
-        wakeup_at = self._session.next_wakeup()
-        if wakeup_at < self._asleep_until:
-            self._asleep_until = wakeup_at
-            self._timer.deadline = max(wakeup_at, now)
 
     @trio.lowlevel.enable_ki_protection
     async def _keep_connected(self, connection: Connection) -> None:
@@ -356,6 +290,95 @@ class Core:
                 await trio.sleep(self._rest_s)
 
     @trio.lowlevel.enable_ki_protection
+    async def _send_blocked(self, connection: Connection) -> None:
+        """Send the messages that the connection had no room for; until then the session keeps all other entries."""
+        while True:
+            await self._blocked.wait()
+            self._blocked = trio.Event()
+            while self._unsent:
+                await connection.send(self._unsent[0])
+                self._unsent.popleft()
+            self._turn()
+
+    def ask(self, question: Question) -> None:
+        """Post a question from the core's own event loop. A request that is likely to be alone in its turn is sent at once.
+
+        That is so where no other is at the server, and the last one was alone.
+        """
+        if (
+            not self._one_by_one
+            or type(question) is not RequestTicket
+            or self._session.in_flight.outstanding_requests
+            or self.submissions.items
+        ):
+            self.submissions.post(question)
+        else:
+            self._session.submit(question)
+            self._turn()
+
+    # ------------------------------------------------------------ the thread driver
+
+    def run_in_thread(self) -> None:
+        """Serve the session in this thread, without an event loop: a turn of one costs more than the work in it.
+
+        The clock is then `time.monotonic`.
+        """
+        try:
+            wake = Wake()
+            # Not closed at the end of this thread: another may be about to set it, when its number is another file's.
+            weakref.finalize(self, wake.close).atexit = False
+            self.submissions.open(wake.set)
+            connection, open_at = self._connector.open(), math.inf
+            self._connected(connection)
+            while not self._must_end():
+                until = min(self._asleep_until, open_at)
+                if connection.wait(wake, until - self.clock(), for_room=bool(self._unsent)):
+                    self._receive(connection)
+                if self._unsent:
+                    self._send_unsent()
+                now = self.clock()
+                if now >= self._asleep_until:
+                    self._asleep_until = math.inf
+                    self._turn()
+                elif self.submissions.has_items():
+                    self._turn()
+                if self._lost:
+                    self._lost, open_at = False, now
+                    self._disconnected(connection)
+                if now >= open_at:
+                    try:
+                        connection, open_at = self._connector.open(), math.inf
+                    except TransportError as error:
+                        self._session.refused(str(error))
+                        open_at = now + self._rest_s
+                    else:
+                        self._connected(connection)
+        finally:
+            self._finish()
+
+    def _send_unsent(self) -> None:
+        """Offer the connection again the messages that it had no room for."""
+        unsent, self._unsent = self._unsent, deque()
+        self._offer(unsent)
+        if not self._unsent:
+            self._turn()
+
+    # ------------------------------------------------------------ both drivers: the connection
+
+    def _connected(self, connection: Connection) -> None:
+        """Greet the server on a new connection."""
+        self._connection = connection
+        self._session.refused(self._connector.refusal())
+        self._session.connected(self.clock())
+        self._turn()
+
+    def _disconnected(self, connection: Connection) -> None:
+        """Give up a connection, and the messages that it did not take."""
+        connection.close()
+        self._session.refused(self._connector.refusal())
+        self._unsent.clear()
+
+    @trio.lowlevel.enable_ki_protection
     def _receive(self, connection: Connection) -> None:
         """Take the messages that wait, in the task that watches the connection."""
         if messages := connection.receive_nowait():
@@ -375,33 +398,22 @@ class Core:
                 if bad.id is not None:
                     reason = f"the server's answer could not be read: {bad.message}"
                     self._session.fail(bad.id, InternalError(reason))
-        if self._inbox.items or self._session.turn_is_due:
+        if self.submissions.items or self._session.turn_is_due:
             self._turn()
-        elif finished := self._session.take_finished():
+        elif finished := self._session.in_flight.take_finished():
             self._deliver(finished)
 
-    @trio.lowlevel.enable_ki_protection
-    async def _send_blocked(self, connection: Connection) -> None:
-        """Send the messages that the connection had no room for; until then the session keeps all other entries."""
-        while True:
-            await self._blocked.wait()
-            self._blocked = trio.Event()
-            while self._unsent:
-                await connection.send(self._unsent[0])
-                self._unsent.popleft()
-            self._turn()
-
-    # ------------------------------------------------------------ one turn
+    # ------------------------------------------------------------ both drivers: one turn
 
     @trio.lowlevel.enable_ki_protection
     def _turn(self) -> None:
         now = self.clock()
-        finished = self._take_inbox() if self._inbox.items else []
+        finished = self._take_submissions() if self.submissions.items else []
         if self._connector.others and self._connector.broke():
             self._session.broke(now)
         turn = self._session.turn(now, may_send=not self._unsent)
         if turn.entries:
-            self._send(turn.entries)
+            self._offer(self._pack(turn.entries))
         finished += turn.finished
         if finished:
             self._deliver(finished)
@@ -410,11 +422,11 @@ class Core:
             self._connection_scope.cancel()
         self._set_timer(now)
 
-    def _take_inbox(self) -> list[AnyTicket]:
+    def _take_submissions(self) -> list[AnyTicket]:
         """Submit the posted tickets; returns those that need no server, since they were refused before."""
         answered: list[AnyTicket] = []
         requests = 0
-        for item in self._inbox.take():
+        for item in self.submissions.take():
             match item:
                 case RequestTicket() if item.outcome is None:
                     requests += 1
@@ -434,9 +446,6 @@ class Core:
         if requests:
             self._one_by_one = requests == 1
         return answered
-
-    def _send(self, entries: list[Entry]) -> None:
-        self._offer(self._pack(entries))
 
     def _offer(self, messages: Iterable[Message]) -> None:
         """Send messages in order, and keep those that the connection has no room for."""
@@ -460,20 +469,30 @@ class Core:
             return pack_messages([entry for entry in entries if self._fits(entry)])
 
     def _fits(self, entry: Entry) -> bool:
-        """Whether an entry can be sent at all. A request that cannot fails alone."""
+        """Tell whether an entry fits any message. A request that does not fails alone."""
         try:
             encode([entry])
         except RequestError as error:
             if isinstance(entry, RequestEntry):
                 self._session.fail(entry.sequence, error)
-                self._inbox.wake()
+                self.submissions.wake()
             return False
         return True
 
-    # ------------------------------------------------------------ the end
+    def _set_timer(self, now: float) -> None:
+        """Let the timer fire at the session's next wake-up, where it would fire later."""
+        wakeup_at = self._session.next_wakeup()
+        if wakeup_at < self._asleep_until:
+            self._asleep_until = wakeup_at
+            self._timer.deadline = max(wakeup_at, now)
+
+    # ------------------------------------------------------------ both drivers: the end
+
+    def _must_end(self) -> bool:
+        return self._stopping or self._is_abandoned()
 
     def _finish(self) -> None:
-        finished = self._take_inbox()
+        finished = self._take_submissions()
         self._one_by_one = False
         turn = self._session.close()
         if self._connection is not None:
@@ -484,7 +503,7 @@ class Core:
         finished += turn.finished
         finished += [closing(owner) for owner in self._streams.values()]
         self._deliver(finished)
-        self._inbox.close()
+        self.submissions.close()
 
 
 class CoreThread(threading.Thread):

@@ -1,8 +1,26 @@
-"""The tickets of one session: which wait for credit, which are out, which deadline comes next, which have ended. Pure.
+"""The tickets of one session: which wait, which are sent, which deadline is next, which have ended. Pure.
 
-A request is `waiting` (here, in order), `outstanding` (sent, holding its share of the window), or gone. A request that a
-server refuses because it is leaving waits again, and all others wait with it until there is another server.
-The queue needs no bound: each ticket stands for a caller that waits, and streams bound their tickets.
+How it works. A request is in one of three places:
+
+    add ──> waiting ──take_sendable──> outstanding ──answered──> gone
+               ^                            │
+               └────────hold, recall────────┘
+
+A *waiting* request is here, in order of submission. An *outstanding* one was sent, and holds its share of the server's
+window (`window_requests`, `window_bytes`) until the server's terminal reply. `hold` puts a request back that a leaving
+server refused; no other request is sent until `recall`. `recall` puts all outstanding requests back, for a server that does
+not know them. A request whose caller has left is *abandoned*: if it was sent, it keeps its share until the reply.
+
+Deadlines are in a heap. A ticket that ends stays there until its time, or until such entries are the majority.
+
+What it promises:
+- Each ticket is finished once, or removed without a finish where its caller has left. Every end passes `finish`.
+- Requests leave in order of submission, except those whose model is being opened again.
+- Numbers ascend: a server counts a number below its highest as answered. A request that was passed gets a new one.
+- The sent requests fit into the window. One larger than the whole window goes alone, up to `largest_bytes`.
+
+What it does not do: it sends nothing, reads no clock, and does not decide why a ticket ends (`session.py` does). The queue
+needs no bound: each ticket stands for a caller that waits, and a stream has at most `max_in_flight` of them.
 """
 
 from __future__ import annotations
@@ -84,7 +102,7 @@ class InFlight:
         return True
 
     def answered(self, sequence: int) -> RequestTicket | None:
-        """A terminal reply has come: the request that it ends, where a caller still waits for that."""
+        """Remove the request that a terminal reply ends, and return it; None where no caller waits for it."""
         ticket = self.remove(sequence) if sequence > 0 else None
         return ticket if type(ticket) is RequestTicket and not ticket.abandoned else None
 
@@ -141,11 +159,11 @@ class InFlight:
                 yield ticket
 
     def next_deadline(self) -> float:
-        """The earliest deadline on file; it may have been met already."""
+        """The earliest deadline in the heap, perhaps of a ticket that has ended; infinity where there is none."""
         return self._deadlines[0][0] if self._deadlines else math.inf
 
     def hold(self, sequence: int, now: float) -> bool:
-        """The server takes nothing new. True where the request waits for the next server; False where it is withdrawn."""
+        """Keep a request that a leaving server refused. True: it waits for the next server. False: its caller has left."""
         ticket = self.tickets.get(sequence)
         if type(ticket) is not RequestTicket or ticket.abandoned:
             return False
@@ -170,16 +188,18 @@ class InFlight:
         ]
 
     def take_sendable(self, now: float, one_way_s: float) -> list[RequestEntry]:
-        """The requests that fit into the window now; `one_way_s` is the way to the server, taken off their deadlines.
+        """Return the requests that fit into the window now, as entries; they are outstanding from here on.
+
+        `one_way_s`, the seconds of the way to the server, is taken off their deadlines.
 
         A request that fits into no window that the server grants ends here, as does one that would be late on arrival.
         A request that other models' requests have passed gets a new number, unless a server may have run it: numbers that
         are new to a server come to it in ascending order.
         """
         sendable: list[RequestEntry] = []
-        for ticket in self._in_line():
+        for ticket in self._may_be_sent():
             number = ticket.model.number
-            assert number is not None  # or it would not be in line
+            assert number is not None  # or it might not be sent
             if ticket.nbytes > self.largest_bytes:
                 reason = f"{ticket.nbytes} bytes of tensors; the server takes at most {self.largest_bytes} from one client"
                 self.end(ticket, TooLarge(reason))
@@ -214,7 +234,7 @@ class InFlight:
             )
         return sendable
 
-    def _in_line(self) -> Iterator[RequestTicket]:
+    def _may_be_sent(self) -> Iterator[RequestTicket]:
         """The requests that may be sent, in order; each is to be taken out before the next is asked for.
 
         A request whose model is being opened again lets those of other models pass: a server that has just started
@@ -229,7 +249,7 @@ class InFlight:
             yield ticket
 
     def recall(self) -> list[int]:
-        """The server forgot everything: sent requests wait again, in order. Returns the ids of those withdrawn."""
+        """Let all sent requests wait again, in order: the server has forgotten them. Returns the ids of abandoned ones."""
         unwanted = [ticket.id for ticket in self.of_kind(RequestTicket) if ticket.abandoned]
         for ticket_id in unwanted:
             self.remove(ticket_id)

@@ -1,4 +1,4 @@
-"""Is there a server at the other end? Greeting, heartbeats, silence and starting again. Pure.
+"""The state of the connection to a server: greeting, heartbeats, silence, and the next attempt. Pure.
 
     DOWN ──connected──> GREETING ──Welcome──> OPEN
      ^                    │  ^                 │ │
@@ -6,13 +6,21 @@
      │<──silence, unreadable answer──────────────┤
      └<──a rest──── LEFT <────────Goodbye────────┘
 
-Entering DOWN asks the shell for a new connection: whatever is still queued in the old one would only
-arrive late. A connection that is merely interrupted heals inside ZeroMQ; a server that was restarted
-answers the next heartbeat with `Unknown`, so that the session is usually back within one heartbeat.
+How it works. Entering DOWN asks the core for a new connection: messages that are still queued in the old one would only
+arrive late. A connection that is merely interrupted heals inside ZeroMQ. A server that was restarted answers the next
+heartbeat with `Unknown`, so the session is usually back within one heartbeat.
 
-The link also knows the way to the server, which deadlines are shortened by. The server counts a request's time from its
-arrival, or from when the fastest message sent at the same time would have arrived (`PeerClock`). The way of the fastest is
-half of the shortest round trip: the time from sending to reply, less the time that the server had the request.
+A greeting without an answer is given up after `greeting_s`; the time doubles with each attempt, up to `silence_s`. A server
+that said goodbye is looked for after `rest_s`; where other servers are left to try, at once.
+
+The link also estimates the seconds of the way to the server (`one_way_s`), which the client takes off deadlines. The server
+counts a request's time from its arrival. The estimate is half of the shortest round trip, less the time that the server had
+the request; a greeting gives the first guess.
+
+What it promises: a server that says nothing for `silence_s` is given up, unless this process itself stood still meanwhile;
+the server hears from an idle client once per heartbeat.
+
+What it does not do: it sends nothing and holds no requests. `session.py` asks it what is due.
 """
 
 from __future__ import annotations
@@ -62,7 +70,7 @@ class LinkState(Enum):
 
 
 class Link:
-    """The state of one connection after another, and when to do something about it."""
+    """The state of one connection after another, and the time at which the next step is due."""
 
     def __init__(self, settings: LinkSettings, now: float) -> None:
         self._settings = settings
@@ -90,7 +98,7 @@ class Link:
         return self.state is LinkState.OPEN
 
     def connected(self, now: float) -> None:
-        """The shell has made a connection, or this one is to be greeted anew."""
+        """Begin a greeting: on a new connection, or again on this one."""
         self.state = LinkState.GREETING
         self._hello_due = True
         self.heard_at = now
@@ -99,7 +107,7 @@ class Link:
         self._act_at = now + min(patience, self._settings.silence_s)
 
     def welcomed(self, heartbeat_s: float) -> None:
-        """`Welcome` has arrived."""
+        """Open the session: `Welcome` has arrived. `heartbeat_s` is how often the server wants to hear of this client."""
         self.state = LinkState.OPEN
         self._heartbeat_s = max(MIN_HEARTBEAT_S, heartbeat_s)
         self._act_at = math.inf
@@ -108,13 +116,13 @@ class Link:
         self.lost_at = None
 
     def forgotten(self, now: float) -> None:
-        """`Unknown` has arrived: greet again, on this connection; more of them say nothing new."""
+        """Greet again on this connection: `Unknown` has arrived. Further ones change nothing."""
         if self.state is LinkState.OPEN:
             self._lose(now)
             self.connected(now)
 
     def left(self, now: float) -> None:
-        """`Goodbye` has arrived, or a message that cannot be read: rest, then look for a server again."""
+        """Rest, then look for a server: `Goodbye` has arrived, or a message that cannot be read."""
         if self.state is LinkState.LEFT:
             return
         self._lose(now)
@@ -151,14 +159,15 @@ class Link:
         return True
 
     def guess_one_way(self, now: float) -> None:
-        """A session begins with a `Welcome`: half of its time is the first guess, until a reply tells better."""
+        """Take half of the greeting's time as the first guess of `one_way_s`, until a reply tells better."""
         self.one_way_s = min(max(0.0, (now - self._greeted_at) / 2), MAX_GREETING_S)
         self._one_way_measured = False
 
     def answered(self, elapsed_s: float, served_us: int) -> None:
-        """A result has come so long after its request was sent; the server had the request for `served_us`.
+        """Learn `one_way_s` from a result that came `elapsed_s` after its request was sent.
 
-        A reply that was given again was served in another connection's time, and tells nothing of it.
+        The server had the request for `served_us`. A reply from an earlier connection's time gives a negative rest, and is
+        not used.
         """
         self._left = 0
         one_way_s = (elapsed_s - served_us * 1e-6) / 2
@@ -167,7 +176,7 @@ class Link:
             self._one_way_measured = True
 
     def refused(self, elapsed_s: float) -> None:
-        """An error has come so long after its request was sent. The way is no longer than half of that.
+        """Bound `one_way_s` by an error that came `elapsed_s` after its request was sent: the way is at most half of that.
 
         An error does not say how long the server had the request. But a guess that is too high has more requests refused,
         whose replies would never correct it.
@@ -175,7 +184,7 @@ class Link:
         self.one_way_s = min(self.one_way_s, max(0.0, elapsed_s / 2))
 
     def next_wakeup(self) -> float:
-        """The time at which something may become due."""
+        """Return the time at which something may become due."""
         if self.state is not LinkState.OPEN:
             return self._act_at
         return min(self.heard_at + self._settings.silence_s, self.sent_at + self._heartbeat_s)

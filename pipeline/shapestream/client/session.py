@@ -1,18 +1,26 @@
 """One client's half of protocol version 1, as a plain object: entries and tickets in and out. Pure.
 
-The session stands between the core, which moves bytes, and the faces, which wait. It has no socket, no clock and no await:
-the time is an argument. `turn()` returns the actions that are due, `next_wakeup()` the time of the next turn. The `InFlight`
-has the tickets; the state of the connection is a `Link`.
+How it works. The session stands between the core, which moves bytes, and the faces, which wait. It has no socket, no clock
+and no await: the time is an argument. The core gives it tickets (`submit`, `cancel`) and entries (`receive`), and tells it
+of connections (`connected`, `broke`, `refused`, `unreadable`). `turn()` returns the actions that are due, `next_wakeup()`
+the time of the next turn. `InFlight` has the tickets; `Link` has the state of the connection.
 
-The session hands every submitted ticket back exactly once, unless its owner withdrew it. It sends the requests of a model
-in order of submission, within the server's window. When the server forgets the session, or another server takes its place,
-the session opens its models again and sends unfinished requests again, under the same numbers. A server that is leaving
-(`draining`) ends no request either: the request waits for the next server. Where several addresses are known, that is
-looked for as soon as the leaving one has answered what it took. One kind of request ends as `worker_lost` then:
-one that an earlier server had, of a model that is not idempotent, since it may have run.
+    connected ──> Hello ──> Welcome ──> OpenModel, questions ──> requests within the server's window ──> results
 
-Every question besides requests is asked once per connection, however many tickets wait for the answer. A model that no
-ticket asked for is not listened to, or a server could fill this client's memory.
+Every question besides requests is asked once per connection, however many tickets wait for the answer. When a server is
+gone, has forgotten the session, or another takes its place, the session opens its models again and sends unfinished
+requests again, under the same numbers.
+
+What it promises:
+- Each submitted ticket is handed back exactly once, unless its owner withdrew it.
+- The requests of a model leave in order of submission, within the server's window.
+- A leaving server (`draining`) ends no request: the request waits for the next server. Where there are other addresses,
+  the next is asked as soon as the leaving one has answered what it took.
+- No request runs twice where its model is not idempotent: one that an earlier server may have run ends as `worker_lost`.
+- A model that no ticket asked for is not listened to, or a server could fill this client's memory.
+
+What it does not do: it reads no tensors, knows nothing of streams, and does not open connections. It asks for a new one
+(`Turn.reconnect`).
 """
 
 from __future__ import annotations
@@ -78,7 +86,7 @@ class Turn:
 
 
 class Session:
-    """The protocol's state on the client's side: the ledger, the link, and the models opened so far."""
+    """The protocol's state on the client's side: tickets, connection, and the models opened so far."""
 
     def __init__(
         self,
@@ -97,8 +105,7 @@ class Session:
         self._unavailable_after_s = settings.unavailable_after_s
         self._others = settings.others
         self._link = Link(settings, now)
-        self.ledger = InFlight(client)
-        self.take_finished = self.ledger.take_finished
+        self.in_flight = InFlight(client)
         self._epoch: bytes | None = None
         self._trouble = ""
         """The last connection's trouble, as the end of a sentence; empty after a welcome."""
@@ -118,35 +125,35 @@ class Session:
         """Take a question. One whose answer is known is finished at once."""
         if type(ticket) is RequestTicket:
             if ticket.model.stale:
-                self.ledger.finish(ticket, Unavailable(_CHANGED))
+                self.in_flight.finish(ticket, Unavailable(_CHANGED))
             else:
-                self.ledger.add(ticket)
+                self.in_flight.add(ticket)
             return
         is_open = self._link.is_open
         model = self.models.get(ticket.name) if isinstance(ticket, OpenTicket) else None
         if model is not None and model.number is not None:
-            self.ledger.finish(ticket, model)
+            self.in_flight.finish(ticket, model)
         elif is_open and isinstance(ticket, WelcomeTicket):
-            self.ledger.finish(ticket, True)
+            self.in_flight.finish(ticket, True)
         else:
-            self.ledger.add(ticket)
+            self.in_flight.add(ticket)
             if is_open:
                 self._ask(ticket)
 
     def cancel(self, ticket: Question) -> None:
         """Withdraw a question: it is not handed back. A server that has it is told."""
-        if ticket.id in self.ledger.tickets and self.ledger.abandon(ticket) and self._link.is_open:
+        if ticket.id in self.in_flight.tickets and self.in_flight.abandon(ticket) and self._link.is_open:
             self._control.append(Cancel(sequence=ticket.id))
 
     def cancel_owner(self, owner: Owner) -> None:
         """Withdraw all unfinished questions of this owner."""
-        for ticket in [ticket for ticket in self.ledger.tickets.values() if ticket.owner is owner]:
+        for ticket in [ticket for ticket in self.in_flight.tickets.values() if ticket.owner is owner]:
             self.cancel(ticket)
 
     # ------------------------------------------------------------ the connection
 
     def connected(self, now: float) -> None:
-        """There is a new connection; no server has answered on it yet."""
+        """Greet the server in the next turn: there is a new connection."""
         self._link.connected(now)
 
     def receive(self, entries: Iterable[Entry], now: float) -> None:
@@ -154,109 +161,110 @@ class Session:
         self._link.heard_at = now
         for entry in entries:
             if type(entry) is ResultEntry:
-                ticket = self.ledger.answered(entry.sequence)
+                ticket = self.in_flight.answered(entry.sequence)
                 if ticket is not None:
                     self._link.answered(now - ticket.sent_at, entry.timings.total_us)
-                    self.ledger.finish(ticket, entry)
+                    self.in_flight.finish(ticket, entry)
             else:
                 self._heard_news = True
                 self._receive_other(entry, now)
 
     def unreadable(self, reason: str, now: float) -> None:
-        """A whole message could not be read: give this connection up."""
+        """Give this connection up: a whole message could not be read."""
         self._heard_news = True
         self._trouble = f"; last problem: {reason}"
         self._link.left(now)
 
     def broke(self, now: float) -> None:
-        """The connection has ended; its transport tries to make it again. Where there are other servers, ask the next."""
+        """Ask the next server, where there is one: the connection has ended. Otherwise its transport makes it again."""
         if self._others and self._link.is_open:
             self._link.left(now)
 
     def refused(self, reason: str | None) -> None:
-        """The last connection was not let in; None: it was, or no server is there."""
+        """Remember for errors why the last connection was not let in. None: it was, or no server is there."""
         if reason is not None:
             self._trouble = f"; {reason}"
 
     def fail(self, sequence: int, error: RequestError) -> None:
         """End a request that cannot be encoded, or whose answer cannot be read."""
-        ticket = self.ledger.answered(sequence)
+        ticket = self.in_flight.answered(sequence)
         if ticket is not None:
-            self.ledger.finish(ticket, error)
+            self.in_flight.finish(ticket, error)
 
     # ------------------------------------------------------------ time
 
     @property
     def turn_is_due(self) -> bool:
         """True where `turn` has more to do than to hand back tickets; `next_wakeup` tells of what is due by time."""
-        return self._heard_news or bool(self.ledger.waiting)
+        return self._heard_news or bool(self.in_flight.waiting)
 
     def turn(self, now: float, *, may_send: bool = True) -> Turn:
         """Take the actions that are due. With `may_send=False` unsent requests stay here, where they can be withdrawn."""
         self._heard_news = False
-        if self.ledger.next_deadline() <= now:
+        if self.in_flight.next_deadline() <= now:
             self._end_expired(now)
-        if self._link.lost_at is not None or self.ledger.held_at is not None:
+        leaves = False
+        if self._link.lost_at is not None or self.in_flight.held_at is not None:
             self._end_waits(now)
-        leaves = self._may_leave()
-        if leaves:
-            self._link.left(now)
+            leaves = self._may_leave()
+            if leaves:
+                self._link.left(now)
         reconnect = self._link.must_reconnect(now)
         entries: list[Entry] = []
         if may_send:
             entries = [Goodbye()] if leaves else self._due_entries(now)
         if entries or not may_send:
             self._link.sent_at = now  # messages that the transport still holds are a sign of life as well
-        return Turn(finished=self.ledger.take_finished(), entries=entries, reconnect=reconnect)
+        return Turn(finished=self.in_flight.take_finished(), entries=entries, reconnect=reconnect)
 
     def _may_leave(self) -> bool:
         """Tell whether another server is to be asked: this one takes nothing new, and has answered all that it took."""
-        held = self.ledger.held_at is not None and not self.ledger.outstanding_requests
+        held = self.in_flight.held_at is not None and not self.in_flight.outstanding_requests
         return held and bool(self._others) and self._link.is_open
 
     def next_wakeup(self) -> float:
-        """The time at which `turn` must be called again, if nothing happens before; infinity for never."""
-        link, ledger = self._link, self.ledger
-        due = min(link.next_wakeup(), ledger.next_deadline())
-        if link.lost_at is not None and ledger.tickets:
+        """Return the time at which `turn` must be called again, if nothing happens before; infinity for never."""
+        link, in_flight = self._link, self.in_flight
+        due = min(link.next_wakeup(), in_flight.next_deadline())
+        if link.lost_at is not None and in_flight.tickets:
             due = min(due, link.lost_at + self._unavailable_after_s)
-        if ledger.held_at is not None and ledger.waiting:
-            due = min(due, ledger.held_at + self._unavailable_after_s)
+        if in_flight.held_at is not None and in_flight.waiting:
+            due = min(due, in_flight.held_at + self._unavailable_after_s)
         return due
 
     def close(self) -> Turn:
         """Leave: every ticket ends with `Cancelled`, and the server hears `Goodbye`."""
-        self.ledger.fail_all(lambda: Cancelled("the client was closed"))
+        self.in_flight.fail_all(lambda: Cancelled("the client was closed"))
         entries: list[Entry] = [*self._control, Goodbye()] if self._link.is_open else []
         self._control = []
-        return Turn(finished=self.ledger.take_finished(), entries=entries, reconnect=False)
+        return Turn(finished=self.in_flight.take_finished(), entries=entries, reconnect=False)
 
     def _end_waits(self, now: float) -> None:
         """End the waits for a server: none for `unavailable_after_s`, or for as long one that takes nothing new."""
-        lost_at, held_at = self._link.lost_at, self.ledger.held_at
+        lost_at, held_at = self._link.lost_at, self.in_flight.held_at
         if lost_at is not None and now >= lost_at + self._unavailable_after_s:
             text = f"no server has answered at {self._server} for {now - lost_at:.0f} s{self._trouble}"
-            self.ledger.fail_all(lambda: Unavailable(text))
+            self.in_flight.fail_all(lambda: Unavailable(text))
         if held_at is not None and now >= held_at + self._unavailable_after_s:
             text = f"the server at {self._server} has taken nothing new for {now - held_at:.0f} s, and no other has come"
-            self.ledger.fail_waiting(lambda: Draining(text))
+            self.in_flight.fail_waiting(lambda: Draining(text))
 
     def _end_expired(self, now: float) -> None:
         """End the tickets whose deadline has come."""
-        for ticket in self.ledger.expired(now):
+        for ticket in self.in_flight.expired(now):
             error = self._too_late(ticket)
-            self.ledger.abandon(ticket)
-            self.ledger.finish(ticket, error)
+            self.in_flight.abandon(ticket)
+            self.in_flight.finish(ticket, error)
 
     def _too_late(self, ticket: Question) -> RequestError:
-        """The error of a ticket whose deadline has come: it names the event that the ticket waited for."""
+        """Return the error of a ticket whose deadline has come. It names the event that the ticket waited for."""
         if isinstance(ticket, WelcomeTicket):
             return Unavailable(f"no server answered at {self._server}{self._trouble}")
         if not self._link.is_open:
             return DeadlineExceeded(f"no server answers at {self._server}{self._trouble}")
-        if not self.ledger.is_waiting(ticket):
+        if not self.in_flight.is_waiting(ticket):
             return DeadlineExceeded("the server's answer did not come in time")
-        return DeadlineExceeded(NEVER_SENT if self.ledger.held_at is None else _DRAINED)
+        return DeadlineExceeded(NEVER_SENT if self.in_flight.held_at is None else _DRAINED)
 
     # ------------------------------------------------------------ received entries
 
@@ -273,64 +281,62 @@ class Session:
             case ModelRefused() if entry.name in self._models_asked:
                 self._model_refused(entry)
             case Credit():
-                self.ledger.window_requests = entry.window_requests
-                self.ledger.window_bytes = entry.window_bytes
-                self.ledger.largest_bytes = max(self.ledger.largest_bytes, entry.window_bytes)
+                self.in_flight.window_requests = entry.window_requests
+                self.in_flight.window_bytes = entry.window_bytes
+                self.in_flight.largest_bytes = max(self.in_flight.largest_bytes, entry.window_bytes)
                 self._credit = entry
             case StatisticsEntry():
                 self._statistics_asked = False
-                for ticket in self.ledger.of_kind(StatisticsTicket):
-                    self.ledger.end(ticket, entry.values)
+                for ticket in self.in_flight.of_kind(StatisticsTicket):
+                    self.in_flight.end(ticket, entry.values)
             case Explanation():
-                asked = self.ledger.tickets.get(-entry.question)
+                asked = self.in_flight.tickets.get(-entry.question)
                 if type(asked) is StoriesTicket:
-                    self.ledger.end(asked, entry.values)
+                    self.in_flight.end(asked, entry.values)
             case Goodbye():
                 self._link.left(now)
             case _:
                 pass  # heartbeats count as traffic; the rest is not for a client, and the codec refused it
 
     def _failed(self, entry: Failure, now: float) -> None:
-        """A request ends without a result, unless another server, or another run, may give one."""
-        if entry.code == Draining.code and self.ledger.hold(entry.sequence, now):
+        """End a request without a result, unless another server, or another run, may give one."""
+        if entry.code == Draining.code and self.in_flight.hold(entry.sequence, now):
             return
-        ticket = self.ledger.answered(entry.sequence)
+        ticket = self.in_flight.answered(entry.sequence)
         if ticket is None:
             return
         self._link.refused(now - ticket.sent_at)
         lost = entry.code == AlreadyAnswered.code  # on its way, and the server keeps the reply no longer
         if lost and ticket.model.idempotent and ticket.renewals < _MAX_RENEWALS:
             ticket.renewals += 1
-            self.ledger.add(ticket)
+            self.in_flight.add(ticket)
         else:
             after = None if entry.retry_after_ms is None else entry.retry_after_ms / 1000
-            self.ledger.finish(ticket, error_from_code(entry.code, entry.message, retry_after_s=after))
+            self.in_flight.finish(ticket, error_from_code(entry.code, entry.message, retry_after_s=after))
 
     def _welcome(self, entry: Welcome, now: float) -> None:
         anew = not self._link.is_open or entry.epoch != self._epoch
-        self.ledger.window_requests = entry.window_requests
-        self.ledger.window_bytes = self.ledger.largest_bytes = entry.window_bytes
+        self.in_flight.window_requests = entry.window_requests
+        self.in_flight.window_bytes = self.in_flight.largest_bytes = entry.window_bytes
         self._link.welcomed(entry.heartbeat_ms / 1000)
         self._trouble = ""
         if entry.epoch != self._epoch:
             self._give_up_what_may_have_run()
-            if (
-                not self._others
-            ):  # else it may be one that has had higher numbers, before another took its place
-                self.ledger.highest_sent = 0
+            if not self._others:  # of several servers, this one may have had higher numbers before
+                self.in_flight.highest_sent = 0
             self._epoch = entry.epoch
         if anew:
             self._link.guess_one_way(now)
             self._credit = None
-            self._control = [Cancel(sequence=sequence) for sequence in self.ledger.recall()]
+            self._control = [Cancel(sequence=sequence) for sequence in self.in_flight.recall()]
             self._ask_again()
 
     def _give_up_what_may_have_run(self) -> None:
-        """Another server took the place of one that had these requests; it knows nothing of them."""
-        for ticket in self.ledger.may_have_run():
+        """End the requests that an earlier server may have run, where their model must not run twice."""
+        for ticket in self.in_flight.may_have_run():
             if not ticket.model.idempotent:
-                self.ledger.abandon(ticket)
-                self.ledger.finish(ticket, WorkerLost(_MAY_HAVE_RUN))
+                self.in_flight.abandon(ticket)
+                self.in_flight.finish(ticket, WorkerLost(_MAY_HAVE_RUN))
 
     # ------------------------------------------------------------ models, counters and the welcome
 
@@ -361,15 +367,15 @@ class Session:
         self._statistics_asked = False
         for model in self.models.values():
             model.number = None
-        for welcomed in self.ledger.of_kind(WelcomeTicket):
-            self.ledger.end(welcomed, True)
+        for welcomed in self.in_flight.of_kind(WelcomeTicket):
+            self.in_flight.end(welcomed, True)
         for name in self.models:
             self._ask_for_model(name)
-        for opening in self.ledger.of_kind(OpenTicket):
+        for opening in self.in_flight.of_kind(OpenTicket):
             self._ask(opening)
-        for counting in self.ledger.of_kind(StatisticsTicket):
+        for counting in self.in_flight.of_kind(StatisticsTicket):
             self._ask(counting)
-        for asking in self.ledger.of_kind(StoriesTicket):
+        for asking in self.in_flight.of_kind(StoriesTicket):
             self._ask(asking)
 
     def _model_opened(self, entry: ModelOpened) -> None:
@@ -383,10 +389,10 @@ class Session:
             model = self.models[entry.name] = self._new_model(entry.name, entry.signature, entry.number)
             if replaced is not None:
                 replaced.stale = True
-                self.ledger.fail_requests_of(replaced, lambda: Unavailable(_CHANGED))
-        for ticket in self.ledger.of_kind(OpenTicket):
+                self.in_flight.fail_requests_of(replaced, lambda: Unavailable(_CHANGED))
+        for ticket in self.in_flight.of_kind(OpenTicket):
             if ticket.name == entry.name:
-                self.ledger.end(ticket, model)
+                self.in_flight.end(ticket, model)
 
     def _model_refused(self, entry: ModelRefused) -> None:
         """Tell all tickets that wait for the model why there is none, and the requests of a model that was open."""
@@ -394,26 +400,25 @@ class Session:
         model = self.models.pop(entry.name, None)
         if model is not None:
             model.stale = True
-            self.ledger.fail_requests_of(model, lambda: error_from_code(entry.code, entry.message))
-        for ticket in self.ledger.of_kind(OpenTicket):
+            self.in_flight.fail_requests_of(model, lambda: error_from_code(entry.code, entry.message))
+        for ticket in self.in_flight.of_kind(OpenTicket):
             if ticket.name == entry.name:
-                self.ledger.end(ticket, error_from_code(entry.code, entry.message))
+                self.in_flight.end(ticket, error_from_code(entry.code, entry.message))
 
     # ------------------------------------------------------------ sent entries
 
     def _due_entries(self, now: float) -> list[Entry]:
-        if self._link.take_hello(now):
-            return [Hello(client=self._client, software=self._software), _clock(now)]
         if not self._link.is_open:
-            return []
+            greets = self._link.take_hello(now)
+            return [Hello(client=self._client, software=self._software), _clock(now)] if greets else []
         entries, self._control = self._control, []
         needs_clock = self._credit is not None
         if self._credit is not None:
             entries.append(self._credit)
             self._credit = None
         requests: list[RequestEntry] = []
-        if self.ledger.waiting:
-            requests = self.ledger.take_sendable(now, self._link.one_way_s)
+        if self.in_flight.waiting:
+            requests = self.in_flight.take_sendable(now, self._link.one_way_s)
             for request in requests:
                 needs_clock |= request.remaining_ms is not None
         if needs_clock:
@@ -425,13 +430,13 @@ class Session:
 
     def check_invariants(self) -> None:
         """Raise AssertionError where the state contradicts itself; for tests, after every step."""
-        self.ledger.check_invariants()
+        self.in_flight.check_invariants()
         assert not any(model.stale for model in self.models.values())
         assert all(name == model.name for name, model in self.models.items())
         if self._link.is_open:
-            assert all(ticket.name in self._models_asked for ticket in self.ledger.of_kind(OpenTicket))
-            assert self._statistics_asked or not self.ledger.of_kind(StatisticsTicket)
-            assert not self.ledger.of_kind(WelcomeTicket)
+            assert all(ticket.name in self._models_asked for ticket in self.in_flight.of_kind(OpenTicket))
+            assert self._statistics_asked or not self.in_flight.of_kind(StatisticsTicket)
+            assert not self.in_flight.of_kind(WelcomeTicket)
 
 
 def _clock(now: float) -> Clock:

@@ -18,7 +18,7 @@ from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, It
 from enum import Enum, auto
 from itertools import islice
 from types import AsyncGeneratorType, GeneratorType
-from typing import Any, Generic, Literal, Protocol, TypeAlias, TypeVar, cast
+from typing import Any, Generic, Literal, Protocol, TypeAlias, TypedDict, TypeVar, cast
 
 from shapestream.client.core import Attend, Core, WithdrawAll
 from shapestream.client.opened_models import Model
@@ -40,6 +40,15 @@ class Nothing(Enum):
 
     YET = auto()
     ANY_MORE = auto()
+
+
+class ItemOptions(TypedDict, total=False):
+    """The arguments of `stream` that say nothing of the kind of its items, for type checkers; `Calls` explains them."""
+
+    max_in_flight: int
+    ordered: bool
+    deadline: float | None
+    priority: int
 
 
 class StreamOptions:
@@ -105,7 +114,7 @@ class StreamState(Generic[ItemT]):
     ) -> None:
         """`grant` lets the producer pull so many more items; 0: none from here on."""
         self.closed = False
-        self.post = core.post
+        self.submissions = core.submissions
         self._model = model
         self._outputs = model.outputs
         self._client = core.client
@@ -132,7 +141,7 @@ class StreamState(Generic[ItemT]):
 
     def begin(self) -> None:
         """Let the producer begin. From here on `close` is needed."""
-        self.post(Attend(self))
+        self.submissions.post(Attend(self))
         self._grant(self._options.max_in_flight)
 
     # ------------------------------------------------------------ the producer's thread
@@ -197,7 +206,7 @@ class StreamState(Generic[ItemT]):
         if not self.closed:
             self.closed = True
             self._grant(0)
-            self.post(WithdrawAll(self))
+            self.submissions.post(WithdrawAll(self))
 
     def _put_in_order(self, ticket: RequestTicket) -> None:
         if not self._options.ordered:
@@ -262,7 +271,7 @@ def _pull(source: Iterable[Any], stream: StreamState[Any], granted: queue.Simple
             for item in islice(iterator, allowed):
                 if stream.closed:
                     break
-                stream.post(stream.make(item, place))
+                stream.submissions.post(stream.make(item, place))
                 place += 1
             if place - before < allowed:
                 break
@@ -275,7 +284,7 @@ def _pull(source: Iterable[Any], stream: StreamState[Any], granted: queue.Simple
             error.__cause__ = raised
         raise
     finally:
-        stream.post(EndTicket(stream, place=place, outcome=error))
+        stream.submissions.post(EndTicket(stream, place=place, outcome=error))
         if stream.closed and isinstance(iterator, GeneratorType):
             iterator.close()
 
@@ -293,13 +302,13 @@ async def pull_async(source: AsyncIterable[Any], stream: StreamState[Any], permi
                 item = await anext(iterator)
             except StopAsyncIteration:
                 break
-            stream.post(stream.make(item, place))
+            stream.submissions.post(stream.make(item, place))
             place += 1
         error = None
     except Exception as raised:  # noqa: BLE001 - the edge to the caller's code; raised in its block
         error = raised
     finally:
-        stream.post(EndTicket(stream, place=place, outcome=error))
+        stream.submissions.post(EndTicket(stream, place=place, outcome=error))
         if isinstance(iterator, AsyncGeneratorType):
             await iterator.aclose()
 

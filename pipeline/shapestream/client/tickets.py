@@ -69,7 +69,7 @@ class Ticket:
     """A point in time by the core's clock."""
     outcome: Outcome | None = None
     id: int = field(default=0, init=False)
-    """Given by the ledger: a request's sequence number on the wire, and below 0 for other questions."""
+    """Given by `InFlight`: a request's sequence number on the wire, and below 0 for other questions."""
 
 
 @dataclass(slots=True, eq=False)

@@ -25,20 +25,31 @@ async def connect(
     key: str | Path | None = None,
     server_key: str | Path | None = None,
 ) -> AsyncIterator[Client]:
-    """Connect to a server, under trio: `async with shapestream.connect(address) as client`.
+    """Connect to a server from trio code.
 
-    `address` is `tcp://HOST:PORT` or `ipc://PATH`, or a list of them: servers of the same models, of which the next is
-    asked where one is gone or leaves. `connect_timeout` is how many seconds a server may take to answer. Later
-    interruptions are healed without notice: a server that says nothing for `silence` seconds is given up and looked for
-    anew, and unfinished requests are sent again under the same numbers. After `unavailable_after` seconds without any
-    server they fail with `Unavailable`. A server that asks for keys is reached with `key`, the file of your secret key, and
-    `server_key`, its public key or a file of that.
+    Arguments:
+        address: `tcp://HOST:PORT` or `ipc://PATH`; or a list of them, for servers of the same models. The client takes the
+            next one where a server is gone or leaves.
+        connect_timeout: seconds that a server may take to answer at first.
+        silence: seconds without a word after which a server counts as gone. The client then connects anew, and sends
+            unfinished requests again.
+        unavailable_after: seconds without any server after which requests fail with `Unavailable`.
+        key: path of your secret key, for a server that asks for keys.
+        server_key: that server's public key, or the path of its file.
 
     Leaving the block ends unfinished requests, here and at the server; tasks that still wait for them get `Cancelled`. An
     exception raised in the block comes out as it is, not in a group.
 
-    Raises `Unavailable` where no server answers in time, `TransportError` for a bad address, `ConfigurationError` for
-    keys that cannot be used, TypeError and ValueError for bad times, and RuntimeError outside of trio.
+    Raises:
+        Unavailable: no server answers in time.
+        TransportError: no client can connect to such an address.
+        ConfigurationError: the keys cannot be used.
+        TypeError, ValueError: an argument is wrong.
+        RuntimeError: trio does not run here.
+
+    Example:
+        async with shapestream.connect("ipc://run/shapestream.sock", connect_timeout=5.0) as client:
+            print(await client.signature("embeddings"))
     """
     core = Core(
         connector_for(address, key=key, server_key=server_key),
@@ -52,7 +63,7 @@ async def connect(
         async with trio.open_nursery() as nursery:
             await nursery.start(core.run)
             try:
-                client = Client(core, _Loop(nursery))
+                client = Client(core, _TrioLoop(nursery))
                 await client._welcome(connect_timeout)
                 yield client
             finally:
@@ -65,7 +76,7 @@ async def connect(
         raise alone
 
 
-class _Call:
+class _TrioCall:
     """One task that waits for one answer."""
 
     __slots__ = ("_core", "_task", "closed")
@@ -91,14 +102,14 @@ class _Call:
         finally:
             if ticket.outcome is None:
                 self.closed = True
-                self._core.post(Withdraw(ticket))
+                self._core.submissions.post(Withdraw(ticket))
 
     def _abort(self, _: Any) -> trio.lowlevel.Abort:
         self._task = None
         return trio.lowlevel.Abort.SUCCEEDED
 
 
-class _Wakeup:
+class _TrioWakeup:
     """The tasks that wait for news."""
 
     def __init__(self) -> None:
@@ -107,12 +118,12 @@ class _Wakeup:
         self.wake = lot.unpark_all
 
 
-class _Loop:
+class _TrioLoop:
     """The waits of tasks in a trio run; producers run in the nursery of `connect`."""
 
     current = staticmethod(trio.lowlevel.current_trio_token)
-    call = _Call
-    wakeup = _Wakeup
+    call = _TrioCall
+    wakeup = _TrioWakeup
     # Cheap where an item is there: no turn of the event loop. There are at most max_in_flight in a row.
     checkpoint = staticmethod(trio.lowlevel.checkpoint_if_cancelled)
 

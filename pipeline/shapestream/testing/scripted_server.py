@@ -201,6 +201,10 @@ class ScriptedServer:
                 )
             )
             return
+        if isinstance(entry, Goodbye):
+            self.goodbyes += 1
+            self._known.discard(peer)
+            return
         if peer not in self._known:
             replies.append(Unknown())
             return
@@ -220,9 +224,6 @@ class ScriptedServer:
                 replies.append(Explanation(question=entry.question, values=values))
             case StatisticsRequest():
                 replies.append(StatisticsEntry(values={"requests": len(self.requests)}))
-            case Goodbye():
-                self.goodbyes += 1
-                self._known.discard(peer)
             case _:
                 pass
 

@@ -99,13 +99,14 @@ class DealerSocket(WatchedSocket):
     def send_nowait(self, frames: Sequence[Buffer]) -> None:
         """Send; raises `trio.WouldBlock`, with nothing taken, while the peer's queue is full."""
         self._check_open()
-        taken = send_frames(self._socket.send, ready_to_send(frames))
+        ready = ready_to_send(frames)
+        self._swallowed = not self._waiting
+        while not send_frames(self._socket.send, ready):
+            # Room that came since libzmq last looked is announced to nobody else: the caller would wait for it in vain.
+            if not self._look() & POLLOUT:
+                raise trio.WouldBlock
         if self._waiting:
             self._look()
-        else:
-            self._swallowed = True
-        if not taken:
-            raise trio.WouldBlock
 
     def wait(self, wake: Wake, timeout_s: float, *, for_room: bool) -> bool:
         """Block this thread until there may be messages, or room: then True. False for the wake, and after the time."""
@@ -129,12 +130,11 @@ class DealerSocket(WatchedSocket):
         super().close()
         self._senders.unpark_all()
 
-    def _look(self) -> None:
-        events = self._events()
-        if events & POLLIN:
-            self._receivers.unpark()
-        if events & POLLOUT:
+    def _look(self) -> int:
+        events = super()._look()
+        if events & POLLOUT and self._senders:
             self._senders.unpark_all()
+        return events
 
 
 def _advice_on(failure: HandshakeFailure, has_key: bool) -> str:

@@ -7,6 +7,7 @@ tasks. So:
 * Only `run()` waits for the descriptor. Others park, and are woken by it or by a task that finds a message.
 * `run()` looks at ZMQ_EVENTS, and goes to wait with no checkpoint in between.
 * After each send while `run` waits, ZMQ_EVENTS is looked at again: the send may have swallowed the announcement.
+* A task that a full queue refuses parks only after a look that found no room. `send` alone looks once a millisecond at most.
 * A receive goes on until EAGAIN, after which libzmq is known to announce the next message, or wakes the next
   receiver if it stops at its burst.
 
@@ -70,16 +71,20 @@ class WatchedSocket:
         try:
             while True:
                 self._check_open()
-                if (self.on_messages or self._look)() or self._must_look_again():
+                if self._must_go_on():
                     await trio.lowlevel.checkpoint()
                 else:
                     await self._readable()
         except trio.ClosedResourceError:
             return
 
-    def _must_look_again(self) -> bool:
-        """Whether there is a message whose announcement a send of `on_messages` swallowed. `_look` sends nothing."""
-        return self._swallowed and self.on_messages is not None and bool(self._events() & POLLIN)
+    def _must_go_on(self) -> bool:
+        """Let waiting messages be taken; True where more of them may be there, which libzmq does not announce again."""
+        if self.on_messages is None:
+            self._look()
+            return False
+        # What `on_messages` sent may have swallowed an announcement.
+        return bool(self.on_messages()) or (self._swallowed and bool(self._events() & POLLIN))
 
     async def _readable(self) -> None:
         """Wait for an announcement, or for the end of the socket."""
@@ -112,12 +117,15 @@ class WatchedSocket:
         if self._closed:
             raise trio.ClosedResourceError("this socket is closed")
 
-    def _look(self) -> None:
-        """Process libzmq's commands and wake the tasks that can go on."""
-        if self._events() & POLLIN:
+    def _look(self) -> int:
+        """Process libzmq's commands, wake the tasks that can go on, and return ZMQ_EVENTS."""
+        events = self._events()
+        if events & POLLIN:
             self._receivers.unpark()
+        return events
 
     def _events(self) -> int:
+        """ZMQ_EVENTS, after libzmq has processed its commands."""
         return self._socket.get(_EVENTS)  # type: ignore[return-value]  # an int
 
     async def _receive(self, receive_nowait: Callable[[], list[T]]) -> list[T]:

@@ -348,11 +348,11 @@ class RouterSocket(WatchedSocket):
         send(frames[-1], NOBLOCK)
         return True
 
-    def _look(self) -> None:
+    def _look(self) -> int:
         if self._outboxes:
             self._events()  # libzmq now processes who has read; the flush may swallow other announcements
             self._flush()
-        super()._look()
+        return super()._look()
 
     @trio.lowlevel.enable_ki_protection
     def _flush(self) -> None:

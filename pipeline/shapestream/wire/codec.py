@@ -337,7 +337,7 @@ def pack_messages(entries: Sequence[Entry], *, limits: Limits = CLIENT_LIMITS) -
         data = _WRITERS[type(entry)](entry, own)
         own_bytes = sum(memoryview(frame).nbytes for frame in own) if own else 0
         if len(data) > room or len(own) > limits.max_frames:
-            raise TooLarge(f"one {type(entry).__name__} takes {len(data)} bytes and {len(own)} frames")
+            raise TooLarge(f"one {entry.NAME} takes {len(data)} bytes and {len(own)} frames")
         if packed and (
             len(packed) == limits.max_entries
             or header_bytes + len(data) > room

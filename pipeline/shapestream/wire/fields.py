@@ -1,7 +1,7 @@
-"""Fields of an entry: checks by type, and the reader and writer that follow from a kind's fields.
+"""Fields of an entry: a check for each type, and the reader and writer that are made from a kind's fields.
 
-A check takes a value as msgpack gave it. Types are exact (True is not an integer) and values bounded. A kind
-without tensors needs no reader or writer of its own: both are made once, from the fields of its class.
+A check takes a value as msgpack gave it, and returns it or raises `BadEntryError`. Types are exact (True is not an integer)
+and values are bounded. `reader_of` and `writer_of` serve all kinds without tensors; both are made once per kind.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class BadEntryError(Exception):
 
 
 def checked(where: str, check: Callable[[Any], T], value: Any) -> T:
-    """The value after its check; a `BadEntryError` names `where` the value stands."""
+    """Return the checked value; a `BadEntryError` names the field, `where`."""
     try:
         return check(value)
     except BadEntryError as error:
@@ -50,7 +50,7 @@ def checked(where: str, check: Callable[[Any], T], value: Any) -> T:
 
 
 def integer(value: Any) -> int:
-    """A count or number of 63 bits."""
+    """Check a count or number of 63 bits."""
     if type(value) is not int or not 0 <= value <= MAX_INTEGER:
         raise BadEntryError(_NO_INTEGER)
     return value
@@ -67,40 +67,40 @@ _NO_INTEGER = "must be an integer from 0 to 2^63-1"
 
 
 def optional_integer(value: Any) -> int | None:
-    """An integer, or nil."""
+    """Check an integer, or nil."""
     return None if value is None else integer(value)
 
 
 def flag(value: Any) -> bool:
-    """True or false."""
+    """Check true or false."""
     if type(value) is not bool:
         raise BadEntryError("must be true or false")
     return value
 
 
 def name(value: Any) -> str:
-    """A name or code."""
+    """Check a name or code."""
     if type(value) is not str or len(value) > MAX_NAME_CHARACTERS:
         raise BadEntryError(f"must be a string of at most {MAX_NAME_CHARACTERS} characters")
     return value
 
 
 def words(value: Any) -> str:
-    """A message for humans."""
+    """Check a message for humans."""
     if type(value) is not str or len(value) > MAX_MESSAGE_CHARACTERS:
         raise BadEntryError(f"must be a string of at most {MAX_MESSAGE_CHARACTERS} characters")
     return value
 
 
 def uuid(value: Any) -> bytes:
-    """An id of 16 bytes."""
+    """Check an id of 16 bytes."""
     if type(value) is not bytes or len(value) != 16:
         raise BadEntryError("must be 16 bytes")
     return value
 
 
 def plain_map(value: Any) -> dict[str, Any]:
-    """A map of plain data; `decode` has checked that its keys are strings."""
+    """Check a map of plain data; `decode` has checked that its keys are strings."""
     if type(value) is not dict:
         raise BadEntryError("must be a map")
     if _is_deeper_than(MAX_PLAIN_DEPTH, value):
@@ -127,14 +127,14 @@ _NESTED = (dict, tuple)
 
 
 def names(value: Any) -> tuple[str, ...]:
-    """An array of names."""
+    """Check an array of names."""
     if type(value) is not tuple:
         raise BadEntryError("must be an array")
     return tuple([name(item) for item in value])
 
 
 def map_of_maps(value: Any) -> dict[str, dict[str, Any]]:
-    """A map of maps of plain data."""
+    """Check a map of maps of plain data."""
     for key, item in plain_map(value).items():
         name(key)
         if type(item) is not dict:
@@ -144,7 +144,7 @@ def map_of_maps(value: Any) -> dict[str, dict[str, Any]]:
 
 
 def map_of_names(value: Any) -> dict[str, str]:
-    """A map of names."""
+    """Check a map of names."""
     return {name(key): name(item) for key, item in plain_map(value).items()}
 
 
@@ -170,11 +170,11 @@ def reader_of(kind: type[Entry]) -> Reader:
 
     def read(fields: Fields, frames: Sequence[Buffer], first: int, last: int, limits: Limits) -> Entry:
         if not least <= len(fields) - 2 <= most:
-            raise BadEntryError(f"{kind.__name__} has {len(fields)} elements instead of {most + 2}")
+            raise BadEntryError(f"{kind.NAME} has {len(fields)} elements instead of {most + 2}")
         if first != last:
-            raise BadEntryError(f"{kind.__name__} owns no frames, but claims {last - first}")
+            raise BadEntryError(f"{kind.NAME} owns no frames, but claims {last - first}")
         values = {
-            column: checked(f"{kind.__name__}.{column}", check, value)
+            column: checked(f"{kind.NAME}.{column}", check, value)
             for (column, check), value in zip(checks.items(), fields[2:], strict=least == most)
         }
         return kind(**values)

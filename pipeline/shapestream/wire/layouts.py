@@ -1,4 +1,4 @@
-"""Layouts on the wire: a repeated tensor description is recognised by its bytes.
+"""Layouts on the wire: the receiver recognises a repeated tensor description by its bytes.
 
 A layout travels as a msgpack `bin` that holds its own msgpack encoding. Requests repeat a few layouts, so the
 receiver looks the bytes up among checked ones: one dictionary access instead of a walk over names, types and
@@ -80,12 +80,12 @@ class LayoutBook:
         self._by_value: dict[Layout, CheckedLayout] = {}
 
     def read(self, packed: bytes) -> CheckedLayout:
-        """The layout that these bytes encode; raises `LayoutError`."""
+        """Return the checked layout of these bytes; raises `LayoutError`."""
         known = self._by_bytes.get(packed)
         return self._unpack(packed) if known is None else known
 
     def write(self, layout: Layout) -> CheckedLayout:
-        """The encoding of this layout; raises `LayoutError`."""
+        """Return the checked layout with its encoding; raises `LayoutError`."""
         known = self._by_value.get(layout)
         return self._pack(layout) if known is None else known
 
@@ -127,5 +127,5 @@ class LayoutBook:
 
 
 def refuse_extension(code: int, data: bytes) -> Any:
-    """Refuse whatever msgpack extension there is."""
+    """Refuse every msgpack extension."""
     raise ValueError(f"msgpack extension type {code} is not part of the protocol")

@@ -1,12 +1,23 @@
-"""Entries of protocol version 1, after decoding and before encoding: each kind is written here, and only here.
+"""Entries of protocol version 1, after decoding and before encoding. This file alone defines them.
 
 A message is one msgpack header frame, `[version, [entry, ...]]`, and raw frames for large tensors. An entry is a
-msgpack array: its `KIND`, the number of raw frames that it owns, then the fields in the order of the class.
-`fields.py` derives reader and writer of a kind from the fields' types; `tensor_entries.py` holds those of the
-kinds that carry tensors. docs/protocol.md is the specification.
+msgpack array: the number of its kind, the number of raw frames that it owns, then its fields.
+
+A kind of entry is one class, such as this one, which does not exist:
+
+    @entry(90, Role.CLIENT, optional=1)    # its number on the wire, and the roles that accept it
+    class Pause(Entry):
+        '''The server takes no requests for so many milliseconds.'''
+
+        duration_ms: int                   # the fields, in their order on the wire
+        reason: str = ""                   # the last `optional` fields have defaults: older peers leave them out
+
+The class is all that a new kind needs, with its row in docs/protocol.md. `fields.py` makes the reader and the writer from
+the annotations, and refuses an annotation that it has no check for. Kinds that carry tensors have readers and writers by
+hand in `tensor_entries.py`. A number is used once and never again; `entry` refuses one that is taken.
 
 A tensor's description is a `Layout` row `(port, element type, shape)`. The server looks a whole layout up in a
-dictionary of validated layouts, hence the plain tuples. A tensor's bytes are inline (`bytes` in `inline`) or the
+dictionary of checked layouts, hence the plain tuples. A tensor's bytes are inline (`bytes` in `inline`) or the
 next frame of the entry (`None` in `inline`).
 """
 
@@ -62,6 +73,8 @@ class Entry:
     __slots__ = ()
     KIND: ClassVar[int]
     """The kind's number on the wire."""
+    NAME: ClassVar[str]
+    """The kind's name in docs/protocol.md and in errors: that of the class, without a last `Entry`."""
     ROLES: ClassVar[frozenset[Role]]
     """Roles that accept the kind."""
     OPTIONAL: ClassVar[int]
@@ -80,6 +93,7 @@ def entry(kind: int, *roles: Role, optional: int = 0) -> Callable[[type[E]], typ
     def register(cls: type[E]) -> type[E]:
         made = value(cls)
         made.KIND, made.ROLES, made.OPTIONAL = kind, frozenset(roles), optional
+        made.NAME = made.__name__.removesuffix("Entry")
         if KINDS.setdefault(kind, made) is not made:
             raise ValueError(f"{made.__name__} and {KINDS[kind].__name__} have the number {kind}")
         return made

@@ -77,7 +77,7 @@ async def test_a_cancelled_call_is_cancelled_at_the_server() -> None:
             await client.infer("other", ROW)
         assert scope.cancelled_caught
         await trio.testing.wait_all_tasks_blocked()
-        assert {} == client._core._session.ledger.tickets
+        assert {} == client._core._session.in_flight.tickets
 
 
 async def test_the_result_of_a_call_that_is_cancelled_in_the_same_turn_is_not_lost_on_another() -> None:

@@ -1,16 +1,21 @@
-"""The examples in the documents run as they stand."""
+"""The examples in the documents and docstrings run as they stand."""
 
 from __future__ import annotations
 
+import asyncio
 import re
+import textwrap
+from contextlib import nullcontext
+from inspect import getdoc
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import trio
 
 import shapestream
-from shapestream.errors import RequestError
+from shapestream.errors import InvalidRequest, RequestError
 from shapestream.testing import Arrays, ScriptedModel, ScriptedServer, serve_in_thread
 from shapestream_engine.ports import IndexColumn, InputPort, OutputPort, Rows
 from shapestream_engine.shapes import NamedShape
@@ -66,6 +71,38 @@ def test_the_example_runs(code: str, capsys: pytest.CaptureFixture[str]) -> None
         exec(compile(code.replace("ipc://run/shapestream.sock", address), "<example>", "exec"), {})
     if "print(" in code and "with" in code:
         assert "" != capsys.readouterr().out
+
+
+def example_of(function: Any) -> str:
+    """The lines of a docstring's example."""
+    return textwrap.dedent((getdoc(function) or "").split("Example:\n")[1])
+
+
+CALLS = ["infer", "stream", "signature", "statistics", "stories"]
+
+
+@pytest.mark.parametrize("call", ["connect", *CALLS])
+@pytest.mark.parametrize("face", ["shapestream", "shapestream.aio", "shapestream.blocking"])
+def test_the_example_of_a_docstring_runs(face: str, call: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """In each face: without `async` and `await` in the blocking one. A scripted server keeps no stories, and says so."""
+    module = eval(face, {"shapestream": shapestream})
+    if call == "connect":
+        code = example_of(module.connect)
+    else:
+        code = f"async with {face}.connect(ADDRESS) as client:\n"
+        code += textwrap.indent(example_of(getattr(module.Client, call)), "    ")
+    if face == "shapestream.blocking":
+        code = code.replace("async ", "").replace("await ", "")
+    code = "async def main():\n" + textwrap.indent(code, "    ")
+    server = ScriptedServer(ScriptedModel(EMBEDDINGS, embed), ScriptedModel(DETECTOR, detect))
+    with serve_in_thread(server, "tcp://127.0.0.1:*") as address:
+        code = code.replace("ipc://run/shapestream.sock", address)
+        names: dict[str, Any] = {"shapestream": shapestream, "np": np, "ADDRESS": address}
+        exec(compile(code, "<example>", "exec"), names)
+        run = asyncio.run if face == "shapestream.aio" else lambda main: trio.run(lambda: main)
+        with pytest.raises(InvalidRequest, match="no stories") if call == "stories" else nullcontext():
+            run(names["main"]())
+    assert call == "stories" or "" != capsys.readouterr().out
 
 
 def test_the_table_of_errors_has_every_error_with_its_code_and_whether_a_retry_can_help() -> None:

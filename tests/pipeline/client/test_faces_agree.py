@@ -40,13 +40,16 @@ def test_connecting_takes_the_same_in_each_face(face: Any) -> None:
 @pytest.mark.parametrize("face", FACES, ids=IDS)
 @pytest.mark.parametrize("call", [*CALLS, "connect"])
 def test_a_docstring_is_whole(face: Any, call: str) -> None:
-    """An editor shows it: it names every argument, the unit of times, and the errors, without a look elsewhere."""
+    """An editor shows it: it explains every argument, the unit of times, and the errors, and has an example."""
     function = face.connect if call == "connect" else getattr(face.Client, call)
     text = getdoc(function) or ""
     arguments = [name for name in parameters(function) if name != "self"]
-    assert [] == [name for name in arguments if re.search(rf"`{name}[`=]", text) is None]
+    assert arguments == re.findall(
+        r"^    (\w+): ", text.split("Arguments:\n")[1].split("\n\n")[0], re.MULTILINE
+    )
     assert "second" in text
-    assert "Raises" in text
+    assert re.search(r"^Raises:\n    \w+", text, re.MULTILINE)
+    assert re.search(r"^Example:\n    \S", text, re.MULTILINE)
     assert "shapestream." not in text or call == "connect"
 
 

@@ -251,11 +251,11 @@ class AnyServer(RuleBasedStateMachine):
             for sequence in sorted(self.at_server):
                 del self.at_server[sequence]
                 self.hear(ResultEntry(sequence=sequence, timings=TIMINGS, tensors=TENSORS))
-            if not self.open and not self.session.ledger.tickets:
+            if not self.open and not self.session.in_flight.tickets:
                 break
             self.now = max(self.now, min(self.session.next_wakeup(), self.now + 0.3))
         assert [] == self.open
-        assert {} == self.session.ledger.tickets
+        assert {} == self.session.in_flight.tickets
         for ticket in self.ended:
             late = isinstance(ticket.outcome, DeadlineExceeded)
             assert not late or ticket.deadline is not None

@@ -108,14 +108,16 @@ class SimulatedClient:
         """Somebody asks; where the model is not open yet, it is opened first."""
         question.wanted = True
         name = (RARE if question.ask.rare else COMMON).name
-        model = self._core.model(name)
+        model = self._core.models.get(name)
         if model is not None:
             self._submit(model, question)
             return
         waiting = self._waiting.setdefault(name, [])
         waiting.append(question)
         if len(waiting) == 1:
-            self._core.post(OpenTicket(_Opening(lambda ticket: self._opened(name, ticket)), name=name))
+            self._core.submissions.post(
+                OpenTicket(_Opening(lambda ticket: self._opened(name, ticket)), name=name)
+            )
 
     def withdraw(self, question: Question) -> None:
         """Nobody waits for it any more."""
@@ -127,7 +129,7 @@ class SimulatedClient:
         if ticket is not None and question.open:
             self._journal.withdrawn(question)
             ticket.owner.closed = True
-            self._core.post(Withdraw(ticket))
+            self._core.submissions.post(Withdraw(ticket))
 
     def _opened(self, name: str, ticket: AnyTicket) -> None:
         waiting = self._waiting.pop(name, [])
@@ -148,7 +150,7 @@ class SimulatedClient:
             caller, deadline=due, model=model, tensors=tensors, nbytes=nbytes, priority=ask.priority
         )
         self._journal.asked(question)
-        self._core.post(ticket)
+        self._core.submissions.post(ticket)
 
     def _connect(self, scope: trio.CancelScope) -> Line:
         line = self._exchange.connect(self.name)

@@ -60,7 +60,7 @@ def swaps_answers(patch: pytest.MonkeyPatch) -> None:
 
 
 def hands_back_twice(patch: pytest.MonkeyPatch) -> None:
-    """The client's ledger finishes each ticket two times."""
+    """The client's `InFlight` finishes each ticket two times."""
     finish = InFlight.finish
 
     def twice(self: InFlight, *arguments: Any) -> None:

@@ -11,13 +11,23 @@ import msgpack
 import numpy as np
 import pytest
 import trio
+import trio.testing
 import zmq
 
 import shapestream
 from shapestream import blocking
 from shapestream.errors import InternalError, Overloaded, ProtocolError
-from shapestream.testing import Arrays, MemoryEndpoint, ScriptedModel, ScriptedServer, identity_signature
+from shapestream.testing import (
+    Arrays,
+    MemoryEndpoint,
+    ScriptedModel,
+    ScriptedServer,
+    identity_signature,
+    memory_server,
+)
 from shapestream.testing import serve_in_thread as serve
+from shapestream.wire.codec import encode
+from shapestream.wire.messages import Goodbye
 
 ROW = {"x": np.ones((1, 16), np.float32)}
 
@@ -42,6 +52,23 @@ def test_when_to_try_again_reaches_the_caller(
         with pytest.raises(Overloaded, match="not now") as raised:
             client.infer("scripted", ROW)
         assert arrives == raised.value.retry_after_s
+
+
+def test_a_goodbye_counts_though_its_peer_was_forgotten() -> None:
+    """So it is where a heartbeat to a client that has left fails before the client's goodbye is read."""
+
+    async def main() -> None:
+        socket, server = memory_server(), ScriptedServer()
+        async with trio.open_nursery() as nursery:
+            await nursery.start(server.run, socket)
+            connection = socket.connect()
+            await nursery.start(connection.run)
+            await connection.send(encode([Goodbye()]))
+            await trio.testing.wait_all_tasks_blocked()
+            assert 1 == server.goodbyes
+            nursery.cancel_scope.cancel()
+
+    trio.run(main)
 
 
 def broken(inputs: Arrays) -> Arrays:

@@ -1,9 +1,10 @@
-"""What bites with ZeroMQ under an event loop (section 6 of the design), shown not to bite here."""
+"""The hazards of ZeroMQ under an event loop, which `transport/watched_socket.py` lists: none of them strikes here."""
 
 from __future__ import annotations
 
+import contextlib
 import signal
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from select import select
@@ -417,6 +418,66 @@ async def test_a_dealer_waits_for_room() -> None:
         assert list(range(accepted + 20)) == came
 
 
+class _EventfulSocket(zmq.Socket[bytes]):
+    """A socket that calls `meanwhile` once, when libzmq has refused a message."""
+
+    meanwhile: Callable[[], None] | None = None
+
+    def send(self, *arguments: Any, **options: Any) -> Any:
+        try:
+            return super().send(*arguments, **options)
+        except zmq.Again:
+            meanwhile, self.meanwhile = self.meanwhile, None
+            if meanwhile is not None:
+                meanwhile()
+            raise
+
+
+@real_time
+async def test_room_that_comes_during_a_refused_send_is_used() -> None:
+    """libzmq may refuse a message and report room right after; it announces that room to nobody else."""
+
+    sockets: list[_EventfulSocket] = []
+
+    class EventfulContext(zmq.Context[Any]):
+        def socket(self, *arguments: Any, **options: Any) -> Any:
+            sockets.append(_EventfulSocket(self, *arguments, **options))
+            return sockets[-1]
+
+    context = EventfulContext.shadow(zmq.Context.instance())
+    router = RouterSocket(options=SMALL)
+    router.bind("inproc://room-meanwhile")
+    dealer = DealerSocket(options=SMALL, context=context)
+    dealer.connect("inproc://room-meanwhile")
+    came: list[bytes] = []
+    sent = False
+
+    async def send_one_more() -> None:
+        nonlocal sent
+        await dealer.send([b"one more"])
+        sent = True
+
+    def read() -> None:
+        came.extend(bytes(memoryview(frames[0])) for _, frames in router.receive_nowait())
+
+    async with trio.open_nursery() as nursery:
+        await nursery.start(dealer.run)
+        accepted = 0
+        with contextlib.suppress(trio.WouldBlock):
+            while True:
+                dealer.send_nowait([b"%d" % accepted])
+                accepted += 1
+        (socket,) = (socket for socket in sockets if socket.type == zmq.DEALER)
+        socket.meanwhile = read
+        nursery.start_soon(send_one_more)
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        assert sent
+        read()
+        assert [*(b"%d" % number for number in range(accepted)), b"one more"] == came
+        dealer.close()
+        router.close()
+
+
 # ---------------------------------------------------------------- frames
 
 
@@ -466,6 +527,9 @@ async def test_a_connection_that_breaks_within_a_message() -> None:
             self.calls.append((frame, bool(flags & zmq.SNDMORE)))
             if len(self.calls) == 2:
                 raise zmq.Again
+
+        def get(self, option: int) -> int:
+            return 0  # no room: the pipe has ended
 
     async with DealerSocket() as dealer:
         real, breaking = dealer._socket, Breaking()

@@ -149,7 +149,7 @@ def documented_kinds() -> dict[str, tuple[int, list[str]]]:
 def test_the_tables_list_every_kind_with_its_fields_in_order() -> None:
     """Number, name and order of fields are those of messages.py, no kind is missing or invented."""
     defined: dict[str, tuple[int, list[str]]] = {
-        kind.__name__: (kind.KIND, [field.name for field in dataclasses.fields(kind)])
+        kind.NAME: (kind.KIND, [field.name for field in dataclasses.fields(kind)])
         for kind in messages.KINDS.values()
     }
     documented = documented_kinds()
@@ -232,8 +232,9 @@ def test_the_documented_types_are_those_that_are_checked() -> None:
         "map or nil": "dict[str, str] | None",
     }
     rows = re.findall(r"^\| \d+ \| `(\w+)` \| (.*?) \|", DOCUMENT, re.MULTILINE)
+    kinds = {kind.NAME: kind for kind in messages.KINDS.values()}
     for name, fields in rows:
-        kind = getattr(messages, name)
+        kind = kinds[name]
         types = {field.name: field.type for field in dataclasses.fields(kind)}
         for field, described in re.findall(r"`(\w+)`: ([^,|]+?)(?=,|$)", fields):
             if described in words and name != "BatchDone":  # its report is the engine's
