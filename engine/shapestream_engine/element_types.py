@@ -45,6 +45,10 @@ ELEMENT_TYPES: Mapping[str, np.dtype[Any]] = MappingProxyType(_known_types())
 _NAMES: dict[np.dtype[Any], str] = {dtype: name for name, dtype in ELEMENT_TYPES.items()}
 
 
+EXACT_BITS = {"bf16": 8, "f16": 11, "f32": 24, "f64": 53}
+"""Float types, and the bits of the integers that each type holds exactly: up to 2**bits, each integer has its own float."""
+
+
 def dtype_of(element_type: str) -> np.dtype[Any]:
     """The NumPy type of `element_type`, such as `f32`; raises `ElementTypeError` for any other name."""
     try:

@@ -12,12 +12,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from shapestream_engine.element_types import dtype_of
+from shapestream_engine.element_types import EXACT_BITS, dtype_of
 from shapestream_engine.errors import ElementTypeError, ShapeError
 from shapestream_engine.ports import InputPort
-
-_EXACT_BITS = {"bf16": 8, "f16": 11, "f32": 24, "f64": 53}
-"""Bits of the integers that the float type holds exactly."""
 
 InputArrays: TypeAlias = "Mapping[str, Any] | Sequence[Any]"
 """An array, a value that NumPy makes one of, or a tensor for each input, by name or in the signature's order."""
@@ -101,7 +98,7 @@ def plain_array(value: Any) -> np.ndarray[Any, Any]:
 
 def same_numbers(array: np.ndarray[Any, Any], converted: np.ndarray[Any, Any], element_type: str) -> bool:
     """Tell whether numbers kept their values as floats of a type; floats may be rounded, within the type's range."""
-    bits = _EXACT_BITS.get(element_type)
+    bits = EXACT_BITS.get(element_type)
     if bits is None or array.size == 0:
         return True
     if array.dtype.kind in "iu":

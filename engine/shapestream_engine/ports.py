@@ -171,15 +171,27 @@ class IndexColumn(Rule):
 
 
 @dataclass(frozen=True, slots=True)
-class With(Rule):
-    """Rows that run parallel to those of another output, which has the rule `index_column` or `counts`."""
+class FollowingRule(Rule):
+    """Base of the rules that follow another output, named `output`."""
+
+    FOLLOWS: ClassVar[tuple[str, ...]]
+    """Names of the rules that the other output may have."""
+    MEANING: ClassVar[str]
+    """The role of the other output, for error messages."""
+    output: str
+
+
+@dataclass(frozen=True, slots=True)
+class With(FollowingRule):
+    """The rows are parallel to the rows of another output."""
 
     NAME: ClassVar[str] = "with"
-    output: str
+    FOLLOWS: ClassVar[tuple[str, ...]] = ("index_column", "counts")
+    MEANING: ClassVar[str] = "that it runs parallel to"
 
     def check(self, rule: Ruled) -> None:
         """Raises `SignatureError` unless the other output has rows that this one can follow."""
-        rule.check_leader(self.output, (IndexColumn, Counts))
+        rule.check_leader(self.output, self.FOLLOWS)
         if rule.output.shape.rank == 0:
             raise SignatureError(f"{rule.where} needs rows; the output is a scalar")
 
@@ -189,7 +201,7 @@ class With(Rule):
 
 
 @dataclass(frozen=True, slots=True)
-class Counts(Rule):
+class Counts(FollowingRule):
     """Concatenated rows, `[n, ...]`: first those of the first row of the batch, then those of the second, and so on.
 
     How many each has stands in `output`, which has the rule `rows` and one number per row. Rows that are sorted
@@ -197,7 +209,8 @@ class Counts(Rule):
     """
 
     NAME: ClassVar[str] = "counts"
-    output: str
+    FOLLOWS: ClassVar[tuple[str, ...]] = ("rows",)
+    MEANING: ClassVar[str] = "that counts its rows"
 
     def check(self, rule: Ruled) -> None:
         """Raises `SignatureError` unless the other output counts, and the data decides how many rows this one has."""
@@ -217,7 +230,7 @@ class Counts(Rule):
 
 
 @dataclass(frozen=True, slots=True)
-class PaddedCounts(Rule):
+class PaddedCounts(FollowingRule):
     """A table per row of the batch, `[batch, max, ...]`, of which only the first so many entries mean anything.
 
     How many stands in `output`, which has the rule `rows` and one number per row. The data axis, which is the first
@@ -226,7 +239,8 @@ class PaddedCounts(Rule):
     """
 
     NAME: ClassVar[str] = "padded_counts"
-    output: str
+    FOLLOWS: ClassVar[tuple[str, ...]] = ("rows",)
+    MEANING: ClassVar[str] = "that counts its rows"
 
     def check(self, rule: Ruled) -> None:
         """Raises `SignatureError` unless the other output counts, and this one has a table per row."""
@@ -241,15 +255,16 @@ class PaddedCounts(Rule):
 
 
 @dataclass(frozen=True, slots=True)
-class Recount(Rule):
+class Recount(FollowingRule):
     """The number of rows of `output` in the whole batch, recomputed from each request's part of it."""
 
     NAME: ClassVar[str] = "recount"
-    output: str
+    FOLLOWS: ClassVar[tuple[str, ...]] = ("index_column", "with", "counts", "padded_counts")
+    MEANING: ClassVar[str] = "whose rows it counts"
 
     def check(self, rule: Ruled) -> None:
         """Raises `SignatureError` unless the other output has rows to count, and this one is a number."""
-        rule.check_leader(self.output, (IndexColumn, With, Counts, PaddedCounts))
+        rule.check_leader(self.output, self.FOLLOWS)
         output, where = rule.output, rule.where
         if any(1 not in size for size in output.shape.dimensions):
             raise SignatureError(f"{where} needs one number, [] or [1], not [{output.shape}]")
@@ -330,9 +345,7 @@ def rule_to_dict(rule: Rule) -> dict[str, Any]:
 
 def follow_renamed(rule: Rule, resolve: Callable[[str], str]) -> Rule:
     """The rule with the output that it names, if it names one, called what `resolve` says."""
-    if isinstance(rule, With | Counts | PaddedCounts | Recount):
-        return replace(rule, output=resolve(rule.output))
-    return rule
+    return replace(rule, output=resolve(rule.output)) if isinstance(rule, FollowingRule) else rule
 
 
 # ---------------------------------------------------------------- ports
@@ -681,11 +694,11 @@ class Ruled:
                 f"{self.where} needs one dynamic axis named batch; there is none in [{output.shape}]"
             )
 
-    def check_leader(self, name: str, kinds: tuple[type[Rule], ...]) -> None:
+    def check_leader(self, name: str, rules: tuple[str, ...]) -> None:
         """Raises `SignatureError` unless there is an output of that name with one of these rules."""
         leader = next((other for other in self.outputs if other.name == name), None)
-        if leader is None or not isinstance(leader.rule, kinds):
-            *first, last = [kind.NAME for kind in kinds]
+        if leader is None or leader.rule.NAME not in rules:
+            *first, last = rules
             raise SignatureError(
                 f"{self.where} follows {name!r}, which is no output with the rule {', '.join(first)} or {last}"
             )

@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from shapestream_engine.element_types import dtype_of
+from shapestream_engine.element_types import EXACT_BITS, dtype_of
 from shapestream_engine.errors import RuleError, ShapeError
 from shapestream_engine.layout import RequestShape
 from shapestream_engine.ports import (
@@ -41,9 +41,6 @@ _SLICE_BELOW_BYTES = 4096
 
 A slice of bytes costs some 50 ns, a copy by NumPy several hundred; beyond a few KiB copying twice costs more.
 """
-
-LARGEST_EXACT = {"bf16": 2**8, "f16": 2**11, "f32": 2**24, "f64": 2**53}
-"""Up to here each float type holds every integer; above, neighbours are the same number."""
 
 _Entry: TypeAlias = tuple[int, str, tuple[int, ...]]
 _Follow: TypeAlias = tuple[int, int, Extent]
@@ -314,9 +311,8 @@ class IndexSplitter(OutputSplitter):
 
     def _check_exact(self, rows: int) -> None:
         element_type = self._port.element_type
-        largest = LARGEST_EXACT.get(element_type)
-        if largest is None:
-            largest = int(np.iinfo(self._dtype).max)
+        bits = EXACT_BITS.get(element_type)
+        largest = int(np.iinfo(self._dtype).max) if bits is None else 1 << bits
         if rows - 1 > largest:
             raise RuleError(
                 f"output {self._port.name!r}: an index of type {element_type} cannot tell {rows} rows apart"
@@ -352,7 +348,8 @@ class Counter:
         self._number = [port.name for port in signature.outputs].index(name)
         port = signature.outputs[self._number]
         self._dtype = dtype_of(port.element_type)
-        exact = LARGEST_EXACT.get(port.element_type) or int(np.iinfo(self._dtype).max) + 1
+        bits = EXACT_BITS.get(port.element_type)
+        exact = int(np.iinfo(self._dtype).max) + 1 if bits is None else 1 << bits
         # What `int64` does not hold, such as a -1 that the model has wrapped to u64, would be -1 again.
         self._largest = min(exact, 1 << 63)
         self.name = name
