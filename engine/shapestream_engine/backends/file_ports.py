@@ -1,11 +1,11 @@
 """From the ports of a model file and a `ModelSpec` to a `ModelSignature`.
 
-An engine describes its file's ports as `FilePort`s. Files may name dynamic dimensions (ONNX's `dim_param`, the
-symbols of `torch.export`). Equal symbols mean equal sizes, so outputs follow inputs by name, without a trial. A spec
-may give a symbol another name, `batch` above all. The new name then replaces the symbol at every port.
+An engine describes its file's ports as `FilePort`s. Files may name dynamic dimensions (ONNX's `dim_param`, the symbols of
+`torch.export`). Equal symbols mean equal sizes, so outputs follow inputs by name, without a trial. A spec may give a
+symbol another name, `batch` above all. The new name then replaces the symbol at every port.
 
-An engine that can change the input shapes of a model (OpenVINO) passes `reshape`. The callback changes them, and
-returns the dimensions that the outputs then follow.
+An engine that can change the input shapes of a model (OpenVINO) passes `reshape`. The callback changes them, and returns
+the dimensions that the outputs then follow.
 """
 
 from __future__ import annotations
@@ -291,8 +291,7 @@ def _contradiction(name: str, axis: int, own: Dimension, wanted: Dimension) -> s
 
 
 def _with_batch_of_file(port: FilePort, shape: NamedShape) -> NamedShape:
-    """Name the file's batch axis `batch`, unless the configuration names that axis, or names another axis
-    `batch`."""
+    """Name the file's batch axis `batch`, unless the configuration names that axis, or names another axis `batch`."""
     if port.batch_axis is None or BATCH in shape.names:
         return shape
     axis = port.batch_axis % max(1, len(shape))

@@ -1,7 +1,7 @@
 """The engine for Python callables over NumPy arrays: `function: package.module:name`.
 
-The callable gets each input as a keyword argument. Arguments are views of the request's tensors, valid during the
-call. It returns a mapping from output names to arrays; a single output may be returned as the array alone.
+The callable gets each input as a keyword argument. Arguments are views of the request's tensors, valid during the call. It
+returns a mapping from output names to arrays; a single output may be returned as the array alone.
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ _Function: TypeAlias = Callable[..., Any]
 
 
 def compile_spec(spec: ModelSpec, *, slots: int, threads: int | None) -> FunctionModel:
-    """Make the model of a callable. `slots` and `threads` have no effect: the callable runs in its caller's
-    thread."""
+    """Make the model of a callable. `slots` and `threads` have no effect: the callable runs in its caller's thread."""
     if spec.path is not None:
         raise SignatureError(f"model {spec.name!r}: the engine function takes a function, not a file")
     if spec.properties:
@@ -74,8 +73,8 @@ class FunctionRequest(HostRequest):
         )
 
     def run(self) -> list[Array]:
-        """Call the function; raises `InferenceError` for every error of it, and for outputs that differ from
-        their declaration."""
+        """Call the function; raises `InferenceError` for every error of it, and for outputs that differ from their
+        declaration."""
         arguments = {name: tensor.data for name, tensor in self._named}
         try:
             returned = self._function(**arguments)

@@ -1,7 +1,7 @@
 """The baseline of a proof: requests that ran alone, and sizes and values on which a difference would show.
 
-Inputs without a description are tried by element type, and sizes by the ladders below. The first combination wins
-under which every output can show a difference; otherwise the one with the most such outputs.
+Inputs without a description are tried by element type, and sizes by the ladders below. The first combination wins under
+which every output can show a difference; otherwise the one with the most such outputs.
 """
 
 from __future__ import annotations
@@ -71,8 +71,7 @@ class Baseline:
             self.blank = {output: why for output, why in found.items() if why}
 
     def is_discrete(self, signature: ModelSignature, output: int) -> bool:
-        """Tell whether all values of an output are whole: then only requests near a threshold show that it
-        moved."""
+        """Tell whether all values of an output are whole: then only requests near a threshold show that it moved."""
         if isinstance(signature.outputs[output].rule, Shared):
             return False
         if self.tolerances[output].tolerance is None:

@@ -1,8 +1,8 @@
 """The cases of each treatment: the requests of each call, their order, and the sizes of the call.
 
-Cases are hostile on purpose. Neighbours have extreme values and stand first, in the middle and last. Padding ranges
-from one row to many times the data. Cases of the strategy, of static shapes and of batch invariance run on the model
-as it is served.
+Cases are hostile on purpose. Neighbours have extreme values and stand first, in the middle and last. Padding ranges from
+one row to many times the data. Cases of the strategy, of static shapes and of batch invariance run on the model as it is
+served.
 """
 
 from __future__ import annotations
@@ -100,8 +100,8 @@ def batching_cases(signature: ModelSignature, baseline: Baseline, rows: int) -> 
 def crowds(signature: ModelSignature, baseline: Baseline, padded: Sequence[int], rows: int) -> Iterator[Case]:
     """Yield calls of 2, 4, 8, … requests, up to `rows` rows.
 
-    The last call is the largest that may be served. Requests have the smallest size that the model takes; where
-    dimensions are padded, they have two sizes.
+    The last call is the largest that may be served. Requests have the smallest size that the model takes; where dimensions
+    are padded, they have two sizes.
     """
     small = min(baseline.sizes, key=prod)
     kinds = _two_sizes(signature, baseline, padded, small) if padded else [small]
@@ -216,8 +216,8 @@ def _steps(
 
 
 def _less_one(signature: ModelSignature, padded: Sequence[int], target: tuple[int, ...]) -> tuple[int, ...]:
-    """The target less one along each padded dimension: a model that looks far ahead meets the padding only in
-    long requests."""
+    """The target less one along each padded dimension: a model that looks far ahead meets the padding only in long
+    requests."""
     return tuple(
         size - 1 if number in padded and size - 1 in signature.bounds[number] else size
         for number, size in enumerate(target)
@@ -430,8 +430,7 @@ def fixed_rows(signature: ModelSignature) -> int:
 
 
 def invariance_cases(signature: ModelSignature, baseline: Baseline) -> Iterator[Case]:
-    """Yield each request at each position, beside ordinary and extreme neighbours, and in calls that are filled
-    up.
+    """Yield each request at each position, beside ordinary and extreme neighbours, and in calls that are filled up.
 
     `baseline` has the results of each request alone, in a call filled up with copies of itself.
     """

@@ -1,10 +1,10 @@
 """A proof in a child process: the parent starts it and listens, the child tries one model.
 
-The child reads a pickled `Task` from stdin. It writes one JSON object per line to its original stdout; the model's
-own prints go to stderr. It ends when its parent ends, even inside a call that never returns.
+The child reads a pickled `Task` from stdin. It writes one JSON object per line to its original stdout; the model's own
+prints go to stderr. It ends when its parent ends, even inside a call that never returns.
 
-Before each call the child sends the phase and the case. If the child dies, or is silent for too long, the last case
-is refuted or, if it was not about sharing calls, skipped. Another child continues with the rest.
+Before each call the child sends the phase and the case. If the child dies, or is silent for too long, the last case is
+refuted or, if it was not about sharing calls, skipped. Another child continues with the rest.
 """
 
 from __future__ import annotations

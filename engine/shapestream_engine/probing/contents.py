@@ -1,13 +1,13 @@
 """Contents: requests whose values lie above, below or around the padding value.
 
-Padding changes a minimum only where all values lie above the padding value, and a maximum only where all lie below.
-So the proof has one request per *recipe*. A recipe has an anchor (the padding value or the middle of ordinary
-values), a side of the anchor, a reach (the largest distance from the anchor), and a pattern: random; all at the end
-of the reach; sparse; different from the anchor at the first or last position only; constant along padded axes.
+Padding changes a minimum only where all values lie above the padding value, and a maximum only where all lie below. So the
+proof has one request per *recipe*. A recipe has an anchor (the padding value or the middle of ordinary values), a side of
+the anchor, a reach (the largest distance from the anchor), and a pattern: random; all at the end of the reach; sparse;
+different from the anchor at the first or last position only; constant along padded axes.
 
 Declared values bound all contents. Without a declaration, floats reach `_WIDE`, and ids reach the largest id that the
-model takes, up to `MOST_ID`. Requests that the model refuses alone are left out. Contents hold no NaN and no
-infinity; only neighbours do.
+model takes, up to `MOST_ID`. Requests that the model refuses alone are left out. Contents hold no NaN and no infinity;
+only neighbours do.
 """
 
 from __future__ import annotations
@@ -168,8 +168,8 @@ def content_request(
 ) -> tuple[Tensors, Recipe | None]:
     """The request of this number and its recipe; masks are left to the server.
 
-    Beyond the number of recipes the recipe is None: each float input has a random recipe, and integers are drawn from
-    the whole domain. Ids have no order, so bisection finds no threshold between two ids; only chance does.
+    Beyond the number of recipes the recipe is None: each float input has a random recipe, and integers are drawn from the
+    whole domain. Ids have no order, so bisection finds no threshold between two ids; only chance does.
     """
     random = np.random.default_rng([seed, number, *sizes, 1])
     arrays: dict[int, Array] = {}

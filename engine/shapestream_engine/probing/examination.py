@@ -11,13 +11,12 @@ its requests are known to run alone.
 4. `Evidence` compares the results of a case with the reference, within the tolerance, and settles the verdict per
 output: proved, refuted or unproved.
 
-The proof promises no more than it tried: a model that mixes rows only at other values or sizes passes. Time is
-limited by a budget, and each treatment has a share. Only the cases that `ProbeOptions.budget_s` names run beyond the
-budget.
+The proof promises no more than it tried: a model that mixes rows only at other values or sizes passes. Time is limited by
+a budget, and each treatment has a share. Only the cases that `ProbeOptions.budget_s` names run beyond the budget.
 
-`shapestream_engine.probe` runs the examination in a child process, because a model may crash or hang. The child
-announces each call with its phase. The parent attributes a crash to the last announced phase and starts another
-child, which skips that phase.
+`shapestream_engine.probe` runs the examination in a child process, because a model may crash or hang. The child announces
+each call with its phase. The parent attributes a crash to the last announced phase and starts another child, which skips
+that phase.
 """
 
 from __future__ import annotations
@@ -88,9 +87,9 @@ class ProbeOptions:
     budget_s: float = 30.0
     """Seconds for the proof, counted from the first request, after compilation.
 
-    Three cases run even when the budget is spent: the first `ENOUGH` results of each output, the largest calls that
-    may be served, and each static shape. No such call is tried if it would take half of the budget. Calls of the
-    calibration's sizes take a twentieth of the budget together.
+    Three cases run even when the budget is spent: the first `ENOUGH` results of each output, the largest calls that may be
+    served, and each static shape. No such call is tried if it would take half of the budget. Calls of the calibration's
+    sizes take a twentieth of the budget together.
     """
     hang_s: float = 30.0
     """Seconds after which a call counts as hanging; compilation may take 20 times as long."""
@@ -483,8 +482,8 @@ class Evidence:
 
 
 def values_of(signature: ModelSignature, options: ProbeOptions) -> dict[str, Values]:
-    """The values of the inputs that the options describe; raises `SignatureError` for samples that do not fit
-    the model."""
+    """The values of the inputs that the options describe; raises `SignatureError` for samples that do not fit the
+    model."""
     axes = {
         port.name: port.axis_names.index("batch") if signature.has_batch else None
         for port in signature.inputs
@@ -543,11 +542,10 @@ def _unrepeatable(calls: DirectCalls, baseline: Baseline) -> str:
 def followed(
     signature: ModelSignature, calls: Sequence[tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]]
 ) -> dict[str, str]:
-    """The axes of each output, as text: the dimension that the axis followed in every call, a constant size, or
-    `?`.
+    """The axes of each output, as text: the dimension that the axis followed in every call, a constant size, or `?`.
 
-    A dimension that was tried in one size cannot be told from a constant. Two dimensions that were always equal are
-    both named.
+    A dimension that was tried in one size cannot be told from a constant. Two dimensions that were always equal are both
+    named.
     """
     found = {}
     for number, port in enumerate(signature.outputs):

@@ -1,8 +1,8 @@
 """Inputs of a proof's requests: realistic values, drawn or read, and extreme values.
 
-Values are ranges, distributions or samples. Inputs without a description get defaults by element type. Samples come
-from an .npz with arrays named like the inputs: `ids`, or several per input, `ids.0`, `ids.1`. All drawn values depend
-on a seed only, so a proof can be repeated.
+Values are ranges, distributions or samples. Inputs without a description get defaults by element type. Samples come from
+an .npz with arrays named like the inputs: `ids`, or several per input, `ids.0`, `ids.1`. All drawn values depend on a seed
+only, so a proof can be repeated.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
 """Movement: how far the result of one request moves when it runs again with changes as small as rounding.
 
-Tolerances come from the proof's inputs. In service, inputs may be a million times larger, or their terms may cancel.
-Then rounding alone exceeds the tolerance. So the request itself runs again, alone, in two ways:
+Tolerances come from the proof's inputs. In service, inputs may be a million times larger, or their terms may cancel. Then
+rounding alone exceeds the tolerance. So the request itself runs again, alone, in two ways:
 
 - *changed*: each float input grows or shrinks at random by the factor `of_magnitude` of the tolerance.
   Rounding inside the model is no larger, unless the model magnifies it; then the model magnifies the change as well.
 - *beside copies of itself*: the call has more rows, so sums have another order, and holds no other request's data.
   This also moves results of integers, which are never changed: they may be ids, classes or masks.
 
-A difference counts as rounding if, at each element, it is no larger than the tolerance plus the largest movement. A
-change of inputs cannot hide a model that mixes rows. Copies could, if every larger call is wrong. So their movement
-is capped at `of_spread` times the standard deviation of the result, and does not count for exact outputs.
+A difference counts as rounding if, at each element, it is no larger than the tolerance plus the largest movement. A change
+of inputs cannot hide a model that mixes rows. Copies could, if every larger call is wrong. So their movement is capped at
+`of_spread` times the standard deviation of the result, and does not count for exact outputs.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from shapestream_engine.signature import ModelSignature
 from shapestream_engine.tensor import Array
 
 RUNS = 8
-"""Runs with changed inputs before a difference counts as a mismatch. Of 20,000 differences by rounding
-(products of 4,096 terms that cancel), one run left 29 % unexplained, two runs 1.3 %, three 0.07 %, four none.
-Eight leave a margin."""
+"""Runs with changed inputs before a difference counts as a mismatch. Of 20,000 differences by rounding (products of
+4,096 terms that cancel), one run left 29 % unexplained, two runs 1.3 %, three 0.07 %, four none. Eight leave a
+margin."""
 _MOSTLY = 0.5
 """An input stays unchanged if a larger share of its nonzero values is whole: they may be ids."""
 

@@ -2,11 +2,10 @@
 
 Each request runs alone once, and keeps its results.
 
-An output with few values (a truth value, a class, a position) rarely shows that padding moved its threshold. So the
-proof searches for the threshold by bisection. It takes two requests with different results, and halves the way
-between them until both requests are nearly equal and their results still differ. A shift of the threshold by more
-than their distance changes one of the two results. The search is the same for every kind of output, and also finds
-floats that jump.
+An output with few values (a truth value, a class, a position) rarely shows that padding moved its threshold. So the proof
+searches for the threshold by bisection. It takes two requests with different results, and halves the way between them
+until both requests are nearly equal and their results still differ. A shift of the threshold by more than their distance
+changes one of the two results. The search is the same for every kind of output, and also finds floats that jump.
 """
 
 from __future__ import annotations
@@ -78,8 +77,7 @@ class ProbeRequests:
         self._tolerances: dict[tuple[Any, ...], OutputTolerance] = {}
         self._kept_nbytes = 0
         self.ends_at = math.inf
-        """Time, in seconds of `monotonic`, after which no further contents and no requests near thresholds are
-        made."""
+        """Time, in seconds of `monotonic`, after which no further contents and no requests near thresholds are made."""
         self._near: dict[tuple[Any, ...], tuple[ProbeRequest, ...]] = {}
         self.complaint = ""
         """The error of the last request that failed."""
@@ -112,8 +110,7 @@ class ProbeRequests:
 
     @property
     def contents(self) -> int:
-        """Number of contents per size: one per recipe, and as many mixtures where there are several inputs or
-        ids."""
+        """Number of contents per size: one per recipe, and as many mixtures where there are several inputs or ids."""
         mixes = len(self._domains) > 1 or any(domain.is_whole for domain in self._domains.values())
         return len(self._recipes) * (1 + mixes)
 
@@ -127,8 +124,8 @@ class ProbeRequests:
         return self._made[key]
 
     def extreme(self, sizes: tuple[int, ...], kind: Extreme) -> ProbeRequest | None:
-        """A request whose inputs all have one extreme value; None if the model refuses it, or no input has such
-        a value."""
+        """A request whose inputs all have one extreme value; None if the model refuses it, or no input has such a
+        value."""
         key = (sizes, kind)
         if key not in self._made:
             tensors = extreme_request(self.signature, self.values, sizes, kind)
@@ -182,8 +179,8 @@ class ProbeRequests:
     ) -> bool:
         """Tell whether a change of the inputs as small as rounding moves that output about as far as `excess`.
 
-        It does at a tie of equal scores, and where large terms cancel. `excess` is the observed difference /
-        tolerance. "About as far" is `excess` times rounding / nearness.
+        It does at a tie of equal scores, and where large terms cancel. `excess` is the observed difference / tolerance.
+        "About as far" is `excess` times rounding / nearness.
         """
         assert request.results is not None
         parts = [part for _, kind, _ in request.tensors.layout if (part := self._part(kind)) is not None]
@@ -302,8 +299,8 @@ class ProbeRequests:
         return one, other
 
     def _part(self, element_type: str) -> Tolerance | None:
-        """Relative changes of a float that count as near and as rounding; None for integers. Engines may
-        compute f64 in f32."""
+        """Relative changes of a float that count as near and as rounding; None for integers. Engines may compute f64
+        in f32."""
         return coarser("f32" if element_type == "f64" else element_type, self._computed_in)
 
     def _is_near(self, one: Tensors, other: Tensors) -> bool:
@@ -372,8 +369,8 @@ def _apart(one: ProbeRequest, other: ProbeRequest, output: int, tolerance: Outpu
 
 
 def same_bits(one: Array, other: Array) -> bool:
-    """Tell whether two results are equal to the bit. Most are, and a comparison with tolerances takes 20 times
-    as long."""
+    """Tell whether two results are equal to the bit. Most are, and a comparison with tolerances takes 20 times as
+    long."""
     return one.shape == other.shape and one.tobytes() == other.tobytes()
 
 

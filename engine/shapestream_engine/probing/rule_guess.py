@@ -77,8 +77,8 @@ def _without_doubtful_shared(
     known: Mapping[str, OutputPort],
     baseline: Baseline,
 ) -> dict[str, OutputPort]:
-    """Leave out outputs that seem shared but may just never have changed: keep them only if all other outputs
-    did change."""
+    """Leave out outputs that seem shared but may just never have changed: keep them only if all other outputs did
+    change."""
     others = [
         (number, port.name)
         for number, port in enumerate(signature.outputs)

@@ -1,20 +1,20 @@
 """Tolerances: the largest distance of two equal results, per element type, and the comparison of results.
 
-The number of rows of a call decides the order of sums, and so their rounding. A neighbour or padding that reaches a
-result moves it by a part of the usual difference between results. So the bound is
+The number of rows of a call decides the order of sums, and so their rounding. A neighbour or padding that reaches a result
+moves it by a part of the usual difference between results. So the bound is
 
     |alone - in company| <= of_spread * spread + of_magnitude * largest
 
-`spread` is the standard deviation of the output over the proof's inputs. `largest` is the largest absolute value in
-the result. Both are taken at each index of each axis (a class, a position) with enough results: a large value in one
-column allows nothing in another column.
+`spread` is the standard deviation of the output over the proof's inputs. `largest` is the largest absolute value in the
+result. Both are taken at each index of each axis (a class, a position) with enough results: a large value in one column
+allows nothing in another column.
 
 Requests with large values allow nothing to requests with small values. For a request of known magnitude, `spread` is
-limited to the standard deviation over requests of that magnitude, or to the spread that allows the rounding of its
-largest input.
+limited to the standard deviation over requests of that magnitude, or to the spread that allows the rounding of its largest
+input.
 
-*Marks* are values that stand for something, such as the lowest float of a banned class. They count for no other
-element. Integers and truth values must be equal.
+*Marks* are values that stand for something, such as the lowest float of a banned class. They count for no other element.
+Integers and truth values must be equal.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ ENOUGH_ROWS = 8
 _MOST_INDICES = 4096
 """Longest axis whose spreads are sent: a message holds arrays of this length."""
 _MARK_GAP = 1e3
-"""Smallest ratio of a mark to every ordinary value. Beyond it, f32's rounding of the mark is below a hundredth
-of the ordinary values."""
+"""Smallest ratio of a mark to every ordinary value. Beyond it, f32's rounding of the mark is below a hundredth of
+the ordinary values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,8 +145,8 @@ class OutputTolerance:
     def narrowed(self, alike: Sequence[Moments], largest_input: float) -> OutputTolerance:
         """The tolerance for requests of one magnitude, whose inputs reach `largest_input`.
 
-        `alike` has the moments of their results. The spread is limited to theirs, but allows the rounding of sums of
-        such inputs.
+        `alike` has the moments of their results. The spread is limited to theirs, but allows the rounding of sums of such
+        inputs.
         """
         numbers = sum(each.count for each in alike)
         if self.tolerance is None or numbers < ENOUGH_ROWS:
@@ -209,8 +209,8 @@ def _finite(value: float) -> float | None:
 def _smallest_mark(values: Array) -> float:
     """The smallest mark; infinite if there is none.
 
-    A mark occurs at least twice with equal bits, which is rare for the largest result of arithmetic, and lies far
-    above the next value.
+    A mark occurs at least twice with equal bits, which is rare for the largest result of arithmetic, and lies far above
+    the next value.
     """
     sizes, counts = np.unique(np.abs(values[np.isfinite(values) & (values != 0)]), return_counts=True)
     mark = math.inf

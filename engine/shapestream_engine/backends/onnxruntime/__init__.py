@@ -1,7 +1,7 @@
 """The ONNX Runtime engine: ONNX files with their dynamic axes, on memory that this package allocates.
 
-This folder is the only code that imports `onnxruntime`. `compiling` reads properties and files; `request` runs calls
-on the request's input tensors.
+This folder is the only code that imports `onnxruntime`. `compiling` reads properties and files; `request` runs calls on
+the request's input tensors.
 """
 
 import os

@@ -146,8 +146,8 @@ def session_options(
 ) -> tuple[ort.SessionOptions, dict[str, Any]]:
     """The session options: defaults, then the spec's properties; and the same as plain data.
 
-    Names with a dot are session configuration entries (`session.intra_op.allow_spinning`), which ONNX Runtime does
-    not check. Other names must be attributes of `SessionOptions`. Raises `SignatureError`.
+    Names with a dot are session configuration entries (`session.intra_op.allow_spinning`), which ONNX Runtime does not
+    check. Other names must be attributes of `SessionOptions`. Raises `SignatureError`.
     """
     plain: dict[str, Any] = {
         # Memory patterns keep a plan for every shape that occurs, without a limit.

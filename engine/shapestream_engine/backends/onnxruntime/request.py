@@ -32,9 +32,8 @@ _BF16 = 16
 class OnnxRuntimeRequest(HostRequest):
     """An inference request with one `IOBinding` of a session.
 
-    An input is bound again only when its shape or address has changed. An output whose shape the inputs determine
-    keeps its memory as long as the input shapes stay equal. Each call allocates all other outputs from ONNX Runtime's
-    arena.
+    An input is bound again only when its shape or address has changed. An output whose shape the inputs determine keeps
+    its memory as long as the input shapes stay equal. Each call allocates all other outputs from ONNX Runtime's arena.
     """
 
     def __init__(self, signature: ModelSignature, session: ort.InferenceSession) -> None:

@@ -1,8 +1,8 @@
 """The OpenVINO engine: IR and ONNX files, and models in memory, with dynamic shapes.
 
-This folder is the only code that imports `openvino`; `runtime` imports it first. The way of a model: `compiling`
-(file to `ov.Model`, properties, device), `model_ports` (ports, shapes, and the output axes that follow inputs),
-`request` and `input_tensor` (calls, and tensors that are resized in place).
+This folder is the only code that imports `openvino`; `runtime` imports it first. The way of a model: `compiling` (file to
+`ov.Model`, properties, device), `model_ports` (ports, shapes, and the output axes that follow inputs), `request` and
+`input_tensor` (calls, and tensors that are resized in place).
 
 OpenVINO's CPU device computes i64 in 32 bits (2026.4), so values beyond 2^31 are lost.
 """

@@ -75,8 +75,8 @@ def _advice(path: Path) -> str:
 def _unreadable(format_name: str, path: Path) -> str | None:
     """The reason why OpenVINO's reader of this format refuses the file; None if it accepts it.
 
-    `Core.read_model` asks all readers in turn. For a damaged file each writes its own complaint to stderr, and the
-    final error holds none of the reasons.
+    `Core.read_model` asks all readers in turn. For a damaged file each writes its own complaint to stderr, and the final
+    error holds none of the reasons.
     """
     frontends: Any = importlib.import_module("openvino.frontend")
     try:
@@ -92,8 +92,8 @@ def _unreadable(format_name: str, path: Path) -> str | None:
 def compile_spec(spec: ModelSpec, *, slots: int, threads: int | None) -> CompiledModel:
     """Read the model, reshape its inputs to the spec, derive its signature, and compile it.
 
-    Where only some shapes are allowed, the model is compiled for each of them when it is prepared. With static
-    shapes, it is compiled for all other shapes as well.
+    Where only some shapes are allowed, the model is compiled for each of them when it is prepared. With static shapes, it
+    is compiled for all other shapes as well.
     """
     shared = _properties(core(), spec, slots, threads)
     # Each request has its own compilation of a dynamic model; together they share the threads.
@@ -131,8 +131,8 @@ def _model(spec: ModelSpec) -> ov.Model:
 class OpenVinoModel(CompiledModel):
     """A model compiled by OpenVINO. A stateful model is reset before each call, so requests never share a state.
 
-    Requests of a static model share one compilation. A dynamic model is compiled for each request, because a failed
-    call corrupts it for later calls (docs/backends.md). It is then compiled again before its next call.
+    Requests of a static model share one compilation. A dynamic model is compiled for each request, because a failed call
+    corrupts it for later calls (docs/backends.md). It is then compiled again before its next call.
     """
 
     def __init__(

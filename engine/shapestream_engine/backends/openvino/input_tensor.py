@@ -38,8 +38,8 @@ class OpenVinoTensor:
         tensor.data[...] = 1
 
     Memory is reallocated only if the shape exceeds the capacity. The capacity then at least doubles, up to the upper
-    bound. A reallocation is counted if the address changed, which is read from OpenVINO. `use` replaces the tensor by
-    a tensor of the caller's, which OpenVINO then reads directly.
+    bound. A reallocation is counted if the address changed, which is read from OpenVINO. `use` replaces the tensor by a
+    tensor of the caller's, which OpenVINO then reads directly.
     """
 
     __slots__ = ("_address", "_bound", "_capacity", "_data", "_dtype", "_number", "_outside", "_port", "_request", "_shape",

@@ -1,8 +1,8 @@
 """A model's ports as OpenVINO reads them, and the input dimensions that its output axes follow.
 
-Shape inference shows which output axis follows which dimension, before anything runs. The model is reshaped to
-several sets of different static sizes. An output axis that has a dimension's size in every set follows that
-dimension. This takes milliseconds and no input data. Each call checks the result again when its outputs are divided.
+Shape inference shows which output axis follows which dimension, before anything runs. The model is reshaped to several
+sets of different static sizes. An output axis that has a dimension's size in every set follows that dimension. This takes
+milliseconds and no input data. Each call checks the result again when its outputs are divided.
 """
 
 from __future__ import annotations
@@ -114,8 +114,7 @@ def reshape_inputs(model: ov.Model, inputs: Sequence[InputPort]) -> None:
 
 
 def follow(model: ov.Model, inputs: Sequence[InputPort], bounds: Mapping[str, Dimension]) -> Reshaped:
-    """Infer shapes for several sizes within `bounds`, which has each dynamic dimension; `model` stays
-    unchanged."""
+    """Infer shapes for several sizes within `bounds`, which has each dynamic dimension; `model` stays unchanged."""
     trial = model.clone()
     tried: list[tuple[dict[str, int], _Shapes]] = []
     complaint = ""

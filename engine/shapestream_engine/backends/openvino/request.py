@@ -182,12 +182,11 @@ class OpenVinoRequest(InferRequest):
         return self._tensors
 
     def infer(self, inputs: InputArrays | None = None) -> InferResults:
-        """Run a call, on `inputs` if given; other threads continue. Raises `InferenceError` with OpenVINO's
-        message.
+        """Run a call, on `inputs` if given; other threads continue. Raises `InferenceError` with OpenVINO's message.
 
-        The call uses `start_async` and `wait`, never OpenVINO's own `infer`. OpenVINO's `infer` costs 10 us of CPU
-        instead of 22 us (61 us if OpenVINO's thread sleeps). But on one stream with one thread it hides the error of
-        a failed call and returns the outputs of an earlier call (2026.4.1).
+        The call uses `start_async` and `wait`, never OpenVINO's own `infer`. OpenVINO's `infer` costs 10 us of CPU instead
+        of 22 us (61 us if OpenVINO's thread sleeps). But on one stream with one thread it hides the error of a failed call
+        and returns the outputs of an earlier call (2026.4.1).
         """
         if inputs is not None:
             self.fill(inputs)
@@ -239,8 +238,8 @@ class OpenVinoRequest(InferRequest):
     def _renew(self) -> None:
         """Compile the model again and attach the same tensors; on `ModelLoadError`, the next call tries again.
 
-        In a dynamic graph, nodes that did not run keep input shapes of an earlier call and output shapes of the
-        failed call. A later call of the earlier shapes would compute on both (2026.4.1).
+        In a dynamic graph, nodes that did not run keep input shapes of an earlier call and output shapes of the failed
+        call. A later call of the earlier shapes would compute on both (2026.4.1).
         """
         self._graph.renew()
         self.engine_request = fresh = self._graph.compiled.create_infer_request()

@@ -1,8 +1,8 @@
 """OpenVINO's runtime: the first import, the one core of a process, and error messages in one line.
 
-With the package `openvino_telemetry`, a dependency of OpenVINO, the import contacts an analytics host and writes a
-client id into the home folder. Without the package, OpenVINO uses a stub that does nothing. So the package is hidden
-during the import. A program that imported `openvino` earlier keeps its choice.
+With the package `openvino_telemetry`, a dependency of OpenVINO, the import contacts an analytics host and writes a client
+id into the home folder. Without the package, OpenVINO uses a stub that does nothing. So the package is hidden during the
+import. A program that imported `openvino` earlier keeps its choice.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ _ = ov.Tensor(ov.Type.f32, [1]).data
 def core() -> ov.Core:
     """The only `ov.Core` of the process; it is never freed.
 
-    OpenVINO's CPU device gives the compiling thread an alternate signal stack. It frees that memory with the last
-    model *and* core, on any thread (2026.4, x86-64). The next signal to the first thread, such as Ctrl-C or SIGTERM,
-    then ends the process with a segmentation fault. A core that stays keeps the memory.
+    OpenVINO's CPU device gives the compiling thread an alternate signal stack. It frees that memory with the last model
+    *and* core, on any thread (2026.4, x86-64). The next signal to the first thread, such as Ctrl-C or SIGTERM, then ends
+    the process with a segmentation fault. A core that stays keeps the memory.
 
-    The CPU device runs without fused kernels. The attention kernel gives wrong results from length 16 on, if a
-    stream's first call had length 1 (2026.4.1; tests/engine/test_openvino_history.py). The property is set here
-    because `AUTO`, `MULTI` and `HETERO` do not pass it to the CPU.
+    The CPU device runs without fused kernels. The attention kernel gives wrong results from length 16 on, if a stream's
+    first call had length 1 (2026.4.1; tests/engine/test_openvino_history.py). The property is set here because `AUTO`,
+    `MULTI` and `HETERO` do not pass it to the CPU.
 
     Raises `ModelLoadError` if OpenVINO refuses the property, because the kernel may still be wrong then.
     """

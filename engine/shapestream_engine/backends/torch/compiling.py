@@ -129,8 +129,7 @@ def _set_precision(precision: str) -> None:
 
 
 def _program(module: torch.nn.Module, program: torch.export.ExportedProgram) -> Program:
-    """Make a function from flat inputs to flat outputs; programs may take and return nested dictionaries and
-    lists."""
+    """Make a function from flat inputs to flat outputs; programs may take and return nested dictionaries and lists."""
     in_spec = program.call_spec.in_spec
 
     def call(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -141,8 +140,7 @@ def _program(module: torch.nn.Module, program: torch.export.ExportedProgram) -> 
 
 
 def read_program(spec: ModelSpec) -> torch.export.ExportedProgram:
-    """The program from the file or from memory; raises `ModelLoadError`, or `SignatureError` if it keeps a
-    state."""
+    """The program from the file or from memory; raises `ModelLoadError`, or `SignatureError` if it keeps a state."""
     program = spec.model if spec.path is None else _load(spec)
     if not isinstance(program, torch.export.ExportedProgram):
         what = "a function" if spec.function is not None else type(program).__name__
@@ -278,8 +276,8 @@ def _axis(program: torch.export.ExportedProgram, size: Any) -> tuple[str | None,
 def _dimension(lower: Any, upper: Any) -> Dimension:
     """The dimension between two SymPy bounds of PyTorch.
 
-    PyTorch's integer infinity, `int_oo`, claims to be finite. Without a `min` above 2, tracing assumes two elements
-    of each dynamic dimension. A program does not check that, and runs with fewer.
+    PyTorch's integer infinity, `int_oo`, claims to be finite. Without a `min` above 2, tracing assumes two elements of
+    each dynamic dimension. A program does not check that, and runs with fewer.
     """
     minimum = max(0, int(lower)) if lower.is_Integer else 0
     maximum = int(upper) if upper.is_Integer and int(upper) < MAX_SIZE else None

@@ -84,8 +84,7 @@ class CudaDevice(Device):
 
 
 def find_device(model: str, name: str) -> Device:
-    """The device of this name (`CPU`, `cuda`, `cuda:1`, `xla`); raises `ModelLoadError`, or `EngineMissing` for
-    XLA."""
+    """The device of this name (`CPU`, `cuda`, `cuda:1`, `xla`); raises `ModelLoadError`, or `EngineMissing` for XLA."""
     name = name.lower()
     kind = name.partition(":")[0]
     if name == "cpu":
@@ -102,8 +101,8 @@ def find_device(model: str, name: str) -> Device:
 
 
 _BOUNDED = "nonzero:masked_select:masked_scatter"
-"""Operations that stay on the device, with an upper bound for their result size, `<=25`, instead of running on
-the host."""
+"""Operations that stay on the device, with an upper bound for their result size, `<=25`, instead of running on the
+host."""
 
 _ONE_AT_A_TIME = threading.Lock()
 """The process has one graph of pending operations; calls in parallel would compile each other's operations."""
@@ -122,8 +121,7 @@ class XlaDevice(Device):
 
     @classmethod
     def of(cls, model: str, name: str) -> XlaDevice:
-        """Return the device `xla` or `xla:1`. Sets `XLA_EXPERIMENTAL`, which torch_xla reads once, unless it is
-        set."""
+        """Return the device `xla` or `xla:1`. Sets `XLA_EXPERIMENTAL`, which torch_xla reads once, unless it is set."""
         os.environ.setdefault("XLA_EXPERIMENTAL", _BOUNDED)
         try:
             xla: Any = importlib.import_module("torch_xla")
