@@ -42,10 +42,7 @@ class BatchRun:
         is_new: Callable[[str, tuple[int, ...]], bool],
     ) -> None:
         """`shapes` has the members' sizes; `ahead_s` is this process's clock minus the clock of `start_before`, in
-        seconds.
-
-        `request` runs the calls of shapes without a prepared model; None if every shape has one.
-        """
+        seconds. `request` runs the calls of shapes without a prepared model; None if every shape has one."""
         self._batch = batch
         self._shapes = shapes
         self._ahead_s = ahead_s
@@ -167,9 +164,7 @@ class BatchRun:
         prepared = self._pool.prepared
         sizes = None if prepared is None else self._pool.planner.prepared_sizes(call.sizes)
         if prepared is None or sizes is None:
-            assert (
-                self._request is not None
-            )  # only a pool whose shapes are all prepared has no requests
+            assert self._request is not None  # only a pool whose shapes are all prepared has no requests
             results = self._run_on(self._request, call, places, members, shapes)
             if results is not None:
                 self._preparations += self._is_new(self._batch.model, call.sizes)

@@ -18,6 +18,7 @@ the model refuses is recorded as a finding. A calibration promises no accuracy: 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
@@ -33,7 +34,7 @@ from shapestream_engine.compiled_model import CompiledModel
 from shapestream_engine.cost_table import CostPoint, CostTable
 from shapestream_engine.errors import EngineError
 from shapestream_engine.layout import Tensors
-from shapestream_engine.machine import resident_bytes
+from shapestream_engine.machine import resident_bytes_of
 from shapestream_engine.probing.inputs import Values, complete_values, make_request
 from shapestream_engine.request_pool import RequestPool
 from shapestream_engine.slot import Runner
@@ -134,7 +135,7 @@ class CalibrationBench:
         self._first_s: dict[tuple[int, ...], float | None] = {}
         """Seconds of the first call of each shape; later calls are in `_times`."""
         self._refused: set[tuple[int, ...]] = set()
-        self._resident = resident_nbytes()
+        self._resident = resident_bytes_of(os.getpid())
         self._reports: SimpleQueue[BatchReport] = SimpleQueue()
         pools = {model.signature.name: RequestPool(model, slots)}
         self._slots = [
@@ -175,7 +176,10 @@ class CalibrationBench:
             expected_s = self._expected_s(prod(sizes))
             if left_s <= 0.0 or self._hangs or self._failures >= MOST_FAILURES:
                 return
-            if prod(sizes) > self._largest[0] and resident_nbytes() - self._resident > MOST_GROWTH_NBYTES:
+            if (
+                prod(sizes) > self._largest[0]
+                and resident_bytes_of(os.getpid()) - self._resident > MOST_GROWTH_NBYTES
+            ):
                 self.findings.append(f"calls from {sizes} up are not measured: they take much memory")
                 return
             # All slots run at once, so a round takes one call's time.
@@ -276,14 +280,6 @@ def _start_slot(
     thread = Thread(target=run, name=f"slot {runner.name}", daemon=True)
     thread.start()
     return thread, given
-
-
-def resident_nbytes() -> int:
-    """Resident memory of this process in bytes; 0 if unknown."""
-    try:
-        return resident_bytes()
-    except OSError:
-        return 0
 
 
 class _CallFailed(EngineError):

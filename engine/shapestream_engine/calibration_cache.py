@@ -10,8 +10,6 @@ wins.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -22,7 +20,7 @@ from shapestream_engine.cost_table import CostTable, LearnedCosts
 from shapestream_engine.errors import EngineError
 from shapestream_engine.kept_files import KeptFiles, read_plain, write_plain
 from shapestream_engine.model import ModelSpec
-from shapestream_engine.probing.cache import identity
+from shapestream_engine.probing.cache import key_of
 from shapestream_engine.probing.examination import ProbeOptions
 from shapestream_engine.regular_files import read_regular
 from shapestream_engine.signature import ModelSignature
@@ -154,5 +152,4 @@ def cost_key(
 
     The machine counts by its CPU model and the number of usable CPUs, so equal machines share a key.
     """
-    plain = {"format": _FORMAT, **identity((spec, options, slots, threads, budget_s), spec, signature)}
-    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:40]
+    return key_of(_FORMAT, (spec, options, slots, threads, budget_s), spec, signature)

@@ -96,7 +96,7 @@ class CompiledModel(ABC):
     def create_infer_request(self) -> InferRequest:
         """Create a request with its own tensors; raises `is_closed()` after `close`.
 
-            request = model.create_infer_request()
+        request = model.create_infer_request()
         """
 
     @abstractmethod

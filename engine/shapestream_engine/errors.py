@@ -111,3 +111,11 @@ class RuleError(InferenceError):
 
     The whole batch is refused, because a division would only guess which rows belong to which request.
     """
+
+
+def message_of(error: BaseException) -> str:
+    """The message of an error that a model's code raised; its class may fail to give one."""
+    try:
+        return str(error)
+    except BaseException:  # noqa: BLE001 - the model's code runs here
+        return "(its message cannot be read)"

@@ -36,8 +36,8 @@ class OutputTensor:
 class InferResults(Mapping[str, np.ndarray[Any, Any]]):
     """The outputs of the last call, by name or number: views that are valid until the next call.
 
-        results = request.infer({"x": array})
-        kept = results["y"].copy()
+    results = request.infer({"x": array})
+    kept = results["y"].copy()
     """
 
     __slots__ = ("_request",)

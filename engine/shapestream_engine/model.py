@@ -33,7 +33,7 @@ from shapestream_engine.strategy import Strategy
 class InputSpec:
     """The statements of a spec about an input; None: as in the file.
 
-        InputSpec(shape="batch:1..64, seq:1..512", pad={"seq": 0})
+    InputSpec(shape="batch:1..64, seq:1..512", pad={"seq": 0})
     """
 
     shape: str | None = None
@@ -48,7 +48,7 @@ class InputSpec:
 class OutputSpec:
     """The statements of a spec about an output; None: as in the file, or as shape inference shows.
 
-        OutputSpec(rule={"rule": "with", "output": "peaks"})
+    OutputSpec(rule={"rule": "with", "output": "peaks"})
     """
 
     rule: Mapping[str, Any] | None = None
@@ -115,6 +115,11 @@ class ModelSpec:
         if self.function is not None or callable(self.model):
             return "function"
         return "torch" if self.path is not None and self.path.suffix.lower() == ".pt2" else "openvino"
+
+    def refused_by(self, engine: str, takes: str) -> SignatureError:
+        """Make the error for an engine that takes another kind of model."""
+        what = "a function" if self.function is not None else type(self.model).__name__
+        return SignatureError(f"model {self.name!r}: the engine {engine} takes a path or {takes}, not {what}")
 
     def reshape(self, shapes: Mapping[str, ShapeLike] | ShapeLike) -> ModelSpec:
         """Return the spec with other input shapes, as OpenVINO's `reshape`; it takes effect at compilation.
@@ -273,10 +278,7 @@ class ReadModel:
         slots: int = 1,
         threads: int | None = None,
     ) -> CompiledModel:
-        """Compile the model; see `compile_model`.
-
-        `device` and `properties` override the spec; None: as in the spec.
-        """
+        """Compile the model; see `compile_model`. `device` and `properties` override the spec; None: as in the spec."""
         spec = self.spec
         if device is not None:
             spec = replace(spec, device=device)

@@ -254,11 +254,8 @@ def _texts(file: BinaryIO, messages: list[_Span], number: int) -> list[str]:
 
 
 def _fields(file: BinaryIO, start: int, end: int) -> Iterator[tuple[int, int | None, int, int]]:
-    """Yield number, value, start and end of each field of a message.
-
-    The value is an integer, or None for bytes, which may be a message. Bytes and groups are skipped, not read: they may be
-    weights.
-    """
+    """Yield number, value, start and end of each field of a message. The value is an integer, or None for bytes,
+    which may be a message. Bytes and groups are skipped, not read: they may be weights."""
     at, depth = start, 0
     while at < end:
         file.seek(at)

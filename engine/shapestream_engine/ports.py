@@ -26,7 +26,7 @@ from shapestream_engine.shapes import Dimension, NamedShape, PartialShape, check
 class Extent:
     """The size of an output axis, derived from an input dimension: equal, a multiple, or a rounded fraction.
 
-        Extent(dimension="height", divisor=4, rounds_up=True).of(10)  # 3
+    Extent(dimension="height", divisor=4, rounds_up=True).of(10)  # 3
     """
 
     dimension: str

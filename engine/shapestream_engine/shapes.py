@@ -151,7 +151,7 @@ class Dimension:
 class PartialShape:
     """The shapes that a tensor may take: a dimension per axis. `PartialShape(())` is a scalar's.
 
-        PartialShape.parse("?, 1..10, 384").admits((7, 4, 384))  # True
+    PartialShape.parse("?, 1..10, 384").admits((7, 4, 384))  # True
     """
 
     dimensions: tuple[Dimension, ...]

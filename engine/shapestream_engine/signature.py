@@ -31,10 +31,8 @@ from shapestream_engine.strategy import Sizes, Strategy, parse_strategy
 
 
 def _resolved(signature: ModelSignature, layout: Any) -> RequestShape:
-    """Check a layout without the tensors' bytes, and return the request's sizes.
-
-    Raises `ShapeError` that names the port, the dimension and the remedy.
-    """
+    """Check a layout without the tensors' bytes, and return the request's sizes. Raises `ShapeError` that names the
+    port, the dimension and the remedy."""
     inputs, table = signature.inputs, signature.table
     positions = _positions(inputs, layout)
     sizes: list[int | None] = [None] * len(table.names)
@@ -167,10 +165,8 @@ def _listing(inputs: Sequence[InputPort]) -> str:
 
 
 def _empty_answer(signature: ModelSignature, request: RequestShape) -> Tensors | None:
-    """The results of a request without elements; None if only a call of exactly its sizes shows them.
-
-    Raises `ShapeError` if the call may be padded or filled up, or needs a mask that is larger than the request.
-    """
+    """The results of a request without elements; None if only a call of exactly its sizes shows them. Raises
+    `ShapeError` if the call may be padded or filled up, or needs a mask that is larger than the request."""
     own = dict(zip(signature.dimensions, request.sizes, strict=True))
     has_rows = not signature.has_batch or request.rows > 0
     shapes = [_shape(port, own, has_rows=has_rows) for port in signature.outputs]
@@ -333,10 +329,7 @@ class ModelSignature:
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> ModelSignature:
-        """The signature that `plain`, data of any origin, describes.
-
-        Raises `SignatureError` for invalid data.
-        """
+        """The signature that `plain`, data of any origin, describes. Raises `SignatureError` for invalid data."""
         try:
             match plain:
                 case {"name": str(name), "inputs": [*inputs], "outputs": [*outputs]}:

@@ -17,7 +17,7 @@ from time import perf_counter
 
 from shapestream_engine.batch import BatchInputs, BatchReport, ErrorCode
 from shapestream_engine.batch_run import BatchRun
-from shapestream_engine.errors import EngineError, InferenceError
+from shapestream_engine.errors import EngineError, InferenceError, message_of
 from shapestream_engine.infer_request import InferRequest
 from shapestream_engine.layout import RequestShape
 from shapestream_engine.request_pool import RequestPool
@@ -155,7 +155,7 @@ class Runner:
         return True
 
     def _failure(self, batch: BatchInputs, error: BaseException, began: float) -> BatchReport:
-        words = f"{_words(error)}{self._about_empty(batch)}"
+        words = f"{message_of(error)}{self._about_empty(batch)}"
         if self._cancelled:
             code, message = ErrorCode.CANCELLED, words
         elif isinstance(error, MemoryError):
@@ -204,11 +204,3 @@ def _resolved(batch: BatchInputs, pool: RequestPool) -> tuple[RequestShape, ...]
 def _cancelled(batch: BatchInputs) -> BatchReport:
     message = "cancelled before it began"
     return BatchReport(batch=batch.batch, outputs=None, code=ErrorCode.CANCELLED, message=message)
-
-
-def _words(error: BaseException) -> str:
-    """The error's message. A model's own class may fail to give one."""
-    try:
-        return str(error)
-    except BaseException:  # noqa: BLE001 - the same edge: it is the model's code that runs here
-        return "(its message cannot be read)"

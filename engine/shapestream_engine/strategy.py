@@ -49,10 +49,8 @@ class Strategy:
     fill_rows: bool = field(default=False, kw_only=True)
     """True: under `max_prepared`, rows are also rounded up by copies; only for a model with independent rows."""
     most_rows: int | None = field(default=None, kw_only=True)
-    """Largest number of rows of a call that requests share, as far as batching was proved.
-
-    1: rows may depend on each other, so every request runs alone. None: no limit beside the model's.
-    """
+    """Largest number of rows of a call that requests share, as far as batching was proved. 1: rows may depend on
+    each other, so every request runs alone. None: no limit beside the model's."""
 
     def __post_init__(self) -> None:
         for dimension, sizes in self.sizes.items():
@@ -284,10 +282,8 @@ def _listed(sizes: Sequence[int]) -> str:
 
 
 def _parse_static(value: object) -> tuple[StaticShape, ...]:
-    """Parse static shapes: `static: [{batch: 1, seq: [8, 16]}, {batch: 4, seq: 16}]`.
-
-    A list of sizes stands for one shape per size. Raises `SignatureError`.
-    """
+    """Parse static shapes: `static: [{batch: 1, seq: [8, 16]}, {batch: 4, seq: 16}]`. A list of sizes stands for one
+    shape per size. Raises `SignatureError`."""
     complaint = "strategy native: static: a list of shapes such as [{{batch: 1, seq: 16}}], not {!r}"
     if not isinstance(value, Sequence) or isinstance(value, str):
         raise _refused(complaint.format(value), "static")

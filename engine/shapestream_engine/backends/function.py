@@ -16,7 +16,7 @@ import numpy as np
 from shapestream_engine.backends.host_request import HostRequest
 from shapestream_engine.compiled_model import CompiledModel
 from shapestream_engine.element_types import dtype_of
-from shapestream_engine.errors import EngineError, InferenceError, ModelLoadError, SignatureError
+from shapestream_engine.errors import EngineError, InferenceError, ModelLoadError, SignatureError, message_of
 from shapestream_engine.model import InputSpec, ModelSpec, OutputSpec
 from shapestream_engine.ports import InputPort, OutputPort, Rows, Rule, Whole, parse_rule
 from shapestream_engine.shapes import NamedShape
@@ -83,7 +83,7 @@ class FunctionRequest(HostRequest):
         except BaseException as error:
             # The model's own code may raise anything. SystemExit, asyncio's CancelledError and a panic of a Rust
             # extension are no `Exception`s; they must fail this call only, not the proof or the program.
-            raise InferenceError(f"{type(error).__name__}: {_words(error)}") from error
+            raise InferenceError(f"{type(error).__name__}: {message_of(error)}") from error
         return self._check(returned)
 
     def _check(self, returned: Any) -> list[Array]:
@@ -140,7 +140,7 @@ def _import(name: str, reference: str) -> Any:
     except BaseException as error:
         # The import runs the user's code, whose SystemExit would end this process, perhaps with status 0.
         raise ModelLoadError(
-            f"model {name!r}: cannot load the function {reference!r}: {type(error).__name__}: {_words(error)}"
+            f"model {name!r}: cannot load the function {reference!r}: {type(error).__name__}: {message_of(error)}"
         ) from error
     return found
 
@@ -202,11 +202,3 @@ def _check_arguments(function: _Function, signature: ModelSignature) -> None:
         ) from error
     except ValueError:
         return  # a callable in C may have no signature
-
-
-def _words(error: BaseException) -> str:
-    """The message of an error. A model's own class may fail to give one."""
-    try:
-        return str(error)
-    except Exception:  # noqa: BLE001 - the model's own code runs here
-        return "(its message cannot be read)"

@@ -59,7 +59,7 @@ class InputTensor(Tensor):
     def set_shape(self, shape: Sequence[int]) -> None:
         """Resize in place; raises `ShapeError` for a shape that the port does not take.
 
-            request.input_tensor("ids").set_shape((2, 7))  # two rows of seven tokens
+        request.input_tensor("ids").set_shape((2, 7))  # two rows of seven tokens
         """
         if shape == self._shape and self.outside is None:
             return
@@ -107,10 +107,7 @@ class HostRequest(InferRequest):
 
     @abstractmethod
     def run(self) -> list[Array]:
-        """Run one call and return its outputs.
-
-        Raises `InferenceError`, or `MemoryError` if the device lacks memory.
-        """
+        """Run one call and return its outputs. Raises `InferenceError`, or `MemoryError` if the device lacks memory."""
 
     @property
     def input_tensors(self) -> Sequence[TensorLike]:

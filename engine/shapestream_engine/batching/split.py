@@ -50,10 +50,8 @@ from shapestream_engine.signature import ModelSignature
 from shapestream_engine.tensor import Array
 
 _SLICE_BELOW_BYTES = 4096
-"""Mean bytes per request up to which the output is copied as a whole and then sliced.
-
-A slice of bytes costs about 50 ns, a NumPy copy several hundred. Beyond a few KiB, copying twice costs more.
-"""
+"""Mean bytes per request up to which the output is copied as a whole and then sliced. A slice of bytes costs about
+50 ns, a NumPy copy several hundred. Beyond a few KiB, copying twice costs more."""
 
 _Entry: TypeAlias = tuple[int, str, tuple[int, ...]]
 _Follow: TypeAlias = tuple[int, int, Extent]
@@ -312,10 +310,7 @@ class IndexSplitter(OutputSplitter):
     def _batch_index(self, given: Array, rows: int) -> Array:
         """The index column as integers; raises `RuleError` unless each is a row of the batch."""
         self._check_exact(rows)
-        # The comparison precedes the conversion, which is undefined for NaN, infinities and large values.
-        wrong = ~((given >= 0) & (given < rows))
-        if given.dtype.kind not in "iu":
-            wrong |= given != np.floor(given)
+        wrong = _no_whole_number(given, rows - 1)
         if wrong.any():
             raise RuleError(
                 f"output {self._port.name!r}: {given[wrong][0]} is no row of a batch of {rows}, "
@@ -380,9 +375,7 @@ class Counter:
         given = given.reshape(-1)
         # The comparison precedes the conversion, which is undefined for NaN, infinities and large values. The largest
         # exact float may also stand for its neighbour; an integer stands for itself.
-        wrong = ~((given >= 0) & (given <= self._largest - 1))
-        if given.dtype.kind not in "iu":
-            wrong |= given != np.floor(given)
+        wrong = _no_whole_number(given, self._largest - 1)
         if wrong.any():
             raise RuleError(
                 f"output {self.name!r}: {given[wrong][0]} is no count, in row {int(wrong.argmax())} of the batch"
@@ -538,6 +531,15 @@ class TotalSplitter(OutputSplitter):
                 f"requests' own counts of {self._leader!r}"
             )
         return own
+
+
+def _no_whole_number(given: Array, largest: int) -> Array:
+    """Tell for each element whether it is no whole number from 0 to `largest`.
+
+    The comparison precedes a conversion to integers, which is undefined for NaN, infinities and large values.
+    """
+    wrong = ~((given >= 0) & (given <= largest))
+    return wrong if given.dtype.kind in "iu" else wrong | (given != np.floor(given))
 
 
 def _cut_bytes(rows_first: Array, counts: Sequence[int]) -> list[bytes]:

@@ -64,12 +64,13 @@ class ProofCache(KeptFiles):
             return report
 
 
-def identity(asked: object, spec: ModelSpec, signature: ModelSignature | None) -> dict[str, Any]:
-    """Plain data that identifies a question about a model: the question, the model's files, and the runtime.
+def key_of(version: int, asked: object, spec: ModelSpec, signature: ModelSignature | None) -> str:
+    """The key of a kept entry: it changes with the question, the model's files, and everything that runs the model.
 
-    `asked` is the value that describes the question, `spec` included. Every field of the value counts.
+    `version` is the version of the entries. `asked` is the value that describes the question; every field of it counts.
     """
-    return {
+    plain = {
+        "format": version,
         "asked": _plain(asked),
         "signature": None if signature is None else {**signature.to_dict(), "name": ""},
         "model": _model_digest(spec),
@@ -78,12 +79,12 @@ def identity(asked: object, spec: ModelSpec, signature: ModelSignature | None) -
         # Without a number of threads, the engine chooses by the number of CPUs.
         "cpus": len(os.sched_getaffinity(0)),
     }
+    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:40]
 
 
 def proof_key(task: Task, signature: ModelSignature | None) -> str:
     """The key of a verdict: it changes with everything known to influence the verdict."""
-    plain = {"format": _FORMAT, **identity(task, task.spec, signature)}
-    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:40]
+    return key_of(_FORMAT, task, task.spec, signature)
 
 
 def _plain(value: object) -> Any:

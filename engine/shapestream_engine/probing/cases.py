@@ -104,7 +104,7 @@ def crowds(signature: ModelSignature, baseline: Baseline, padded: Sequence[int],
     are padded, they have two sizes.
     """
     small = min(baseline.sizes, key=prod)
-    kinds = _two_sizes(signature, baseline, padded, small) if padded else [small]
+    kinds = _taken(signature, baseline, padded, small)[:2] if padded else [small]
     requests = [
         request
         for sizes in kinds
@@ -133,14 +133,6 @@ def _mixed(requests: Sequence[ProbeRequest], count: int, turn: int = 0) -> list[
     """Choose `count` requests in an irregular order, so that exchanged rows differ."""
     random = np.random.default_rng([count, turn])
     return [requests[place] for place in random.integers(len(requests), size=count)]
-
-
-def _two_sizes(
-    signature: ModelSignature, baseline: Baseline, padded: Sequence[int], small: tuple[int, ...]
-) -> list[tuple[int, ...]]:
-    """The two smallest sizes of the ladder that the model takes."""
-    ladder = sorted(set(_ladder(signature, baseline, padded, small)), key=sum)
-    return [sizes for sizes in ladder if baseline.requests.typical(sizes, 0) is not None][:2]
 
 
 def grid_cases(signature: ModelSignature, baseline: Baseline, max_batch: int | None) -> Iterator[Case]:
@@ -325,10 +317,8 @@ def _alone(
 def _at_ratios(
     signature: ModelSignature, baseline: Baseline, padded: Sequence[int], base: tuple[int, ...]
 ) -> Iterator[Case]:
-    """Yield requests whose last output cell is complete, and requests whose last cell holds one element.
-
-    The first kind shows a border that reaches into a picture, the second padding inside a cell.
-    """
+    """Yield requests whose last output cell is complete, and requests whose last cell holds one element. The first
+    kind shows a border that reaches into a picture, the second padding inside a cell."""
     names = [signature.dimensions[number] for number in padded]
     extents = [extent for port in signature.outputs for extent in port.extents if extent is not None]
     for divisor in sorted({each.divisor for each in extents if each.dimension in names and each.divisor > 1}):
@@ -406,9 +396,7 @@ def static_cases(signature: ModelSignature, baseline: Baseline) -> Iterator[Case
     for turn in range(_TYPICAL):
         for sizes in signature.static_sizes:
             if not signature.has_batch:
-                request = baseline.requests.typical(sizes, turn)
-                if request is not None:
-                    yield Case(sizes, (request,), request.words)
+                yield from _as_it_is(baseline, sizes, turn)
                 continue
             own = max(1, signature.bounds[0].minimum)
             count, more = divmod(sizes[0], own)

@@ -73,7 +73,7 @@ ENOUGH = 3
 class ProbeOptions:
     """Inputs and time limits of a proof.
 
-        ProbeOptions(values={"ids": Integers(0, 30_000)}, max_batch=16, budget_s=10.0)
+    ProbeOptions(values={"ids": Integers(0, 30_000)}, max_batch=16, budget_s=10.0)
     """
 
     values: Mapping[str, Values] = field(default_factory=dict)
@@ -231,10 +231,8 @@ class _TreatmentRun:
             self._try_grid(evidence, grid_cases(signature, baseline, options.max_batch), treatment)
 
     def _try_crowds(self, evidence: Evidence, cases: Iterator[Case], treatment: Treatment) -> tuple[int, str]:
-        """Try larger and larger calls.
-
-        Returns the rows of the last call, and the reason why larger calls were not tried, or "".
-        """
+        """Try larger and larger calls. Returns the rows of the last call, and the reason why larger calls were not
+        tried, or ""."""
         limit_s = self._options.budget_s / 2
         last: Case | None = None
         rows = 1  # a request that runs alone needs no proof

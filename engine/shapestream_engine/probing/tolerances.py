@@ -207,11 +207,8 @@ def _finite(value: float) -> float | None:
 
 
 def _smallest_mark(values: Array) -> float:
-    """The smallest mark; infinite if there is none.
-
-    A mark occurs at least twice with equal bits, which is rare for the largest result of arithmetic, and lies far above
-    the next value.
-    """
+    """The smallest mark; infinite if there is none. A mark occurs at least twice with equal bits, which is rare for
+    the largest result of arithmetic, and lies far above the next value."""
     sizes, counts = np.unique(np.abs(values[np.isfinite(values) & (values != 0)]), return_counts=True)
     mark = math.inf
     for place in range(len(sizes) - 1, 0, -1):

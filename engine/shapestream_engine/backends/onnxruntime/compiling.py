@@ -106,10 +106,7 @@ def _source(spec: ModelSpec) -> str | bytes:
         return spec.model
     serialize = getattr(spec.model, "SerializeToString", None)
     if serialize is None:
-        what = "a function" if spec.function is not None else type(spec.model).__name__
-        raise SignatureError(
-            f"model {spec.name!r}: the engine onnxruntime takes a path or an ONNX model, not {what}"
-        )
+        raise spec.refused_by("onnxruntime", "an ONNX model")
     return bytes(serialize())
 
 

@@ -33,10 +33,8 @@ from shapestream_engine.tensor import fixed_ports, port_bounds
 
 _FORMATS = {".xml": "ir", ".onnx": "onnx"}
 NEWEST_OPSET = 28
-"""The newest ONNX opset that this OpenVINO was tried with; a test compares it with the package `onnx`.
-
-OpenVINO silently runs operators of later opsets with the semantics of an older version.
-"""
+"""The newest ONNX opset that this OpenVINO was tried with; a test compares it with the package `onnx`. OpenVINO
+silently runs operators of later opsets with the semantics of an older version."""
 _MADE_OF_OTHERS = frozenset(("AUTO", "HETERO", "MULTI"))
 """Devices that pass properties to other devices, and list their own only."""
 
@@ -124,8 +122,7 @@ def _model(spec: ModelSpec) -> ov.Model:
         return read_model(core(), spec.path)
     if isinstance(spec.model, ov.Model):
         return spec.model.clone()  # the copy is reshaped, the caller's model stays unchanged
-    what = "a function" if spec.function is not None else type(spec.model).__name__
-    raise SignatureError(f"model {spec.name!r}: the engine openvino takes a path or an ov.Model, not {what}")
+    raise spec.refused_by("openvino", "an ov.Model")
 
 
 class OpenVinoModel(CompiledModel):

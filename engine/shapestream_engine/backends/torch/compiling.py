@@ -120,9 +120,7 @@ def _properties(spec: ModelSpec) -> dict[str, Any]:
 
 def _set_precision(precision: str) -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore"
-        )  # PyTorch 2.9 warns of mixing its two interfaces for this setting
+        warnings.simplefilter("ignore")  # PyTorch 2.9 warns of mixing its two interfaces for this setting
         torch.set_float32_matmul_precision(precision)
         # By default, CUDA rounds the inputs of convolutions to 10 bits.
         torch.backends.cudnn.allow_tf32 = precision != "highest"
@@ -143,10 +141,7 @@ def read_program(spec: ModelSpec) -> torch.export.ExportedProgram:
     """The program from the file or from memory; raises `ModelLoadError`, or `SignatureError` if it keeps a state."""
     program = spec.model if spec.path is None else _load(spec)
     if not isinstance(program, torch.export.ExportedProgram):
-        what = "a function" if spec.function is not None else type(program).__name__
-        raise SignatureError(
-            f"model {spec.name!r}: the engine torch takes a path or an exported program, not {what}"
-        )
+        raise spec.refused_by("torch", "an exported program")
     if changed := _changed(program):
         # A request would see the state of other requests.
         raise SignatureError(
@@ -189,10 +184,8 @@ def _load(spec: ModelSpec) -> torch.export.ExportedProgram:
 
 
 class _FirstError(logging.Filter):
-    """Keeps the first error that PyTorch logs while it reads a file, and hides all of them.
-
-    PyTorch 2.9 logs the reason with a traceback, and raises an error that only refers to it.
-    """
+    """Keeps the first error that PyTorch logs while it reads a file, and hides all of them. PyTorch 2.9 logs the
+    reason with a traceback, and raises an error that only refers to it."""
 
     def __init__(self) -> None:
         super().__init__()
