@@ -1,13 +1,9 @@
 """The run of one batch on a slot's thread: from requests, through one or several calls, to results.
 
 1. *Plan.* The strategy divides the batch into calls (`batching/calls.py`).
-
 2. *Cut.* A request that spans calls is cut into pieces, views of its bytes where possible (`batching/pieces.py`).
-
 3. *Gather.* The pieces of a call are copied into the input tensors of a leased request; missing rows are copies.
-
 4. *Run and split.* The outputs are divided among the requests by their rules (`batching/split.py`).
-
 5. *Join.* The parts of a request from several calls are joined by the same rules.
 
 A request gets the same result whatever the calls were. Before each call, members whose time to start has passed are left

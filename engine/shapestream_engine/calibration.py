@@ -1,13 +1,10 @@
 """Calibration measures the seconds of a model's calls on this machine, before the first request comes.
 
 1. *Shapes.* `calibration_shapes.stages` chooses a coarse grid of call shapes and finer points between them.
-
 2. *Passes.* The grid is measured twice, then the finer points, then all points again, each pass within its share of
 the budget. Repeats at different times show more than repeats at once, because a disturbance lasts longer than a call.
-
 3. *A point.* All slots of the process run the same batch at the same time, as under load: slots slow each other down
 in service as well. A batch of one-row requests is gathered, run and divided by the slots themselves.
-
 4. *Result.* The lower quartile of a shape's times counts, because disturbances only make times longer. The first call
 of a shape is kept apart: it may include preparation.
 

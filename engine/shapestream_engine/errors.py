@@ -1,13 +1,13 @@
 """Every error of the engine, split by whose fault it is.
 
     EngineError
-    ├── ShapeError          a request, or a written shape, cannot be or does not fit
-    │   └── ElementTypeError    the same, of an element type
-    ├── SignatureError      the configuration contradicts the model, or asks for what cannot hold
-    │   └── RuleMissing         an output whose rows could be any request's, and no rule says which
+    ├── ShapeError          an invalid shape, or one that does not fit its port
+    │   └── ElementTypeError    an invalid element type
+    ├── SignatureError      the configuration contradicts the model or itself
+    │   └── RuleMissing         an output without a rule that assigns its rows to requests
     ├── ModelLoadError      a model file is missing, unreadable or refused by the engine
     ├── EngineMissing       the engine is not installed; names the extra that installs it
-    └── InferenceError      a call failed on the device, in the engine's own words
+    └── InferenceError      a call failed on the device; has the engine's message
         └── RuleError           the call ran, but an output breaks the rule by which it is divided
 
 The engine knows nothing of wire codes; the executor of the pipeline maps these to them.

@@ -94,7 +94,7 @@ def _installed(_path: tuple[str, ...]) -> dict[str, list[str]]:
 Count: TypeAlias = "int | Literal['auto']"
 
 MAX_SLOTS = 256
-"""Largest number of slots (threads) of one process; so many join within 10 ms of a server's event loop."""
+"""Largest number of slots (threads) of one process; 256 slots join within 10 ms of a server's event loop."""
 CPUS_PER_SLOT = 2
 """CPUs per slot for `auto`. With 1, a CPU is idle whenever its slot gathers or splits. With many, small calls spend
 their time on passing work between threads. It is a starting point for measurements; both counts can be set."""

@@ -1,7 +1,7 @@
 """Models by their description: a `ModelSpec`, the engine that reads and compiles it, and `compile_model`.
 
-A model is described by a `ModelSpec`, which says what its file cannot know, and compiled by the engine that the spec
-names. Each `InferRequest` owns its input tensors; they are resized in place and reused from call to call:
+A `ModelSpec` describes a model and adds facts that its file lacks. The engine that the spec names compiles the model.
+Each `InferRequest` owns its input tensors; they are resized in place and reused from call to call:
 
     model = compile_model(ModelSpec(name="sum", path=Path("sum.xml")))
     request = model.create_infer_request()

@@ -373,8 +373,7 @@ class Counter:
                 f"the call has {division.batch}, and its port says {self.element_type}"
             )
         given = given.reshape(-1)
-        # The comparison precedes the conversion, which is undefined for NaN, infinities and large values. The largest
-        # exact float may also stand for its neighbour; an integer stands for itself.
+        # The largest exact float may also stand for its neighbour; an integer stands for itself.
         wrong = _no_whole_number(given, self._largest - 1)
         if wrong.any():
             raise RuleError(

@@ -60,19 +60,28 @@ class Baseline:
     phase: str = ""
     """Phase in which its requests ran; a child that ends in the phase makes the next one skip this baseline."""
 
-    def look_again(self, signature: ModelSignature) -> None:
+    @property
+    def signature(self) -> ModelSignature:
+        """The signature that the requests are made for."""
+        return self.requests.signature
+
+    def spell(self, sizes: Sequence[int]) -> str:
+        """The sizes as text: `batch 2, seq 7`."""
+        return spell_sizes(self.signature.dimensions, sizes)
+
+    def look_again(self) -> None:
         """Run all contents for outputs that never changed: a threshold may lie far from every typical request."""
         for sizes in self.sizes:
             if not self.blank:
                 return
             for number in range(self.requests.contents):
                 self.requests.content(sizes, number)
-            found = {each: blank_reason(self.requests, signature, each, contents=True) for each in self.blank}
+            found = {each: blank_reason(self.requests, each, contents=True) for each in self.blank}
             self.blank = {output: why for output, why in found.items() if why}
 
-    def is_discrete(self, signature: ModelSignature, output: int) -> bool:
+    def is_discrete(self, output: int) -> bool:
         """Tell whether all values of an output are whole: then only requests near a threshold show that it moved."""
-        if isinstance(signature.outputs[output].rule, Shared):
+        if isinstance(self.signature.outputs[output].rule, Shared):
             return False
         if self.tolerances[output].tolerance is None:
             return True
@@ -205,7 +214,7 @@ def _baseline(
     for number, port in enumerate(requests.signature.outputs):
         results = [result for _, result in requests.all_results(number)]
         tolerances.append(OutputTolerance.of(coarser(port.element_type, computed_in), results))
-        if why := blank_reason(requests, requests.signature, number):
+        if why := blank_reason(requests, number):
             blank[number] = why
     return Baseline(requests, taken, ladder, blank, tolerances)
 
@@ -217,9 +226,7 @@ def tells(result: Array) -> bool:
     )
 
 
-def blank_reason(
-    requests: ProbeRequests, signature: ModelSignature, output: int, *, contents: bool = False
-) -> str:
+def blank_reason(requests: ProbeRequests, output: int, *, contents: bool = False) -> str:
     """The reason why an output cannot show a difference; empty if it can."""
     results = requests.all_results(output, contents=contents)
     if not any(result.size for _, result in results):
@@ -227,18 +234,13 @@ def blank_reason(
     telling = [(sizes, result) for sizes, result in results if tells(result)]
     if not telling:
         return f"it was not finite in any of {len(results)} results"
-    if isinstance(signature.outputs[output].rule, Shared):
+    if isinstance(requests.signature.outputs[output].rule, Shared):
         return ""
     first: dict[tuple[int, ...], Array] = {}
     for sizes, result in telling:
         if not _equal(first.setdefault(sizes, result), result):
             return ""
     return f"it never changed over {len(telling)} different requests"
-
-
-def spelled(signature: ModelSignature, sizes: Sequence[tuple[int, ...]]) -> tuple[str, ...]:
-    """The sets of sizes as text."""
-    return tuple(spell_sizes(signature.dimensions, each) for each in sizes)
 
 
 def _equal(one: Array, other: Array) -> bool:

@@ -145,7 +145,7 @@ def domains(
 
 
 def recipes(known: Mapping[str, Domain]) -> list[Recipe]:
-    """All recipes, those of ordinary reach first."""
+    """All recipes, the ones of ordinary reach first."""
     reaches = max((len(domain.reaches) for domain in known.values()), default=0)
     anchors = max((len(domain.anchors) for domain in known.values()), default=0)
     return [

@@ -2,12 +2,9 @@
 
 1. `find_baseline` looks for inputs and sizes on which the results differ enough to show a defect. Each request of the
 baseline runs alone; its results are the reference.
-
 2. One request runs twice. A model that does not repeat its results cannot be compared, and nothing is proved.
-
 3. Each treatment (batching, padding, the strategy, static shapes, batch invariance) has cases. A case is one call;
 its requests are known to run alone.
-
 4. `Evidence` compares the results of a case with the reference, within the tolerance, and settles the verdict per
 output: proved, refuted or unproved.
 
@@ -33,7 +30,7 @@ from shapestream_engine.batching.calls import CallPlanner
 from shapestream_engine.calibration_shapes import call_nbytes
 from shapestream_engine.compiled_model import CompiledModel
 from shapestream_engine.errors import EngineError, SignatureError
-from shapestream_engine.probing.baseline import Baseline, find_baseline, spelled, tells
+from shapestream_engine.probing.baseline import Baseline, find_baseline, tells
 from shapestream_engine.probing.cases import (
     Case,
     batching_cases,
@@ -45,7 +42,7 @@ from shapestream_engine.probing.cases import (
     static_cases,
     strategy_cases,
 )
-from shapestream_engine.probing.inputs import Values, read_samples, spell_sizes
+from shapestream_engine.probing.inputs import Values, read_samples
 from shapestream_engine.probing.model_calls import Announce, DirectCalls, ModelCalls, ProbeRequest, SlotCalls
 from shapestream_engine.probing.probe_requests import ProbeRequests, same_bits
 from shapestream_engine.probing.report import Finding, Treatment, Verdict
@@ -60,7 +57,7 @@ _GRID = "call sizes of a calibration"
 _FIRST = 2
 """Cases of a treatment before its largest calls: small calls show a defect more clearly."""
 _SERVED = frozenset({"strategy", "static", "invariance"})
-"""Kinds of treatment that run on the model as it is served."""
+"""Kinds of treatment that run through a slot, as in service."""
 _VARIED = frozenset({"batching", "padding", "strategy"})
 """Kinds of treatment that run requests of many contents."""
 EVERY_INPUT = "*"
@@ -150,11 +147,11 @@ def examine(
     why = f"the model took none of the probe's inputs: {complaint}"
     if baseline is not None:
         why = _unrepeatable(calls, baseline)
-        outcome.sizes = spelled(signature, baseline.sizes)
+        outcome.sizes = tuple(map(baseline.spell, baseline.sizes))
         if not why:
             baseline.requests.ends_at = min(ends_at, monotonic() + options.budget_s / 10)
             baseline.requests.look_for_ids(max(baseline.sizes, key=math.prod))
-            baseline.look_again(signature)
+            baseline.look_again()
     if baseline is None or why:
         emit([Finding(treatment=treatment, output=None, verdict="unproved", why=why) for treatment in wanted])
     else:
@@ -223,12 +220,12 @@ class _TreatmentRun:
             return
         signature, options = self._calls.signature, self._options
         padded = [signature.dimensions.index(name) for name in treatment.dimensions]
-        cases = crowds(signature, baseline, padded, self._rows)
+        cases = crowds(baseline, padded, self._rows)
         tried, why = self._try_crowds(evidence, cases, treatment)
         if why:
             evidence.stop(tried, f"calls of more rows, up to {self._rows}, were not tried: {why}")
         elif treatment.kind == "batching" and _GRID not in self._skip:
-            self._try_grid(evidence, grid_cases(signature, baseline, options.max_batch), treatment)
+            self._try_grid(evidence, grid_cases(baseline, options.max_batch), treatment)
 
     def _try_crowds(self, evidence: Evidence, cases: Iterator[Case], treatment: Treatment) -> tuple[int, str]:
         """Try larger and larger calls. Returns the rows of the last call, and the reason why larger calls were not
@@ -308,15 +305,15 @@ class _TreatmentRun:
     def _cases(self, treatment: Treatment, baseline: Baseline) -> Iterator[Case]:
         signature, rows = self._calls.signature, self._rows
         if treatment.kind == "batching":
-            return batching_cases(signature, baseline, rows)
+            return batching_cases(baseline, rows)
         if treatment.kind == "strategy":
-            return strategy_cases(signature, baseline, rows)
+            return strategy_cases(baseline, rows)
         if treatment.kind == "static":
-            return static_cases(signature, baseline)
+            return static_cases(baseline)
         if treatment.kind == "invariance":
-            return invariance_cases(signature, baseline)
+            return invariance_cases(baseline)
         padded = [signature.dimensions.index(name) for name in treatment.dimensions]
-        return padding_cases(signature, baseline, padded, rows)
+        return padding_cases(baseline, padded, rows)
 
 
 _NO_DIFFERENCE = Difference(amount=0.0, allowed=0.0)
@@ -368,7 +365,7 @@ class Evidence:
                     self._requests[number].add(member)
                 worst = self._worst[number]
                 if worst is None or difference.excess > worst.difference.excess:
-                    own = spell_sizes(self._signature.dimensions, member.sizes)
+                    own = self._baseline.spell(member.sizes)
                     words = f"request {place + 1} of {len(case.members)}, of {own}: {case.words}"
                     self._worst[number] = _Worst(difference, words if len(case.members) > 1 else case.words)
 
@@ -467,7 +464,7 @@ class Evidence:
             return "unproved", "results differ by less than rounding is allowed to change them"
         if self._cases[number] < ENOUGH:
             return "unproved", f"only {self._cases[number]} results would have shown anything"
-        if self._treatment.kind in _VARIED and self._baseline.is_discrete(self._signature, number):
+        if self._treatment.kind in _VARIED and self._baseline.is_discrete(number):
             near = sum(number in request.near for request in self._requests[number])
             if near < ENOUGH:
                 return "unproved", f"only {near} requests were near a change of its values"

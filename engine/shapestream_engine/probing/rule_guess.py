@@ -54,7 +54,7 @@ def guess_rules(
     if baseline is None or rows < 2:
         return {}
     with calls.phase("rules"):
-        for case in islice(batching_cases(signature, baseline, rows), _CASES):
+        for case in islice(batching_cases(baseline, rows), _CASES):
             with suppress(EngineError, RuntimeError):
                 calls.run(case.sizes, case.members, case.words)
     search = _Search(signature, calls.recorded)

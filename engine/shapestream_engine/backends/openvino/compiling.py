@@ -161,7 +161,7 @@ class OpenVinoModel(CompiledModel):
         return self._nbytes
 
     def create_infer_request(self) -> OpenVinoRequest:
-        """A request with tensors of its own; small upper bounds are reserved at once."""
+        """Create a request with its own tensors; small upper bounds are reserved at once."""
         with self._lock:
             if self._graphs is None:
                 raise self.is_closed()

@@ -23,7 +23,7 @@ _CHECK = re.compile(r"Check '.*?' failed at (/?[\w.+-]+/)*[\w.+-]+:\d+:?\s*", re
 def _hidden(package: str) -> Iterator[None]:
     """Make an installed package unavailable to imports inside the block."""
     known = sys.modules.get(package)
-    sys.modules[package] = None  # type: ignore[assignment] # Python's way to say that there is none
+    sys.modules[package] = None  # type: ignore[assignment] # None makes the import fail
     try:
         yield
     finally:

@@ -91,7 +91,7 @@ class TorchModel(CompiledModel):
                 raise ModelLoadError(f"model {self.signature.name!r} of sizes {known}: {error}") from error
 
     def create_infer_request(self) -> TorchRequest:
-        """A request with tensors of its own; small upper bounds are reserved at once."""
+        """Create a request with its own tensors; small upper bounds are reserved at once."""
         if self._program is None:
             raise self.is_closed()
         return TorchRequest(self.signature, self._program, self._device)
