@@ -3,7 +3,7 @@
 A device runs a static shape faster than a dynamic one, or runs nothing else. So a backend may *prepare* a model: compile
 it for one shape, which takes seconds and memory. `PreparedModels` owns the prepared models of one model:
 
- - a model is prepared when a call first needs it, or by a warm-up;
+- a model is prepared when a call first needs it, or by a warm-up;
 - two threads that need the same new shape prepare it once, and other shapes run meanwhile;
 - a call leases a request of the model and gives it back;
 - above `PreparedLimits`, the models used least recently are closed, but never a leased one.
