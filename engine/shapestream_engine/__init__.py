@@ -1,6 +1,6 @@
-"""shapestream's engine: runs one batch of variable-shaped requests on one device.
+"""shapestream's engine: runs one batch of requests with variable shapes on one device.
 
-It knows no event loop, no socket and no wire format; those are the pipeline's.
+The engine has no event loop, no socket and no wire format; the pipeline has those.
 """
 
 from shapestream_engine.batch import BatchInputs, BatchReport, ErrorCode

@@ -1,7 +1,7 @@
-"""One batch and its report: the only types in which requests reach a slot and their results come back.
+"""The inputs of one batch and its report, the types between the pipeline and a slot.
 
-The server makes a `BatchInputs` of a scheduler's decision, the wire carries it, a slot runs it. The `BatchReport` goes
-the same way back. Neither knows of sockets, events or an engine's tensors.
+The server makes a `BatchInputs` from a scheduler's decision, the wire carries it, and a slot runs it. The `BatchReport`
+takes the same way back. Both are free of sockets, events and engine tensors.
 """
 
 from __future__ import annotations
@@ -12,59 +12,59 @@ from shapestream_engine.layout import RequestShape, Tensors, value
 
 
 class ErrorCode(StrEnum):
-    """Why a batch did not run."""
+    """The reason why a batch did not run."""
 
     MODEL_ERROR = "model_error"
-    """The data or the model is to blame: halves of the batch are tried until the culprit runs alone."""
+    """The data or the model caused the failure; the server runs halves of the batch until the culprit runs alone."""
     UNAVAILABLE = "unavailable"
-    """The device is to blame, such as a lack of memory: the batch may run elsewhere."""
+    """The device caused the failure, for example a lack of memory; the batch may run elsewhere."""
     CANCELLED = "cancelled"
-    """The server asked for the end of the batch."""
+    """The server cancelled the batch."""
     RECALLED = "recalled"
-    """The server asked for the batch before it began; it runs elsewhere, and this is no attempt."""
+    """The server took the batch back before it began; it runs elsewhere, and this does not count as an attempt."""
     INTERNAL = "internal"
-    """The program itself is to blame."""
+    """A defect of shapestream caused the failure."""
 
 
 @value
 class BatchInputs:
-    """Requests that run together. `members`, `shapes` and `start_before` are parallel, in the order of their rows."""
+    """The requests of one batch. `members`, `shapes` and `start_before` are parallel, in the order of the rows."""
 
     batch: int
-    """Number of the batch, unique to the process that made it."""
+    """Number of the batch, unique in the process that made it."""
     slot: int = 0
-    """The worker's own number of the slot: 0 .. slots - 1."""
+    """The worker's number of the slot, 0 .. slots - 1."""
     model: str
     sizes: tuple[int, ...]
-    """The call's size of each of the signature's `dimensions`, padding included: at least what the members need.
-    Rows beyond theirs are filled up. If members are left out, the others get no more than they need."""
+    """Size of each of the signature's `dimensions` in the call, padding included; no smaller than the members need.
+    Missing rows are filled up. If members are left out, the call shrinks to the others."""
     members: tuple[Tensors, ...]
     shapes: tuple[RequestShape, ...] = ()
-    """The members' sizes, as the signature's `resolve` gives them. Empty: the slot resolves the members' layouts."""
+    """The members' sizes from the signature's `resolve`. Empty: the slot resolves the members' layouts."""
     start_before: tuple[float | None, ...] | None = None
-    """Time from which on a member may not start, in seconds of the maker's clock; None: at any time. Never the time that
-    is left: a process may be stopped between two looks at a clock."""
+    """Time after which a member may not start, in seconds of the sender's clock; None: no limit. It is a point in
+    time, not a duration, because a process may be stopped between two readings of the clock."""
 
 
 @value
 class BatchReport:
-    """Outcome of a batch. One comes for each batch that was started, unless its slot is lost first."""
+    """The result of a batch. Each batch that starts has one, unless its slot is lost first."""
 
     batch: int
     outputs: tuple[Tensors | None, ...] | None
-    """Parallel to the members; None for a member whose time to start had passed. None as a whole on failure."""
+    """The members' results; None for a member whose time to start had passed, and None as a whole after a failure."""
     gather_s: float = 0.0
-    """Seconds before the calls: dividing the batch into calls, and gathering their inputs."""
+    """Seconds before the calls, for planning and gathering."""
     run_s: float = 0.0
-    """Seconds in the inference calls alone."""
+    """Seconds of the inference calls."""
     busy_s: float = 0.0
-    """Seconds of the slot's time: gathering, the calls, copying the results out."""
+    """Seconds of the slot: gathering, calls, and copying results out."""
     reallocations: int = 0
-    """Input tensors that grew for this batch."""
+    """Number of input tensors that this batch reallocated."""
     preparations: int = 0
-    """Calls whose shape was new: to the slot, or to the process where models are prepared for their shapes."""
+    """Number of calls with a new shape: new to the slot or, with prepared models, to the process."""
     calls: tuple[tuple[int, tuple[int, ...]], ...] = ()
-    """Number and sizes of the calls that the batch took. Empty: one call, of the batch's own sizes."""
+    """Number and sizes of the calls. Empty: one call of the batch's sizes."""
     code: ErrorCode | None = None
-    """None if the batch ran."""
+    """The reason of a failure; None if the batch ran."""
     message: str = ""

@@ -1,7 +1,7 @@
-"""The batch axis of a model whose configuration names none: the first axis of every input, under a usual name.
+"""Finds the batch axis of a model whose configuration names none: the first axis of every input, under a usual name.
 
-Exporters call it `batch_size`, `N` or `s23`, or nothing. What is found is a guess: a proof has to show that rows
-along it are independent of each other, before any requests share a call.
+Exporters call the axis `batch_size`, `N` or `s23`, or leave it unnamed. The result is a guess. A proof must show that rows
+along the axis are independent before requests share a call.
 """
 
 from __future__ import annotations
@@ -21,54 +21,54 @@ from shapestream_engine.strategy import Strategy
 M = TypeVar("M")
 
 _USUAL = re.compile(r".*batch.*|n|b|bs|s\d+", re.IGNORECASE)
-"""Names of a first axis that stands for the batch; `s23` is a symbol of `torch.export`."""
+"""Usual names of a batch axis; `s23` is a symbol of `torch.export`."""
 _UNNAMED = re.compile(r"unk_*\d+", re.IGNORECASE)
-"""Names that tf2onnx and shape inference of ONNX give to each axis of which they know nothing."""
+"""Names that tf2onnx and ONNX shape inference give to unknown axes."""
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_./]*")
-"""Names that YAML takes without quotes."""
+"""Names that YAML accepts without quotes."""
 _STATIC_CAN_OPEN = "openvino"
-"""The engine that makes an axis dynamic which the file has fixed."""
+"""The engine that can make a fixed axis dynamic."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoBatchAxis:
-    """Why a model has no batch axis, and what would give it one."""
+    """The reason why a model has no batch axis, and the shapes that would give it one."""
 
     reason: str
-    """Names the inputs that are to blame."""
+    """The reason as text; it names the inputs."""
     shapes: Mapping[str, str] = field(default_factory=dict)
-    """The shape to state for each input; empty where no statement helps."""
+    """The shape to state for each input; empty if no statement helps."""
 
     @property
     def yaml(self) -> str:
-        """The line of YAML that states the shapes; empty where there are none."""
+        """The line of YAML that states the shapes; "" without shapes."""
         return inputs_line(self.shapes) if self.shapes else ""
 
 
 def inputs_line(shapes: Mapping[str, str]) -> str:
-    """The line of YAML that states these shapes of inputs."""
+    """The line of YAML that states these input shapes."""
     stated = ", ".join(f"{_quoted(name)}: {{shape: '{shape}'}}" for name, shape in shapes.items())
     return f"inputs: {{{stated}}}"
 
 
 def states_batch(spec: ModelSpec) -> bool:
-    """Tell whether the specification itself calls an axis of an input `batch`."""
+    """Tell whether the specification names an input axis `batch`."""
     return any(BATCH in shape.names for shape in _stated(spec).values())
 
 
 def without_rules(spec: ModelSpec) -> ModelSignature:
-    """The signature of the model, with the rule `shared` for each output that needs a rule and has none.
+    """Return the model's signature; outputs without a rule get the rule `shared`.
 
-    Allowed shapes are left out, which may name a batch axis that is yet to be found. Raises what `read_model` raises.
+    Allowed shapes are ignored, because they may name a batch axis that is not found yet. Raises what `read_model` raises.
     """
     model, _ = with_shared_rules(spec, read_model)
     return model.signature
 
 
 def with_shared_rules(spec: ModelSpec, make: Callable[[ModelSpec], M]) -> tuple[M, list[str]]:
-    """The model that `make` makes of `spec`, and its outputs without a rule, which have the rule `shared` in it.
+    """Return `make(spec)`, with the rule `shared` for outputs without a rule, and the names of those outputs.
 
-    Allowed shapes are left out. Raises what `make` raises.
+    Allowed shapes are ignored. Raises what `make` raises.
     """
     unknown: list[str] = []
     plain = replace(spec, strategy=Strategy())
@@ -85,7 +85,7 @@ def with_shared_rules(spec: ModelSpec, make: Callable[[ModelSpec], M]) -> tuple[
 
 
 def with_batch_axis(spec: ModelSpec, signature: ModelSignature) -> ModelSpec | NoBatchAxis:
-    """The specification with `batch` for the first axis of every input that has none, where that may be its meaning."""
+    """Name the first axis of every input `batch` where that may be its meaning; otherwise return the reason."""
     stated = {name for shape in _stated(spec).values() for name in shape.names if name is not None}
     can_open = spec.effective_engine == _STATIC_CAN_OPEN
     if (reason := _reason(signature, frozenset(stated))) is not None:
@@ -98,9 +98,9 @@ def with_batch_axis(spec: ModelSpec, signature: ModelSignature) -> ModelSpec | N
 
 
 def without_batch_axis(spec: ModelSpec, signature: ModelSignature) -> ModelSpec:
-    """The specification under which every request runs alone, whatever the file calls its axes.
+    """Return the specification under which every request runs alone, whatever the file's axis names.
 
-    Raises `SignatureError` where allowed shapes ask for sizes of the batch.
+    Raises `SignatureError` if allowed shapes state sizes of the batch.
     """
     taken = {name for port in signature.inputs for name in port.shape.names}
     free = next(name for name in ("rows", "rows_", "rows__") if name not in taken)
@@ -113,7 +113,7 @@ def without_batch_axis(spec: ModelSpec, signature: ModelSignature) -> ModelSpec:
 
 
 def why_no_batch(signature: ModelSignature) -> NoBatchAxis | None:
-    """Why requests of this model run alone, as far as its signature tells; None if they share calls, or must not."""
+    """The reason why requests of this model run alone, by its signature; None if they share calls, or must not."""
     if signature.has_batch or signature.strategy.alone:
         return None
     reason = _reason(signature, frozenset()) or _spelled(
@@ -133,7 +133,7 @@ def _stated(spec: ModelSpec) -> dict[str, NamedShape]:
 
 
 def _reason(signature: ModelSignature, stated: frozenset[str]) -> str | None:
-    """Say what keeps the first axes from being taken for the batch; None if nothing does."""
+    """The reason why the first axes cannot be the batch; None if they can."""
     if not signature.inputs:
         return "the model has no inputs"
     to_blame: list[str] = []
@@ -170,7 +170,7 @@ def _blame(port: InputPort, stated: frozenset[str]) -> str | None:
 
 
 def _helpful_shapes(signature: ModelSignature, *, can_open: bool) -> dict[str, str]:
-    """Find the shape that gives each input without a batch axis one; empty where an input cannot have any."""
+    """The shapes that would give each input a batch axis; empty if some input cannot have one."""
     shapes = {}
     for port in signature.inputs:
         if BATCH in port.axis_names:
@@ -182,7 +182,7 @@ def _helpful_shapes(signature: ModelSignature, *, can_open: bool) -> dict[str, s
 
 
 def _named(port: InputPort) -> str:
-    """The shape of the input with a first axis called `batch`."""
+    """The input's shape with the first axis named `batch`."""
     if BATCH in port.axis_names:
         return str(port.shape)
     first = port.shape.dimensions[0]

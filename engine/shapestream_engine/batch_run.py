@@ -1,7 +1,14 @@
-"""The run of one batch on a slot's thread: from its requests, through one call or several, to their results.
+"""The run of one batch on a slot's thread: from requests, through one or several calls, to results.
 
-A request gets the same, whatever the calls were: one that is divided over several calls is put together again by its
-outputs' rules.
+1. *Plan.* The strategy divides the batch into calls (`batching/calls.py`).
+2. *Cut.* A request that spans calls is cut into pieces, views of its bytes where possible (`batching/pieces.py`).
+3. *Gather.* The pieces of a call are copied into the input tensors of a leased request; missing rows are copies.
+4. *Run and split.* The outputs are divided among the requests by their rules (`batching/split.py`).
+5. *Join.* The parts of a request from several calls are joined by the same rules.
+
+A request gets the same result whatever the calls were. Before each call, members whose time to start has passed are left
+out, and the remaining members are planned again. A failed call fails the whole batch; the slot's `Runner` makes the
+report.
 """
 
 from __future__ import annotations
@@ -18,7 +25,7 @@ from shapestream_engine.request_pool import RequestPool
 
 
 class BatchRun:
-    """One batch, from its requests to their results. `infer` and `is_new` are the slot's."""
+    """The state of one batch while it runs; the slot provides `infer` and `is_new`."""
 
     def __init__(
         self,
@@ -30,10 +37,8 @@ class BatchRun:
         infer: Callable[[InferRequest], tuple[float, float]],
         is_new: Callable[[str, tuple[int, ...]], bool],
     ) -> None:
-        """`shapes` are the members', `ahead_s` is this process's clock less that of `start_before`.
-
-        `request` runs the calls whose shapes have no model of their own; None where all have.
-        """
+        """`shapes` has the members' sizes; `ahead_s` is this process's clock minus the clock of `start_before`, in
+        seconds. `request` runs the calls of shapes without a prepared model; None if every shape has one."""
         self._batch = batch
         self._shapes = shapes
         self._ahead_s = ahead_s
@@ -42,20 +47,21 @@ class BatchRun:
         self._infer = infer
         self._is_new = is_new
         self._outputs: list[Tensors | None] = [shape.answer for shape in shapes]
-        """Parallel to the members: the results of those that are done, or need no call."""
+        """The members' results, including answers that need no call; None for open members."""
         self._parts: dict[int, tuple[list[Tensors], list[int]]] = {}
-        """Results so far, and the rows of each, of the members that are divided over calls."""
+        """Per divided member: its results so far, and the rows of each."""
         self._calls: dict[tuple[int, ...], int] = {}
-        """Calls so far, by their sizes."""
+        """Number of calls so far, by sizes."""
         self._call_due = 0.0
-        """When the preparation of the next call began."""
+        """Time at which the gathering of the next call began."""
         self._gather_s = self._run_s = 0.0
         self._reallocations = self._preparations = 0
 
     def run(self) -> BatchReport:
-        """Run all calls; members whose time to start passes in between are left out of the rest, and get nothing.
+        """Run all calls and return the report.
 
-        Members whose answer is known without a call take no part in any.
+        Members whose time to start passes between calls get no result. Members whose answer needs no call take part in
+        none.
         """
         batch = self._batch
         began = self._call_due = perf_counter()
@@ -81,7 +87,7 @@ class BatchRun:
         )
 
     def _in_time(self, places: Sequence[int]) -> Sequence[int]:
-        """The places whose members may still start; the same object where none is late."""
+        """The places of members that may still start; the argument itself if none is late."""
         start_before = self._batch.start_before
         if start_before is None:
             return places
@@ -90,7 +96,7 @@ class BatchRun:
         return places if len(left) == len(places) else left
 
     def _run_calls(self, places: Sequence[int]) -> None:
-        """The calls for what is left of these members; returns early when one of them must not start any more."""
+        """Run the calls for the remaining rows of these members; stop early if one of them may not start any more."""
         members, shapes = self._batch.members, self._shapes
         left = [shapes[place].rows for place in places]
         done = None
@@ -124,10 +130,10 @@ class BatchRun:
                 self._keep(piece, result)
 
     def _plan(self, places: Sequence[int], left: Sequence[int]) -> Sequence[PlannedCall]:
-        """The calls for so many rows of these members.
+        """Plan calls for the remaining rows of these members; `left` has the rows of each.
 
-        What is left of a batch gets the sizes that it needs; under a cap on shapes it keeps those of the batch, so that
-        no shape is met that the scheduler did not choose.
+        The rest of a batch gets the sizes that it needs. Under a cap on shapes it keeps the batch's sizes, so that the
+        device meets only shapes that the scheduler chose.
         """
         signature, sizes = self._pool.signature, self._batch.sizes
         rows = sum(left)
@@ -150,13 +156,11 @@ class BatchRun:
         members: Sequence[Tensors],
         shapes: Sequence[RequestShape],
     ) -> Sequence[Tensors] | None:
-        """The results of these members' rows, in order; None if it did not run, as the time of one to start had passed."""
+        """Run a call and return the results in order; None if the time to start of a member had passed."""
         prepared = self._pool.prepared
         sizes = None if prepared is None else self._pool.planner.prepared_sizes(call.sizes)
         if prepared is None or sizes is None:
-            assert (
-                self._request is not None
-            )  # the pool has requests where not all shapes have models of their own
+            assert self._request is not None  # only a pool whose shapes are all prepared has no requests
             results = self._run_on(self._request, call, places, members, shapes)
             if results is not None:
                 self._preparations += self._is_new(self._batch.model, call.sizes)
@@ -184,7 +188,7 @@ class BatchRun:
             given = [*members, *[member for member, _ in filling]]
             given_shapes = [*shapes, *[shape for _, shape in filling]]
         self._reallocations += assembly.gather(call.sizes, given, given_shapes, request.input_tensors)
-        if self._in_time(places) is not places:  # waiting and gathering take time
+        if self._in_time(places) is not places:  # gathering takes time
             return None
         started, ended = self._infer(request)
         self._gather_s += started - self._call_due
@@ -198,7 +202,7 @@ class BatchRun:
         return sum(self._parts[place][1]) if place in self._parts else 0
 
     def _keep(self, piece: Piece, result: Tensors) -> None:
-        """The results of a piece, which may be all of its member, or complete it."""
+        """Keep the result of a piece; join the parts when the member is complete."""
         rows = piece.stop - piece.start
         whole = self._shapes[piece.member].rows
         if rows == whole:
@@ -212,7 +216,7 @@ class BatchRun:
 
 
 def _covering(rows: int, calls: Sequence[PlannedCall]) -> Sequence[PlannedCall]:
-    """The first of these calls, as far as there are rows; one at least."""
+    """The calls that cover `rows` rows; at least one."""
     covering = [
         PlannedCall(call.sizes, call.start, min(call.stop, rows)) for call in calls if call.start < rows
     ]

@@ -1,12 +1,21 @@
-"""Calibration: what calls of a model cost on this machine, measured before the first request comes.
+"""Calibration measures the seconds of a model's calls on this machine, before the first request comes.
 
-Every point is measured as it will be paid for: requests of one row are gathered into a call, run and divided again by
-the slots themselves, with all slots of the process busy with the same at the same time, since they get in each other's
-way when they serve, too. See docs/scheduling.md.
+1. *Shapes.* `calibration_shapes.stages` chooses a coarse grid of call shapes and finer points between them.
+2. *Passes.* The grid is measured twice, then the finer points, then all points again, each pass within its share of
+the budget. Repeats at different times show more than repeats at once, because a disturbance lasts longer than a call.
+3. *A point.* All slots of the process run the same batch at the same time, as under load: slots slow each other down
+in service as well. A batch of one-row requests is gathered, run and divided by the slots themselves.
+4. *Result.* The lower quartile of a shape's times counts, because disturbances only make times longer. The first call
+of a shape is kept apart: it may include preparation.
+
+A point is skipped if its expected time exceeds its share of the budget, or if the process has grown too much. A shape that
+the model refuses is recorded as a finding. A calibration promises no accuracy: traffic corrects its costs later
+(docs/scheduling.md).
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
@@ -22,41 +31,40 @@ from shapestream_engine.compiled_model import CompiledModel
 from shapestream_engine.cost_table import CostPoint, CostTable
 from shapestream_engine.errors import EngineError
 from shapestream_engine.layout import Tensors
-from shapestream_engine.machine import resident_bytes
+from shapestream_engine.machine import resident_bytes_of
 from shapestream_engine.probing.inputs import Values, complete_values, make_request
 from shapestream_engine.request_pool import RequestPool
 from shapestream_engine.slot import Runner
 
 PASSES = (0.6, 0.8, 0.95, 1.0)
-"""End of each pass, as a share of the budget: the coarse grid, the same again, the finer points, all of them again.
-A disturbance of a machine lasts longer than a call, so repeats at another time tell more than those at once."""
+"""End of each pass, as a share of the budget: grid, grid again, finer points, all points again."""
 MOST_ROUNDS = 5
-"""Repeats of one point in one pass, at most."""
+"""Largest number of repeats of a point per pass."""
 LEAST_ROUNDS = 2
 POINT_SHARE = 1 / 50
-"""Share of the budget after which a point gets no more repeats than `LEAST_ROUNDS`."""
+"""Share of the budget after which a point gets only `LEAST_ROUNDS` repeats."""
 CALL_SHARE = 1 / 8
-"""Share of the budget: no call is measured that is expected to take longer, and none larger."""
+"""Largest expected time of a call, as a share of the budget; longer and larger calls are not measured."""
 DIFFERENT = 2
-"""Requests with inputs of their own; a call's rows take turns with them. Making inputs takes time as well."""
+"""Number of different requests, which take turns as rows of a call: making inputs takes time."""
 MOST_FAILURES = 8
-"""Shapes that a model refuses before nothing more is tried."""
+"""Number of refused shapes that ends the calibration."""
 MOST_GROWTH_NBYTES = 256 << 20
-"""Resident memory of the process. When it has grown by so much, larger calls are not measured: engines keep what the
-largest call took, and such a call may never come."""
+"""Growth of the process's resident memory, in bytes, beyond which no larger calls are measured. Engines keep the
+memory of their largest call, and such a call may never come."""
 HANG_S = 30.0
-"""A call that takes longer hangs, and ends the calibration."""
+"""Seconds after which a call counts as hanging and ends the calibration."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """The result of one calibration: a table, and its circumstances."""
+    """The result of one calibration: a cost table and how it was made."""
 
     table: CostTable
     findings: tuple[str, ...] = ()
-    """Reasons why points could not be measured, for people."""
+    """Reasons why some points were not measured, as text."""
     seconds: float = 0.0
-    """Seconds that the calibration took."""
+    """Duration of the calibration in seconds."""
     from_cache: bool = False
 
 
@@ -70,11 +78,11 @@ def calibrate(
     key: str,
     cache: CostCache | None = None,
 ) -> Calibration:
-    """Measures for `budget_s` seconds at most, but for the call that runs then; or reads what was measured before.
+    """Measure the costs of a model for up to `budget_s` seconds plus the last call, or read them from the cache.
 
-    `slots` calls run at the same time. `values` say what realistic inputs are; defaults by element type are taken for
-    other inputs. `key` names model, device, settings and versions. First times, preparation included, mean something
-    in a fresh process only, which has not met these shapes. With a budget of 0 the table is empty.
+    `slots` calls run at the same time. `values` describe realistic inputs; other inputs get defaults by element type.
+    `key` identifies model, device, settings and versions. First times are meaningful only in a fresh process, in which no
+    shape has run. With a budget of 0 the table is empty.
     """
     empty = CostTable(key=key, dimensions=model.signature.dimensions)
     if budget_s <= 0.0:
@@ -110,7 +118,7 @@ def calibrate(
 
 
 class CalibrationBench:
-    """All slots of a process, and what they have shown so far."""
+    """The slots of a process during a calibration, and their times so far."""
 
     def __init__(
         self, model: CompiledModel, slots: int, values: Mapping[str, Values], budget_s: float
@@ -122,9 +130,9 @@ class CalibrationBench:
         self._began = monotonic()
         self._times: dict[tuple[int, ...], list[float]] = {}
         self._first_s: dict[tuple[int, ...], float | None] = {}
-        """Seconds of the first call of each shape; `_times` has those of later ones."""
+        """Seconds of the first call of each shape; later calls are in `_times`."""
         self._refused: set[tuple[int, ...]] = set()
-        self._resident = resident_nbytes()
+        self._resident = resident_bytes_of(os.getpid())
         self._reports: SimpleQueue[BatchReport] = SimpleQueue()
         pools = {model.signature.name: RequestPool(model, slots)}
         self._slots = [
@@ -135,10 +143,10 @@ class CalibrationBench:
         self._warm = False
         self._smallest: tuple[int, float] | None = None
         self._largest: tuple[int, float] = (0, 0.0)
-        """Elements and seconds, of what was measured so far."""
+        """Elements and seconds of the smallest and the largest measured call."""
 
     def close(self) -> None:
-        """End the slots. One that hangs is left behind, and so are the others then."""
+        """End the slots; if one hangs, all are left behind."""
         for _, given in self._slots:
             given.put(None)
         if not self._hangs:
@@ -146,7 +154,7 @@ class CalibrationBench:
                 thread.join()
 
     def points(self) -> tuple[CostPoint, ...]:
-        """Points measured so far. Of a shape's times the lower quartile counts: disturbances only make them longer."""
+        """The measured points, each with the lower quartile of its times."""
         return tuple(
             CostPoint(
                 sizes=sizes,
@@ -157,7 +165,7 @@ class CalibrationBench:
         )
 
     def measure(self, shapes: Sequence[tuple[int, ...]], until_s: float) -> None:
-        """Measures these calls, in order, once more, as long as there is time: `until_s` seconds from the beginning."""
+        """Measure these calls once more, in order, until `until_s` seconds after the beginning."""
         for sizes in shapes:
             if sizes in self._refused:
                 continue
@@ -165,10 +173,13 @@ class CalibrationBench:
             expected_s = self._expected_s(prod(sizes))
             if left_s <= 0.0 or self._hangs or self._failures >= MOST_FAILURES:
                 return
-            if prod(sizes) > self._largest[0] and resident_nbytes() - self._resident > MOST_GROWTH_NBYTES:
+            if (
+                prod(sizes) > self._largest[0]
+                and resident_bytes_of(os.getpid()) - self._resident > MOST_GROWTH_NBYTES
+            ):
                 self.findings.append(f"calls from {sizes} up are not measured: they take much memory")
                 return
-            # All slots at a time: a round takes as long as a call.
+            # All slots run at once, so a round takes one call's time.
             if expected_s > self._budget_s * CALL_SHARE or (1 + LEAST_ROUNDS) * expected_s > left_s:
                 continue
             try:
@@ -179,18 +190,18 @@ class CalibrationBench:
                 self.findings.append(f"a call of {sizes} is not measured: {failure}")
 
     def _expected_s(self, elements: int) -> float:
-        """Seconds of a call, on the line through the smallest and the largest so far; above it rather more."""
+        """Expected seconds of a call: linear between the smallest and the largest measured call, steeper above."""
         if self._smallest is None:
             return 0.0
         (few, least_s), (most, most_s) = self._smallest, self._largest
-        # One point says nothing about the slope: most of a small call's time is its fixed part.
+        # One point shows no slope: most of a small call's time is fixed.
         slope = max(0.0, most_s - least_s) / (most - few) if most > few else least_s / max(1, 16 * few)
         return max(least_s, most_s + (1.5 if elements > most else 1.0) * slope * (elements - most))
 
     def _measure(self, sizes: tuple[int, ...]) -> None:
         work = self._work(sizes)
         if not self._times:
-            self._round(work)  # what the very first call of a process takes is no shape's doing
+            self._round(work)  # the first call of a process includes one-time costs
         began = monotonic()
         first = None if sizes in self._times else self._round(work)
         times: list[float] = []
@@ -207,7 +218,7 @@ class CalibrationBench:
     def _keep(self, ran: tuple[int, ...], times: list[float], first: list[BatchReport] | None) -> None:
         own = self._times.get(ran)
         if own is None:
-            met = not self._times  # it was the first of all, and has run before
+            met = not self._times  # the first of all shapes has run before
             own = self._times[ran] = []
             known = met or first is None
             self._first_s[ran] = None if known else median([report.busy_s for report in first or ()])
@@ -217,7 +228,7 @@ class CalibrationBench:
         self._largest = max(self._largest, (prod(ran), seconds))
 
     def _round(self, work: BatchInputs) -> list[BatchReport]:
-        """Run the same batch on all slots at the same time."""
+        """Run the same batch on all slots at the same time, and return their reports."""
         for _, given in self._slots:
             given.put(work)
         reports = []
@@ -233,7 +244,7 @@ class CalibrationBench:
         return reports
 
     def _work(self, sizes: tuple[int, ...]) -> BatchInputs:
-        """A batch of that size, of requests with one row each if the model takes such."""
+        """Make a batch of this size, of one-row requests if the model takes them."""
         signature = self._signature
         alone = not signature.has_batch or signature.strategy.alone or signature.bounds[0].minimum > 1
         own = sizes if alone else (1, *sizes[1:])
@@ -254,7 +265,7 @@ class CalibrationBench:
 def _start_slot(
     runner: Runner, reports: SimpleQueue[BatchReport]
 ) -> tuple[Thread, SimpleQueue[BatchInputs | None]]:
-    """Start a thread that runs what is put into the queue beside it, until that is None."""
+    """Start a thread that runs batches from a queue until it gets None; return the thread and the queue."""
     given: SimpleQueue[BatchInputs | None] = SimpleQueue()
 
     def run() -> None:
@@ -268,13 +279,5 @@ def _start_slot(
     return thread, given
 
 
-def resident_nbytes() -> int:
-    """Memory of this process in RAM; 0 where the system does not tell."""
-    try:
-        return resident_bytes()
-    except OSError:
-        return 0
-
-
 class _CallFailed(EngineError):
-    """A shape that the model did not run."""
+    """The model did not run a shape."""

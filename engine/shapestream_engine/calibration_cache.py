@@ -1,18 +1,15 @@
-"""Cost tables on disk, so that a restart need not measure again what has not changed.
+"""Cost tables on disk: a restart measures again only if something has changed.
 
-A file per model, settings, versions and machine, in the folder that `SHAPESTREAM_COST_CACHE` names, else in
-`$XDG_CACHE_HOME/shapestream/costs` (`~/.cache/shapestream/costs`); `SHAPESTREAM_COST_CACHE=off` switches it off.
-Processes that want the same table at the same time wait for the first, which holds a lock on the entry: measured
-together they would slow each other down.
+Each combination of model, settings, versions and machine has one file. `kept_files` describes the folder and the variable
+`SHAPESTREAM_COST_CACHE`. Processes that need the same table at the same time wait for the first, which holds a lock on the
+entry; measuring in parallel would slow both down.
 
-Beside the tables lies what servers' traffic made of them, a file per table. Each is replaced as a whole, so of two servers
-the last writer wins, without a lock.
+A second file per table has the corrections that traffic made. It is replaced as a whole without a lock, so the last writer
+wins.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -23,7 +20,7 @@ from shapestream_engine.cost_table import CostTable, LearnedCosts
 from shapestream_engine.errors import EngineError
 from shapestream_engine.kept_files import KeptFiles, read_plain, write_plain
 from shapestream_engine.model import ModelSpec
-from shapestream_engine.probing.cache import identity
+from shapestream_engine.probing.cache import key_of
 from shapestream_engine.probing.examination import ProbeOptions
 from shapestream_engine.regular_files import read_regular
 from shapestream_engine.signature import ModelSignature
@@ -32,26 +29,26 @@ ENVIRONMENT = "SHAPESTREAM_COST_CACHE"
 MOST_TRIES = 2
 LATELY_S = 3600.0
 _MOST_TRIES_BYTES = 4096
-"""Bytes of the times of tries: a few numbers. A longer file is not ours, and tells nothing."""
+"""Largest size of a file of attempt times; a longer file is ignored."""
 MOST_LEARNED = 256
-"""Tables whose corrections are kept; those written longest ago go first. Most take a few KB, none more than some 200."""
+"""Number of tables whose corrections are kept; the oldest go first. Most take a few KB, the largest about 200 KB."""
 _FORMAT = 2
-"""Version of the entries and of the measurement. A change of either raises it, so that old tables are not read."""
+"""Version of the entries and of the measurement; it is raised when either changes, so that old tables become void."""
 
 
 @dataclass(frozen=True, slots=True)
 class CostEntry:
-    """The place of one table; None: there is no cache.
+    """The place of one table; with the path None, nothing is kept.
 
-    What cannot be written (a full or read-only disk) costs time at the next start, and nothing else.
+    A failed write (full or read-only disk) only costs time at the next start.
     """
 
     path: Path | None
 
     def begin(self) -> bool:
-        """Notes that measuring begins. False if it began `MOST_TRIES` times lately and never ended.
+        """Record that measuring begins; False if it began `MOST_TRIES` times within `LATELY_S` seconds and never ended.
 
-        A model may crash on inputs that no client sends. Its process is started anew, and must not do the same for ever.
+        A model may crash on inputs that no client sends. Its process restarts, and must not repeat the crash for ever.
         """
         if self.path is None:
             return True
@@ -68,55 +65,55 @@ class CostEntry:
         return True
 
     def end(self) -> None:
-        """Notes that the process has survived."""
+        """Record that measuring ended."""
         if self.path is not None:
             with suppress(OSError):
                 self.path.with_suffix(".tries").unlink(missing_ok=True)
 
     def read(self) -> CostTable | None:
-        """The table, if there is one that can be read."""
+        """The kept table; None if there is no readable one."""
         plain = read_plain(self.path)
         try:
             return None if plain is None else CostTable.from_dict(plain)
         except EngineError:
-            return None  # it is measured again, and written anew
+            return None  # the table is measured again
 
     def write(self, table: CostTable) -> None:
-        """Keeps a table."""
+        """Keep a table."""
         write_plain(self.path, table.to_dict())
 
 
 class CostCache(KeptFiles):
-    """A folder of tables, and of what traffic made of them; None: nothing is kept."""
+    """A folder of tables and their corrections; with the folder None, nothing is kept."""
 
     VARIABLE = ENVIRONMENT
     NAME = "costs"
 
     @contextmanager
     def entry(self, key: str) -> Iterator[CostEntry]:
-        """The entry for this table, locked against other processes meanwhile."""
+        """The entry of a table, locked against other processes inside the block."""
         with self.locked(key) as path:
             yield CostEntry(path)
 
     def learned(self, table: CostTable) -> LearnedCosts | None:
-        """Read the corrections of this table by traffic; None where none were kept."""
+        """Read the corrections of this table; None if none are kept."""
         return None if self.folder is None else _read_learned(self._learned_path(self.folder, table.digest))
 
     def all_learned(self) -> dict[str, LearnedCosts]:
-        """Read the corrections of all tables, by the tables' digests."""
+        """Read the corrections of all tables, by digest of the table."""
         if self.folder is None:
             return {}
         found = (_read_learned(path) for path in self.folder.glob("*.learned.json"))
         return {learned.table: learned for learned in found if learned is not None}
 
     def keep_learned(self, learned: LearnedCosts) -> None:
-        """Replaces what was kept for the same table. What cannot be written is lost, and nothing else."""
+        """Replace the corrections of the table; a failed write is ignored."""
         if self.folder is None:
             return
         with suppress(OSError):
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             write_plain(self._learned_path(self.folder, learned.table), learned.to_dict())
-            # Also what killed processes left half written.
+            # This includes partial files of killed processes.
             kept = sorted(self.folder.glob("*.learned.*"), key=_written_at, reverse=True)
             for old in kept[MOST_LEARNED:]:
                 old.unlink(missing_ok=True)
@@ -131,7 +128,7 @@ def _read_learned(path: Path) -> LearnedCosts | None:
     try:
         learned = None if plain is None else LearnedCosts.from_dict(plain)
     except EngineError:
-        return None  # it is learned again
+        return None  # the corrections are learned again
     return learned if learned is not None and path.name.startswith(f"{learned.table}.") else None
 
 
@@ -139,7 +136,7 @@ def _written_at(path: Path) -> float:
     try:
         return path.stat().st_mtime
     except OSError:
-        return 0.0  # it is gone
+        return 0.0  # the file is gone
 
 
 def cost_key(
@@ -151,9 +148,8 @@ def cost_key(
     threads: int | None,
     budget_s: float,
 ) -> str:
-    """Names a table: changes with all that seconds depend on, as far as can be known, and with how long was measured.
+    """The key of a table: it changes with everything known to influence costs, and with the budget.
 
-    Of the machine that is its kind of CPU and how many of them this process may use: alike machines share a key.
+    The machine counts by its CPU model and the number of usable CPUs, so equal machines share a key.
     """
-    plain = {"format": _FORMAT, **identity((spec, options, slots, threads, budget_s), spec, signature)}
-    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:40]
+    return key_of(_FORMAT, (spec, options, slots, threads, budget_s), spec, signature)

@@ -1,7 +1,7 @@
-"""The call shapes that a calibration measures: a coarse grid, then finer points, small calls before large ones.
+"""Chooses the call shapes that a calibration measures: a coarse grid, then finer points, small calls first.
 
-Calls cost a fixed part and something per element, so sizes are spread geometrically: equal factors tell equally much.
-A grid has a point for every combination of sizes, so beyond a few dimensions they grow together, along one line.
+A call costs a fixed part plus a part per element, so sizes have equal ratios. A grid has every combination of sizes;
+beyond a few dimensions, all sizes grow together along one line.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from shapestream_engine.signature import ModelSignature
 Sizes = tuple[int, ...]
 
 DEFAULT_MAX_BATCH = 64
-"""Rows in one call where neither the caller nor the model bounds them."""
+"""Rows per call if neither the caller nor the model bounds them."""
 FIRST = 8
-"""Start of a ladder's geometric part: below it, a call's fixed part is nearly its whole cost."""
+"""Start of a ladder's geometric part; below, the fixed part is nearly the whole cost."""
 COARSE = 4
-"""Factor between neighbours of the coarse grid, or a power of it; the finer points lie halfway between."""
+"""Ratio of neighbours in the coarse grid, or its root; finer points lie halfway between."""
 UNBOUNDED = 1 << 14
-"""Largest size of a ladder where the model states no bound; time and bytes usually end it before."""
+"""Largest size of a ladder if the model states no bound; time and bytes usually end it earlier."""
 MOST_POINTS = 64
-"""Points in all, static shapes aside: each shape that an engine meets leaves memory behind, before serving begins."""
+"""Largest number of points, without static shapes; each shape keeps engine memory before serving begins."""
 MOST_ALLOWED = 1024
-"""Combinations of a strategy's sizes that are tried, at most: each may run, so more pay while there is time."""
+"""Largest number of combinations of a strategy's sizes; each may run in service, so more are worth measuring."""
 MOST_GRID_DIMENSIONS = 4
-"""Dimensions of a grid beside the rows. Of more, all sizes grow together: three sizes of each of five would be 243
-points for every number of rows."""
+"""Largest number of grid dimensions beside the rows. Three sizes of each of five dimensions would be 243 points per
+number of rows."""
 MOST_NBYTES = 64 << 20
-"""Bytes of a call's inputs, at most. The engine would keep the memory of a larger call, perhaps for nothing."""
+"""Largest size of a call's inputs in bytes; the engine would keep the memory of a larger call."""
 
 
 def most_rows(signature: ModelSignature, max_batch: int | None) -> int:
-    """Rows of the largest call that is worth measuring; 1 without a batch axis."""
+    """Rows of the largest call to measure; 1 without a batch axis."""
     if not signature.has_batch:
         return 1
     allowed = signature.strategy.sizes.get(signature.dimensions[0])
@@ -47,10 +47,10 @@ def most_rows(signature: ModelSignature, max_batch: int | None) -> int:
 
 
 def stages(signature: ModelSignature, max_batch: int | None) -> list[list[Sizes]]:
-    """Call shapes: static ones, a coarse grid, and what lies halfway between. Each ascends by elements; no shape twice.
+    """Two lists of call shapes, ascending by elements: static shapes with the coarse grid, then the points between.
 
-    Where a strategy allows certain sizes only, these are the grid. Under a cap on shapes only a few are measured, since
-    the memory of each is never freed.
+    If a strategy allows certain sizes only, they are the grid. Under a cap on shapes only a few are measured, because
+    engines never free their memory.
     """
     static = [sizes for sizes in signature.static_sizes if prod(sizes) <= MAX_ELEMENTS]
     allowed = signature.allowed
@@ -67,7 +67,7 @@ def stages(signature: ModelSignature, max_batch: int | None) -> list[list[Sizes]
 def _coarse(
     signature: ModelSignature, allowed: Sequence[Sizes | None], max_batch: int | None
 ) -> list[list[int]]:
-    """Choose the coarse grid's sizes of each dimension, so few that their combinations can be listed."""
+    """Choose the coarse grid's sizes of each dimension, few enough to list their combinations."""
     factor = COARSE
     axes = list(_axes(signature, allowed, max_batch, factor))
     while _number(signature, axes) > MOST_POINTS and factor < UNBOUNDED:
@@ -86,7 +86,7 @@ def _number(signature: ModelSignature, axes: Sequence[Sequence[int]]) -> int:
 
 
 def _points(signature: ModelSignature, axes: Sequence[Sequence[int]]) -> Iterator[Sizes]:
-    """Every combination of sizes; of many dimensions those in which all are equally far along their axes."""
+    """Yield every combination of sizes; with many dimensions, the combinations at equal positions of all axes."""
     rows, others = _parted(signature, axes)
     if not _is_line(others):
         yield from product(*axes)
@@ -102,7 +102,7 @@ def _points(signature: ModelSignature, axes: Sequence[Sequence[int]]) -> Iterato
 def _parted(
     signature: ModelSignature, axes: Sequence[Sequence[int]]
 ) -> tuple[Sequence[int], Sequence[Sequence[int]]]:
-    """The numbers of rows, and the axes of the other dimensions."""
+    """The numbers of rows, and the sizes of each other dimension."""
     return (axes[0], axes[1:]) if signature.has_batch else ((1,), axes)
 
 
@@ -124,7 +124,7 @@ def _axes(
 
 
 def call_nbytes(signature: ModelSignature, sizes: Sizes) -> int:
-    """Bytes of all inputs of a call of these sizes."""
+    """Size in bytes of all inputs of a call."""
     shapes = zip(signature.inputs, signature.input_shapes(sizes), strict=True)
     return sum(prod(shape) * dtype_of(port.element_type).itemsize for port, shape in shapes)
 
@@ -149,11 +149,11 @@ def _ladder(bounds: Dimension, *, first: int, last: int, factor: int) -> list[in
             sizes.append(size)
         size *= factor
     if len(sizes) > 1 and last < 1.5 * sizes[-1]:
-        sizes.pop()  # too near to the end to tell anything of its own
+        sizes.pop()  # too near to the end
     return list(dict.fromkeys([*sizes, max(smallest, last)]))
 
 
 def _halfway(sizes: Sequence[int]) -> list[int]:
-    """Add the sizes that lie geometrically halfway between neighbours."""
+    """Add the geometric mean of each pair of neighbours."""
     between = [round((low * high) ** 0.5) for low, high in pairwise(sizes)]
     return sorted({*sizes, *between})

@@ -1,7 +1,14 @@
-"""Compiled models: the interface that every backend keeps, and the models that are prepared for single shapes.
+"""Compiled models: the interface of every backend, and the cache of models that are prepared for single shapes.
 
-A device runs a static shape faster than a dynamic one, or runs nothing else; preparing takes seconds, and memory. So
-prepared models are made when they are first needed, and those unused for the longest time make room for new ones.
+A device runs a static shape faster than a dynamic one, or runs nothing else. So a backend may *prepare* a model: compile
+it for one shape, which takes seconds and memory. `PreparedModels` owns the prepared models of one model:
+
+- a model is prepared when a call first needs it, or by a warm-up;
+- two threads that need the same new shape prepare it once, and other shapes run meanwhile;
+- a call leases a request of the model and gives it back;
+- above `PreparedLimits`, the models used least recently are closed, but never a leased one.
+
+A single model above the byte limit is kept, because every call would prepare it again.
 """
 
 from __future__ import annotations
@@ -18,83 +25,86 @@ from shapestream_engine.ports import InputPort, OutputPort
 from shapestream_engine.signature import ModelSignature
 
 PreparedSizes: TypeAlias = tuple[int | None, ...]
-"""A size per dimension, or None for one of which any size is run."""
+"""A size per dimension; None for a dimension that stays dynamic."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedLimits:
-    """Bounds on the prepared models that are kept at a time. One that runs is never dropped."""
+    """Limits of the prepared models that are kept at a time; a leased model is never dropped."""
 
     max_prepared: int = 64
     max_prepared_bytes: int | None = None
-    """Bytes of their weights and inputs, at most: the part of their memory that an engine knows. None: any."""
+    """Largest size in bytes of their weights and inputs, the memory that an engine reports; None: no limit."""
     warm_up: bool = False
-    """Prepare as many as are kept before the first request comes."""
+    """True: prepare `max_prepared` models before the first request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preparations:
-    """Preparations of a device so far, where it prepares itself for each shape."""
+    """Number of preparations of a device that prepares itself for each shape."""
 
     count: int
-    """Shapes that it met for the first time, and compiled or built something for."""
+    """New shapes, for which the device compiled or built something."""
     hits: int
-    """Calls that found everything prepared."""
+    """Calls of shapes that were prepared already."""
 
 
 class CompiledModel(ABC):
-    """A model that is ready to run, from any number of requests at a time."""
+    """A model that is ready to run; any number of requests may use it at a time."""
 
     prepares: ClassVar[bool] = False
-    """True if the engine gains by a model of its own for each allowed shape; see `prepare`."""
+    """True if the engine prepares a model for each allowed shape; see `prepare`."""
 
     def __init__(self, signature: ModelSignature, properties: Mapping[str, Any]) -> None:
         self.signature = signature
         self.properties: Mapping[str, Any] = dict(properties)
-        """The engine's properties in effect, defaults included, as plain data for a log."""
+        """The effective engine properties, defaults included, as plain data for a log."""
         self.prepared: PreparedModels | None = None
-        """The models for single shapes, where the strategy asks for some and the engine makes them."""
+        """The prepared models; None if the strategy or the engine uses none."""
         self.digest: str | None = None
-        """The sha256 of the files that it was read from, if its caller computed one; None for a function."""
+        """The sha256 of its files, if the caller computed one; None for a function."""
         self.states: tuple[str, ...] = ()
-        """Names of what the model would keep from call to call. Each call begins with their initial values."""
+        """Names of the states that the model would keep between calls; each call begins with their initial values."""
         self.tolerances: Mapping[str, Mapping[str, Any]] = {}
-        """By output, `OutputTolerance.to_dict`, as its proof found them; empty: nothing may be compared."""
+        """`OutputTolerance.to_dict` by output, from the proof; empty: results may not be compared."""
 
     @property
     def inputs(self) -> tuple[InputPort, ...]:
-        """Inputs in the order of their ports, with `name`, `element_type`, `shape` and `partial_shape`."""
+        """The inputs, each with `name`, `element_type`, `shape` and `partial_shape`."""
         return self.signature.inputs
 
     @property
     def outputs(self) -> tuple[OutputPort, ...]:
-        """Outputs in the order of their ports, with the same attributes."""
+        """The outputs, each with the same attributes as an input."""
         return self.signature.outputs
 
     @property
     def nbytes(self) -> int:
-        """Memory that it takes, as far as the engine tells; 0 where it does not."""
+        """Memory of the model in bytes; 0 if the engine does not report it."""
         return 0
 
     def prepare(self, sizes: PreparedSizes) -> CompiledModel:
-        """A model for calls of these sizes alone; whose `prepares` is false has none, and runs all shapes itself."""
+        """Compile the model for calls of these sizes only; raises `NotImplementedError` if `prepares` is false."""
         raise NotImplementedError(f"{self!r} prepares nothing for {sizes}")
 
     @property
     def preparations(self) -> Preparations | None:
-        """Preparations of the device for new shapes; None where the engine does not count them, or makes none."""
+        """Preparations of the device; None if the engine makes none, or does not count them."""
         return None
 
     @abstractmethod
     def create_infer_request(self) -> InferRequest:
-        """A request with tensors of its own; raises `is_closed()` after `close`."""
+        """Create a request with its own tensors; raises `is_closed()` after `close`.
+
+        request = model.create_infer_request()
+        """
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of the device's resources. Requests that were made of it must not be used afterwards."""
+        """Release the device's resources; requests of the model must not be used afterwards."""
 
     def is_closed(self) -> RuntimeError:
-        """Make the error of a closed model that is asked for a request."""
+        """Make the error for a request to a closed model."""
         return RuntimeError(f"{self!r} is closed and makes no requests; compile it anew")
 
     def __repr__(self) -> str:
@@ -105,39 +115,36 @@ class CompiledModel(ABC):
 class _CacheEntry:
     model: CompiledModel
     free: list[InferRequest] = field(default_factory=list)
-    """Requests that are not lent; the one used last is lent next."""
+    """Free requests; the one used last is leased next."""
     leased: int = 0
 
 
 class PreparedModels:
-    """Lends requests of models that are prepared for the sizes asked for. Used from any thread.
-
-    Two threads that need the same new shape prepare it once; while one is prepared, others go on running.
-    """
+    """Leases requests of prepared models; thread-safe."""
 
     def __init__(self, prepare: Callable[[PreparedSizes], CompiledModel], limits: PreparedLimits) -> None:
-        """`prepare` makes a model; whatever it raises is raised to whom it was made for."""
+        """`prepare` compiles a model; its errors reach the caller of `lease`."""
         if limits.max_prepared < 1:
             raise ValueError(f"at least one prepared model is kept, not {limits.max_prepared}")
         self._prepare = prepare
         self._limits = limits
-        # Guards what follows, and wakes the threads that wait for a model that another one prepares.
+        # Guards the entries, and wakes threads that wait for a preparation.
         self._changed = threading.Condition()
         self._entries: OrderedDict[PreparedSizes, _CacheEntry] = OrderedDict()
-        """Prepared models by sizes; those used last stand last."""
+        """Prepared models by sizes, least recently used first."""
         self._in_preparation: set[PreparedSizes] = set()
         self.preparations = 0
-        """Models prepared so far."""
+        """Number of models prepared so far."""
         self.hits = 0
-        """Leases that found theirs prepared."""
+        """Number of leases of models that were prepared already."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all models that are kept."""
+        """Size in bytes of all kept models."""
         return sum(entry.model.nbytes for entry in self._entries.values())
 
     def lease(self, sizes: PreparedSizes) -> tuple[InferRequest, bool]:
-        """A request of the model for these sizes, and whether it had to be prepared. To be given back."""
+        """Lease a request of the model for these sizes; the flag tells whether the model was prepared now."""
         entry, new = self._entry(sizes)
         try:
             return entry.free.pop(), new
@@ -152,20 +159,20 @@ class PreparedModels:
         return request, new
 
     def give_back(self, sizes: PreparedSizes, request: InferRequest) -> None:
-        """End the lease: the caller must not use the request's tensors any more."""
-        entry = self._entries[sizes]  # what is lent is never dropped
+        """End the lease; the caller must not use the request's tensors any more."""
+        entry = self._entries[sizes]  # leased models are never dropped
         entry.free.append(request)
         self._return(entry)
 
     def warm_up(self, shapes: Iterable[PreparedSizes]) -> None:
-        """Prepares the first of these, as many as are kept."""
+        """Prepare models for the first `max_prepared` of these shapes."""
         for number, sizes in enumerate(shapes):
             if number == self._limits.max_prepared:
                 return
             self.give_back(sizes, self.lease(sizes)[0])
 
     def close(self) -> None:
-        """Let go of all models. None of their requests may be used afterwards."""
+        """Close all models; their requests must not be used afterwards."""
         with self._changed:
             for entry in self._entries.values():
                 entry.model.close()
@@ -182,7 +189,7 @@ class PreparedModels:
                 self.hits += 1
                 return entry, False
             self._in_preparation.add(sizes)
-            self._make_room(self._limits.max_prepared - 1)  # before the new one takes its memory
+            self._make_room(self._limits.max_prepared - 1)  # memory is freed before the new model takes some
         try:
             entry = _CacheEntry(self._prepare(sizes), leased=1)
         finally:
@@ -201,11 +208,11 @@ class PreparedModels:
             self._make_room(self._limits.max_prepared)
 
     def _make_room(self, count: int) -> None:
-        """Drop the models used least recently that are not lent, until the limits hold or none is left to drop."""
+        """Close the least recently used models that are not leased, until the limits hold."""
         most = self._limits.max_prepared_bytes
         idle = [sizes for sizes, entry in self._entries.items() if not entry.leased]
         for sizes in idle:
-            # A single one is kept, however large: it would be prepared again for every call.
+            # A single model is kept whatever its size; every call would prepare it again.
             too_large = most is not None and len(self._entries) > 1 and self.nbytes > most
             if len(self._entries) <= count and not too_large:
                 return

@@ -1,7 +1,7 @@
-"""Measured seconds of calls, and what traffic made of them: what a scheduler plans with.
+"""Measured seconds of calls and their corrections by traffic: the costs that a scheduler plans with.
 
-Plain data, so that it can be saved, sent by a worker to its server, and read by a simulator. A calibration measures a
-`CostTable`; a scheduler hands out `LearnedCosts`, the corrections of one server's life, and the next one takes them back.
+Both are plain data, for files, for the wire and for a simulator. A calibration measures a `CostTable`. A scheduler returns
+`LearnedCosts`, the corrections of one server's life, and the next server reads them.
 """
 
 from __future__ import annotations
@@ -18,36 +18,36 @@ from shapestream_engine.errors import EngineError
 Sizes: TypeAlias = tuple[int, ...]
 
 MAX_POINTS = 4096
-"""Points of a table, at most: more than a calibration ever measures."""
+"""Largest number of points of a table; a calibration measures fewer."""
 MAX_SECONDS = 30 * 86_400.0
 MAX_ELEMENTS = 1 << 53
-"""Elements of a call, at most. More than these is no measurement, and would overflow where costs are fitted."""
+"""Largest number of elements of a call; larger numbers are no measurement and would overflow."""
 MAX_ENDS = 2
-"""Points of a straight line that say all of it."""
+"""Points that define a straight line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostPoint:
-    """One call shape, as measured."""
+    """The measured cost of one call shape."""
 
     sizes: tuple[int, ...]
     """The call's size of each of the table's dimensions."""
     seconds: float
-    """Seconds of a slot per call, once the shape is known to the device, with all slots of the process busy."""
+    """Seconds per call of a shape that the device knows, with all slots of the process busy."""
     first_seconds: float | None = None
-    """Seconds of the first call of this shape, preparation included; None: not measured."""
+    """Seconds of the first call of this shape, preparation included; None if not measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostTable:
-    """Costs of one model's calls on one kind of slot. Raises `EngineError` for values that cannot be a table."""
+    """The costs of one model's calls on one kind of slot; raises `EngineError` for impossible values."""
 
     key: str
-    """Names what was measured: model, device, settings, versions. Equal keys mean slots that are alike."""
+    """Identifies model, device, settings and versions; slots with equal keys are alike."""
     dimensions: tuple[str, ...]
     """The model's dynamic dimensions, `batch` first where it has a batch axis."""
     points: tuple[CostPoint, ...] = ()
-    """In no order, no shape twice. Empty: nothing was measured, costs are learned from traffic alone."""
+    """The points in any order, no shape twice. Empty: costs are learned from traffic alone."""
 
     def __post_init__(self) -> None:
         if len(self.points) > MAX_POINTS:
@@ -67,11 +67,11 @@ class CostTable:
 
     @property
     def digest(self) -> str:
-        """Names this very table: another measurement of what the same key names has another one."""
+        """A digest of the table; another measurement under the same key has another digest."""
         return hashlib.sha256(json.dumps(self.to_dict()).encode()).hexdigest()[:40]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, for a file or the wire, that `from_dict` turns into an equal table."""
+        """Plain data for a file or the wire; `from_dict` makes an equal table of it."""
         return {
             "key": self.key,
             "dimensions": list(self.dimensions),
@@ -80,7 +80,7 @@ class CostTable:
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> CostTable:
-        """The table that `plain` describes; it may come from anywhere. Raises `EngineError` for what is wrong."""
+        """The table that `plain`, data of any origin, describes; raises `EngineError` for other data."""
         try:
             match plain:
                 case {"key": str(key), "dimensions": [*dimensions], "points": [*points]}:
@@ -104,18 +104,18 @@ class CostTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnedCosts:
-    """Corrections of one table, and of no other. Raises `EngineError` for what cannot be one."""
+    """The corrections of one table; raises `EngineError` for impossible values."""
 
     table: str
-    """The `CostTable.digest` of the table that they correct: measured anew, a model begins with what was measured."""
+    """`CostTable.digest` of the corrected table; a new measurement starts without corrections."""
     batches: int
-    """Batches that the corrections rest on, those of earlier servers included."""
+    """Number of batches behind the corrections, those of earlier servers included."""
     saved_at: float
     """Seconds since the epoch."""
     seconds: Mapping[Sizes, float] = field(default_factory=dict)
-    """Seconds of calls, by their size of each dimension, where these differ from the table's."""
+    """Corrected seconds of calls, by their sizes, where they differ from the table."""
     preparation: Mapping[float, float] = field(default_factory=dict)
-    """Extra seconds of a call with a new shape, by its elements: the ends of a straight line."""
+    """Extra seconds of a call with a new shape, by elements: the ends of a straight line."""
 
     def __post_init__(self) -> None:
         if self.batches < 0 or len(self.seconds) > MAX_POINTS or len(self.preparation) > MAX_ENDS:
@@ -130,7 +130,7 @@ class LearnedCosts:
             raise EngineError("no call computes so much")
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data that `from_dict` turns into the same again."""
+        """Plain data; `from_dict` makes an equal value of it."""
         return {
             "table": self.table,
             "batches": self.batches,

@@ -1,4 +1,4 @@
-"""Element types by OpenVINO's names, and the NumPy types that hold them; what is not here cannot travel."""
+"""Element types by OpenVINO's names, and their NumPy dtypes; other types cannot be sent."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import numpy as np
 from shapestream_engine.errors import ElementTypeError
 
 try:
-    # NumPy has no bfloat16 of its own; ml_dtypes comes with most packages that use it, and is not required.
+    # NumPy lacks bfloat16; the optional package ml_dtypes has it.
     from ml_dtypes import bfloat16 as _bfloat16
 except ImportError:  # pragma: no cover - depends on the environment
     _bfloat16 = None
 
 
 def _known_types() -> dict[str, np.dtype[Any]]:
-    # Little-endian everywhere, as on the wire: what arrives is used as it is.
+    # Little-endian everywhere, as on the wire, so that received bytes are used as they are.
     codes = {
         "boolean": "?",
         "i8": "<i1",
@@ -40,13 +40,17 @@ def _known_types() -> dict[str, np.dtype[Any]]:
 
 
 ELEMENT_TYPES: Mapping[str, np.dtype[Any]] = MappingProxyType(_known_types())
-"""OpenVINO's name -> NumPy type, little-endian. `bf16` is there when `ml_dtypes` is installed."""
+"""OpenVINO's name -> NumPy dtype, little-endian; `bf16` needs `ml_dtypes`."""
 
 _NAMES: dict[np.dtype[Any], str] = {dtype: name for name, dtype in ELEMENT_TYPES.items()}
 
 
+EXACT_BITS = {"bf16": 8, "f16": 11, "f32": 24, "f64": 53}
+"""Float types, and the bits of the integers that each type holds exactly: up to 2**bits, each integer has its own float."""
+
+
 def dtype_of(element_type: str) -> np.dtype[Any]:
-    """The NumPy type of `element_type`, such as `f32`; raises `ElementTypeError` for any other name."""
+    """The NumPy dtype of an element type such as `f32`; raises `ElementTypeError` for other names."""
     try:
         return ELEMENT_TYPES[element_type]
     except (KeyError, TypeError):
@@ -56,10 +60,10 @@ def dtype_of(element_type: str) -> np.dtype[Any]:
 
 
 def element_type_of(dtype: np.dtype[Any] | type) -> str:
-    """OpenVINO's name of a NumPy type; raises `ElementTypeError` for types that cannot travel.
+    """OpenVINO's name of a NumPy dtype; raises `ElementTypeError` for dtypes that cannot be sent.
 
-    Object, text, date and structured types are refused, since their bytes mean nothing elsewhere; so are
-    big-endian types, which the caller converts knowingly, with `array.astype(array.dtype.newbyteorder("<"))`.
+    Objects, text, dates and structures are refused, because their bytes have no meaning elsewhere. The caller converts
+    big-endian arrays explicitly: `array.astype(array.dtype.newbyteorder("<"))`.
     """
     dtype = np.dtype(dtype)
     name = _NAMES.get(dtype)

@@ -1,13 +1,13 @@
 """Every error of the engine, split by whose fault it is.
 
     EngineError
-    ├── ShapeError          a request, or a written shape, cannot be or does not fit
-    │   └── ElementTypeError    the same, of an element type
-    ├── SignatureError      the configuration contradicts the model, or asks for what cannot hold
-    │   └── RuleMissing         an output whose rows could be any request's, and no rule says which
+    ├── ShapeError          an invalid shape, or one that does not fit its port
+    │   └── ElementTypeError    an invalid element type
+    ├── SignatureError      the configuration contradicts the model or itself
+    │   └── RuleMissing         an output without a rule that assigns its rows to requests
     ├── ModelLoadError      a model file is missing, unreadable or refused by the engine
     ├── EngineMissing       the engine is not installed; names the extra that installs it
-    └── InferenceError      a call failed on the device, in the engine's own words
+    └── InferenceError      a call failed on the device; has the engine's message
         └── RuleError           the call ran, but an output breaks the rule by which it is divided
 
 The engine knows nothing of wire codes; the executor of the pipeline maps these to them.
@@ -32,13 +32,13 @@ __all__ = [
 ]
 
 Key: TypeAlias = tuple[str | int, ...]
-"""The way to a part of a model's description, by the fields of `ModelSpec`: `("inputs", "ids")`, `("strategy", "seq")`."""
+"""Path to a part of a model's description, by fields of `ModelSpec`: `("inputs", "ids")`, `("strategy", "seq")`."""
 
 
 class EngineError(Exception):
-    """The base of every error that the engine raises on purpose.
+    """Base of every error that the engine raises on purpose.
 
-    `key` is the part of the model's description that has to change; it is empty where no single part has to.
+    `key` is the part of the model's description to change; empty if no single part is wrong.
     """
 
     def __init__(self, message: str, *, key: Key = ()) -> None:
@@ -48,7 +48,7 @@ class EngineError(Exception):
     @staticmethod
     @contextmanager
     def about(*key: str | int) -> Iterator[None]:
-        """Give this key to every error that is raised inside and has none."""
+        """Add this key to errors without a key that are raised inside the block."""
         try:
             yield
         except EngineError as error:
@@ -57,11 +57,11 @@ class EngineError(Exception):
 
 
 class ShapeError(EngineError, ValueError):
-    """A shape, a dimension or a tensor's description that cannot be, or that its port does not take."""
+    """An impossible shape, dimension or layout, or one that its port does not take."""
 
 
 class ElementTypeError(ShapeError):
-    """An element type that is unknown, cannot travel, or is not the port's."""
+    """An element type that is unknown, cannot be sent, or differs from the port's."""
 
 
 class SignatureError(EngineError):
@@ -69,7 +69,7 @@ class SignatureError(EngineError):
 
 
 class RuleMissing(SignatureError):
-    """An output that shares no axis with the batch, and for which the configuration states no rule."""
+    """An output that follows no batch axis, and has no configured rule."""
 
     def __init__(self, message: str, *, output: str) -> None:
         self.output = output
@@ -88,9 +88,9 @@ class ModelLoadError(EngineError):
 
 
 class EngineMissing(EngineError):
-    """An engine that the configuration asks for is not installed.
+    """An engine that the configuration names is not installed.
 
-    `extra` is the optional dependency that brings it.
+    `extra` is the optional dependency that installs the engine.
     """
 
     def __init__(self, engine: str, *, extra: str | None = None) -> None:
@@ -103,11 +103,19 @@ class EngineMissing(EngineError):
 
 
 class InferenceError(EngineError):
-    """A call failed while it ran; the message holds the engine's own words."""
+    """A call failed; the message holds the engine's message."""
 
 
 class RuleError(InferenceError):
-    """An output breaks its rule: an index outside the batch, counts that differ, another batch size.
+    """An output breaks its rule: an index outside the batch, wrong counts, another batch size.
 
-    The batch is refused as a whole: to divide it all the same would be to guess whose rows are whose.
+    The whole batch is refused, because a division would only guess which rows belong to which request.
     """
+
+
+def message_of(error: BaseException) -> str:
+    """The message of an error that a model's code raised; its class may fail to give one."""
+    try:
+        return str(error)
+    except BaseException:  # noqa: BLE001 - the model's code runs here
+        return "(its message cannot be read)"

@@ -1,7 +1,7 @@
-"""Inference requests: the interface to one call at a time that every backend keeps, and what all of them share.
+"""Inference requests: the interface of one call at a time, and the code that all backends share.
 
-A request has input tensors of its own, which are resized in place, filled and reused. Instead of these it may use a
-tensor of the caller's, for inputs and for outputs; that is for programs that use the engine alone. Slots never do.
+A request has its own input tensors, which are resized in place, filled and reused. A program that uses the engine alone
+may replace them, and outputs, by its own tensors; slots never do.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from shapestream_engine.tensor import ArrayTensor, Tensor, TensorLike, output_bo
 
 @dataclass(frozen=True, slots=True)
 class OutputTensor:
-    """One output of the last call, in the engine's own memory: valid until the request's next call."""
+    """One output of the last call, in the engine's memory; valid until the next call."""
 
     element_type: str
     data: np.ndarray[Any, Any]
@@ -34,7 +34,11 @@ class OutputTensor:
 
 
 class InferResults(Mapping[str, np.ndarray[Any, Any]]):
-    """The outputs of a request's last call, by name; a number works too. Views, until the next call: copy what must last."""
+    """The outputs of the last call, by name or number: views that are valid until the next call.
+
+    results = request.infer({"x": array})
+    kept = results["y"].copy()
+    """
 
     __slots__ = ("_request",)
 
@@ -56,10 +60,10 @@ class InferResults(Mapping[str, np.ndarray[Any, Any]]):
 
 
 class InferRequest(ABC):
-    """One call at a time of a compiled model, with input tensors of its own.
+    """Runs one call at a time of a compiled model, on its own input tensors.
 
-    Used by one thread. A call that has begun runs to its end: no engine is asked to stop one (docs/backends.md says why).
-    Before the first call outputs have 0 in each dynamic dimension.
+    A request belongs to one thread. A call that has begun runs to its end; no engine is asked to stop a call
+    (docs/backends.md says why). Before the first call, outputs have size 0 in each dynamic dimension.
     """
 
     def __init__(self, signature: ModelSignature) -> None:
@@ -68,44 +72,47 @@ class InferRequest(ABC):
     @property
     @abstractmethod
     def input_tensors(self) -> Sequence[TensorLike]:
-        """The request's own input tensors, in the order of the signature; resize them in place."""
+        """The input tensors, in the order of the signature; they can be resized in place."""
 
     @abstractmethod
     def infer(self, inputs: InputArrays | None = None) -> InferResults:
-        """Run on what the input tensors hold, to the end; raises `InferenceError`. The request stays usable.
+        """Run a call to its end and return the outputs by name, as views until the next call.
 
-        With `inputs`, `fill` comes first. Returns the outputs by name, `InferResults(self)`: views, until the next call.
+        `inputs` are first copied by `fill`; without them, the call runs on the contents of the input tensors. Raises
+        `InferenceError`; the request stays usable.
+
+            request.infer({"ids": [[101, 2054, 102]]})["scores"].copy()
         """
 
     @abstractmethod
     def start_async(self) -> None:
-        """Begin to run; the tensors must not be touched before `wait` has returned."""
+        """Start a call; the tensors must not be touched until `wait` returns."""
 
     @abstractmethod
     def wait(self) -> None:
-        """Wait for the end of the call that `start_async` began; raises `InferenceError` if it failed."""
+        """Wait for the call that `start_async` started; raises `InferenceError` if it failed."""
 
     @abstractmethod
     def outputs(self) -> list[np.ndarray[Any, Any]]:
-        """The outputs of the last call, as views of the engine's memory: copy before the next call."""
+        """The outputs of the last call, as views of the engine's memory; copy them before the next call."""
 
     def input_tensor(self, port: int | str = 0) -> TensorLike:
-        """The input tensor of a port, by number or name."""
+        """The input tensor of a port, given by number or name."""
         return self.input_tensors[port_number("input", port, self.signature)]
 
     def output_tensor(self, port: int | str = 0) -> OutputTensor:
-        """The output of a port, by number or name, of the last call."""
+        """The last call's output of a port, given by number or name."""
         number = port_number("output", port, self.signature)
         return OutputTensor(self.signature.outputs[number].element_type, self.outputs()[number])
 
     def fill(self, inputs: InputArrays) -> None:
-        """Give every input its value: arrays are copied into the request's own tensors, tensors go to `set_input_tensor`.
+        """Set every input: arrays are copied into the request's tensors, tensors are passed to `set_input_tensor`.
 
-        Raises `ShapeError` for what a port does not take; tensors before that one are filled then.
+        Raises `ShapeError` for a value that a port does not take; earlier inputs are set by then.
         """
         values = in_port_order(self.signature.inputs, inputs)
         for number, (port, value) in enumerate(zip(self.signature.inputs, values, strict=True)):
-            # An array is asked first: of one whose type no buffer has, such as bf16, nothing may ask for `data`.
+            # Arrays are tested first, because `data` fails for arrays without a buffer type, such as bf16.
             if not isinstance(value, np.ndarray) and isinstance(value, TensorLike):
                 self.set_input_tensor(number, value)
                 continue
@@ -116,11 +123,13 @@ class InferRequest(ABC):
             tensor.data[...] = array
 
     def set_input_tensor(self, port: int | str, tensor: TensorLike | None) -> None:
-        """Let later calls read this input from `tensor`, as it is when they start; None: from the request's own again.
+        """Let later calls read this input from `tensor`; None: from the request's own tensor again.
 
-        The request's own tensor of the port then stands for this one: resizing either resizes it. OpenVINO, ONNX Runtime,
-        PyTorch on a CPU and functions read its memory without a copy. A shape that the port does not take is refused when
-        the call starts.
+        Until then, the request's input tensor stands for `tensor`: resizing one resizes both. Each call reads the contents
+        at its start. OpenVINO, ONNX Runtime, PyTorch on a CPU and functions read the memory without a copy. A call with a
+        shape that the port does not take is refused when it starts.
+
+            request.set_input_tensor("x", ArrayTensor(array))
         """
         number = port_number("input", port, self.signature)
         if tensor is not None:
@@ -128,11 +137,11 @@ class InferRequest(ABC):
         self._use_input(number, tensor)
 
     def set_output_tensor(self, port: int | str, tensor: Tensor) -> None:
-        """Let later calls leave this output in `tensor`, and give it the output's shape, in place while it fits.
+        """Let later calls write this output to `tensor`, and resize the tensor in place to the output's shape.
 
-        A tensor over a caller's array (`ArrayTensor`) cannot grow: it is refused, with `ShapeError`, unless the output's
-        upper bound fits. Any other grows where it must. OpenVINO writes into it without a copy: into the array, or else
-        into memory of its own, of at least the same capacity, which the tensor takes up. Other engines copy.
+        An `ArrayTensor` cannot grow. It is refused with `ShapeError` unless the output's upper bound fits; other tensors
+        grow. OpenVINO writes without a copy: into the array, or into its own memory of at least equal capacity, which the
+        tensor adopts. Other engines copy.
         """
         number = port_number("output", port, self.signature)
         _check_element_type("output", self.signature.outputs[number], tensor)
@@ -154,12 +163,12 @@ class InferRequest(ABC):
 
     @property
     def reallocations(self) -> int:
-        """Moves of the input tensors' data to another address, since the request was made."""
+        """Number of reallocations of the input tensors since the request was made."""
         return sum(tensor.reallocations for tensor in self.input_tensors)
 
 
 def port_number(kind: str, port: int | str, signature: ModelSignature) -> int:
-    """The number of a port that is given by number or name; raises `KeyError` that lists the names."""
+    """The number of a port, given by number or name; raises `KeyError` that lists the names."""
     names = [each.name for each in (signature.inputs if kind == "input" else signature.outputs)]
     if isinstance(port, str) and port in names:
         return names.index(port)

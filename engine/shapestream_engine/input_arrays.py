@@ -1,7 +1,7 @@
-"""From arrays to a request's input tensors: the convenience of `infer(inputs)`. The hot path gathers instead.
+"""Converts arrays for `infer(inputs)`. Slots gather bytes instead.
 
-What a conversion would lose is refused, here and in the client, which asks the same functions: masked elements, integers
-that a float type cannot hold, numbers beyond its range.
+A conversion that would lose something is refused: masked elements, integers that a float type does not hold exactly,
+numbers beyond the range. The client uses the same functions.
 """
 
 from __future__ import annotations
@@ -12,22 +12,19 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from shapestream_engine.element_types import dtype_of
+from shapestream_engine.element_types import EXACT_BITS, dtype_of
 from shapestream_engine.errors import ElementTypeError, ShapeError
 from shapestream_engine.ports import InputPort
 
-_EXACT_BITS = {"bf16": 8, "f16": 11, "f32": 24, "f64": 53}
-"""Bits of the integers that the float type holds exactly."""
-
 InputArrays: TypeAlias = "Mapping[str, Any] | Sequence[Any]"
-"""An array, a value that NumPy makes one of, or a tensor for each input, by name or in the signature's order."""
+"""For each input an array, a value that NumPy converts, or a tensor; by name or in the signature's order."""
 
 
 def in_port_order(ports: Sequence[InputPort], inputs: InputArrays) -> list[Any]:
-    """The values in the order of the ports; raises `ShapeError` that names what is missing or unknown."""
+    """The values in the order of the ports; raises `ShapeError` that names missing and unknown inputs."""
     names = [port.name for port in ports]
     if isinstance(inputs, Mapping):
-        # Both at once: a misspelt name is unknown, and the right one missing.
+        # Both are reported: a misspelt name is unknown, and the right one missing.
         wrong = {"unknown": set(inputs) - set(names), "missing": set(names) - set(inputs)}
         found = [f"{what}: {', '.join(sorted(map(str, those)))}" for what, those in wrong.items() if those]
         if found:
@@ -41,10 +38,10 @@ def in_port_order(ports: Sequence[InputPort], inputs: InputArrays) -> list[Any]:
 
 
 def as_port_array(port: InputPort, value: Any) -> np.ndarray[Any, Any]:
-    """The value in the port's element type; raises `ElementTypeError` rather than turn numbers into others.
+    """Convert the value to the port's element type; raises `ElementTypeError` if numbers would change.
 
-    Floats are rounded, as from f64 to f32, which is what NumPy makes of numbers by itself. Fractions are not, and integers
-    must be exact in a float type. No number becomes infinite or zero.
+    Floats are rounded, as from f64 to f32. Fractions are not rounded to integers, and integers must be exact in a float
+    type. No number becomes infinite or zero.
     """
     dtype = dtype_of(port.element_type)
     try:
@@ -54,7 +51,7 @@ def as_port_array(port: InputPort, value: Any) -> np.ndarray[Any, Any]:
     source, target = array.dtype.kind, dtype.kind
     if source in "iu" and target in "iu":
         fits = _within(array, dtype)
-    elif target == "V":  # bf16, of which NumPy knows no kind
+    elif target == "V":  # bf16, whose kind NumPy does not know
         fits = source in "biuf" or array.dtype == dtype
     else:
         fits = source in "biuf" and np.can_cast(array.dtype, dtype, "same_kind")
@@ -74,9 +71,9 @@ def as_port_array(port: InputPort, value: Any) -> np.ndarray[Any, Any]:
 
 
 def plain_array(value: Any) -> np.ndarray[Any, Any]:
-    """Make a NumPy array of a value; raises `ElementTypeError` where that would silently lose something.
+    """Make a NumPy array; raises `ElementTypeError` if that would silently lose something.
 
-    That is a mask under which elements are hidden, and integers that stand beside floats and have no exact f64.
+    Losses are masked elements, and integers beside floats that have no exact f64.
     """
     if _has_masked(value):
         raise ElementTypeError(
@@ -88,8 +85,8 @@ def plain_array(value: Any) -> np.ndarray[Any, Any]:
         if large.any():
             numbers = np.array(value, object)
             if all(map(_is_integer, numbers.flat)) and numbers.min() >= 0 and numbers.max() < 1 << 64:
-                # NumPy makes floats of integers where one needs u64 and another does not; a narrower float type would
-                # then round them without a word.
+                # NumPy converts integers to floats if one needs u64 and another does not; a narrower float type would
+                # then round them silently.
                 return numbers.astype(np.uint64)
             pairs = zip(numbers[large].tolist(), array[large].tolist(), strict=True)
             if any(_is_integer(number) and int(number) != other for number, other in pairs):
@@ -100,12 +97,12 @@ def plain_array(value: Any) -> np.ndarray[Any, Any]:
 
 
 def same_numbers(array: np.ndarray[Any, Any], converted: np.ndarray[Any, Any], element_type: str) -> bool:
-    """Tell whether numbers kept their values as floats of a type; floats may be rounded, within the type's range."""
-    bits = _EXACT_BITS.get(element_type)
+    """Tell whether the conversion to floats kept the numbers; rounding of floats within the range is allowed."""
+    bits = EXACT_BITS.get(element_type)
     if bits is None or array.size == 0:
         return True
     if array.dtype.kind in "iu":
-        # Compared as integers: NumPy compares an integer and a float as floats, to which it rounds the integer.
+        # The comparison uses integers, because NumPy would round the integer to a float first.
         large = (array > 1 << bits) | (array < -(1 << bits)) if array.dtype.itemsize * 8 > bits else None
         if large is None or not large.any():
             return bool(np.isfinite(converted).all())
@@ -124,14 +121,14 @@ def _is_integer(number: object) -> bool:
 def _has_masked(value: Any, depth: int = 0) -> bool:
     if isinstance(value, list | tuple):
         if depth > _DEEPEST:
-            return False  # NumPy refuses it
+            return False  # NumPy refuses deeper lists
         return any(type(each) not in _NUMBERS and _has_masked(each, depth + 1) for each in value)
     return isinstance(value, np.ma.MaskedArray) and bool(np.ma.is_masked(value))
 
 
 _NUMBERS = frozenset({int, float, bool})
 _DEEPEST = 64
-"""Lists within lists, at most: NumPy has no array of more dimensions."""
+"""Deepest nesting of lists; NumPy has no array of more dimensions."""
 
 
 def _within(array: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> bool:

@@ -1,7 +1,8 @@
-"""Folders of small JSON files in which results are kept from one start to the next: proofs, and what calls cost.
+"""Folders of small JSON files that keep results for the next start: verdicts of proofs, and costs of calls.
 
-Nothing here is needed: what cannot be read is worked out again, and a disk that is full or read-only costs time at
-the next start, and nothing else.
+The folder is named by an environment variable (`SHAPESTREAM_PROBE_CACHE`, `SHAPESTREAM_COST_CACHE`; `off` disables it),
+else it is `$XDG_CACHE_HOME/shapestream/NAME` (`~/.cache/shapestream/NAME`). Unreadable entries are made again. A full or
+read-only disk only costs time at the next start.
 """
 
 from __future__ import annotations
@@ -20,23 +21,23 @@ from typing import Any, ClassVar, Self
 from shapestream_engine.regular_files import read_regular
 
 _MOST_BYTES = 16 << 20
-"""Bytes of an entry that is read: a hundred times the largest, of costs that traffic corrected."""
+"""Largest size of an entry in bytes: a hundred times the largest table of corrected costs."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeptFiles:
-    """A folder of entries; None: nothing is kept."""
+    """A folder of entries; with the folder None, nothing is kept."""
 
     VARIABLE: ClassVar[str]
-    """The variable of the environment that names the folder; `off`: none."""
+    """Environment variable with the folder; `off` disables it."""
     NAME: ClassVar[str]
-    """The folder's name in the user's cache folder, where no variable names it."""
+    """Name of the folder in the user's cache folder."""
 
     folder: Path | None
 
     @classmethod
     def of_environment(cls) -> Self:
-        """The folder that the environment names, else the user's own."""
+        """The folder named by the environment, else the user's."""
         chosen = os.environ.get(cls.VARIABLE, "")
         if chosen == "off":
             return cls(None)
@@ -46,11 +47,11 @@ class KeptFiles:
         try:
             return cls(Path(home).expanduser() / "shapestream" / cls.NAME)
         except RuntimeError:
-            return cls(None)  # a user without a home, as in many containers
+            return cls(None)  # the user has no home, as in many containers
 
     @contextmanager
     def locked(self, key: str) -> Iterator[Path | None]:
-        """The path of an entry, locked against other processes meanwhile; None where nothing can be kept."""
+        """The path of an entry, locked against other processes inside the block; None if nothing can be kept."""
         if self.folder is None:
             yield None
             return
@@ -73,21 +74,21 @@ class KeptFiles:
 
 
 def read_plain(path: Path | None) -> Any:
-    """The plain data of a file; None if there is none, or none that can be read."""
+    """Read the plain data of a file; None without a readable file."""
     if path is None:
         return None
     try:
         return json.loads(read_regular(path, _MOST_BYTES))
     except (OSError, ValueError, RecursionError):
-        return None  # none yet, no regular file, cut short, or nested without end
+        return None  # missing, no regular file, truncated, or nested too deeply
 
 
 def write_plain(path: Path | None, plain: Any) -> None:
-    """Replaces the file as a whole, or leaves it as it was."""
+    """Replace the file as a whole, or leave it unchanged."""
     if path is None:
         return
     try:
-        # Named after it, so that what a killed process leaves behind can be told.
+        # The temporary file has the entry's name, so that leftovers of killed processes can be found.
         with tempfile.NamedTemporaryFile(
             "w", dir=path.parent, prefix=f"{path.stem}.", delete=False, encoding="utf-8"
         ) as file:

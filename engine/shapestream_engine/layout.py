@@ -1,6 +1,6 @@
-"""Tensors as they travel: a description in plain tuples beside the bytes, so that nothing is parsed twice.
+"""Tensors as they are sent: a layout of plain tuples beside the bytes, so that nothing is parsed twice.
 
-A `RequestShape` is what a signature makes of such a description.
+A signature makes a `RequestShape` from a layout.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any, TypeAlias, TypeVar, dataclass_transform
 
-# One row per tensor: (port number in the signature, element type such as "f32", shape).
+# One entry per tensor: (port number in the signature, element type such as "f32", shape).
 Layout: TypeAlias = tuple[tuple[int, str, tuple[int, ...]], ...]
-# Anything that holds contiguous bytes: bytes, memoryview, a ZeroMQ frame, a contiguous numpy array.
+# Any object with contiguous bytes: bytes, memoryview, a ZeroMQ frame, a contiguous NumPy array.
 Buffer: TypeAlias = Any
 
 
@@ -23,16 +23,16 @@ T = TypeVar("T")
 def value(cls: type[T]) -> type[T]:
     """Make a slotted, keyword-only dataclass that is frozen for type checkers only.
 
-    Each request makes several such values, and one that is frozen at run time takes three times as long to make.
+    Each request makes several such values, and a dataclass that is frozen at run time takes three times as long to make.
     """
     return dataclass(slots=True, kw_only=True, unsafe_hash=True)(cls)
 
 
 @value
 class Tensors:
-    """The tensors of one request, or of one result.
+    """The tensors of one request or result.
 
-    `buffers` are parallel to `layout`: the bytes of each tensor, C-contiguous, little-endian.
+    `buffers` are parallel to `layout`: each tensor's bytes, C-contiguous and little-endian.
     """
 
     layout: Layout
@@ -41,23 +41,23 @@ class Tensors:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestShape:
-    """A request's layout once it is known to fit its model's signature."""
+    """The sizes of a request whose layout fits its model's signature."""
 
     sizes: tuple[int, ...]
     """The request's size of each of the signature's `dimensions`."""
     rows: int
-    """Its size along the batch axis; 1 for a model that has none."""
+    """Size along the batch axis; 1 for a model without one."""
     nbytes: tuple[int, ...]
     """Bytes of each tensor, parallel to the layout."""
     total_nbytes: int
     positions: tuple[int | None, ...]
-    """Place in the layout of each input of the signature; None for a mask that the request leaves out."""
+    """Position in the layout of each input of the signature; None for a mask that the request lacks."""
     rounded: tuple[int, ...] = ()
-    """Sizes that the strategy pads it to, rows excepted: requests with equal ones share calls. Empty: its own sizes."""
+    """Sizes after the strategy's padding, rows excepted; requests with equal ones share calls. Empty: its own sizes."""
     answer: Tensors | None = None
-    """The results of a request without elements, where the ports tell them: it needs no call."""
+    """The results of a request without elements, if its ports determine them; it needs no call."""
     elements: int = field(init=False)
-    """The product of its sizes: what it computes, before any padding."""
+    """The product of its sizes, before any padding."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rounded", self.rounded or self.sizes)

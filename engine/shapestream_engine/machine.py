@@ -1,6 +1,6 @@
-"""The machine: its processor, the runtime of an engine, and the division of its CPUs among slots.
+"""The machine: processor, memory, engine versions, and the division of CPUs among slots.
 
-Results and their cost depend on these beside the model.
+Results and costs depend on these besides the model.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ _MODULES = {
     "torch": ("torch", "torch_xla"),
     "function": (),
 }
-"""Engine -> the modules that it computes with, beside NumPy."""
+"""Engine -> the modules that it uses besides NumPy."""
 
 
 def memory_bytes() -> int:
-    """The machine's memory. A container may be allowed less of it."""
+    """The machine's memory in bytes; a container may have less."""
     return os.sysconf("SC_PHYS_PAGES") * _PAGE_BYTES
 
 
 @cache
 def cpu_name() -> str:
-    """The model of the processor as its maker calls it, where the system tells."""
+    """The processor's model name, if the system reports it."""
     try:
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
             name, _, value = line.partition(":")
@@ -45,12 +45,12 @@ def cpu_name() -> str:
 
 
 def resident_bytes(statm: Path = Path("/proc/self/statm")) -> int:
-    """Memory of this process that is in RAM. Raises `OSError` where there is no /proc."""
+    """Resident memory of this process in bytes; raises `OSError` without /proc."""
     return int(statm.read_text().split()[1]) * _PAGE_BYTES
 
 
 def resident_bytes_of(pid: int) -> int:
-    """The same of another process; 0 where it has ended, and where there is no /proc."""
+    """Resident memory of another process in bytes; 0 if it has ended, and without /proc."""
     try:
         return resident_bytes(Path(f"/proc/{pid}/statm"))
     except (OSError, IndexError):
@@ -58,10 +58,10 @@ def resident_bytes_of(pid: int) -> int:
 
 
 def runtime_of(engine: str) -> dict[str, list[str]]:
-    """The distributions, each as `name==version`, that bring the modules of an engine, and NumPy.
+    """The distributions of NumPy and of an engine's modules, each as `name==version`.
 
-    One module may come from one of several, as `onnxruntime` does from `onnxruntime-gpu`: their versions alone are equal.
-    Of a module that lies on the path without a distribution, its file's size and time are told.
+    Several distributions may provide a module, as `onnxruntime-gpu` provides `onnxruntime`, so versions alone do not
+    suffice. A module without a distribution is identified by its file's size and time.
     """
     modules = ("numpy", *_MODULES.get(engine, ()))
     found = {module: _distributions_of(module) for module in modules}
@@ -87,28 +87,28 @@ def _distributions_of(module: str) -> list[str]:
 
 @cache
 def _installed(_path: tuple[str, ...]) -> dict[str, list[str]]:
-    """Module -> the distributions that bring it, on this path; it takes a while to read them all."""
+    """Module -> its distributions on this path; reading them all is slow."""
     return dict(importlib.metadata.packages_distributions())
 
 
 Count: TypeAlias = "int | Literal['auto']"
 
 MAX_SLOTS = 256
-"""Slots of one process, each a thread of it: they join within 10 ms of a server's event loop."""
+"""Largest number of slots (threads) of one process; 256 slots join within 10 ms of a server's event loop."""
 CPUS_PER_SLOT = 2
-"""With `auto`, one slot for so many CPUs.
-
-One would leave a CPU idle whenever its slot gathers or splits; with many, small calls spend their time on handing
-pieces to each other's threads. It is a starting point for measurements: both counts can be set.
-"""
+"""CPUs per slot for `auto`. With 1, a CPU is idle whenever its slot gathers or splits. With many, small calls spend
+their time on passing work between threads. It is a starting point for measurements; both counts can be set."""
 
 
 def divide_cpus(cpus: int, workers: int, slots: Count = "auto", threads: Count = "auto") -> tuple[int, int]:
-    """The slots of each worker, and the inference threads that its slots have together.
+    """Divide CPUs: return the slots of each worker, and the inference threads that its slots share.
 
-    Each of `workers` equal processes gets `cpus // workers` CPUs, at least one. `threads` auto is that share, and at
-    least one per slot; `slots` auto is one per `CPUS_PER_SLOT` threads, rounded up, and `MAX_SLOTS` at most. Counts that
-    are given are kept, even where they ask for more than there is. So 2 CPUs and 2 workers make (1, 1), 16 and one (8, 16).
+    Each of `workers` equal processes gets `cpus // workers` CPUs, at least one. `threads` auto is that share, and at least
+    one per slot. `slots` auto is one per `CPUS_PER_SLOT` threads, rounded up, limited to `MAX_SLOTS`. Given counts are
+    kept even if they exceed the machine.
+
+        divide_cpus(2, 2)   # (1, 1)
+        divide_cpus(16, 1)  # (8, 16)
 
     Raises `ValueError` for counts below 1.
     """

@@ -10,9 +10,9 @@ V = TypeVar("V")
 
 
 class Memo(Generic[K, V]):
-    """Values of `make` by their argument, for any thread. When it is full, all are forgotten and made anew.
+    """Values of `make` by argument; thread-safe. When the memo is full, all values are forgotten.
 
-    Forgetting everything is rare, and needs no bookkeeping on the way of a request.
+    That is rare, and needs no bookkeeping for each request.
     """
 
     __slots__ = ("_known", "_limit", "_make")
@@ -23,7 +23,7 @@ class Memo(Generic[K, V]):
         self._known: dict[K, V] = {}
 
     def __call__(self, key: K) -> V:
-        """The value; whatever `make` raises is raised, and not kept."""
+        """The value for `key`; errors of `make` are raised and not kept."""
         value = self._known.get(key)
         if value is None:
             value = self._make(key)

@@ -1,7 +1,7 @@
 """Models by their description: a `ModelSpec`, the engine that reads and compiles it, and `compile_model`.
 
-A model is described by a `ModelSpec`, which says what its file cannot know, and compiled by the engine that the
-spec names. Each `InferRequest` owns its input tensors; they are resized in place and reused from call to call:
+A `ModelSpec` describes a model and adds facts that its file lacks. The engine that the spec names compiles the model.
+Each `InferRequest` owns its input tensors; they are resized in place and reused from call to call:
 
     model = compile_model(ModelSpec(name="sum", path=Path("sum.xml")))
     request = model.create_infer_request()
@@ -31,10 +31,14 @@ from shapestream_engine.strategy import Strategy
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputSpec:
-    """Facts about an input beyond the model file. None: as the file says."""
+    """The statements of a spec about an input; None: as in the file.
+
+    InputSpec(shape="batch:1..64, seq:1..512", pad={"seq": 0})
+    """
 
     shape: str | None = None
-    """Names and bounds, `batch:1..64, seq:1..512, 384`. A name alone takes the bounds that another input states for it."""
+    """Names and bounds of the axes, `batch:1..64, seq:1..512, 384`. A name alone has the bounds that another input
+    states."""
     element_type: str | None = None
     pad: Mapping[str, PadValue] = field(default_factory=dict)
     mask_of: str | None = None
@@ -42,10 +46,13 @@ class InputSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputSpec:
-    """Facts about an output beyond the model file. None: as the file says, or as shape inference shows."""
+    """The statements of a spec about an output; None: as in the file, or as shape inference shows.
+
+    OutputSpec(rule={"rule": "with", "output": "peaks"})
+    """
 
     rule: Mapping[str, Any] | None = None
-    """As in a configuration, `{"rule": "with", "output": "peaks"}`; see `parse_rule`."""
+    """The rule as in a configuration; see `parse_rule`."""
     shape: str | None = None
     element_type: str | None = None
 
@@ -54,30 +61,32 @@ class OutputSpec:
 class ModelSpec:
     """A model to compile: exactly one of `path`, `function` (`package.module:name`) and `model`.
 
-    `model` is one that is in memory already: an `openvino.Model`, or a callable for the engine `function`.
-    `properties` are the engine's own, under its own names, and win over the defaults.
+        ModelSpec(path=Path("minilm.onnx"), inputs={"ids": InputSpec(shape="batch, seq:1..512", pad={"seq": 0})})
+
+    `model` is a model in memory: an `openvino.Model`, or a callable for the engine `function`. `properties` have the
+    engine's own names and override the defaults.
     """
 
     name: str = ""
-    """Name of the model; by default that of the file or the function."""
+    """Name of the model; by default the name of the file or function."""
     path: Path | None = None
-    """A str is made a `Path`."""
+    """Path of the model file; a str is converted."""
     function: str | None = None
     model: Any = None
     engine: str | None = None
-    """`openvino`, `onnxruntime`, `torch`, `function` or an installed one; chosen by what is given when None."""
+    """`openvino`, `onnxruntime`, `torch`, `function` or an installed engine; None: chosen by the kind of model."""
     device: str = "CPU"
     inputs: Mapping[str, InputSpec] = field(default_factory=dict)
     outputs: Mapping[str, OutputSpec] = field(default_factory=dict)
     properties: Mapping[str, Any] = field(default_factory=dict)
     strategy: Strategy = Strategy()  # noqa: RUF009 - frozen
-    """Call shapes that the model is given."""
+    """The call shapes of the model."""
     prepared: PreparedLimits = PreparedLimits()  # noqa: RUF009 - frozen
-    """Bounds on the models for single shapes, where the strategy and the engine make such."""
+    """Limits of the prepared models, if strategy and engine use them."""
 
     def __post_init__(self) -> None:
         if self.path is not None:
-            object.__setattr__(self, "path", Path(self.path))  # frozen; callers give a str as well
+            object.__setattr__(self, "path", Path(self.path))  # frozen; callers may pass a str
         given = [what for what in (self.path, self.function, self.model) if what is not None]
         if len(given) != 1:
             raise SignatureError(
@@ -100,17 +109,25 @@ class ModelSpec:
 
     @property
     def effective_engine(self) -> str:
-        """The engine that compiles it: the one named, else by what is given."""
+        """The engine that compiles the model: `engine`, else the default for the kind of model."""
         if self.engine is not None:
             return self.engine
         if self.function is not None or callable(self.model):
             return "function"
         return "torch" if self.path is not None and self.path.suffix.lower() == ".pt2" else "openvino"
 
-    def reshape(self, shapes: Mapping[str, ShapeLike] | ShapeLike) -> ModelSpec:
-        """The same model with other shapes of inputs, as OpenVINO's `reshape`: takes effect when it is compiled.
+    def refused_by(self, engine: str, takes: str) -> SignatureError:
+        """Make the error for an engine that takes another kind of model."""
+        what = "a function" if self.function is not None else type(self.model).__name__
+        return SignatureError(f"model {self.name!r}: the engine {engine} takes a path or {takes}, not {what}")
 
-        By name; a shape alone is for a model of which this spec names exactly one input, else see `read_model`.
+    def reshape(self, shapes: Mapping[str, ShapeLike] | ShapeLike) -> ModelSpec:
+        """Return the spec with other input shapes, as OpenVINO's `reshape`; it takes effect at compilation.
+
+            spec.reshape({"ids": "batch, 1..512", "mask": "batch, 1..512"})
+
+        Shapes are given by input name. A single shape is for a spec that names exactly one input; `read_model` knows the
+        inputs of a file.
         """
         if not isinstance(shapes, Mapping):
             if len(self.inputs) != 1:
@@ -125,29 +142,32 @@ class ModelSpec:
 
 
 class Backend(Protocol):
-    """The interface of an engine's module."""
+    """The interface of an engine's module or object."""
 
     def compile_spec(self, spec: ModelSpec, *, slots: int, threads: int | None) -> CompiledModel:
-        """The model, ready to run from `slots` threads at a time, on `threads` CPU threads together (None: as it likes).
+        """Compile the model for `slots` threads that run calls at the same time.
 
-        Raises `ModelLoadError` for a file that cannot be read or run, `SignatureError` for a spec that contradicts it,
-        `EngineMissing` where something must be installed first.
+        `threads` is the number of CPU threads that all slots share; None: the engine's choice. Raises `ModelLoadError` for
+        a file that cannot be read or run, `SignatureError` for a spec that contradicts the file, and `EngineMissing` if a
+        package is missing.
         """
 
 
 def spec_of(model: ModelSpec | Path | str) -> ModelSpec:
-    """A model that is given by its spec, or by its file alone."""
+    """The spec of a model that is given by its spec or its file."""
     return model if isinstance(model, ModelSpec) else ModelSpec(path=Path(model))
 
 
 def compile_model(
     model: ModelSpec | Path | str, *, slots: int = 1, threads: int | None = None
 ) -> CompiledModel:
-    """Read, check and compile a model, given by its file or by a spec, with the engine that it is for.
+    """Read, check and compile a model, given by its file or a spec.
 
-    `slots` requests are to run at the same time, on `threads` CPU threads together (None: the engine's choice).
-    What its strategy wants prepared is, at least in part; the rest follows when it is first asked for.
-    Raises `EngineMissing`, `ModelLoadError` or `SignatureError`, which say what to do.
+        model = compile_model("sum.onnx", slots=2, threads=4)
+
+    `slots` requests run at the same time on `threads` shared CPU threads (None: the engine's choice). Shapes that the
+    strategy prepares are compiled now in part, the others on demand. Raises `EngineMissing`, `ModelLoadError` or
+    `SignatureError`, whose message has the remedy.
     """
     if slots < 1 or (threads is not None and threads < 1):
         raise ValueError(f"slots and threads are counts from 1, not {slots} and {threads}")
@@ -168,11 +188,12 @@ def _warm_up(model: CompiledModel, spec: ModelSpec) -> None:
     if signature.strategy.sizes:
         model.prepared = PreparedModels(model.prepare, spec.prepared)
         planner = CallPlanner(signature)
-        # Without a warm-up too the smallest and the largest: a model that cannot be run so is refused now.
+        # Even without a warm-up, the smallest and the largest shape are compiled, so that a model that cannot run is
+        # refused now.
         warm_up = spec.prepared.warm_up
         model.prepared.warm_up(planner.prepared_shapes() if warm_up else planner.extreme_shapes())
     elif shapes := signature.static_sizes:
-        # They were asked for one by one, so all are made now, and none makes room for another.
+        # Static shapes are configured one by one, so all are compiled now and none is dropped.
         model.prepared = PreparedModels(model.prepare, PreparedLimits(max_prepared=len(shapes)))
         for shape in shapes:
             _prepare_static(model, model.prepared, shape)
@@ -192,15 +213,15 @@ def _prepare_static(model: CompiledModel, prepared: PreparedModels, shape: tuple
 
 @dataclass(frozen=True, slots=True)
 class ReadModel:
-    """The inputs and outputs of a model, by its file and its spec together, before it is compiled.
-
-    It is frozen: `reshape` gives another one.
+    """The inputs and outputs of a model before compilation, from its file and its spec.
 
         model = read_model(Path("model.xml"))
         print(model.input().partial_shape)                        # [?,?]
         model = model.reshape([(1, 10), "8..512"])
         print(model.output().partial_shape)                       # [1..10,8..512]
         request = model.compile().create_infer_request()
+
+    The value is frozen: `reshape` returns another one.
     """
 
     spec: ModelSpec
@@ -208,27 +229,30 @@ class ReadModel:
 
     @property
     def inputs(self) -> tuple[InputPort, ...]:
-        """All inputs, in the order of the model's ports."""
+        """The inputs, in the order of the model's ports."""
         return self.signature.inputs
 
     @property
     def outputs(self) -> tuple[OutputPort, ...]:
-        """All outputs, in the order of the model's ports."""
+        """The outputs, in the order of the model's ports."""
         return self.signature.outputs
 
     def input(self, port: int | str = 0) -> InputPort:
-        """An input, by number or name; its `partial_shape` is what it may be."""
+        """An input, by number or name."""
         return self.signature.inputs[port_number("input", port, self.signature)]
 
     def output(self, port: int | str = 0) -> OutputPort:
-        """An output, by number or name; its `partial_shape` is what shape inference shows of it."""
+        """An output, by number or name; its `partial_shape` comes from shape inference."""
         return self.signature.outputs[port_number("output", port, self.signature)]
 
     def reshape(self, shapes: ShapeLike | Mapping[int | str, ShapeLike]) -> ReadModel:
-        """Return this model for other shapes: of its only input, or of inputs by name or number.
+        """Return the model with other input shapes.
 
-        In any spelling: `"1, ?"`, `[1, -1]`, `[(1, 10), "8..512"]`. An axis keeps its name unless it is given another.
-        Raises `ShapeError` for what is no shape, and `SignatureError` for one that the model does not take.
+            model.reshape([(1, 10), "8..512"])          # the only input
+            model.reshape({"ids": "1, ?", 1: [1, -1]})  # by name or number
+
+        An axis keeps its name unless the shape renames it. Raises `ShapeError` for an invalid shape, and `SignatureError`
+        for a shape that the model does not take.
         """
         if not isinstance(shapes, Mapping):
             if len(self.signature.inputs) != 1:
@@ -254,10 +278,7 @@ class ReadModel:
         slots: int = 1,
         threads: int | None = None,
     ) -> CompiledModel:
-        """The model, ready to run; see `compile_model`.
-
-        `device` and `properties` are the engine's own, as in `ModelSpec`; None: as the spec says.
-        """
+        """Compile the model; see `compile_model`. `device` and `properties` override the spec; None: as in the spec."""
         spec = self.spec
         if device is not None:
             spec = replace(spec, device=device)
@@ -267,9 +288,11 @@ class ReadModel:
 
 
 def read_model(model: ModelSpec | Path | str) -> ReadModel:
-    """Read a model, given by its file or by a spec, without compiling it for its device where the engine can do that.
+    """Read a model, given by its file or a spec, without compiling it where the engine can do that.
 
-    Raises what `compile_model` raises, except for what only the device could object to.
+        read_model("model.onnx").inputs
+
+    Raises the errors of `compile_model`, except those of the device.
     """
     spec = spec_of(model)
     backend: Backend = load_backend(spec.effective_engine)

@@ -1,13 +1,13 @@
-"""The files that a model consists of, and the digest of their bytes: for pins, caches and served models.
+"""The files of a model and the digest of their bytes, for pins, caches and served models.
 
-An OpenVINO IR is an .xml and the .bin beside it. An ONNX file, under whatever name, may keep tensors in any number of
-further files, which it names; it is read here field by field, by the numbers that onnx.proto gives to those on the way
-to a tensor. Every other model is one file: a .pt2 is an archive that holds everything.
+An OpenVINO IR is an .xml with a .bin beside it. An ONNX file, under any name, may keep tensors in further files, which it
+names. It is read field by field here, by the field numbers of onnx.proto that lead to tensors. Every other model is one
+file; a .pt2 is an archive.
 
-A hostile file may name anything as its weights. Only regular files are opened, only names inside the model's folder are
-followed, and a model that exceeds the machine's memory is refused before it is read.
+A hostile file may name any file as its weights. So only regular files inside the model's folder are opened, and a model
+larger than the machine's memory is refused before it is read.
 
-The same reader finds what an ONNX file calls the axes of its inputs, for engines that do not keep these names.
+The same reader finds the names of an ONNX file's input axes, for engines that drop them.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from shapestream_engine.regular_files import open_regular
 
 _CHUNK_BYTES = 1 << 20
 _BESIDE = {".xml": ".bin", ".pdmodel": ".pdiparams"}
-"""Files of OpenVINO's and PaddlePaddle's whose weights lie beside them, and under which name."""
+"""Suffix of OpenVINO and PaddlePaddle files -> suffix of the weights file beside them."""
 
 
 def check_file(path: Path) -> None:
-    """Raises `ModelLoadError` unless an engine may open this model: all its files are regular and fit in memory."""
+    """Raises `ModelLoadError` unless all files of the model are regular and fit in memory."""
     if not path.is_file():
         reason = (
             "is a directory"
@@ -46,11 +46,10 @@ def check_file(path: Path) -> None:
 
 
 def files_of_model(path: Path) -> list[Path]:
-    """The model's files: `path` itself, and then those that it needs, whether they are there or not.
+    """The model's files: `path`, then the files that it needs, existing or not.
 
-    The weights of an IR are among them only if they, or a link to them, are there. Files that an ONNX file names come in
-    the order of their names, each once. Raises OSError, and ModelLoadError for an ONNX file that cannot be read to its end,
-    or that names files outside its folder.
+    The weights of an IR are listed only if they, or a link to them, exist. Files that an ONNX file names are sorted, each
+    once. Raises `OSError`, and `ModelLoadError` for a damaged ONNX file and for files outside its folder.
     """
     suffix = path.suffix.lower()
     if suffix in _BESIDE:
@@ -73,9 +72,9 @@ def files_of_model(path: Path) -> list[Path]:
 
 
 def digest_of_model(path: Path) -> str:
-    """The sha256 of the model's files, one after the other, in hexadecimal; raises as `files_of_model` does.
+    """The hexadecimal sha256 of the model's files, one after the other; raises as `files_of_model` does.
 
-    Raises ModelLoadError also for files that together exceed the machine's memory.
+    Also raises `ModelLoadError` for files that together exceed the machine's memory.
     """
     digest = hashlib.sha256()
     for file in _opened_files(path):
@@ -86,11 +85,11 @@ def digest_of_model(path: Path) -> str:
 
 
 def _opened_files(path: Path) -> Iterator[BinaryIO]:
-    """Yield each file of the model, opened to be read. Raises as `digest_of_model` does."""
+    """Yield each file of the model, opened for reading; raises as `digest_of_model` does."""
     most, total = memory_bytes(), 0
     for name in files_of_model(path):
         file = open_regular(name)
-        # A sparse file of a petabyte takes a few bytes of a disk, and days to read.
+        # A sparse file of a petabyte takes a few bytes on disk, and days to read.
         total += os.fstat(file.fileno()).st_size
         if total > most:
             file.close()
@@ -101,7 +100,7 @@ def _opened_files(path: Path) -> Iterator[BinaryIO]:
 
 
 def outputs_that_are_no_tensors(path: Path) -> list[str]:
-    """The outputs of an ONNX file that are sequences or maps, as those of a ZipMap are. Raises OSError."""
+    """The outputs of an ONNX file that are sequences or maps, such as a ZipMap's; raises `OSError`."""
     if path.suffix.lower() in _BESIDE:
         return []
     found: list[str] = []
@@ -120,7 +119,7 @@ def outputs_that_are_no_tensors(path: Path) -> list[str]:
 
 
 def opset_of(path: Path) -> int | None:
-    """The version of ONNX's own operators that an ONNX file asks for; None for what is no ONNX file. Raises OSError."""
+    """The opset of ONNX's own operators in an ONNX file; None for other files. Raises `OSError`."""
     if path.suffix.lower() in _BESIDE:
         return None
     newest: int | None = None
@@ -138,9 +137,9 @@ def opset_of(path: Path) -> int | None:
 
 
 def input_symbols(path: Path) -> dict[str, tuple[str | None, ...]]:
-    """Read the name that an ONNX file gives each axis of each input (`dim_param`); None for an axis without a name.
+    """Read the names of an ONNX file's input axes (`dim_param`), by input; None for an axis without a name.
 
-    Empty for what is no ONNX file. Inputs that are no tensors, and those of any rank, are left out. Raises OSError.
+    Empty for other files. Inputs that are no tensors or have no rank are left out. Raises `OSError`.
     """
     if path.suffix.lower() in _BESIDE:
         return {}
@@ -177,32 +176,32 @@ MESSAGES: dict[str, dict[int, str]] = {
     },
     "SparseTensorProto": {1: _TENSOR, 2: _TENSOR},
 }
-"""Fields of each message that are, or lead to, tensors: by their numbers, the messages that they hold."""
+"""Message -> numbers of its fields that lead to tensors -> messages in those fields."""
 EXTERNAL_DATA, DATA_LOCATION, EXTERNAL = 13, 14, 1
-"""Numbers of a tensor's fields: the entries about its file, and the place of its data; the value "in that file"."""
+"""Field numbers of a tensor: its file entries and its data location; the location value for a file."""
 KEY, VALUE = 1, 2
-"""Numbers of an entry's fields."""
+"""Field numbers of an entry."""
 _GRAPH, _INPUT, _OUTPUT = 7, 11, 12
-"""Numbers of a model's field for its graph, and of a graph's for its inputs and outputs."""
+"""Field number of a model's graph, and of a graph's inputs and outputs."""
 _TYPE, _TENSOR_TYPE, _SHAPE, _AXIS, _AXIS_NAME = 2, 1, 2, 1, 2
-"""From an input to the names of its axes. The input's own name has the number of an entry's key."""
+"""Field numbers from an input to the names of its axes; the input's name has the number of an entry's key."""
 _OPSET, _OPSET_DOMAIN, _OPSET_VERSION = 8, 1, 2
-"""Numbers of a model's field for the operators that it asks for, and of its domain and version."""
+"""Field number of a model's opsets, and of an opset's domain and version."""
 _MOST_NAME_BYTES = 1 << 16
 _IN_MEMORY = "_ORT_MEM_ADDR_"
-"""In the name of a file it stands for an address in the memory of the process, to OpenVINO and ONNX Runtime."""
+"""In a file name, this marks an address in process memory for OpenVINO and ONNX Runtime."""
 _INT32 = 0xFFFFFFFF
-"""protobuf drops the higher bits of tags and enumerations."""
+"""protobuf ignores higher bits of tags and enumerations."""
 _Span: TypeAlias = "tuple[int, int]"
-"""Beginning and end of a message's bytes in its file."""
+"""Start and end of a message's bytes in its file."""
 
 
 def _external_data(path: Path) -> set[str]:
-    """The names of the files in which an ONNX file says that its tensors are, relative to its folder."""
+    """The names of the files with an ONNX file's tensors, relative to its folder."""
     names: set[str] = set()
     with open_regular(path) as file:
         whole = os.fstat(file.fileno()).st_size
-        # A stack of its own: graphs may be nested more deeply than Python's calls.
+        # An explicit stack, because graphs may be nested more deeply than Python's calls.
         open_messages = [("ModelProto", 0, whole)]
         try:
             while open_messages:
@@ -212,7 +211,7 @@ def _external_data(path: Path) -> set[str]:
                     continue
                 fields = MESSAGES[kind]
                 for number, value, at, stop in _fields(file, start, end):
-                    # A number is no message: protobuf ignores a field of another encoding.
+                    # Only bytes are a message: protobuf ignores a field of another encoding.
                     if number in fields and value is None:
                         open_messages.append((fields[number], at, stop))
         except (ValueError, UnicodeDecodeError) as error:
@@ -221,7 +220,7 @@ def _external_data(path: Path) -> set[str]:
 
 
 def _file_of_tensor(file: BinaryIO, start: int, end: int) -> set[str]:
-    """The name of the file that holds a tensor's data; empty if the tensor holds it itself."""
+    """The name of the file with a tensor's data; empty if the tensor holds the data."""
     locations, is_external = set(), False
     for number, value, at, stop in _fields(file, start, end):
         if number == DATA_LOCATION:
@@ -239,7 +238,7 @@ def _file_of_tensor(file: BinaryIO, start: int, end: int) -> set[str]:
 
 
 def _inner(file: BinaryIO, messages: list[_Span], *numbers: int) -> list[_Span]:
-    """The messages that the fields of these numbers lead to, one after the other."""
+    """The messages that these field numbers lead to, in order."""
     for wanted in numbers:
         messages = [
             (at, stop)
@@ -255,11 +254,8 @@ def _texts(file: BinaryIO, messages: list[_Span], number: int) -> list[str]:
 
 
 def _fields(file: BinaryIO, start: int, end: int) -> Iterator[tuple[int, int | None, int, int]]:
-    """Number, value, and beginning and end of the bytes of each field of a message.
-
-    The value is that of a number; None for bytes, which may be another message. Values of fields that lead nowhere are
-    skipped, not read: they may be weights. So are groups, as protobuf skips those that it does not know.
-    """
+    """Yield number, value, start and end of each field of a message. The value is an integer, or None for bytes,
+    which may be a message. Bytes and groups are skipped, not read: they may be weights."""
     at, depth = start, 0
     while at < end:
         file.seek(at)
@@ -290,7 +286,7 @@ def _fields(file: BinaryIO, start: int, end: int) -> Iterator[tuple[int, int | N
 
 
 def _varint(file: BinaryIO, at: int) -> tuple[int, int]:
-    """A number in protobuf's encoding, of 7 bits per byte, and where the next field is."""
+    """Read a varint (7 bits per byte); return its value and the position after it."""
     value = 0
     for shift in range(0, 70, 7):
         byte = file.read(1)

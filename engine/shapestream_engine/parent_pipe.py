@@ -1,7 +1,7 @@
-"""No process outlives the one that started it, whatever it does when that ends.
+"""Ends a child process with its parent, whatever the child does.
 
-The parent holds the writing end of a pipe, which the kernel closes when it ends, even by SIGKILL. A thread that waits for
-that is not enough: a call that holds the interpreter, such as a regular expression without end, holds that thread, too.
+The parent holds the writing end of a pipe, which the kernel closes when the parent ends, even by SIGKILL. A waiting thread
+does not suffice: a call that holds the interpreter, such as an endless regular expression, stops that thread as well.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from contextlib import suppress
 
 
 def die_with_writer(pipe: int) -> None:
-    """Let the kernel kill this process when `pipe` is written to, or its last writer has gone.
+    """Let the kernel kill this process when `pipe` is written to or loses its last writer.
 
-    What is no pipe is left alone, and what has ended before is not noticed: a thread that reads it is still needed.
+    Other files are ignored, and a parent that ended earlier is not noticed, so a reading thread is still needed.
     """
     with suppress(OSError):
         fcntl.fcntl(pipe, fcntl.F_SETOWN, os.getpid())

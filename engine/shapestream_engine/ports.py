@@ -1,8 +1,8 @@
-"""The ports of a model: what each input takes and each output gives, as plain, frozen descriptions.
+"""The ports of a model: the shapes and element types of its inputs and outputs, as frozen values.
 
-A rule says how an output of a batched call is divided among the requests that shared it. It says what the output
-*follows*; it is checked on every batch, and a batch that breaks it is an error (`RuleError`), never a guess. In a
-configuration a rule is a mapping: `{rule: index_column, column: 0}`.
+A rule says how an output of a batched call is divided among the requests that shared the call. The rule states the
+dimension or output that this output *follows*. It is checked on every batch; a batch that breaks its rule is an error
+(`RuleError`). In a configuration a rule is a mapping: `{rule: index_column, column: 0}`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ from shapestream_engine.shapes import Dimension, NamedShape, PartialShape, check
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extent:
-    """Size of an output's axis by that of an input's dimension: the same, a multiple, or a fraction in whole numbers."""
+    """The size of an output axis, derived from an input dimension: equal, a multiple, or a rounded fraction.
+
+    Extent(dimension="height", divisor=4, rounds_up=True).of(10)  # 3
+    """
 
     dimension: str
     times: int = 1
@@ -32,7 +35,7 @@ class Extent:
     rounds_up: bool = False
 
     def of(self, size: int) -> int:
-        """The size of the axis where the dimension has `size`."""
+        """The size of the axis when the dimension has `size`."""
         return (size * self.times + (self.divisor - 1 if self.rounds_up else 0)) // self.divisor
 
     def __str__(self) -> str:
@@ -43,34 +46,34 @@ class Extent:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """How an output is divided among the requests of a batch: base of the rules, one class each.
+    """Base of the rules: how an output is divided among the requests of a batch.
 
-    A rule's fields are its arguments in a configuration. A new rule is a class here, with its line in `RULES`, and the
-    splitter that carries it out, with its line in `splitters_of` of `batching/split.py`.
+    A rule's fields are its arguments in a configuration. A new rule is a class with a line in `RULES`, and a splitter with
+    a line in `splitters_of` of `batching/split.py`.
     """
 
     NAME: ClassVar[str]
 
     def check(self, rule: Ruled) -> None:
-        """Raises `SignatureError` that says what the rule would need of its output, of the others or of the inputs."""
+        """Raises `SignatureError` if the output, other outputs or the inputs do not fit the rule."""
 
     def data_axis(self, port: OutputPort) -> int | None:
-        """The axis of which a result has as much as the data gave: rows found, or entries counted; None without one."""
+        """The axis whose size the data decides (rows found, entries counted); None without such an axis."""
         return None
 
     def extents(self, port: OutputPort) -> tuple[Extent | None, ...]:
-        """Return the extent that each axis follows; None for an axis that follows nothing.
+        """The extent of each axis; None for an axis that follows nothing.
 
-        Names that no dimension of the inputs has are not followed.
+        Names that no input dimension has are not followed.
         """
         return tuple(None if name is None else Extent(dimension=name) for name in port.shape.names)
 
 
 @dataclass(frozen=True, slots=True)
 class Rows(Rule):
-    """The output's `batch` axis follows that of the inputs: each request takes its own rows.
+    """Each request takes its own rows along the output's `batch` axis.
 
-    Axes named like a dimension along which requests were padded are trimmed back to the request's own size.
+    Axes named like a padded dimension are trimmed to the request's size.
     """
 
     NAME: ClassVar[str] = "rows"
@@ -87,18 +90,18 @@ _EXTENT = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Crop(Rule):
-    """Rows whose other axes are cropped to the request's own size, at a fixed ratio to dimensions of the inputs.
+    """Rows whose other axes are cropped at a fixed ratio to input dimensions.
 
     `to` has an entry per axis: `batch, 8, height/4, width/4`. `NAME/4` rounds up, `NAME//4` rounds down, `NAME*2` is a
-    multiple, `?` is any size and stays. A call whose output has another size than its own sizes give is an error.
-    Whether what is left is what the request would have got alone, only the probe's check of padding shows.
+    multiple, and `?` stays whole. A call whose output has another size is an error. Only the proof's padding cases show
+    whether the cropped result equals the result alone.
     """
 
     NAME: ClassVar[str] = "crop"
     to: str
 
     def check(self, rule: Ruled) -> None:
-        """Raises `SignatureError` for entries that are none, and unless each follows a dimension that it can follow."""
+        """Raises `SignatureError` for invalid entries, and for entries that do not fit their axes."""
         rule.check_batch_axis()
         where, output, table = rule.where, rule.output, rule.table
         texts = self.to.split(",")
@@ -122,7 +125,7 @@ class Crop(Rule):
                 raise SignatureError(f"{where}: axis {axis} is as large as {shown!r}, not {extent}")
 
     def extents(self, port: OutputPort) -> tuple[Extent | None, ...]:
-        """The entries of `to`; raises `SignatureError` for what is none."""
+        """The entries of `to`; raises `SignatureError` for an invalid entry."""
         return tuple(map(_extent, self.to.split(",")))
 
 
@@ -146,16 +149,16 @@ def _extent(text: str) -> Extent | None:
 class IndexColumn(Rule):
     """Data-dependent rows, `[n, columns]`, with the batch index in one column (NonZero, NonMaxSuppression).
 
-    Each request takes the rows with its indices, in the order in which they came; the index is rewritten to
-    count from 0 within the request. An output `[n]` is all index; its column is 0. Of a request that was divided over
-    calls the rows stand call by call; an order across its rows that one call would have made is not known.
+    Each request takes the rows with its indices, in the model's order. The index is rewritten to count from 0 within the
+    request. An output `[n]` has the index as column 0. The rows of a divided request come call by call, so an order across
+    calls is lost.
     """
 
     NAME: ClassVar[str] = "index_column"
     column: int = 0
 
     def check(self, rule: Ruled) -> None:
-        """Raises `SignatureError` unless the column is there, and can hold an index."""
+        """Raises `SignatureError` unless the column exists and can hold an index."""
         output, where = rule.output, rule.where
         if output.shape.rank not in (1, 2):
             raise SignatureError(f"{where} needs the shape [rows, columns] or [rows], not [{output.shape}]")
@@ -166,41 +169,54 @@ class IndexColumn(Rule):
             raise SignatureError(f"{where}: a boolean is no index")
 
     def data_axis(self, port: OutputPort) -> int | None:
-        """The first: rows found."""
+        """The first axis: rows found."""
         return 0
 
 
 @dataclass(frozen=True, slots=True)
-class With(Rule):
-    """Rows that run parallel to those of another output, which has the rule `index_column` or `counts`."""
+class FollowingRule(Rule):
+    """Base of the rules that follow another output, named `output`."""
+
+    FOLLOWS: ClassVar[tuple[str, ...]]
+    """Names of the rules that the other output may have."""
+    MEANING: ClassVar[str]
+    """The role of the other output, for error messages."""
+    output: str
+
+
+@dataclass(frozen=True, slots=True)
+class With(FollowingRule):
+    """The rows are parallel to the rows of another output."""
 
     NAME: ClassVar[str] = "with"
-    output: str
+    FOLLOWS: ClassVar[tuple[str, ...]] = ("index_column", "counts")
+    MEANING: ClassVar[str] = "that it runs parallel to"
 
     def check(self, rule: Ruled) -> None:
         """Raises `SignatureError` unless the other output has rows that this one can follow."""
-        rule.check_leader(self.output, (IndexColumn, Counts))
+        rule.check_leader(self.output, self.FOLLOWS)
         if rule.output.shape.rank == 0:
             raise SignatureError(f"{rule.where} needs rows; the output is a scalar")
 
     def data_axis(self, port: OutputPort) -> int | None:
-        """The first: rows beside those found."""
+        """The first axis: rows parallel to the rows found."""
         return 0
 
 
 @dataclass(frozen=True, slots=True)
-class Counts(Rule):
-    """Concatenated rows, `[n, ...]`: first those of the first row of the batch, then those of the second, and so on.
+class Counts(FollowingRule):
+    """Concatenated rows, `[n, ...]`: the rows of batch row 0, then of batch row 1, and so on.
 
-    How many each has stands in `output`, which has the rule `rows` and one number per row. Rows that are sorted
-    across the batch do not follow their counts, which nothing in them shows: the probe's check of batching does.
+    `output` counts them: it has the rule `rows` and one number per row. Rows that are sorted across the batch break the
+    rule invisibly; only the proof's batching cases show it.
     """
 
     NAME: ClassVar[str] = "counts"
-    output: str
+    FOLLOWS: ClassVar[tuple[str, ...]] = ("rows",)
+    MEANING: ClassVar[str] = "that counts its rows"
 
     def check(self, rule: Ruled) -> None:
-        """Raises `SignatureError` unless the other output counts, and the data decides how many rows this one has."""
+        """Raises `SignatureError` unless the other output counts, and the data decides the number of rows."""
         rule.check_counter(self.output)
         shape = rule.output.shape
         if shape.rank == 0:
@@ -212,44 +228,45 @@ class Counts(Rule):
             )
 
     def data_axis(self, port: OutputPort) -> int | None:
-        """The first: rows counted."""
+        """The first axis: rows counted."""
         return 0
 
 
 @dataclass(frozen=True, slots=True)
-class PaddedCounts(Rule):
-    """A table per row of the batch, `[batch, max, ...]`, of which only the first so many entries mean anything.
+class PaddedCounts(FollowingRule):
+    """A padded table per row of the batch, `[batch, max, ...]`; `output` has the number of valid entries of each row.
 
-    How many stands in `output`, which has the rule `rows` and one number per row. The data axis, which is the first
-    beside `batch`, is trimmed to the largest count among the request's own rows; what lies beyond a row's own count
-    is 0, whatever the model has left there.
+    `output` has the rule `rows` and one number per row. The data axis is the first axis beside `batch`. It is trimmed to
+    the largest count of the request's rows. Entries beyond a row's count are set to 0.
     """
 
     NAME: ClassVar[str] = "padded_counts"
-    output: str
+    FOLLOWS: ClassVar[tuple[str, ...]] = ("rows",)
+    MEANING: ClassVar[str] = "that counts its rows"
 
     def check(self, rule: Ruled) -> None:
-        """Raises `SignatureError` unless the other output counts, and this one has a table per row."""
+        """Raises `SignatureError` unless the other output counts, and this output has a table per row."""
         rule.check_counter(self.output)
         rule.check_batch_axis()
         if rule.output.shape.rank < 2:
             raise SignatureError(f"{rule.where} needs the shape [batch, max, ...], not [{rule.output.shape}]")
 
     def data_axis(self, port: OutputPort) -> int | None:
-        """The first beside `batch`: entries counted."""
+        """The first axis beside `batch`: entries counted."""
         return 1 if port.batch_axis == 0 else 0
 
 
 @dataclass(frozen=True, slots=True)
-class Recount(Rule):
-    """The number of rows of `output` in the whole batch, recomputed from each request's part of it."""
+class Recount(FollowingRule):
+    """The number of rows of `output` in the batch, counted again for each request."""
 
     NAME: ClassVar[str] = "recount"
-    output: str
+    FOLLOWS: ClassVar[tuple[str, ...]] = ("index_column", "with", "counts", "padded_counts")
+    MEANING: ClassVar[str] = "whose rows it counts"
 
     def check(self, rule: Ruled) -> None:
-        """Raises `SignatureError` unless the other output has rows to count, and this one is a number."""
-        rule.check_leader(self.output, (IndexColumn, With, Counts, PaddedCounts))
+        """Raises `SignatureError` unless the other output has rows to count, and this output is one number."""
+        rule.check_leader(self.output, self.FOLLOWS)
         output, where = rule.output, rule.where
         if any(1 not in size for size in output.shape.dimensions):
             raise SignatureError(f"{where} needs one number, [] or [1], not [{output.shape}]")
@@ -263,10 +280,10 @@ class Recount(Rule):
 
 @dataclass(frozen=True, slots=True)
 class Shared(Rule):
-    """An output that is the same for every request of the batch, such as anchors: each gets a copy of all.
+    """An output that is equal for every request, such as anchors: each request gets a copy of the whole.
 
-    It may follow padded dimensions, and is trimmed along them; it follows neither the batch axis nor any data. Nothing
-    in a batch shows whether that holds, so it takes a probe that saw it unchanged under other batch-mates, or trust.
+    It may follow padded dimensions, and is trimmed along them, but not the batch axis or the data. A batch cannot show
+    whether this holds; it needs a proof beside other requests, or `trust`.
     """
 
     NAME: ClassVar[str] = "shared"
@@ -281,7 +298,7 @@ class Shared(Rule):
 
 @dataclass(frozen=True, slots=True)
 class Whole(Rule):
-    """The model has no batch axis, so every call serves one request, which takes the output as it is."""
+    """The model has no batch axis: each call serves one request, which takes the whole output."""
 
     NAME: ClassVar[str] = "whole"
 
@@ -289,15 +306,14 @@ class Whole(Rule):
 RULES: dict[str, type[Rule]] = {
     rule.NAME: rule for rule in (Rows, IndexColumn, With, Counts, PaddedCounts, Recount, Shared, Whole, Crop)
 }
-"""The table of rules, by their names in a configuration."""
+"""Rules by their names in a configuration."""
 _ARGUMENT_TYPES: dict[str, type] = {"column": int, "output": str, "to": str}
 
 
 def parse_rule(value: Mapping[str, Any]) -> Rule:
-    """The rule that a mapping such as `{"rule": "with", "output": "peaks"}` states.
+    """Parse a rule such as `{"rule": "with", "output": "peaks"}`.
 
-    Raises `SignatureError` for an unknown rule, listing the known ones, and for arguments that are missing,
-    unknown or of the wrong type.
+    Raises `SignatureError` for an unknown rule, and for missing, unknown or mistyped arguments.
     """
     if not isinstance(value, Mapping):
         raise SignatureError(f"a rule is a mapping such as {{rule: rows}}, not {value!r}")
@@ -311,7 +327,7 @@ def parse_rule(value: Mapping[str, Any]) -> Rule:
         takes = f"takes {', '.join(sorted(known))}" if known else "takes no argument"
         raise SignatureError(f"the rule {name} does not know {', '.join(unknown)}; it {takes}")
     for argument, given in arguments.items():
-        # A bool is an int to isinstance, and no number of a column.
+        # isinstance would accept a bool as an int.
         if type(given) is not _ARGUMENT_TYPES[argument]:
             raise SignatureError(
                 f"the rule {name}: {argument} is of type {_ARGUMENT_TYPES[argument].__name__}, not {given!r}"
@@ -324,27 +340,25 @@ def parse_rule(value: Mapping[str, Any]) -> Rule:
 
 
 def rule_to_dict(rule: Rule) -> dict[str, Any]:
-    """The mapping that `parse_rule` turns into `rule` again."""
+    """The mapping from which `parse_rule` makes an equal rule."""
     return {"rule": rule.NAME, **asdict(rule)}
 
 
 def follow_renamed(rule: Rule, resolve: Callable[[str], str]) -> Rule:
-    """The rule with the output that it names, if it names one, called what `resolve` says."""
-    if isinstance(rule, With | Counts | PaddedCounts | Recount):
-        return replace(rule, output=resolve(rule.output))
-    return rule
+    """Return the rule with its `output`, if it has one, renamed by `resolve`."""
+    return replace(rule, output=resolve(rule.output)) if isinstance(rule, FollowingRule) else rule
 
 
 # ---------------------------------------------------------------- ports
 
 MAX_RANK = 32
-"""Dimensions of a tensor in a description that comes from elsewhere (NumPy 1 holds no more)."""
+"""Largest rank in a description of unknown origin (NumPy 1 holds no more)."""
 PadValue: TypeAlias = "int | float | bool"
 
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    """An input or an output of a model: name, element type and the shapes that it may take."""
+    """An input or output of a model: its name, element type and admitted shapes."""
 
     KIND: ClassVar[str]
     name: str
@@ -363,7 +377,7 @@ class Port:
 
     @property
     def partial_shape(self) -> PartialShape:
-        """The shapes that it may take, without names: what OpenVINO calls its `partial_shape`."""
+        """The admitted shapes without names, as OpenVINO's `partial_shape`."""
         return self.shape.partial_shape
 
     @property
@@ -372,7 +386,7 @@ class Port:
         return self.shape.is_dynamic
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data that the `from_dict` of its class turns into an equal port."""
+        """Plain data from which the class's `from_dict` makes an equal port."""
         return {"name": self.name, "element_type": self.element_type, "shape": str(self.shape)}
 
 
@@ -380,10 +394,11 @@ class Port:
 class InputPort(Port):
     """One input of a model.
 
-    `pad` allows padding: name of a dynamic dimension -> the value of the elements added along it. An
-    element outside the request along several dimensions gets the value of the first of them. `mask_of`
-    names the input whose extent this one masks: 1 in the request's own region, 0 in the padding; it is made
-    where a request has none.
+        InputPort("mask", "i64", NamedShape.parse("batch, seq"), mask_of="ids")
+
+    `pad` allows padding: dimension name -> value of the added elements. Elements outside the request along several
+    dimensions get the value of the first. `mask_of` names the input that this one masks, with 1 in the request's region
+    and 0 in the padding. The mask is made if a request lacks it.
     """
 
     KIND: ClassVar[str] = "input"
@@ -391,20 +406,20 @@ class InputPort(Port):
     mask_of: str | None = None
 
     def __post_init__(self) -> None:
-        Port.__post_init__(self)  # a class with slots has no `super()` here
+        Port.__post_init__(self)  # super() fails in a dataclass with slots
         for dimension, value in self.pad.items():
             with EngineError.about("inputs", self.name):
                 self._check_pad(dimension, value)
 
     def admitted(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """The shape, of Python's own integers, if this input takes it; raises `ShapeError` otherwise."""
+        """Return the shape as Python integers; raises `ShapeError` if this input does not take it."""
         sizes = tuple(shape)
         admits = self.shape.partial_shape.admits
         if admits(sizes):
             return sizes
         refused = f"input {self.name!r} takes [{self.shape}]"
         try:
-            sizes = checked_sizes(shape)  # NumPy's integers are sizes, too
+            sizes = checked_sizes(shape)  # NumPy integers are sizes as well
         except ShapeError as error:
             raise ShapeError(f"{refused}: {error}") from None
         if not admits(sizes):
@@ -413,7 +428,7 @@ class InputPort(Port):
 
     @property
     def axis_names(self) -> tuple[str | None, ...]:
-        """Names of each axis's dimension, `<input>.<axis>` where it has none; None for a static axis."""
+        """The dimension name of each axis, `<input>.<axis>` without a name; None for a static axis."""
         return tuple(
             (name or f"{self.name}.{axis}") if dimension.is_dynamic else None
             for axis, (name, dimension) in enumerate(
@@ -422,18 +437,18 @@ class InputPort(Port):
         )
 
     def pads(self, dimension: str) -> bool:
-        """Tell whether this input may be padded along `dimension`; a mask always may."""
+        """Tell whether this input may be padded along `dimension`; a mask may always be padded."""
         return self.mask_of is not None or dimension in self.pad
 
     def pad_value(self, dimension: str) -> PadValue:
-        """Value of the padding along `dimension`; 0 unless the configuration says otherwise."""
+        """The padding value along `dimension`; 0 by default."""
         return self.pad.get(dimension, 0)
 
     def _check_pad(self, dimension: str, value: PadValue) -> None:
         where = f"input {self.name!r}: pad {dimension!r}"
         if dimension == "batch":
             raise SignatureError(f"{where}: the batch axis is never padded; requests add up along it")
-        # Only a name that was given will do: outputs are trimmed by it, and none can carry an automatic one.
+        # The name must be explicit, because outputs are trimmed by it and cannot carry an automatic name.
         if dimension not in self.shape.names or dimension not in self.axis_names:
             raise SignatureError(
                 f"{where}: no dynamic dimension of this name in [{self.shape}]; name the axis to pad it"
@@ -444,7 +459,7 @@ class InputPort(Port):
             raise SignatureError(f"{where}: a mask is 0 in the padding, not {value!r}")
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data that `from_dict` turns into an equal port."""
+        """Plain data from which `from_dict` makes an equal port."""
         plain = Port.to_dict(self)
         if self.pad:
             plain["pad"] = dict(self.pad)
@@ -454,7 +469,7 @@ class InputPort(Port):
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> InputPort:
-        """The port that `plain` describes; raises an `EngineError` that says what is wrong with it."""
+        """The port that `plain` describes; raises `EngineError` for invalid data."""
         mask_of = plain.get("mask_of")
         pad = plain.get("pad", {})
         if not isinstance(pad, Mapping) or not all(isinstance(name, str) for name in pad):
@@ -475,10 +490,12 @@ class InputPort(Port):
 
 @dataclass(frozen=True, slots=True)
 class OutputPort(Port):
-    """One output of a model, and the rule by which it is divided among the requests of a batch.
+    """One output of a model, and the rule that divides it among the requests of a batch.
 
-    Axes named like a dimension of the inputs have the size that it has there, unless the rule says otherwise; other
-    dynamic axes depend on the data.
+        OutputPort("scores", "f32", NamedShape.parse("batch, seq, 8"), Rows())
+
+    Axes named like an input dimension have its size, unless the rule says otherwise. The data decides the size of other
+    dynamic axes.
     """
 
     KIND: ClassVar[str] = "output"
@@ -486,7 +503,7 @@ class OutputPort(Port):
 
     @property
     def batch_axis(self) -> int | None:
-        """The axis named `batch`, if there is one and it is dynamic."""
+        """The dynamic axis named `batch`; None without one."""
         for axis, (name, dimension) in enumerate(zip(self.shape.names, self.shape.dimensions, strict=True)):
             if name == "batch" and dimension.is_dynamic:
                 return axis
@@ -494,28 +511,28 @@ class OutputPort(Port):
 
     @property
     def data_axis(self) -> int | None:
-        """The axis of which a result has as much as the data gave: rows found, or entries counted; None without one."""
+        """The axis whose size the data decides (rows found, entries counted); None without such an axis."""
         return self.rule.data_axis(self)
 
     @property
     def extents(self) -> tuple[Extent | None, ...]:
-        """The extent that each axis follows, by the names of the shape or by the rule; None for an axis without one."""
+        """The extent of each axis, by the shape's names or the rule; None for an axis without one."""
         return self.rule.extents(self)
 
     def own_sizes(self, own: Mapping[str, int]) -> tuple[int | None, ...]:
-        """The size of each axis in the result of a request whose dimensions have these sizes; None: not told by them."""
+        """The size of each axis in the result of a request of these sizes; None if the sizes do not determine it."""
         return tuple(
             None if extent is None or extent.dimension not in own else extent.of(own[extent.dimension])
             for extent in self.extents
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data that `from_dict` turns into an equal port."""
+        """Plain data from which `from_dict` makes an equal port."""
         return {**Port.to_dict(self), "rule": rule_to_dict(self.rule)}
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> OutputPort:
-        """The port that `plain` describes; raises an `EngineError` that says what is wrong with it."""
+        """The port that `plain` describes; raises `EngineError` for invalid data."""
         return cls(
             _text(plain, "name"),
             _text(plain, "element_type"),
@@ -529,7 +546,7 @@ class OutputPort(Port):
 
 
 def _holds(element_type: str, value: object) -> bool:
-    """Tell whether the element type can hold `value`: exactly, or, for floats, rounded but within its range."""
+    """Tell whether the element type holds `value`: exactly, or rounded within the range of a float type."""
     dtype = dtype_of(element_type)
     if not isinstance(value, bool | int | float):
         return False
@@ -564,27 +581,27 @@ def _text(plain: Mapping[str, Any], key: str) -> str:
 # ---------------------------------------------------------------- dynamic dimensions
 
 BATCH = "batch"
-"""The name of the dimension along which requests are put together."""
+"""The name of the dimension along which requests share calls."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DimensionTable:
-    """Names, bounds and places of the dynamic dimensions; parallel to `names` unless said otherwise."""
+    """Names, bounds and positions of the dynamic dimensions; tuples are parallel to `names` unless stated otherwise."""
 
     names: tuple[str, ...]
-    """`batch` first where there is a batch axis, then in order of first occurrence."""
+    """`batch` first if there is a batch axis, then in order of first occurrence."""
     bounds: tuple[Dimension, ...]
-    """Sizes of each dimension that all inputs admit together."""
+    """The sizes of each dimension that all inputs admit."""
     paddable: tuple[bool, ...]
-    """True for a dimension of which all inputs that have it allow padding, which none may do for `batch`."""
+    """True if every input with the dimension allows padding; always False for `batch`."""
     has_batch: bool
-    """True if every input has a dynamic dimension `batch`; otherwise requests cannot be put together."""
+    """True if every input has a dynamic dimension `batch`; otherwise requests cannot share calls."""
     axes: tuple[tuple[int | None, ...], ...]
-    """Number of the dimension of each axis of each input; None where the axis is static."""
+    """The dimension number of each axis of each input; None for a static axis."""
 
     @classmethod
     def of(cls, inputs: Sequence[InputPort]) -> DimensionTable:
-        """The table of these inputs; raises `SignatureError` where they contradict each other."""
+        """The table of these inputs; raises `SignatureError` if they contradict each other."""
         axis_names = [port.axis_names for port in inputs]
         has_batch = bool(inputs) and all(BATCH in names for names in axis_names)
         first = [BATCH] if has_batch else []
@@ -613,7 +630,7 @@ class DimensionTable:
 def _bounds(
     names: Sequence[str], inputs: Sequence[InputPort], axis_names: Sequence[Sequence[str | None]]
 ) -> tuple[Dimension, ...]:
-    """Sizes that all axes of a name admit. A static axis of the same name ties the dynamic ones to its size."""
+    """The sizes that all axes of a name admit; a static axis fixes the dynamic axes of its name."""
     bounds = dict.fromkeys(names, Dimension())
     for port, per_axis in zip(inputs, axis_names, strict=True):
         for axis, dimension in enumerate(port.shape.dimensions):
@@ -631,7 +648,7 @@ def _bounds(
 
 
 def _check_static_names(inputs: Sequence[InputPort]) -> None:
-    """Names whose axes are all static must agree too: `c:3` here and `c:4` there cannot both be meant."""
+    """Raises `SignatureError` if static axes of one name differ, such as `c:3` and `c:4`."""
     seen: dict[str, tuple[str, Dimension]] = {}
     for port in inputs:
         for name, dimension in zip(port.shape.names, port.shape.dimensions, strict=True):
@@ -650,20 +667,20 @@ def _check_static_names(inputs: Sequence[InputPort]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Ruled:
-    """An output whose rule is checked, with what a rule may look at."""
+    """An output whose rule is checked, with the other outputs and the dimensions."""
 
     output: OutputPort
     outputs: Sequence[OutputPort]
-    """All of the model's."""
+    """All outputs of the model."""
     table: DimensionTable
 
     @property
     def where(self) -> str:
-        """The output and its rule: how the message of an error begins."""
+        """The output and its rule, the beginning of an error message."""
         return f"output {self.output.name!r}: the rule {self.output.rule.NAME}"
 
     def check(self) -> None:
-        """Raises `SignatureError` that names the output, its rule, and what the rule would need."""
+        """Raises `SignatureError` if the rule does not fit the output; the message names the remedy."""
         if isinstance(self.output.rule, Whole) == self.table.has_batch:
             remedy = (
                 "the model has a batch axis; say by rule whose rows are whose"
@@ -681,17 +698,17 @@ class Ruled:
                 f"{self.where} needs one dynamic axis named batch; there is none in [{output.shape}]"
             )
 
-    def check_leader(self, name: str, kinds: tuple[type[Rule], ...]) -> None:
-        """Raises `SignatureError` unless there is an output of that name with one of these rules."""
+    def check_leader(self, name: str, rules: tuple[str, ...]) -> None:
+        """Raises `SignatureError` unless the output `name` has one of these rules."""
         leader = next((other for other in self.outputs if other.name == name), None)
-        if leader is None or not isinstance(leader.rule, kinds):
-            *first, last = [kind.NAME for kind in kinds]
+        if leader is None or leader.rule.NAME not in rules:
+            *first, last = rules
             raise SignatureError(
                 f"{self.where} follows {name!r}, which is no output with the rule {', '.join(first)} or {last}"
             )
 
     def check_counter(self, name: str) -> None:
-        """Raises `SignatureError` unless the output of that name gives one number per row of the batch."""
+        """Raises `SignatureError` unless the output `name` has one number per row of the batch."""
         where = self.where
         counter = next((other for other in self.outputs if other.name == name), None)
         if counter is None or not isinstance(counter.rule, Rows):

@@ -1,9 +1,10 @@
-"""Proof of safety: whether a model gives each request, batched and padded, the results that it gives it alone.
+"""The proof of safety: whether a model gives each request, batched and padded, the same results as alone.
 
-Padding can scramble results, batching can mix them, and either can crash a model. So before a model is served, it is
-tried: on realistic inputs, beside hostile neighbours, in a process of its own. See docs/safety.md.
+Padding can change results, batching can mix them, and both can crash a model. So before a model is served, it is tried in
+a separate process, on realistic inputs and beside extreme neighbours. `probing/examination.py` describes the proof,
+docs/safety.md its use.
 
-    report = prove(ModelSpec(name="minilm", path=Path("minilm.xml"), inputs=...), ProbeOptions())
+    report = prove(ModelSpec(name="minilm", path=Path("minilm.xml"), inputs=...), model, ProbeOptions())
     for finding in report.of("refuted"): ...
 """
 
@@ -26,7 +27,7 @@ from shapestream_engine.probing.report import Finding, ProbeReport, Treatment
 __all__ = ["Finding", "ProbeOptions", "ProbeReport", "ProofCache", "Treatment", "complete_rules", "prove"]
 
 _MOST_CHILDREN = 8
-"""Processes that one proof may use up."""
+"""Largest number of child processes of one proof."""
 
 
 def prove(
@@ -37,11 +38,10 @@ def prove(
     threads: int | None = None,
     cache: ProofCache | None = None,
 ) -> ProbeReport:
-    """Tries the model of `spec` in child processes, or remembers what came of it the last time.
+    """Prove the model of `spec` in child processes, or return the kept report.
 
-    `model` is the same model compiled here, and only asked for its signature. A model in memory cannot be handed to
-    another process: it needs a file, or a function that can be imported. Raises `SignatureError` for samples that do
-    not fit.
+    `model` is the compiled model; only its signature is used. A model in memory cannot be passed to another process: a
+    file or an importable function is needed. Raises `SignatureError` for samples that do not fit.
     """
     if spec.model is not None:
         raise SignatureError(
@@ -61,9 +61,9 @@ def complete_rules(
     threads: int | None = None,
     cache: ProofCache | None = None,
 ) -> tuple[ModelSpec, dict[str, Mapping[str, Any]]]:
-    """The specification with the rules that it left out, where the model shows them beyond doubt, and these rules.
+    """Return the specification completed by rules that the live model shows with certainty, and these rules.
 
-    Those in doubt stay out: compiling says which are missing. `prove` is still to be asked about the result.
+    Uncertain rules are left out; compilation then reports them as missing. The result still needs `prove`.
     """
     task = Task(spec=spec, options=options, threads=threads, guess=True)
     known = (cache or ProofCache(None)).kept(task, None, lambda: _guess(task))

@@ -1,6 +1,6 @@
-"""Files that another party names, opened only where they are regular files.
+"""Opens files that another party names, if they are regular files.
 
-A FIFO waits for a writer, and a device may have no end: either would hold its reader for ever. Links are followed.
+A FIFO waits for a writer, and a device may be endless: both would block the reader for ever. Links are followed.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import BinaryIO
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Open a file to be read. Raises `OSError`, also for a FIFO, a device or a socket, and never waits for one."""
+    """Open a file for reading; raises `OSError`, without waiting, for a FIFO, a device or a socket."""
     return open(path, "rb", opener=_opened)
 
 
 def read_regular(path: Path, most_bytes: int) -> bytes:
-    """Read a whole file. Raises `OSError` as `open_regular` does, and for a file that is longer."""
+    """Read a whole file; raises `OSError` as `open_regular` does, and for a file beyond `most_bytes`."""
     with open_regular(path) as file:
         data = file.read(most_bytes + 1)
     if len(data) > most_bytes:
@@ -28,7 +28,7 @@ def read_regular(path: Path, most_bytes: int) -> bytes:
 
 def _opened(path: str, flags: int) -> int:
     descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
-    # Of the file that is read, whatever the path means a moment later.
+    # The check concerns the opened file, even if the path changes now.
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
         return descriptor
     os.close(descriptor)

@@ -1,7 +1,7 @@
-"""Shapes whose sizes may be left open: an interval per axis, with a name where sizes must agree.
+"""Shapes with open sizes: an interval per axis, and a name where sizes must be equal.
 
-Written as OpenVINO writes them (`?`, `-1`, `8`, `1..10`, `..512`, `8..`), or as XLA prints a bound (`<=25`),
-and printed as OpenVINO prints them. A *static* dimension admits one size, a *dynamic* one several.
+The syntax is OpenVINO's (`?`, `-1`, `8`, `1..10`, `..512`, `8..`) or XLA's bound (`<=25`); shapes are printed as OpenVINO
+prints them. A *static* dimension admits one size, a *dynamic* dimension several.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Any, TypeAlias
 from shapestream_engine.errors import ShapeError
 
 MAX_SIZE = 2**63 - 1
-"""The largest size of an axis, and of a tensor in bytes: what a signed 64-bit integer holds."""
+"""The largest size of an axis, and of a tensor in bytes: the largest signed 64-bit integer."""
 
-# A bounded number of digits: converting a long number takes quadratic time, and none of them is a size.
+# Digits are limited, because converting a long number takes quadratic time.
 _NUMBER = r"[0-9]{1,40}"
 _EXACT = re.compile(_NUMBER)
 _INTERVAL = re.compile(rf"(?P<low>{_NUMBER})?\s*\.\.\s*(?P<high>{_NUMBER})?")
@@ -27,10 +27,10 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def exact_nbytes(item_nbytes: int, shape: Sequence[int]) -> int:
-    """Bytes of a tensor of this shape, exactly: Python's integers do not overflow, however hostile the sizes.
+    """The exact size in bytes of a tensor of this shape; Python's integers do not overflow.
 
-    Raises `ShapeError` when the sizes other than 0 already come to more than `MAX_SIZE`: array libraries refuse
-    such a shape even where another size is 0 and there would be nothing to store.
+    Raises `ShapeError` if the product of the nonzero sizes exceeds `MAX_SIZE`: array libraries refuse such a shape even if
+    another size is 0.
     """
     extent = math.prod([size or 1 for size in shape], start=item_nbytes)
     if extent > MAX_SIZE:
@@ -41,13 +41,13 @@ def exact_nbytes(item_nbytes: int, shape: Sequence[int]) -> int:
 DimensionLike: TypeAlias = "Dimension | int | str | tuple[int | None, int | None] | list[int | None]"
 
 ShapeLike: TypeAlias = "str | PartialShape | NamedShape | Iterable[DimensionLike]"
-"""A shape in any spelling: `"1, ?"`, `[1, -1]`, `[(1, 10), "8.."]`, `"batch:1..64, 384"`."""
+"""A shape in any form: `"1, ?"`, `[1, -1]`, `[(1, 10), "8.."]`, `"batch:1..64, 384"`."""
 
 
 def checked_sizes(shape: Sequence[int]) -> tuple[int, ...]:
-    """The shape as Python's own integers, which do not overflow when they are multiplied; NumPy's are taken, too.
+    """Return the shape as Python integers, which do not overflow; NumPy integers are accepted.
 
-    Raises `ShapeError` for what is no size.
+    Raises `ShapeError` for an invalid size.
     """
     sizes = []
     for given in shape:
@@ -67,7 +67,9 @@ def checked_sizes(shape: Sequence[int]) -> tuple[int, ...]:
 class Dimension:
     """The sizes that one axis may take: `minimum` to `maximum`, both included; None is no upper limit.
 
-    Raises `ShapeError` unless 0 <= minimum <= maximum < 2**63, all of them integers (a bool is none).
+        Dimension.parse("1..64") == Dimension(1, 64)
+
+    Raises `ShapeError` unless 0 <= minimum <= maximum < 2**63, all integers and no bool.
     """
 
     minimum: int = 0
@@ -78,7 +80,7 @@ class Dimension:
             if type(size) is not int:
                 raise ShapeError(f"a size is an integer, not {size!r}")
             if not 0 <= size <= MAX_SIZE:
-                # Without the number: Python refuses to print integers of thousands of digits.
+                # The number is left out, because Python refuses to print integers of thousands of digits.
                 raise ShapeError(
                     f"a size lies within 0..{MAX_SIZE}; this one is {'negative' if size < 0 else 'too large'}"
                 )
@@ -87,10 +89,9 @@ class Dimension:
 
     @classmethod
     def parse(cls, value: DimensionLike) -> Dimension:
-        """The dimension that `value` stands for.
+        """Parse a dimension: a string in the module's syntax, a size (-1: any), or a pair of bounds.
 
-        A string in any of the module's spellings, a size (-1: any), or a pair of bounds (None or -1: no upper
-        limit). Raises `ShapeError`.
+        In a pair, None or -1 is no upper limit. Raises `ShapeError`.
         """
         match value:
             case Dimension():
@@ -117,7 +118,7 @@ class Dimension:
 
     @property
     def is_static(self) -> bool:
-        """Exactly one size is admitted."""
+        """Tell whether exactly one size is admitted."""
         return self.minimum == self.maximum
 
     @property
@@ -131,7 +132,7 @@ class Dimension:
         return self.minimum <= size <= (MAX_SIZE if self.maximum is None else self.maximum)
 
     def intersection(self, other: Dimension) -> Dimension:
-        """The sizes that both admit; raises `ShapeError` if there are none."""
+        """The sizes that both dimensions admit; raises `ShapeError` if there are none."""
         uppers = [dimension.maximum for dimension in (self, other) if dimension.maximum is not None]
         low, high = max(self.minimum, other.minimum), min(uppers, default=None)
         if high is not None and high < low:
@@ -148,16 +149,16 @@ class Dimension:
 
 @dataclass(frozen=True, slots=True)
 class PartialShape:
-    """A dimension per axis: the shapes that a tensor may take. `PartialShape(())` is that of a scalar."""
+    """The shapes that a tensor may take: a dimension per axis. `PartialShape(())` is a scalar's.
+
+    PartialShape.parse("?, 1..10, 384").admits((7, 4, 384))  # True
+    """
 
     dimensions: tuple[Dimension, ...]
 
     @classmethod
     def parse(cls, value: str | PartialShape | Iterable[DimensionLike]) -> PartialShape:
-        """The shape that `value` stands for: `"[?,1..10,384]"`, `"?, 3"` or `[-1, (1, 10), "8.."]`.
-
-        Raises `ShapeError`.
-        """
+        """Parse a shape: `"[?,1..10,384]"`, `"?, 3"` or `[-1, (1, 10), "8.."]`. Raises `ShapeError`."""
         if isinstance(value, PartialShape):
             return value
         parts = _split_text(value) if isinstance(value, str) else list(value)
@@ -175,11 +176,11 @@ class PartialShape:
 
     @property
     def is_static(self) -> bool:
-        """Exactly one shape is admitted."""
+        """Tell whether exactly one shape is admitted."""
         return not self.is_dynamic
 
     def admits(self, shape: Sequence[int]) -> bool:
-        """Tell whether a tensor of these sizes fits: the same rank, and every size within its dimension."""
+        """Tell whether the shape has the same rank and each size lies within its dimension."""
         return len(shape) == self.rank and all(
             size in dimension for size, dimension in zip(shape, self.dimensions, strict=True)
         )
@@ -199,11 +200,10 @@ class PartialShape:
 
 @dataclass(frozen=True, slots=True)
 class NamedShape:
-    """A `PartialShape` in which axes may have names: `batch:1..64, seq:1..512, 384`.
+    """A `PartialShape` whose axes may have names: `batch:1..64, seq:1..512, 384`.
 
-    Axes of the same name have the same size, within one tensor and across the inputs of one request. `names`
-    is parallel to `dimensions`; None is an axis without a name. A name alone (`batch, seq`) leaves the size
-    open.
+    Axes of the same name have the same size, within a tensor and across the inputs of a request. `names` is parallel to
+    `dimensions`; None is an axis without a name. A name alone (`batch, seq`) leaves the size open.
     """
 
     names: tuple[str | None, ...]
@@ -218,7 +218,7 @@ class NamedShape:
 
     @classmethod
     def of(cls, value: ShapeLike) -> NamedShape:
-        """The shape that `value` stands for, in any spelling; what is no text has no names. Raises `ShapeError`."""
+        """Make a named shape from any form; only text can name axes. Raises `ShapeError`."""
         if isinstance(value, str | NamedShape):
             return cls.parse(value)
         dimensions = PartialShape.parse(value).dimensions
@@ -226,7 +226,7 @@ class NamedShape:
 
     @classmethod
     def parse(cls, value: str | NamedShape) -> NamedShape:
-        """The shape that `value` stands for; `""` is a scalar. Raises `ShapeError`."""
+        """Parse a named shape; `""` is a scalar. Raises `ShapeError`."""
         if isinstance(value, NamedShape):
             return value
         entries = [_parse_named(part) for part in _split_text(value)]
@@ -283,7 +283,7 @@ def _split_text(text: str) -> list[str]:
 
 
 def _integer(value: Any) -> int:
-    # NumPy's and every other library's integers are welcome here, bools and floats are not.
+    # Integers of NumPy and other libraries are accepted, bools and floats are not.
     try:
         if not isinstance(value, bool):
             return operator.index(value)

@@ -1,7 +1,6 @@
-"""The signature of a model: its ports, their shared dimensions, and the sizes of every request that fits them.
+"""The signature of a model: its ports, their shared dimensions, and the check of each request against them.
 
-A signature is a value. It checks itself when it is made, and every request against itself (`resolve`). It travels to
-clients and from workers as plain data.
+A signature is a value. It checks itself when it is made. It is sent to clients and from workers as plain data.
 """
 
 from __future__ import annotations
@@ -32,10 +31,8 @@ from shapestream_engine.strategy import Sizes, Strategy, parse_strategy
 
 
 def _resolved(signature: ModelSignature, layout: Any) -> RequestShape:
-    """Check everything about a layout that needs no tensor bytes.
-
-    Raises `ShapeError`, which names the port, the dimension and the remedy.
-    """
+    """Check a layout without the tensors' bytes, and return the request's sizes. Raises `ShapeError` that names the
+    port, the dimension and the remedy."""
     inputs, table = signature.inputs, signature.table
     positions = _positions(inputs, layout)
     sizes: list[int | None] = [None] * len(table.names)
@@ -74,7 +71,7 @@ def _resolved(signature: ModelSignature, layout: Any) -> RequestShape:
 
 
 def _positions(inputs: Sequence[InputPort], layout: Any) -> list[int | None]:
-    """Find the entry of the layout for each input; None for a mask that is left out."""
+    """The position of each input in the layout; None for a mask that is left out."""
     if not isinstance(layout, tuple):
         raise ShapeError(f"a layout is a tuple of (port, element type, shape), not {type(layout).__name__}")
     positions: list[int | None] = [None] * len(inputs)
@@ -101,7 +98,7 @@ def _positions(inputs: Sequence[InputPort], layout: Any) -> list[int | None]:
 
 
 def _check_tensor(port: InputPort, element_type: Any, shape: Any) -> None:
-    """Element type, rank, and each size by itself."""
+    """Check element type, rank, and each size on its own."""
     if element_type != port.element_type:
         raise ElementTypeError(
             f"input {port.name!r} is of element type {port.element_type}, not {element_type!r}; "
@@ -136,10 +133,10 @@ def _nbytes(port: InputPort, shape: tuple[int, ...]) -> int:
 def _within_bounds(
     table: DimensionTable, sizes: Sequence[int | None], first_port: dict[int, str]
 ) -> tuple[int, ...]:
-    """The bounds that the inputs have together may be tighter than those of the port that was looked at."""
+    """Check the sizes against the bounds of all inputs, which may be tighter than a single port's."""
     own = []
     for number, size in enumerate(sizes):
-        # Known always: a mask, which alone may be left out, has no dimension that its source has not.
+        # The size is always known: only masks may be left out, and a mask has no dimension that its source lacks.
         assert size is not None
         if size not in table.bounds[number]:
             raise ShapeError(
@@ -163,15 +160,13 @@ def _listing(inputs: Sequence[InputPort]) -> str:
 
 # ---------------------------------------------------------------- requests without elements
 #
-# Such a request has no bytes and may claim any sizes beside its 0. The results of a call for it would depend on the claim
-# alone, once it is padded or filled up. So where the ports do not tell the results, it is not run at padded sizes either.
+# Such a request has no bytes, and may state any sizes beside its 0. The results of a padded or filled-up call would depend
+# on that statement alone. So if the ports do not determine the results, the request never runs at padded sizes.
 
 
 def _empty_answer(signature: ModelSignature, request: RequestShape) -> Tensors | None:
-    """The results of a request without elements; None where only a call of exactly its sizes can tell.
-
-    Raises `ShapeError` for one whose call may be padded or filled up, or needs a mask that is larger than itself.
-    """
+    """The results of a request without elements; None if only a call of exactly its sizes shows them. Raises
+    `ShapeError` if the call may be padded or filled up, or needs a mask that is larger than the request."""
     own = dict(zip(signature.dimensions, request.sizes, strict=True))
     has_rows = not signature.has_batch or request.rows > 0
     shapes = [_shape(port, own, has_rows=has_rows) for port in signature.outputs]
@@ -190,12 +185,12 @@ def _empty_answer(signature: ModelSignature, request: RequestShape) -> Tensors |
 
 
 def _shape(port: OutputPort, own: Mapping[str, int], *, has_rows: bool) -> tuple[int, ...] | None:
-    """Shape of the output for such a request; None where the data decides, or has elements of the model's own."""
+    """The output's shape for a request without elements; None if the data decides, or the model adds elements."""
     rule = port.rule
     data_axis = port.data_axis
     if isinstance(rule, Recount):
         return None if has_rows else (1,) * port.shape.rank
-    # Where there are no rows, none was found. How many things are in rows without elements only the model knows.
+    # No rows have no detections. Only the model knows the number of detections in rows without elements.
     if data_axis is not None and has_rows:
         return None
     sizes = []
@@ -215,7 +210,7 @@ def _tensors(outputs: Sequence[OutputPort], shapes: Sequence[tuple[int, ...]]) -
     layout, buffers = [], []
     for number, (port, shape) in enumerate(zip(outputs, shapes, strict=True)):
         dtype = dtype_of(port.element_type)
-        exact_nbytes(dtype.itemsize, shape)  # what no array has the shape of cannot be received either
+        exact_nbytes(dtype.itemsize, shape)  # a shape that no array can have cannot be received either
         layout.append((number, port.element_type, shape))
         buffers.append(np.zeros(prod(shape), dtype).tobytes())
     return Tensors(layout=tuple(layout), buffers=buffers)
@@ -224,16 +219,16 @@ def _tensors(outputs: Sequence[OutputPort], shapes: Sequence[tuple[int, ...]]) -
 # ---------------------------------------------------------------- models
 
 MAX_PORTS = 64
-"""Inputs, and outputs, in a description that comes from elsewhere."""
+"""Largest number of inputs, and of outputs, in a description of unknown origin."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSignature:
-    """The ports of a model. Raises `SignatureError` where they contradict each other or a rule cannot hold.
+    """The ports of a model; raises `SignatureError` if they contradict each other or a rule does not fit.
 
-    Derived from the inputs: `dimensions` (names of the dynamic ones, `batch` first), and parallel to it
-    `bounds` (what all inputs admit together), `paddable` and `allowed` (the strategy's sizes, None for any);
-    `has_batch`, whether requests can share a call; `static_sizes`, call shapes with a model of their own.
+    The inputs determine the derived fields. `dimensions` has the names of the dynamic dimensions, `batch` first. Parallel
+    to it are `bounds` (the sizes that all inputs admit), `paddable`, and `allowed` (the strategy's sizes; None: any).
+    `has_batch` tells whether requests can share a call. `static_sizes` has the call shapes with a prepared model.
     """
 
     name: str
@@ -275,10 +270,10 @@ class ModelSignature:
             object.__setattr__(self, derived, value)
 
     def resolve(self, layout: Layout) -> RequestShape:
-        """The request's sizes and bytes, once its layout is known to fit; raises `ShapeError` otherwise.
+        """Check a layout and return the request's sizes and bytes; raises `ShapeError` if it does not fit.
 
-        The tensors' bytes are not looked at: their lengths must equal the `nbytes` that this returns. Nothing is remembered
-        here: callers on the way of a request keep a `Memo` of the layouts that they have read.
+        The lengths of the buffers are not checked: they must equal the returned `nbytes`. Nothing is cached here; callers
+        keep a `Memo` of layouts.
         """
         request = _resolved(self, layout)
         if request.total_nbytes or not self.inputs:
@@ -286,9 +281,9 @@ class ModelSignature:
         return replace(request, answer=_empty_answer(self, request))
 
     def round_up(self, sizes: Sizes) -> Sizes:
-        """The sizes that a request of these is padded to: the next allowed ones. Its rows stay, as requests add up.
+        """The next allowed sizes, to which a request is padded. Rows stay, because requests add up.
 
-        Raises `ShapeError` for a size beyond the largest that is allowed.
+        Raises `ShapeError` for a size beyond the largest allowed size.
         """
         if not self.strategy.sizes:
             return sizes
@@ -307,14 +302,14 @@ class ModelSignature:
         return tuple(rounded)
 
     def runs_exactly(self, sizes: Sizes) -> bool:
-        """Tell whether a batch of these sizes is sure to be one call of them: not padded, filled up or divided."""
+        """Tell whether a batch of these sizes certainly runs as one call: not padded, filled up or divided."""
         if self.strategy.max_prepared is not None:
             return False
         rows_are_free = not self.has_batch or self.allowed[0] is None
         return rows_are_free and self.round_up(sizes) == sizes
 
     def input_shapes(self, sizes: Sizes) -> tuple[Sizes, ...]:
-        """The shape of each input in a call of these sizes (parallel to `dimensions`)."""
+        """The shape of each input in a call; `sizes` is parallel to `dimensions`."""
         return tuple(
             tuple(
                 dimension.minimum if number is None else sizes[number]
@@ -324,7 +319,7 @@ class ModelSignature:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, for the wire, that `from_dict` turns into an equal signature."""
+        """Plain data for the wire; `from_dict` makes an equal signature of it."""
         return {
             "name": self.name,
             "inputs": [port.to_dict() for port in self.inputs],
@@ -334,10 +329,7 @@ class ModelSignature:
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> ModelSignature:
-        """The signature that `plain` describes; it may come from anywhere.
-
-        Raises `SignatureError` for whatever is wrong with it.
-        """
+        """The signature that `plain`, data of any origin, describes. Raises `SignatureError` for invalid data."""
         try:
             match plain:
                 case {"name": str(name), "inputs": [*inputs], "outputs": [*outputs]}:
@@ -358,7 +350,7 @@ class ModelSignature:
         raise SignatureError("a signature has a name, a list of inputs and a list of outputs")
 
     def describe(self) -> list[str]:
-        """Lines for a human: the ports, then each dynamic dimension, its bounds and what is done along it."""
+        """Describe the signature in text lines: the ports, then each dynamic dimension with bounds and use."""
         lines = [f"model {self.name}"]
         lines += [f"  input  {port}" for port in self.inputs]
         lines += [f"  output {port}" for port in self.outputs]
@@ -385,7 +377,7 @@ class ModelSignature:
     def _why_not_padded(self, dimension: str) -> str:
         ports = [port for port in self.inputs if dimension in port.axis_names]
         refusing = [port.name for port in ports if not port.pads(dimension)]
-        # Padding that some inputs allow and others do not is probably an oversight, and worth a word.
+        # If only some inputs allow padding, this is probably an oversight.
         blame = f" ({', '.join(refusing)} does not allow it)" if len(refusing) < len(ports) else ""
         together = ": only requests of the same size share a call" if self.has_batch else ""
         return f"never padded{blame}{together}"

@@ -1,13 +1,12 @@
-"""A slot's work: one batch after the other, from the received buffers to results that are its own.
+"""Runs the batches of a slot, one after another, from received buffers to results.
 
-A `Runner` belongs to the thread that calls `run`. That thread gathers the requests, runs the call, copies the results
-out and gives the inference request back. The threads of a server's and a worker's slots (`slot_threads.py` of the
-pipeline) take their batches from a socket; calibration, `check` and the proof make their own.
+A `Runner` belongs to the thread that calls `run`. The thread gathers the requests, runs the calls, copies the results out,
+and gives the inference request back. The slots of servers and workers (`slot_threads.py` of the pipeline) read batches
+from a socket; calibration, `check` and the proof make their own.
 
-Until a batch has begun it can be withdrawn, also before it has arrived: its number is skipped. Of one that has begun,
-the calls that have not begun are left out. A call that has begun runs to its end: engines that are asked to stop one may
-answer later calls wrongly (docs/backends.md). Whatever a model's call raises fails its batch, also an error that is no
-`Exception`.
+A batch can be withdrawn until it begins, even before it arrives: its number is then skipped. Of a cancelled batch, calls
+that have not begun are left out. A call that has begun runs to its end, because engines that are asked to stop a call may
+give wrong results later (docs/backends.md). Every error of a call fails the batch, even if it is no `Exception`.
 """
 
 from __future__ import annotations
@@ -18,38 +17,37 @@ from time import perf_counter
 
 from shapestream_engine.batch import BatchInputs, BatchReport, ErrorCode
 from shapestream_engine.batch_run import BatchRun
-from shapestream_engine.errors import EngineError, InferenceError
+from shapestream_engine.errors import EngineError, InferenceError, message_of
 from shapestream_engine.infer_request import InferRequest
 from shapestream_engine.layout import RequestShape
 from shapestream_engine.request_pool import RequestPool
 
 _REMEMBERED_SHAPES = 4096
-"""Call shapes remembered per model, to tell new ones; when so many are known, all are forgotten."""
+"""Number of call shapes remembered per model, to recognise new ones; then all are forgotten."""
 
 
 class Runner:
-    """Run batches of the models of `pools`, one after another, on the thread that calls `run`.
+    """Runs batches of the models of `pools`, one after another, on the thread that calls `run`.
 
-    `withdraw` and `cancel` return at once and may be called from any thread. They need batches with ascending numbers.
-    A failed batch leaves the runner as good as new.
+    `withdraw` and `cancel` are thread-safe and return at once. Batch numbers must ascend. A failed batch does not affect
+    the next.
     """
 
     def __init__(self, name: str, pools: Mapping[str, RequestPool]) -> None:
         self.name = name
         self._pools = dict(pools)
         self._seen: dict[str, set[tuple[int, ...]]] = {name: set() for name in pools}
-        # Ties other threads' wishes to this one's work: a batch is withdrawn or begun, never both, and `cancel` hits
-        # its batch or none.
+        # Orders requests of other threads and this thread's work: a batch is withdrawn or begun, never both, and
+        # `cancel` affects only its batch.
         self._lock = threading.Lock()
         self._last = -1
-        """The number that was begun, or skipped, last."""
+        """The number of the last batch that began or was skipped."""
         self._withdrawn: dict[int, bool] = {}
-        """Numbers to skip, and whether `run` reports them. They exceed `_last`, and are as many as a server withdraws before
-        it sends the next."""
+        """Numbers to skip, and whether `run` reports them. All exceed `_last`; a server bounds their number."""
         self._begun: int | None = None
-        """The batch that the thread works on."""
+        """The number of the running batch."""
         self._cancelled = False
-        """True once the end of that batch was asked for: it begins no further call."""
+        """True once the running batch is cancelled: no further call begins."""
         self._halted = False
         """True while all batches are skipped."""
 
@@ -59,9 +57,9 @@ class Runner:
         return self._begun
 
     def run(self, batch: BatchInputs, ahead_s: float = 0.0) -> BatchReport | None:
-        """Run a batch to its report; None if it was withdrawn. Errors become reports, of whatever kind they are.
+        """Run a batch and return its report; None if it was withdrawn. Errors become reports.
 
-        `ahead_s` is `time.monotonic` of this process less the clock of the batch's `start_before`.
+        `ahead_s` is this process's `time.monotonic` minus the clock of `start_before`, in seconds.
         """
         with self._lock:
             self._last = batch.batch
@@ -82,9 +80,9 @@ class Runner:
                 self._begun = None
 
     def withdraw(self, batch: int) -> bool:
-        """Skip this batch when its turn comes; the caller answers for it.
+        """Skip this batch when it arrives; the caller reports its end.
 
-        False if it has begun, was reported, or is skipped anyway.
+        Returns False if the batch has begun, was reported, or is skipped already.
         """
         with self._lock:
             if self._halted or batch <= self._last or batch in self._withdrawn:
@@ -93,9 +91,9 @@ class Runner:
             return True
 
     def cancel(self, batch: int) -> None:
-        """Begin no further call of this batch; the one that runs goes on to its end. One that has not begun is skipped.
+        """Begin no further call of this batch; a running call goes on. A batch that has not begun is skipped.
 
-        `run` reports it either way: with its results, if no call was left out.
+        `run` reports the batch in both cases, with its results if no call was left out.
         """
         with self._lock:
             if self._begun == batch:
@@ -104,12 +102,12 @@ class Runner:
                 self._withdrawn.setdefault(batch, True)
 
     def halt(self) -> None:
-        """Skip every batch, and every further call of the one that runs, until `restart`."""
+        """Skip all batches, and further calls of the running batch, until `restart`."""
         with self._lock:
             self._halted = self._cancelled = True
 
     def restart(self) -> None:
-        """Run batches again; their numbers may begin anew."""
+        """Run batches again; numbers may start anew."""
         with self._lock:
             self._halted = False
             self._last = -1
@@ -131,16 +129,16 @@ class Runner:
         try:
             return BatchRun(batch, shapes, ahead_s, pool, request, self._infer, self._is_new).run()
         except BaseException as error:  # noqa: BLE001
-            # The edge where whatever went wrong becomes a coded report. Also what is no `Exception`, such as the panic of
-            # an extension in Rust, SystemExit or trio's Cancelled: this thread has no caller whom it could be meant for,
-            # Ctrl-C reaches the main thread only, and a thread that ends answers nothing that was sent to it.
+            # Every error becomes a coded report here, including those that are no `Exception`: a panic of a Rust
+            # extension, SystemExit, trio's Cancelled. This thread has no caller for them. Ctrl-C reaches the main
+            # thread only, and a dead thread would leave batches unanswered.
             return self._failure(batch, error, began)
         finally:
             if request is not None:
                 pool.give_back(request)
 
     def _infer(self, request: InferRequest) -> tuple[float, float]:
-        """Runs a call of the batch that has begun; returns when it started and ended."""
+        """Run a call of the running batch; return the times of its start and end."""
         if self._cancelled:
             raise InferenceError("cancelled before its call began")
         started = perf_counter()
@@ -157,11 +155,11 @@ class Runner:
         return True
 
     def _failure(self, batch: BatchInputs, error: BaseException, began: float) -> BatchReport:
-        words = f"{_words(error)}{self._about_empty(batch)}"
+        words = f"{message_of(error)}{self._about_empty(batch)}"
         if self._cancelled:
             code, message = ErrorCode.CANCELLED, words
         elif isinstance(error, MemoryError):
-            # Of the device, not of the data: elsewhere, or later, the batch may run.
+            # The device caused it: the batch may run elsewhere, or later.
             code, message = ErrorCode.UNAVAILABLE, f"out of memory: {words}"
         elif isinstance(error, EngineError | RuntimeError):
             code, message = ErrorCode.MODEL_ERROR, words
@@ -171,7 +169,7 @@ class Runner:
             code, message = (
                 ErrorCode.MODEL_ERROR,
                 f"{type(error).__name__}: {words}",
-            )  # none of ours raises such
+            )  # shapestream raises no such error
         return BatchReport(
             batch=batch.batch,
             outputs=None,
@@ -181,7 +179,7 @@ class Runner:
         )
 
     def _about_empty(self, batch: BatchInputs) -> str:
-        """Advice, where a member has no elements: few models take sizes of 0, and engines say so in riddles."""
+        """Advice if a member has no elements: few models take sizes of 0, and engines report them obscurely."""
         pool = self._pools.get(batch.model)
         if pool is None:
             return ""
@@ -199,18 +197,10 @@ class Runner:
 
 
 def _resolved(batch: BatchInputs, pool: RequestPool) -> tuple[RequestShape, ...]:
-    """The sizes of the members; raises `EngineError` for one that the model does not take."""
+    """The sizes of the members; raises `EngineError` if the model does not take one of them."""
     return tuple([pool.resolve(member.layout) for member in batch.members])
 
 
 def _cancelled(batch: BatchInputs) -> BatchReport:
     message = "cancelled before it began"
     return BatchReport(batch=batch.batch, outputs=None, code=ErrorCode.CANCELLED, message=message)
-
-
-def _words(error: BaseException) -> str:
-    """The error's message. A model's own class may fail to give one."""
-    try:
-        return str(error)
-    except BaseException:  # noqa: BLE001 - the same edge: it is the model's code that runs here
-        return "(its message cannot be read)"

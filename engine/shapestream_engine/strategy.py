@@ -1,12 +1,13 @@
-"""A strategy: the call shapes that a model is given. A value, which is part of a signature and travels with it.
+"""A strategy: the call shapes of a model. It is a value, part of the signature.
 
     {strategy: native}                             any shape
-    {strategy: native, max_prepared: 64}           at most so many different ones: a scheduler rounds sizes up
-    {strategy: bucketed, seq: [32, 64, 128]}       sizes are padded to the next that is allowed, rows filled up to it
+    {strategy: native, max_prepared: 64}           64 different shapes: a scheduler rounds sizes up
+    {strategy: bucketed, seq: [32, 64, 128]}       sizes are padded to the next allowed size, rows filled up
     {strategy: padded, seq: 512}                   the same with one size per dimension
-    {strategy: partitioned, batch: [1, 2, 4, 8]}   rows are divided rather than filled up: 5 run as 4 + 1
+    {strategy: partitioned, batch: [1, 2, 4, 8]}   rows are divided, not filled up: 5 run as 4 + 1
 
-`batching/calls.py` cuts a batch into calls by it. What static shapes gain, and cost: docs/strategies.md.
+`batching/calls.py` divides batches into calls by the strategy. docs/strategies.md has the gains and costs of static
+shapes.
 """
 
 from __future__ import annotations
@@ -22,34 +23,34 @@ from shapestream_engine.ports import BATCH, DimensionTable
 
 Sizes: TypeAlias = tuple[int, ...]
 StaticShape: TypeAlias = tuple[tuple[str, int], ...]
-"""Names and sizes, in the order of the names, so that equal shapes are equal however they were written."""
+"""Names and sizes, sorted by name, so that equal shapes compare equal."""
 
 NAMES = ("native", "padded", "bucketed", "partitioned")
 MAX_STATIC = 256
-"""Static models of one model, at most: each keeps a copy of most weights in memory."""
+"""Largest number of static models per model; each keeps a copy of most weights."""
 
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
-    """Allowed sizes by dimension, ascending; a dimension that is not named may have any size.
+    """Ascending allowed sizes by dimension; other dimensions may have any size.
 
-    Raises `SignatureError` for sizes that cannot be meant, and for arguments that exclude each other.
+        Strategy({"seq": (32, 64, 128)})
+
+    Raises `SignatureError` for invalid sizes, and for arguments that exclude each other.
     """
 
     sizes: Mapping[str, Sizes] = field(default_factory=dict, hash=False)
     partitioned: bool = field(default=False, kw_only=True)
-    """Rows are divided into calls of exactly the allowed sizes, as few as possible, rather than filled up."""
+    """True: rows are divided into as few calls of allowed sizes as possible, not filled up."""
     max_prepared: int | None = field(default=None, kw_only=True)
-    """Different call shapes, for each size of the dimensions that may not be rounded. Only without `sizes`."""
+    """Largest number of call shapes, for each size of the dimensions that may not be rounded. Only without `sizes`."""
     static_shapes: tuple[StaticShape, ...] = field(default=(), kw_only=True)
-    """Call shapes with a model of their own, where the engine makes such: a size for every dynamic dimension."""
+    """Call shapes with a prepared model, if the engine makes such: a size for every dynamic dimension."""
     fill_rows: bool = field(default=False, kw_only=True)
-    """Under `max_prepared` rows are rounded up too, by copies of a row: only for a model whose rows are independent."""
+    """True: under `max_prepared`, rows are also rounded up by copies; only for a model with independent rows."""
     most_rows: int | None = field(default=None, kw_only=True)
-    """Rows of a call that holds more than one request: as far as batching was tried.
-
-    1: nothing says that rows are independent. None: as many as the model takes.
-    """
+    """Largest number of rows of a call that requests share, as far as batching was proved. 1: rows may depend on
+    each other, so every request runs alone. None: no limit beside the model's."""
 
     def __post_init__(self) -> None:
         for dimension, sizes in self.sizes.items():
@@ -84,7 +85,7 @@ class Strategy:
 
     @property
     def name(self) -> str:
-        """The strategy's name in a configuration; one size per dimension is `padded`, also where it was `bucketed`."""
+        """The strategy's name in a configuration; one size per dimension is always `padded`."""
         if not self.sizes:
             return "native"
         if self.partitioned:
@@ -93,24 +94,24 @@ class Strategy:
 
     @property
     def alone(self) -> bool:
-        """Tell whether a call has the rows of one request and no others."""
+        """Tell whether each call holds one request only."""
         return self.most_rows == 1
 
     @property
     def calibration_shapes(self) -> int | None:
-        """Different shapes that a process may spend on measuring calls: an eighth of the cap; None: any number."""
+        """Number of shapes for calibration, an eighth of the cap; None: any number."""
         return None if self.max_prepared is None else self.max_prepared // 8
 
     @property
     def chosen_shapes(self) -> int | None:
-        """Different shapes that a scheduler may choose: what calibration leaves of the cap; None: any number."""
+        """Number of shapes for the scheduler, the rest of the cap; None: any number."""
         return None if self.max_prepared is None else self.max_prepared - self.max_prepared // 8
 
     def allowed(self, table: DimensionTable) -> tuple[Sizes | None, ...]:
-        """Return the allowed sizes of each dimension of the model; None: any size.
+        """The allowed sizes of each dimension of the model; None: any size.
 
-        Raises `SignatureError` where the model has no such dimension, admits no such size, or may not be padded, and
-        for a cap on shapes without an upper bound to round up to.
+        Raises `SignatureError` for a dimension that the model lacks or may not pad, for sizes that it does not admit, and
+        for a cap on shapes without an upper bound.
         """
         for dimension, sizes in self.sizes.items():
             self._check_sizes(dimension, sizes, table)
@@ -148,14 +149,14 @@ class Strategy:
             )
 
     def static_sizes(self, table: DimensionTable) -> tuple[Sizes, ...]:
-        """The static shapes as sizes of the model's dimensions, in the order in which they were named.
+        """The static shapes as sizes of the model's dimensions, in configured order.
 
-        Raises `SignatureError` where one leaves out a dimension, names one that is none, or is more than the model takes.
+        Raises `SignatureError` for a shape that lacks a dimension, has an unknown one, or exceeds the model's bounds.
         """
         return tuple([_static_sizes(shape, table) for shape in self.static_shapes])
 
     def words(self, dimension: str) -> str | None:
-        """Describe the treatment of a dimension, for people; None if it has any size."""
+        """Describe the use of a dimension as text; None if it may have any size."""
         sizes = self.sizes.get(dimension)
         if sizes is None:
             return None
@@ -166,11 +167,11 @@ class Strategy:
         return f"filled up to calls of {_listed(sizes)}"
 
     def about(self, dimension: str) -> str:
-        """The beginning of an error about a dimension."""
+        """The beginning of an error message about a dimension."""
         return f"strategy {self.name}: {dimension!r}"
 
     def to_dict(self) -> dict[str, Any]:
-        """The mapping that `parse_strategy` turns into an equal strategy."""
+        """The mapping from which `parse_strategy` makes an equal strategy."""
         return {
             "strategy": self.name,
             **{name: list(sizes) for name, sizes in self.sizes.items()},
@@ -200,9 +201,11 @@ def _refused(message: str, *key: str) -> SignatureError:
 
 
 def parse_strategy(value: Mapping[str, Any]) -> Strategy:
-    """The strategy that a mapping states; every key is a dimension but `strategy` and what native has besides.
+    """Parse a strategy; every key is a dimension, except `strategy` and the arguments of native.
 
-    A size alone is as good as a list of one. Raises `SignatureError` for an unknown strategy and for wrong sizes.
+        parse_strategy({"strategy": "bucketed", "seq": [32, 64, 128]})
+
+    A single size stands for a list of one. Raises `SignatureError` for an unknown strategy and invalid sizes.
     """
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
         raise _refused(f"shapes are a mapping such as {{strategy: bucketed, seq: [32, 64]}}, not {value!r}")
@@ -210,11 +213,11 @@ def parse_strategy(value: Mapping[str, Any]) -> Strategy:
     name = arguments.pop("strategy", "native")
     if name not in NAMES:
         raise _refused(f"unknown strategy {name!r}; known are {', '.join(NAMES)}")
-    # No size is `True`, so a dimension may be called like a flag.
+    # `True` is no size, so a dimension may have a flag's name.
     fill_rows = arguments.get("fill_rows") is True
     if fill_rows:
         del arguments["fill_rows"]
-    # Sizes of a dimension of that name come as a list.
+    # A dimension of this name has a list of sizes.
     most_rows = arguments.pop("most_rows") if type(arguments.get("most_rows")) is int else None
     if name == "native":
         cap, static = arguments.pop("max_prepared", None), _parse_static(arguments.pop("static", ()))
@@ -235,7 +238,7 @@ def parse_strategy(value: Mapping[str, Any]) -> Strategy:
 
 
 def _check_stated(name: str, sizes: Mapping[str, Sizes]) -> None:
-    """Raises `SignatureError` for what the strategy of this name in particular cannot do."""
+    """Raises `SignatureError` for arguments that the named strategy cannot have."""
     if name == "padded":
         if not sizes:
             raise _refused("strategy padded: name the dimensions to pad, each with its size: seq: 512")
@@ -250,7 +253,7 @@ def _check_stated(name: str, sizes: Mapping[str, Sizes]) -> None:
 
 
 def complaint_about(sizes: Sequence[object]) -> str | None:
-    """Why these cannot be the allowed sizes of a dimension; None if they can."""
+    """The reason why these sizes are invalid; None if they are valid."""
     if not sizes:
         return "there is no size; write at least one"
     known = [size for size in sizes if _is_size(size)]
@@ -270,7 +273,7 @@ def _is_size(value: object) -> TypeGuard[int]:
 
 
 def _listed(sizes: Sequence[int]) -> str:
-    """`1, 2 or 4`."""
+    """Sizes as text: `1, 2 or 4`."""
     *most, last = map(str, sizes)
     return f"{', '.join(most)} or {last}" if most else last
 
@@ -279,10 +282,8 @@ def _listed(sizes: Sequence[int]) -> str:
 
 
 def _parse_static(value: object) -> tuple[StaticShape, ...]:
-    """The shapes that a list of mappings means: `static: [{batch: 1, seq: [8, 16]}, {batch: 4, seq: 16}]`.
-
-    A list of sizes stands for one shape per size. Raises `SignatureError`.
-    """
+    """Parse static shapes: `static: [{batch: 1, seq: [8, 16]}, {batch: 4, seq: 16}]`. A list of sizes stands for one
+    shape per size. Raises `SignatureError`."""
     complaint = "strategy native: static: a list of shapes such as [{{batch: 1, seq: 16}}], not {!r}"
     if not isinstance(value, Sequence) or isinstance(value, str):
         raise _refused(complaint.format(value), "static")
@@ -294,7 +295,7 @@ def _parse_static(value: object) -> tuple[StaticShape, ...]:
             sizes if isinstance(sizes, list | tuple) else (sizes,)
             for _, sizes in sorted(entry.items(), key=lambda item: str(item[0]))
         ]
-        # Counted before they are made: a few long lists are already more than any memory holds.
+        # The shapes are counted first, because a few long lists would exceed memory.
         if len(shapes) + prod(map(len, columns)) > MAX_STATIC:
             raise _refused(f"strategy native: static: no more than {MAX_STATIC} shapes", "static")
         shapes += [tuple(zip(sorted(entry), sizes, strict=True)) for sizes in product(*columns)]
@@ -302,7 +303,7 @@ def _parse_static(value: object) -> tuple[StaticShape, ...]:
 
 
 def _check_static(shapes: Sequence[StaticShape]) -> None:
-    """Raises `SignatureError` for sizes that cannot be meant, and for a shape that is listed twice."""
+    """Raises `SignatureError` for invalid sizes and for repeated shapes."""
     if len(shapes) > MAX_STATIC:
         raise _refused(f"strategy native: static: no more than {MAX_STATIC} shapes", "static")
     for shape in shapes:

@@ -1,4 +1,4 @@
-"""Tensors that are resized in place: a shape over a buffer with capacity, which steady traffic keeps."""
+"""Tensors that are resized in place: a shape over a buffer whose capacity is kept between requests."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from shapestream_engine.signature import ModelSignature
 Array: TypeAlias = "np.ndarray[Any, Any]"
 
 RESERVE_BYTES = 64 * 2**20
-"""An upper bound of up to so many bytes is reserved at once: no request then makes the tensor grow."""
+"""Upper bounds up to this size in bytes are reserved at once, so that no request reallocates."""
 
 _ALIGNMENT = 64
-"""Bytes: a cache line, and the widest vector register of today's CPUs. Engines copy what is aligned less."""
+"""Alignment in bytes: a cache line and the widest vector register; engines copy less aligned memory."""
 
 
 @runtime_checkable
 class TensorLike(Protocol):
-    """A tensor that can be resized in place: ours, or an engine's own behind this face."""
+    """The interface of tensors that are resized in place, this package's and the engines'."""
 
     @property
     def element_type(self) -> str:
@@ -33,27 +33,30 @@ class TensorLike(Protocol):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The size of each axis. Setting it resizes in place; the contents are unspecified afterwards."""
+        """The size of each axis; setting it resizes in place, and the contents become undefined."""
 
     @shape.setter
     def shape(self, shape: tuple[int, ...]) -> None: ...
 
     @property
     def data(self) -> Array:
-        """A C-contiguous view of exactly `shape`; valid until the shape is set again."""
+        """A C-contiguous view of `shape`, valid until the shape is set again."""
 
     @property
     def reallocations(self) -> int:
-        """Moves of the data to another address since the tensor was made."""
+        """Number of moves of the data to another address since the tensor was made."""
 
 
 class Tensor:
-    """A C-contiguous tensor, aligned to 64 bytes, that follows OpenVINO's rule of `set_shape`.
+    """A C-contiguous tensor, aligned to 64 bytes, with the semantics of OpenVINO's `set_shape`.
 
-    A new shape reuses the storage, and reallocates only if it needs more than the capacity. Contents are not
-    kept. With `shape` None the tensor starts empty, `(0,)`. Where `upper_bound_bytes` is known and at most
-    `reserve_bytes`, that much is reserved at once; otherwise the capacity doubles as it must grow, up to the
-    bound.
+        tensor = Tensor("f32", (2, 3))
+        tensor.data[...] = 1
+        tensor.set_shape((1, 3))  # keeps the memory
+
+    A new shape reuses the memory unless it exceeds the capacity. Contents are not kept. Without a shape, the tensor starts
+    empty, `(0,)`. An `upper_bound_bytes` up to `reserve_bytes` is reserved at once; otherwise the capacity doubles when it
+    must grow, up to the bound.
     """
 
     __slots__ = (
@@ -104,29 +107,30 @@ class Tensor:
 
     @property
     def data(self) -> Array:
-        """A C-contiguous view of exactly `shape`; valid until the shape is set again."""
+        """A C-contiguous view of `shape`, valid until the shape is set again."""
         return self._data
 
     @property
     def byte_size(self) -> int:
-        """Bytes that the present shape takes."""
+        """Size in bytes of the present shape."""
         return self._data.nbytes
 
     @property
     def capacity_bytes(self) -> int:
-        """Bytes that a shape may take without a reallocation."""
+        """Largest size in bytes of a shape without a reallocation."""
         return self._capacity_bytes
 
     @property
     def reallocations(self) -> int:
-        """Moves of the data to another address since the tensor was made."""
+        """Number of moves of the data to another address since the tensor was made."""
         return self._reallocations
 
     def set_shape(self, shape: Sequence[int]) -> None:
-        """Give the tensor this shape in place; the contents are unspecified afterwards.
+        """Resize the tensor in place; the contents become undefined.
 
-        Raises `ShapeError`, and stays as it is, for sizes that are not integers of 0 or more, and for a shape
-        that exceeds the upper bound.
+            tensor.set_shape((4, 128))
+
+        Raises `ShapeError`, and changes nothing, for sizes that are no integers from 0, and beyond the upper bound.
         """
         if shape != self._shape:
             self._resize(checked_sizes(shape))
@@ -146,23 +150,23 @@ class Tensor:
         return nbytes
 
     def _grown(self, needed: int) -> int:
-        """Doubling bounds how often data moves; the upper bound keeps it from reserving what cannot come."""
+        """Double the capacity, so that data moves rarely, but not beyond the upper bound."""
         doubled = 2 * self._capacity_bytes
         if self._upper_bound_bytes is not None:
             doubled = min(doubled, self._upper_bound_bytes)
         return max(needed, doubled)
 
     def _allocate(self, capacity: int) -> None:
-        # The old storage lives until the new one is bound, so an allocation that fails changes nothing.
+        # The old memory stays until the new memory is assigned, so a failed allocation changes nothing.
         storage = self._new_storage(capacity + _ALIGNMENT - 1)
         start = storage.ctypes.data
         self._storage, self._offset = storage, -start % _ALIGNMENT
         self._address, self._capacity_bytes = start + self._offset, capacity
 
     def rest_on(self, memory: Array, shape: tuple[int, ...]) -> None:
-        """Give up the storage for `memory`, bytes in a row that an engine has filled with a tensor of this shape.
+        """Adopt `memory`, contiguous bytes that an engine filled with a tensor of this shape, without a copy.
 
-        Without a copy. Counts as a reallocation if the data is at another address than before.
+        A change of address counts as a reallocation.
         """
         address = memory.ctypes.data
         self._reallocations += address != self._address
@@ -171,7 +175,7 @@ class Tensor:
         self._shape, self._data = shape, self._view(shape)
 
     def _new_storage(self, nbytes: int) -> Array:
-        """Memory for the tensor; devices that read some kinds of it faster than others override this."""
+        """Allocate the tensor's memory; subclasses for devices may allocate another kind."""
         return np.empty(nbytes, np.uint8)
 
     def _view(self, sizes: tuple[int, ...]) -> Array:
@@ -186,10 +190,12 @@ class Tensor:
 
 
 class ArrayTensor(Tensor):
-    """Any shape that fits into the array, and never another place: a larger one raises `ShapeError`.
+    """A tensor over a caller's array; a shape that does not fit raises `ShapeError`.
 
-    The array is C-contiguous and writeable, and starts out as the tensor's contents. Engines copy from and to memory that
-    is aligned to less than 64 bytes more slowly; none of them refuses it.
+        request.set_input_tensor("x", ArrayTensor(array))
+
+    The array is C-contiguous and writeable, and holds the tensor's initial contents. Engines are slower with memory that
+    is aligned to less than 64 bytes, but accept it.
     """
 
     __slots__ = ("_array",)
@@ -218,7 +224,7 @@ class ArrayTensor(Tensor):
 
 
 def upper_bounds(signature: ModelSignature) -> tuple[int | None, ...]:
-    """The most bytes that each input can need, by the bounds that all inputs have together; None: unbounded."""
+    """Largest size in bytes of each input, by the bounds of all inputs together; None: unbounded."""
     bounds = signature.bounds
     return tuple(
         _most_nbytes(
@@ -233,7 +239,7 @@ def upper_bounds(signature: ModelSignature) -> tuple[int | None, ...]:
 
 
 def fixed_ports(signature: ModelSignature, sizes: Sequence[int | None]) -> tuple[InputPort, ...]:
-    """The inputs of a model that takes only these sizes (parallel to the signature's dimensions; None: any)."""
+    """The inputs of a model that takes only these sizes; `sizes` is parallel to the dimensions, None: any."""
     ports = []
     for port, axes in zip(signature.inputs, signature.table.axes, strict=True):
         dimensions = []
@@ -245,12 +251,12 @@ def fixed_ports(signature: ModelSignature, sizes: Sequence[int | None]) -> tuple
 
 
 def port_bounds(ports: Sequence[InputPort]) -> tuple[int | None, ...]:
-    """The most bytes that each of these inputs can need by itself; None: unbounded."""
+    """Largest size in bytes of each of these inputs on its own; None: unbounded."""
     return tuple(_most_nbytes(port, [axis.maximum for axis in port.shape.dimensions]) for port in ports)
 
 
 def bound_shape(signature: ModelSignature, output: int) -> tuple[int, ...] | None:
-    """The largest shape that an output can have; None: unbounded along some axis."""
+    """The largest shape of an output; None if some axis is unbounded."""
     port, bounds = signature.outputs[output], dict(zip(signature.dimensions, signature.bounds, strict=True))
     shape = []
     for name, dimension in zip(port.shape.names, port.shape.dimensions, strict=True):
@@ -263,7 +269,7 @@ def bound_shape(signature: ModelSignature, output: int) -> tuple[int, ...] | Non
 
 
 def output_bounds(signature: ModelSignature) -> tuple[int | None, ...]:
-    """The most bytes that each output can need; None: unbounded."""
+    """Largest size in bytes of each output; None: unbounded."""
     return tuple(
         None if (shape := bound_shape(signature, number)) is None else _most_nbytes(port, shape)
         for number, port in enumerate(signature.outputs)
@@ -271,13 +277,13 @@ def output_bounds(signature: ModelSignature) -> tuple[int | None, ...]:
 
 
 def _most_nbytes(port: InputPort | OutputPort, most: Sequence[int | None]) -> int | None:
-    """Bytes of a tensor of these sizes; None where one of them has no bound."""
+    """Size in bytes of a tensor of these sizes; None if one of them is unbounded."""
     sizes = [size for size in most if size is not None]
     return prod(sizes, start=dtype_of(port.element_type).itemsize) if len(sizes) == len(most) else None
 
 
 def reserved(bounds: Sequence[int | None], budget: int = RESERVE_BYTES) -> tuple[bool, ...]:
-    """Choose the tensors that get their upper bound at once: in their order, while the request's budget lasts."""
+    """Choose the tensors whose upper bound is reserved at once, in order, within the request's budget in bytes."""
     chosen = []
     for bound in bounds:
         fits = bound is not None and bound <= budget

@@ -14,7 +14,7 @@ from openvino import opset13 as op
 
 from shapestream_engine import InputSpec, ModelSpec, OutputSpec, SignatureError, compile_model
 from shapestream_engine.probe import Finding, ProbeOptions, ProbeReport, ProofCache, prove
-from shapestream_engine.probing import examination, pool
+from shapestream_engine.probing import examination, probe_requests
 from shapestream_engine.probing.inputs import Integers, Normal, Uniform
 from shapestream_engine.strategy import parse_strategy
 
@@ -417,7 +417,7 @@ def test_the_budget_begins_with_the_first_request(monkeypatch: pytest.MonkeyPatc
         now[0] += 1.0
         return x
 
-    for module in (examination, pool):
+    for module in (examination, probe_requests):
         monkeypatch.setattr(module, "monotonic", lambda: now[0])
     spec = ModelSpec(name="slow", model=slow, inputs={"x": ROWS["x"]}, outputs={"y": SAME})
     findings: list[Finding] = []

@@ -1,1 +1,1 @@
-"""One module or folder per engine, and the only place that imports it; `compile_model` chooses among them."""
+"""One module or folder per engine. No other code imports an engine; `compile_model` chooses among them."""

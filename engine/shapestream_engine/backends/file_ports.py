@@ -1,11 +1,11 @@
-"""A model's ports as its file describes them, together with what a spec states: the way to a `ModelSignature`.
+"""From the ports of a model file and a `ModelSpec` to a `ModelSignature`.
 
-An engine reads its file's ports as `FilePort`s. Files may name dynamic dimensions (ONNX's `dim_param`, the symbols of
-`torch.export`): a symbol is the same size wherever it stands, so outputs follow inputs by name, and nothing has to be tried.
-A spec may call a symbol otherwise, `batch` above all; the name then goes wherever the symbol stands.
+An engine describes its file's ports as `FilePort`s. Files may name dynamic dimensions (ONNX's `dim_param`, the symbols of
+`torch.export`). Equal symbols mean equal sizes, so outputs follow inputs by name, without a trial. A spec may give a
+symbol another name, `batch` above all. The new name then replaces the symbol at every port.
 
-An engine that can give a model's inputs other shapes than its file has (OpenVINO) passes `reshape`: it does so, and says
-which dimensions the outputs then follow.
+An engine that can change the input shapes of a model (OpenVINO) passes `reshape`. The callback changes them, and returns
+the dimensions that the outputs then follow.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ class FilePort:
     """One input or output, as the model file describes it."""
 
     name: str
-    """The file's own name of it, or `input0`, `output1`, … where it has none."""
+    """The name in the file; without a name `input0`, `output1`, …"""
     element_type: str
     symbols: tuple[str | None, ...]
-    """The name that the file gives to the size of each axis; None where it gives none."""
+    """The file's name for the size of each axis; None for an axis without a name."""
     dimensions: tuple[Dimension, ...] | None
-    """The sizes that the file admits for each axis; None where it admits any number of axes."""
+    """The sizes that the file admits for each axis; None if the file leaves the rank open."""
     aliases: frozenset[str] = frozenset()
-    """Further names that a spec may use. Its position, `input0`, is always one."""
+    """Further names that a spec may use. The position, such as `input0`, is always a name."""
     batch_axis: int | None = None
-    """The axis that the file marks as the batch, without a symbol; negative: counted from the last axis."""
+    """The axis that the file marks as the batch without a symbol; a negative number counts from the last axis."""
 
     def __str__(self) -> str:
         return "[...]" if self.dimensions is None else f"[{','.join(map(str, self.dimensions))}]"
@@ -55,20 +55,20 @@ class FilePort:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reshaped:
-    """The outputs of a model whose inputs were given other shapes, and how certain that is."""
+    """The outputs of a reshaped model, and how many trials support them."""
 
     outputs: Sequence[FilePort]
-    """The outputs now; their symbols are the dimensions of the inputs that they follow."""
+    """The outputs after the reshape; their symbols are the input dimensions that they follow."""
     accepted: int
-    """Sets of sizes that the model took."""
+    """Number of sets of sizes that the model accepted."""
     varied: frozenset[str]
-    """Dimensions that it took in more than one size."""
+    """Dimensions that the model accepted in more than one size."""
     complaint: str
-    """The error of the last set of sizes that it refused."""
+    """The error for the last set of sizes that the model refused."""
 
 
 Reshape: TypeAlias = Callable[[tuple[InputPort, ...], DimensionTable], Reshaped]
-"""Give the model's inputs the shapes of these ports; raises `SignatureError` if it does not take them."""
+"""Callback that gives the inputs the shapes of these ports; raises `SignatureError` if the model refuses them."""
 
 
 def signature_of(
@@ -78,7 +78,7 @@ def signature_of(
     *,
     reshape: Reshape | None = None,
 ) -> ModelSignature:
-    """The signature of the model with these ports, as `spec` wants it; raises `SignatureError`."""
+    """The signature of the model with these ports and this spec; raises `SignatureError`."""
     try:
         input_names = _Names.of("input", inputs, spec.inputs)
         output_names = _Names.of("output", outputs, spec.outputs)
@@ -123,7 +123,7 @@ def signature_of(
 
 @dataclass(frozen=True, slots=True)
 class _Names:
-    """The names of the ports of one kind: the configuration's, else the file's. Each port may have other names too."""
+    """The names of the inputs or outputs: the configuration's, else the file's. A port may have further names."""
 
     kind: str
     names: tuple[str, ...]
@@ -145,7 +145,7 @@ class _Names:
         return cls(kind, names, tuple(port.aliases | {port.name} for port in ports))
 
     def resolve(self, name: str) -> str:
-        """The port's name, for any of its names; raises `SignatureError` that lists the names."""
+        """Return the main name of a port, for any of its names; raises `SignatureError` that lists the names."""
         return self.names[self._number(name)]
 
     def _number(self, name: str) -> int:
@@ -171,7 +171,7 @@ class _Names:
 def _input_shapes(
     spec: ModelSpec, ports: Sequence[FilePort], names: Sequence[str], *, reshapes: bool
 ) -> tuple[list[NamedShape], dict[str, str]]:
-    """The shape of each input, and the name that the size of each of the file's symbols has from here on."""
+    """The shape of each input, and the dimension name of each of the file's symbols."""
     stated = [
         _stated_shape(port, name, spec.inputs.get(name)) for port, name in zip(ports, names, strict=True)
     ]
@@ -201,7 +201,7 @@ def _input_shapes(
 
 
 def no_tensors(outputs: Sequence[str]) -> str:
-    """The message about outputs that are sequences or maps, which no request can be answered with."""
+    """The error message for outputs that are sequences or maps; a reply holds tensors only."""
     names = ", ".join(map(repr, outputs))
     return (
         f"output{'s' if len(outputs) > 1 else ''} {names}: a sequence or a map, which is no tensor "
@@ -210,7 +210,7 @@ def no_tensors(outputs: Sequence[str]) -> str:
 
 
 def _stated_shape(port: FilePort, name: str, spec: InputSpec | None) -> NamedShape | None:
-    """The shape that the spec states; None where it states none."""
+    """The shape that the spec states; None without a statement."""
     if spec is not None and spec.shape is not None:
         shape = NamedShape.parse(spec.shape)
         _check_rank("input", name, port, shape)
@@ -227,21 +227,21 @@ def _axis_names(port: FilePort, stated: NamedShape | None) -> tuple[str | None, 
 
 
 def _symbols(port: FilePort, stated: NamedShape | None) -> tuple[str | None, ...]:
-    """The symbols of a port's axes; none where the file does not say how many axes there are."""
+    """The symbols of a port's axes; all None if the file leaves the rank open."""
     return (None,) * len(stated) if port.dimensions is None and stated is not None else port.symbols
 
 
 def _names_of_symbols(
     ports: Sequence[FilePort], names: Sequence[str], stated: Sequence[NamedShape | None]
 ) -> dict[str, str]:
-    """The name of the size of each of the file's symbols: the configuration's, else the file's."""
+    """The dimension name of each of the file's symbols: the configuration's, else the symbol."""
     own: dict[str, str] = {}
     calls: dict[str, str] = {}
     for port, name, shape in zip(ports, names, stated, strict=True):
         for symbol, wanted in zip(_symbols(port, shape), _axis_names(port, shape), strict=True):
             if symbol is None:
                 continue
-            # A symbol that is no name, such as ONNX's "past + 1", needs one from the configuration.
+            # A symbol such as ONNX's "past + 1" is no name; the configuration may give it one.
             if symbol.isascii() and symbol.isidentifier():
                 own[symbol] = symbol
             if wanted is not None and calls.setdefault(symbol, wanted) != wanted:
@@ -256,7 +256,7 @@ def _names_of_symbols(
 def _stated_bounds(
     names: Sequence[str], shapes: Sequence[NamedShape | None], named: Sequence[Sequence[str | None]]
 ) -> dict[str, Dimension]:
-    """The sizes of each dimension that all inputs state together; a name alone states nothing."""
+    """The bounds of each dimension that all inputs state together; a name alone states no bound."""
     bounds: dict[str, Dimension] = {}
     for port, shape, axis_names in zip(names, shapes, named, strict=True):
         for name, dimension in zip(axis_names, () if shape is None else shape.dimensions, strict=False):
@@ -272,7 +272,7 @@ def _stated_bounds(
 
 
 def _settled(name: str, axis: int, own: Dimension, wanted: Dimension, reshapes: bool) -> Dimension:
-    """The sizes of one axis. Without `reshapes` the file's bounds are the model's own: it takes no sizes beyond them."""
+    """The bounds of one axis. Without `reshapes`, the file's bounds are final and the spec may not exceed them."""
     if reshapes:
         return own if wanted == _ANY and own.is_dynamic else wanted
     if wanted == _ANY:
@@ -291,7 +291,7 @@ def _contradiction(name: str, axis: int, own: Dimension, wanted: Dimension) -> s
 
 
 def _with_batch_of_file(port: FilePort, shape: NamedShape) -> NamedShape:
-    """The axis that the file marks is `batch`, where the configuration names no such axis and gives it no name."""
+    """Name the file's batch axis `batch`, unless the configuration names that axis, or names another axis `batch`."""
     if port.batch_axis is None or BATCH in shape.names:
         return shape
     axis = port.batch_axis % max(1, len(shape))
@@ -303,7 +303,7 @@ def _with_batch_of_file(port: FilePort, shape: NamedShape) -> NamedShape:
 
 
 def _check_opened(in_file: Sequence[FilePort], ports: Sequence[InputPort], reshaped: Reshaped) -> None:
-    """Raise `SignatureError` for an axis that the file has fixed, and that took no other sizes when they were tried."""
+    """Raise `SignatureError` for an axis that the file fixes and that took no other size in a trial."""
     for own, port in zip(in_file, ports, strict=True):
         for axis, (name, wanted, fixed) in enumerate(
             zip(port.axis_names, port.shape.dimensions, own.dimensions or (), strict=False)
@@ -319,7 +319,7 @@ def _check_opened(in_file: Sequence[FilePort], ports: Sequence[InputPort], resha
 
 def _check_rank(kind: str, name: str, port: FilePort, shape: NamedShape) -> None:
     if port.dimensions is not None and len(shape) != len(port.dimensions):
-        where = " in the model file" if kind == "input" else ""  # outputs are those of the inputs as stated
+        where = " in the model file" if kind == "input" else ""  # outputs follow the inputs as stated
         raise SignatureError(
             f"{kind} {name!r} has {len(port.dimensions)} axes{where}, {port}, and {len(shape)} in the "
             f"configuration, [{shape}]",
@@ -341,7 +341,7 @@ def _output(
     *,
     unfollowed: str | None,
 ) -> OutputPort:
-    """`unfollowed`: the words for an output that follows no batch; None where requests have none."""
+    """`unfollowed`: the message for an output that follows no batch; None if the model has no batch axis."""
     element_type = _element_type("output", name, port, spec)
     shape = _output_shape(port, name, spec.shape, follows)
     if spec.rule is None:

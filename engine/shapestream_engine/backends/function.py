@@ -1,7 +1,7 @@
-"""The engine for models that are Python callables over NumPy arrays: `function: package.module:name`.
+"""The engine for Python callables over NumPy arrays: `function: package.module:name`.
 
-The callable gets each input as a keyword argument, a view of the request's own tensor that is valid during the
-call, and returns a mapping from output names to arrays; with a single output, the array alone will do.
+The callable gets each input as a keyword argument. Arguments are views of the request's tensors, valid during the call. It
+returns a mapping from output names to arrays; a single output may be returned as the array alone.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from shapestream_engine.backends.host_request import HostRequest
 from shapestream_engine.compiled_model import CompiledModel
 from shapestream_engine.element_types import dtype_of
-from shapestream_engine.errors import EngineError, InferenceError, ModelLoadError, SignatureError
+from shapestream_engine.errors import EngineError, InferenceError, ModelLoadError, SignatureError, message_of
 from shapestream_engine.model import InputSpec, ModelSpec, OutputSpec
 from shapestream_engine.ports import InputPort, OutputPort, Rows, Rule, Whole, parse_rule
 from shapestream_engine.shapes import NamedShape
@@ -27,7 +27,7 @@ _Function: TypeAlias = Callable[..., Any]
 
 
 def compile_spec(spec: ModelSpec, *, slots: int, threads: int | None) -> FunctionModel:
-    """The model of a callable. `slots` and `threads` change nothing: the callable runs in its caller's thread."""
+    """Make the model of a callable. `slots` and `threads` have no effect: the callable runs in its caller's thread."""
     if spec.path is not None:
         raise SignatureError(f"model {spec.name!r}: the engine function takes a function, not a file")
     if spec.properties:
@@ -42,25 +42,25 @@ def compile_spec(spec: ModelSpec, *, slots: int, threads: int | None) -> Functio
 
 
 class FunctionModel(CompiledModel):
-    """A callable, called by any number of requests at a time: it must be safe to call from several threads."""
+    """A model that is a callable. Requests call it at the same time, so it must be thread-safe."""
 
     def __init__(self, signature: ModelSignature, function: _Function, name: str) -> None:
         super().__init__(signature, {"function": name})
         self._function: _Function | None = function
 
     def create_infer_request(self) -> FunctionRequest:
-        """A request with tensors of its own."""
+        """Create a request with its own tensors."""
         if self._function is None:
             raise self.is_closed()
         return FunctionRequest(self.signature, self._function)
 
     def close(self) -> None:
-        """Let go of the callable; the module that it comes from stays loaded."""
+        """Release the callable; its module stays loaded."""
         self._function = None
 
 
 class FunctionRequest(HostRequest):
-    """Calls of a callable. The outputs of a call may be views of its inputs."""
+    """A request of a callable. Outputs may be views of the inputs."""
 
     def __init__(self, signature: ModelSignature, function: _Function) -> None:
         super().__init__(signature)
@@ -73,23 +73,24 @@ class FunctionRequest(HostRequest):
         )
 
     def run(self) -> list[Array]:
-        """Call the function; raises `InferenceError` for whatever it raises, and for outputs that are not as declared."""
+        """Call the function; raises `InferenceError` for every error of it, and for outputs that differ from their
+        declaration."""
         arguments = {name: tensor.data for name, tensor in self._named}
         try:
             returned = self._function(**arguments)
         except KeyboardInterrupt:
             raise  # Ctrl-C, where a program calls the model in its main thread
         except BaseException as error:
-            # The edge to the model's own code. SystemExit, asyncio's CancelledError and the panic of an extension in Rust
-            # are no `Exception`s; one that passed would end a proof, or a program, instead of failing this call.
-            raise InferenceError(f"{type(error).__name__}: {_words(error)}") from error
+            # The model's own code may raise anything. SystemExit, asyncio's CancelledError and a panic of a Rust
+            # extension are no `Exception`s; they must fail this call only, not the proof or the program.
+            raise InferenceError(f"{type(error).__name__}: {message_of(error)}") from error
         return self._check(returned)
 
     def _check(self, returned: Any) -> list[Array]:
         expected = self._expected
         if type(returned) is not dict and not isinstance(
             returned, Mapping
-        ):  # the second takes ten times as long
+        ):  # isinstance alone takes ten times as long
             if len(expected) != 1:
                 names = ", ".join(port.name for port, *_ in expected)
                 raise InferenceError(
@@ -137,9 +138,9 @@ def _import(name: str, reference: str) -> Any:
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        # The edge to the user's module, whose code the import runs: its SystemExit would end the process, perhaps with 0.
+        # The import runs the user's code, whose SystemExit would end this process, perhaps with status 0.
         raise ModelLoadError(
-            f"model {name!r}: cannot load the function {reference!r}: {type(error).__name__}: {_words(error)}"
+            f"model {name!r}: cannot load the function {reference!r}: {type(error).__name__}: {message_of(error)}"
         ) from error
     return found
 
@@ -200,12 +201,4 @@ def _check_arguments(function: _Function, signature: ModelSignature) -> None:
             f"model {signature.name!r}: the function cannot be called with the inputs {names}: {error}"
         ) from error
     except ValueError:
-        return  # a callable written in C that does not tell its arguments
-
-
-def _words(error: BaseException) -> str:
-    """The message of an error. A model's own class may fail to give one."""
-    try:
-        return str(error)
-    except Exception:  # noqa: BLE001 - the model's own code runs here
-        return "(its message cannot be read)"
+        return  # a callable in C may have no signature

@@ -1,6 +1,7 @@
-"""Inference requests over input tensors in host memory, for engines that take memory of ours: what they share.
+"""The base of inference requests whose input tensors lie in host memory that this package allocates.
 
-The tensors are resized in place. A call blocks; `start_async` runs it on a thread of the request's own.
+Tensors are resized in place. A call blocks its thread; `start_async` runs the call on a thread that belongs to the
+request.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from shapestream_engine.tensor import RESERVE_BYTES, Array, Tensor, TensorLike, 
 
 
 class InputTensor(Tensor):
-    """A request's own input tensor: takes the shapes that its port takes, and none while the request runs.
+    """An input tensor of a request. It takes the shapes of its port, and no new shape while the request runs.
 
-    It may stand for a tensor from outside, `outside`, which then is what the engine reads.
+    `outside` may be a tensor of the caller's, which the engine then reads instead.
     """
 
     __slots__ = ("_port", "_request", "outside")
@@ -56,7 +57,10 @@ class InputTensor(Tensor):
         return self._data if self.outside is None else self.outside.data
 
     def set_shape(self, shape: Sequence[int]) -> None:
-        """Resize in place; raises `ShapeError` for a shape that the port does not take."""
+        """Resize in place; raises `ShapeError` for a shape that the port does not take.
+
+        request.input_tensor("ids").set_shape((2, 7))  # two rows of seven tokens
+        """
         if shape == self._shape and self.outside is None:
             return
         sizes = self._port.admitted(shape)
@@ -68,20 +72,20 @@ class InputTensor(Tensor):
             self.outside.shape = sizes
 
     def check(self) -> None:
-        """Raises `ShapeError` for a shape that the port does not take, as a tensor from outside may have."""
+        """Raises `ShapeError` if the tensor, perhaps one from outside, has a shape that the port does not take."""
         self._port.admitted(self.shape)
 
 
 class HostRequest(InferRequest):
-    """A request over tensors in host memory, whose engine implements `run`: one call, on what the tensors hold.
+    """A request over tensors in host memory. An engine implements `run`, which is one call.
 
-    Tensors from outside may be set in place of the request's own.
+    Tensors from outside may replace the request's own tensors.
     """
 
     def __init__(self, signature: ModelSignature, kind: type[InputTensor] = InputTensor) -> None:
         super().__init__(signature)
         self.running = False
-        """A call runs: the tensors stay as they are."""
+        """True during a call; the tensors must not change then."""
         bounds = upper_bounds(signature)
         self._tensors = tuple(
             kind(self, port, upper_bound_bytes=bound, reserve_bytes=RESERVE_BYTES if at_once else 0)
@@ -95,15 +99,15 @@ class HostRequest(InferRequest):
             for port in signature.outputs
         ]
         self._outside = False
-        """True if some input tensor stands for one of the caller's."""
+        """True if an input uses a tensor of the caller's."""
         self._set_outputs: dict[int, Tensor] = {}
         self._background_thread: ThreadPoolExecutor | None = None
-        """One thread, which starts with the first call of `start_async`."""
+        """One thread, started by the first `start_async`."""
         self._background: Future[None] | None = None
 
     @abstractmethod
     def run(self) -> list[Array]:
-        """One call; returns its outputs. Raises `InferenceError`, or `MemoryError` where the device has too little."""
+        """Run one call and return its outputs. Raises `InferenceError`, or `MemoryError` if the device lacks memory."""
 
     @property
     def input_tensors(self) -> Sequence[TensorLike]:
@@ -111,7 +115,7 @@ class HostRequest(InferRequest):
         return self._tensors
 
     def infer(self, inputs: InputArrays | None = None) -> InferResults:
-        """Run to the end in this thread, on `inputs` where they are given; other threads run meanwhile."""
+        """Run a call in this thread, on `inputs` if given; other threads continue meanwhile."""
         if inputs is not None:
             self.fill(inputs)
         self._begin()
@@ -119,7 +123,7 @@ class HostRequest(InferRequest):
         return InferResults(self)
 
     def start_async(self) -> None:
-        """Begin to run on a thread of the request's own; raises `RuntimeError` while the last call was not waited for."""
+        """Start a call on the request's thread; raises `RuntimeError` if nothing waited for the last call."""
         if self._background is not None:
             raise RuntimeError("the last call was not waited for")
         self._begin()
@@ -128,13 +132,13 @@ class HostRequest(InferRequest):
         self._background = self._background_thread.submit(self._finish)
 
     def wait(self) -> None:
-        """Wait until the call that `start_async` began is over; raises its error. Without a call it returns at once."""
+        """Wait for the call that `start_async` started, and raise its error. Without a call, return at once."""
         call, self._background = self._background, None
         if call is not None:
             call.result()
 
     def outputs(self) -> list[Array]:
-        """The outputs of the last call that went well: copy before the next call."""
+        """The outputs of the last successful call; copy them before the next call."""
         return self._outputs
 
     def _begin(self) -> None:

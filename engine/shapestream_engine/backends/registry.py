@@ -1,11 +1,12 @@
-"""The engines and their loading: ours, and those that installed packages bring by entry point.
+"""The registry of engines: the built-in ones, and those that installed packages add by entry point.
 
 A package adds an engine with an entry point of the group `shapestream.backends`:
 
     [project.entry-points."shapestream.backends"]
     tensorflow = "acme_tensorflow.backend"
 
-whose module (or object, `module:object`) has `compile_spec(spec, *, slots, threads) -> CompiledModel`. See docs/backends.md.
+The entry names a module, or an object as `module:object`, that has `compile_spec(spec, *, slots, threads) ->
+CompiledModel`. See docs/backends.md.
 """
 
 from __future__ import annotations
@@ -24,24 +25,24 @@ _OURS = {
     "torch": "shapestream_engine.backends.torch",
     "function": "shapestream_engine.backends.function",
 }
-"""Engine -> the module with its `compile_spec`. Imported when it is asked for: engines are optional."""
+"""Engine -> module with its `compile_spec`. Modules are imported on demand, because engines are optional."""
 
 
 def known_engines() -> tuple[str, ...]:
-    """The names of all engines, ours first. Whether what they need is installed shows when one is loaded."""
+    """The names of all engines, built-in ones first; loading shows whether their packages are installed."""
     return (*_OURS, *sorted(point.name for point in _added() if point.name not in _OURS))
 
 
 def check_engine(engine: str) -> None:
-    """Raises `SignatureError` that lists the engines if there is none of this name."""
+    """Raises `SignatureError` for an unknown engine; the message lists the known ones."""
     if engine not in _OURS and engine not in (known := known_engines()):
         raise SignatureError(f"unknown engine {engine!r}; known are {', '.join(known)}")
 
 
 def load_backend(engine: str) -> Any:
-    """The module or object that is the `Backend` of an engine.
+    """Load the module or object that is the `Backend` of an engine.
 
-    Raises `EngineMissing`, naming its extra, or `ModelLoadError`, naming the reason.
+    Raises `EngineMissing` with the missing extra, or `ModelLoadError` with the reason.
     """
     check_engine(engine)
     try:
@@ -62,5 +63,5 @@ def load_backend(engine: str) -> Any:
 
 
 def _added() -> tuple[EntryPoint, ...]:
-    """Asked anew each time: it is read from what is installed, and only for names that are not ours."""
+    """Read the entry points of installed packages; nothing is cached."""
     return tuple(entry_points(group=ENTRY_POINT_GROUP))

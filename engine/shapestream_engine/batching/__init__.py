@@ -1,4 +1,4 @@
-"""From requests to inference calls and back: which calls there are, what goes into them, and whose is what comes out.
+"""From requests to inference calls and back: the plan of the calls, their inputs, and the division of their outputs.
 
-The strategies are part of a signature, and what gathers and splits is made from one, so nothing is imported here.
+Nothing is imported here: signatures import strategies, and this package imports signatures.
 """

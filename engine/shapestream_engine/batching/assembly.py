@@ -1,6 +1,6 @@
-"""Requests into a call's input tensors, a call's outputs into results: the only copies that a slot makes.
+"""Copies requests into a call's input tensors, and outputs into results: the only copies that a slot makes.
 
-Stands between the received buffers and the InferRequest, on the slot's thread.
+The code runs on the slot's thread, between the received buffers and the `InferRequest`.
 """
 
 from __future__ import annotations
@@ -21,12 +21,10 @@ from shapestream_engine.tensor import TensorLike
 
 
 class Assembly:
-    """Gathers and splits the calls of one model, and joins what was divided over several of them.
+    """Gathers and splits the calls of one model, and joins results of several calls.
 
-    Made once per signature, used by any number of threads.
-
-    In both directions `sizes` are the call's, and `shapes` what `resolve` said of each request, in the order
-    of their rows.
+    Each signature has one assembly, which any number of threads may use. `sizes` are always the call's sizes. `shapes` are
+    the `resolve` results of the requests, in the order of their rows.
     """
 
     def __init__(self, signature: ModelSignature) -> None:
@@ -45,11 +43,11 @@ class Assembly:
         shapes: Sequence[RequestShape],
         tensors: Sequence[TensorLike],
     ) -> int:
-        """Give each input tensor the call's shape in place, and copy each request's bytes in, once.
+        """Resize each input tensor to the call's shape, and copy each request's bytes into it; return the number of
+        reallocations.
 
-        Padding gets the port's value, and a mask that a request leaves out is made. Returns the number of reallocations.
-        Raises `ShapeError` when the requests do not make up a call of these sizes, or a buffer's length is not that of
-        its shape.
+        Padding gets the port's padding value; missing masks are made. Raises `ShapeError` if the requests do not add up to
+        a call of these sizes, or a buffer's length does not match its shape.
         """
         self._check_call(sizes, shapes)
         reallocations = 0
@@ -67,10 +65,9 @@ class Assembly:
         shapes: Sequence[RequestShape],
         outputs: Sequence[np.ndarray[Any, Any]],
     ) -> list[Tensors]:
-        """The results of each request, in order, as copies; port numbers in the layouts are output numbers.
+        """Divide the outputs into a copy for each request, in order; layouts hold output numbers.
 
-        A call may have more rows than its requests; what came of those goes nowhere. Raises `RuleError` when an
-        output breaks its rule.
+        Results of rows beyond the requests' own are dropped. Raises `RuleError` if an output breaks its rule.
         """
         expected = len(self._signature.outputs)
         if len(outputs) != expected:
@@ -82,9 +79,9 @@ class Assembly:
         return [Tensors(layout=layout, buffers=parts) for layout, parts in zip(layouts, buffers, strict=True)]
 
     def join(self, parts: Sequence[Tensors], rows: Sequence[int]) -> Tensors:
-        """Join one request's results of the calls that it was divided over, in order; `rows` are its rows in each.
+        """Join the results of one request from several calls, in order; `rows` has its rows in each call.
 
-        Raises `RuleError` where they do not fit together.
+        Raises `RuleError` if the parts do not fit together.
         """
         layout: list[tuple[int, str, tuple[int, ...]]] = []
         buffers = []
@@ -99,7 +96,8 @@ class Assembly:
         return Tensors(layout=tuple(layout), buffers=buffers)
 
     def _check_call(self, sizes: tuple[int, ...], shapes: Sequence[RequestShape]) -> None:
-        """Requests that do not fill the call exactly would leave rows of an earlier call in the tensors."""
+        """Check that the requests fill the call exactly; otherwise, rows of an earlier call would stay in the
+        tensors."""
         signature = self._signature
         if len(sizes) != len(signature.dimensions):
             raise ShapeError(f"a call has {len(signature.dimensions)} sizes, not {len(sizes)}")

@@ -1,6 +1,6 @@
-"""The calls of a batch: which rows run together, and at what sizes.
+"""Plans the calls of a batch: the rows that run together, and the sizes of each call.
 
-All sizes are parallel to the `dimensions` of a signature. Nothing here knows of tensors, engines or time.
+All sizes are parallel to the `dimensions` of a signature. The code knows no tensors, engines or time.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from shapestream_engine.signature import ModelSignature
 from shapestream_engine.strategy import Sizes
 
 _EXACT_ROWS = 1 << 14
-"""Rows up to which every number is worked out, whatever the sizes; see `RowCover`."""
+"""Rows up to which covers are always searched exactly; see `RowCover`."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedCall:
-    """Rows `start` to `stop` of the batch, run at `sizes`. Rows that are missing to these are filled up."""
+    """Rows `start` to `stop` of the batch, run at `sizes`; missing rows are filled up."""
 
     sizes: Sizes
     start: int
@@ -29,7 +29,7 @@ class PlannedCall:
 
 
 class CallPlanner:
-    """Cuts batches of a model into calls, by its strategy. Used from any thread."""
+    """Divides batches into calls by the model's strategy; thread-safe."""
 
     def __init__(self, signature: ModelSignature) -> None:
         self._signature = signature
@@ -39,10 +39,10 @@ class CallPlanner:
         self._single = Memo(self._planned)
 
     def plan(self, sizes: Sizes) -> tuple[PlannedCall, ...]:
-        """The calls for a batch of these sizes: every row in exactly one of them, in order; the largest call comes first.
+        """Plan the calls of a batch: each row is in one call, in order, and the largest call comes first.
 
-        Raises `ShapeError` for a size beyond the largest that is allowed. Plans of many calls are not remembered: a client
-        chooses how many its rows take.
+        Raises `ShapeError` for a size beyond the largest allowed size. Plans of divided batches are not remembered,
+        because clients choose the number of rows.
         """
         return self._single(sizes) if self._cover is None else self._planned(sizes)
 
@@ -60,9 +60,9 @@ class CallPlanner:
         return tuple(calls)
 
     def prepared_sizes(self, sizes: Sizes) -> tuple[int | None, ...] | None:
-        """The sizes of the prepared model that runs a call of `sizes`; None for a dimension of any size.
+        """The key of the prepared model that runs a call of `sizes`; None in place of a free size.
 
-        None as a whole: no model is prepared for it, the dynamic one takes it as it is.
+        None as a whole: the dynamic model runs the call.
         """
         if not self._signature.strategy.sizes:
             return sizes if sizes in self._static else None
@@ -70,13 +70,13 @@ class CallPlanner:
         return tuple([None if own is None else size for size, own in zip(sizes, allowed, strict=True)])
 
     def prepared_shapes(self, most: int = 1024) -> list[tuple[int | None, ...]]:
-        """The shapes that models may have to be prepared for, the fewest elements first; no more than `most`."""
+        """The shapes for which models may be prepared, those with the fewest elements first; no more than `most`."""
         choices = [(None,) if own is None else own for own in self._signature.allowed]
         shapes = islice(product(*choices), most)
         return sorted(shapes, key=lambda sizes: prod(size or 1 for size in sizes))
 
     def extreme_shapes(self) -> list[tuple[int | None, ...]]:
-        """The largest of them, and the smallest."""
+        """The largest and the smallest shape of `prepared_shapes`."""
         ends = [
             tuple(None if own is None else own[end] for own in self._signature.allowed) for end in (-1, 0)
         ]
@@ -84,15 +84,14 @@ class CallPlanner:
 
 
 class RowCover:
-    """The best calls for a number of rows, of the sizes given: dynamic programming, exact, once per number.
+    """Finds the best calls for a number of rows, by exact dynamic programming, once per number.
 
-    `divide`: no row is filled up unless it must be, and of such covers the one with the fewest calls is taken.
-    Otherwise the fewest calls come first, and of these the one that fills up the fewest rows.
+    With `divide`, the fewest filled-up rows come first, then the fewest calls; otherwise the reverse.
 
-    Of many rows, as many as possible go into calls of the largest size L, which is what the best cover does too: among
-    L/g smaller calls (g divides all sizes) there are always some whose rows add up to a multiple of L, and which fewer
-    calls of L replace. So below L * L / g + L everything is searched, above it nothing is lost. Only where that
-    is more than 16384 rows may a cover above these be other than the best, by the last of its calls.
+    Of many rows, as many as possible go into calls of the largest size L. The best cover does the same: of L/g smaller
+    calls (g divides all sizes), some always have rows that add up to a multiple of L, and fewer calls of L replace them.
+    So the search below L * L / g + L rows is exact, and nothing is lost above. If that bound exceeds 16384 rows, covers
+    above it may differ from the best by their last call.
     """
 
     def __init__(self, sizes: Sizes, *, divide: bool) -> None:
@@ -100,11 +99,11 @@ class RowCover:
         self._divide = divide
         largest = sizes[-1]
         self._searched = min(largest * largest // gcd(*sizes), max(_EXACT_ROWS, largest))
-        # Per number of rows: the key that is minimised, and the size of one call of the best cover.
+        # Per number of rows: the minimal key, and the size of one call of the best cover.
         self._best: list[tuple[tuple[int, int], int]] = [((0, 0), 0)]
 
     def __call__(self, rows: int) -> Sizes:
-        """The rows of each call, the largest first. No rows at all take one call of the smallest size."""
+        """The rows of each call, the largest first; 0 rows take one call of the smallest size."""
         if rows == 0:
             return (self._sizes[0],)
         largest = self._sizes[-1]
@@ -127,7 +126,7 @@ class RowCover:
                 min((self._key(best[max(0, target - size)][0], target, size), size) for size in self._sizes)
             )
         if len(best) > len(self._best):
-            self._best = best  # whole, as other threads read it
+            self._best = best  # assigned as a whole, because other threads read it
 
     def _key(self, rest: tuple[int, int], rows: int, size: int) -> tuple[int, int]:
         filled = max(0, size - rows)
@@ -137,8 +136,8 @@ class RowCover:
 def merge_sizes(signature: ModelSignature, member_sizes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
     """The sizes of the smallest call that holds these requests.
 
-    Rows add up, paddable dimensions take the largest. Raises `ShapeError` for no request at all, for several
-    on a model without a batch axis, and where a dimension that may not be padded differs.
+    Rows add up; each other dimension takes the largest size. Raises `ShapeError` for no requests, for several requests
+    without a batch axis, and where a dimension differs that may not be padded.
     """
     if not member_sizes:
         raise ShapeError("a call needs at least one request")

@@ -1,4 +1,4 @@
-"""One input of a call: each request's bytes go from the received buffer to their place in the tensor."""
+"""Gathers one input of a call: copies each request's bytes from the received buffer into the tensor."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from shapestream_engine.ports import DimensionTable, InputPort
 from shapestream_engine.tensor import Array
 
 _JOIN_BELOW_BYTES = 4096
-"""Mean bytes per request up to which the pieces are joined first and copied together.
+"""Mean bytes per request up to which pieces are joined first and then copied at once.
 
-A copy by NumPy costs about half a microsecond however small it is, joining one more piece some 30 ns; beyond
-a few KiB copying the bytes a second time costs more than that saves.
+A NumPy copy costs about 0.5 us whatever its size; joining one more piece costs 30 ns. Beyond a few KiB, copying the bytes
+twice costs more than that.
 """
 
 
 class InputGatherer:
-    """Fills the tensor of one input, for calls of any shape. Prepared once per signature."""
+    """Fills the tensor of one input, for calls of any shape; made once per signature."""
 
     def __init__(self, number: int, port: InputPort, table: DimensionTable) -> None:
         self._number = number
@@ -31,7 +31,7 @@ class InputGatherer:
         self._dtype = dtype_of(port.element_type)
         self._axes = table.axes[number]
         self._batch_axis = self._axes.index(0) if table.has_batch else None
-        # Requests follow each other in memory when nothing but axes of size 1 stands before `batch`.
+        # Requests are contiguous in memory if only axes of size 1 precede `batch`.
         before = port.shape.dimensions[: self._batch_axis or 0]
         self._rows_are_contiguous = all(axis.is_static and axis.minimum == 1 for axis in before)
         dynamic = {axis for axis, dimension in enumerate(self._axes) if dimension is not None}
@@ -45,15 +45,15 @@ class InputGatherer:
         members: Sequence[Tensors],
         shapes: Sequence[RequestShape],
     ) -> None:
-        """Write every element of `data`, which has the call's shape: the requests' own, then the padding.
+        """Write every element of `data`, a tensor of the call's shape: first the requests, then the padding.
 
-        Raises `ShapeError` when a buffer's length is not that of its shape.
+        Raises `ShapeError` if a buffer's length does not match its shape.
         """
         sources, lengths = self._sources(members, shapes)
         if data.nbytes == 0:
             return
         joins = len(members) > 1 and data.nbytes <= _JOIN_BELOW_BYTES * len(members)
-        # Own sizes are at most the call's, so equal totals mean that nothing is padded.
+        # No request exceeds the call's sizes, so equal totals mean no padding.
         if sum(lengths) == data.nbytes and (self._rows_are_contiguous or len(members) == 1):
             if joins:
                 _copy_joined(data, sources)
@@ -67,7 +67,7 @@ class InputGatherer:
     def _sources(
         self, members: Sequence[Tensors], shapes: Sequence[RequestShape]
     ) -> tuple[list[Buffer], list[int]]:
-        """Find each request's bytes of this input, and their number by its shape."""
+        """Each request's buffer of this input, and the length of it in bytes."""
         number = self._number
         sources, lengths = [], []
         for member, shape in zip(members, shapes, strict=True):
@@ -97,7 +97,7 @@ class InputGatherer:
     def _padded_rows(
         self, data: Array, sources: list[Buffer], lengths: list[int], shapes: Sequence[RequestShape]
     ) -> list[Buffer]:
-        """Each row's bytes and the padding behind it, where only the axis after `batch` is padded."""
+        """Each row's bytes and its padding, for inputs in which only the axis after `batch` is padded."""
         row_nbytes = data.nbytes // data.shape[0]
         dimension = self._axes[1]
         assert dimension is not None
@@ -119,7 +119,7 @@ class InputGatherer:
     def _fill_regions(
         self, data: Array, sizes: tuple[int, ...], sources: list[Buffer], shapes: Sequence[RequestShape]
     ) -> None:
-        """Any batch axis, any padding: each request's block, then the slabs of padding around it."""
+        """Copy each request's block, then fill the slabs of padding around it, for any batch axis."""
         start = 0
         for source, shape in zip(sources, shapes, strict=True):
             own_shape = self._own_shape(shape.sizes)
@@ -133,7 +133,8 @@ class InputGatherer:
                 block[tuple(map(slice, own_shape))] = np.frombuffer(source, self._dtype).reshape(own_shape)
             for axis, number in enumerate(self._axes):
                 if number is not None and axis != self._batch_axis and own_shape[axis] < sizes[number]:
-                    # Disjoint slabs: inside the request along earlier axes, outside along this one.
+                    # The slabs are disjoint: each lies inside the request along earlier axes, and outside along this
+                    # axis.
                     slab = (*map(slice, own_shape[:axis]), slice(own_shape[axis], None))
                     block[slab] = self._port.pad_value(self._table.names[number])
 

@@ -1,7 +1,7 @@
-"""A batch that takes several calls: which rows of which requests each call gets, and what fills it up.
+"""Divides a batch over several calls: the rows of each request in each call, and the rows that fill calls up.
 
-A request that lies in one call only is passed on as it is. Of one that is divided each piece is a view of its bytes,
-as long as its rows follow each other in memory.
+A request in one call is passed on unchanged. A piece of a divided request is a view of its bytes if its rows are
+contiguous.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Piece:
 
 
 def divide(calls: Sequence[PlannedCall], rows: Sequence[int]) -> list[list[Piece]]:
-    """Find the pieces of each call, in order, by the members' `rows`. A member without rows is in one call too."""
+    """The pieces of each call, in order; `rows` has the members' rows. A member without rows is in one call too."""
     members = iter(enumerate(rows))
     member, left = next(members, (-1, 0))
     taken = 0
@@ -49,7 +49,7 @@ def divide(calls: Sequence[PlannedCall], rows: Sequence[int]) -> list[list[Piece
 
 
 class PieceCutter:
-    """Cuts requests of one model along their batch axis. Used from any thread."""
+    """Cuts requests of one model along their batch axis; thread-safe."""
 
     def __init__(self, signature: ModelSignature) -> None:
         self._signature = signature
@@ -60,7 +60,7 @@ class PieceCutter:
     def cut(
         self, piece: Piece, members: Sequence[Tensors], shapes: Sequence[RequestShape]
     ) -> tuple[Tensors, RequestShape]:
-        """The piece as a request of its own; the member itself where the piece is all of it."""
+        """Make a request of the piece; return the member itself if the piece is the whole member."""
         member, shape = members[piece.member], shapes[piece.member]
         rows = piece.stop - piece.start
         if rows == shape.rows:
@@ -68,7 +68,7 @@ class PieceCutter:
         layout, buffers, nbytes = [], [], []
         for (number, element_type, own), buffer in zip(member.layout, member.buffers, strict=True):
             axis = self._batch_axes[number]
-            assert axis is not None  # without a batch axis nothing is divided
+            assert axis is not None  # a request without a batch axis is never divided
             cut_shape = (*own[:axis], rows, *own[axis + 1 :])
             layout.append((number, element_type, cut_shape))
             nbytes.append(dtype_of(element_type).itemsize * prod(cut_shape))
@@ -82,9 +82,9 @@ class PieceCutter:
     def filling(
         self, missing: int, members: Sequence[Tensors], shapes: Sequence[RequestShape]
     ) -> list[tuple[Tensors, RequestShape]]:
-        """The `missing` rows of a call: a row of its requests again and again, as nothing made up is as harmless.
+        """Fill up a call with `missing` copies of a real row, because invented data could fail.
 
-        A call has at least one row of a request: one without rows needs no call, or is run at the sizes that it has.
+        At least one request of the call has a row: a request without rows needs no call, or runs at its own sizes.
         """
         place = next((place for place, shape in enumerate(shapes) if shape.rows), None)
         if place is None:
@@ -96,6 +96,6 @@ def _cut(buffer: Buffer, element_type: str, own: tuple[int, ...], axis: int, pie
     if prod(own[:axis]) == 1:
         row_nbytes = dtype_of(element_type).itemsize * prod(own[axis + 1 :])
         return np.frombuffer(buffer, np.uint8)[piece.start * row_nbytes : piece.stop * row_nbytes]
-    # Its rows lie apart: a copy of its own, before the one into the call's tensor.
+    # The rows are not contiguous, so they are copied once more.
     array = np.frombuffer(buffer, dtype_of(element_type)).reshape(own)
     return array[(slice(None),) * axis + (slice(piece.start, piece.stop),)].tobytes()

@@ -1,8 +1,21 @@
-"""The outputs of a call, each divided among the requests by its rule. Everything is copied; nothing aliases it.
+"""Divides the outputs of a call among its requests, each output by its rule.
 
-Well-known servers divide data-dependent rows by position, and hand one caller's detections to another without a word
-when counts differ. Here every batch index and every count is checked: it must be a whole number, exact in its element
-type, and together they must be what is there. A batch that cannot be divided with certainty is refused.
+Each rule has a splitter, made once per signature:
+
+- `RowSplitter` (`rows`, `crop`, `shared`, `whole`): each request's rows, or the whole output;
+- `IndexSplitter` (`index_column`): rows by the batch index in one column;
+- `ParallelSplitter` (`with`): rows parallel to another output's;
+- `ConcatenatedSplitter` (`counts`): runs of rows, whose lengths another output counts;
+- `PaddedSplitter` (`padded_counts`): one padded table per row;
+- `TotalSplitter` (`recount`): one total, counted again per request.
+
+A `Selection` says which rows belong to each request. Splitters of stage 1 and 2 reuse the selection of the output that
+they follow, so the stages run in order. Axes that follow a padded dimension are trimmed to the request's size. Results are
+copies; nothing aliases the engine's memory.
+
+Some servers divide data-dependent rows by position, and silently give one caller's detections to another when counts
+differ. Here every batch index and every count is checked: it is a whole number, exact in its element type, and all of them
+add up to the rows of the output. A batch that cannot be divided with certainty is refused with `RuleError`.
 """
 
 from __future__ import annotations
@@ -16,7 +29,7 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from shapestream_engine.element_types import dtype_of
+from shapestream_engine.element_types import EXACT_BITS, dtype_of
 from shapestream_engine.errors import RuleError, ShapeError
 from shapestream_engine.layout import RequestShape
 from shapestream_engine.ports import (
@@ -37,35 +50,30 @@ from shapestream_engine.signature import ModelSignature
 from shapestream_engine.tensor import Array
 
 _SLICE_BELOW_BYTES = 4096
-"""Mean bytes per request up to which the output is copied as a whole and then sliced.
-
-A slice of bytes costs some 50 ns, a copy by NumPy several hundred; beyond a few KiB copying twice costs more.
-"""
-
-LARGEST_EXACT = {"bf16": 2**8, "f16": 2**11, "f32": 2**24, "f64": 2**53}
-"""Up to here each float type holds every integer; above, neighbours are the same number."""
+"""Mean bytes per request up to which the output is copied as a whole and then sliced. A slice of bytes costs about
+50 ns, a NumPy copy several hundred. Beyond a few KiB, copying twice costs more."""
 
 _Entry: TypeAlias = tuple[int, str, tuple[int, ...]]
 _Follow: TypeAlias = tuple[int, int, Extent]
-"""An axis, the number of the input dimension that it follows, and how."""
+"""An axis, the number of the input dimension that it follows, and the extent."""
 
 
 class Column(NamedTuple):
-    """One output's part of every result, in the order of the requests."""
+    """One output's part of each result, in the order of the requests."""
 
     entries: list[_Entry]
-    """Rows of the results' layouts."""
+    """The layout entries of the results."""
     buffers: list[bytes]
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The rows of a data-dependent output that belong to each request; shared with the outputs that follow it."""
+    """The rows of a data-dependent output that belong to each request; following outputs share it."""
 
     order: Array | None
-    """Row numbers sorted by request, stable; None where the rows are in that order already."""
+    """Row numbers sorted by request, stable; None if the rows are in that order."""
     counts: list[int]
-    """Rows of each request. What is missing to `total` came from rows that only filled the batch up."""
+    """Rows of each request. Further rows, up to `total`, came from rows that filled the batch up."""
     total: int
 
     def apply(self, output: Array) -> Array:
@@ -75,18 +83,18 @@ class Selection:
 
 @dataclass(slots=True)
 class Division:
-    """The outputs of one call, while they are divided."""
+    """The state of dividing the outputs of one call."""
 
     outputs: Sequence[Array]
     sizes: tuple[int, ...]
-    """The call's, parallel to the signature's `dimensions`."""
+    """The call's sizes, parallel to the signature's `dimensions`."""
     shapes: Sequence[RequestShape]
     rows: list[int]
     """Rows of each request, along the batch axis."""
     batch: int
-    """Rows of the call; those after the requests' own, if there are any, belong to no request."""
+    """Rows of the call; rows after the requests' own belong to no request."""
     selections: dict[str, Selection] = field(default_factory=dict)
-    """Selections of the outputs divided so far that others follow, by name."""
+    """Selections of the outputs divided so far, by output name."""
 
     @classmethod
     def of(
@@ -96,7 +104,7 @@ class Division:
         shapes: Sequence[RequestShape],
         outputs: Sequence[Array],
     ) -> Division:
-        """Raises `ShapeError` where the requests have more rows than the call."""
+        """Make the division; raises `ShapeError` if the requests have more rows than the call."""
         rows = [shape.rows for shape in shapes]
         batch = sizes[0] if table.has_batch else 1
         if sum(rows) > batch:
@@ -105,15 +113,15 @@ class Division:
 
 
 class OutputSplitter(ABC):
-    """Base of the splitters, one per rule: the output's number and type, and cutting it into runs of rows.
+    """Base of the splitters: cuts an output into runs of rows.
 
-    `own_axes` are those that the rule itself cuts. Other axes that follow a dimension of the inputs are trimmed.
+    The rule itself cuts `own_axes`. Other axes that follow an input dimension are trimmed.
     """
 
     STAGE = 0
-    """Splitters of a later stage follow selections of an earlier one."""
+    """Splitters of a later stage use selections of an earlier stage."""
     _join_axis: int | None = 0
-    """Along which a result's parts from several calls follow each other."""
+    """Axis along which parts from several calls are joined."""
 
     def __init__(
         self, number: int, port: OutputPort, table: DimensionTable, own_axes: Sequence[int | None]
@@ -131,14 +139,14 @@ class OutputSplitter(ABC):
 
     @abstractmethod
     def divide(self, division: Division) -> Column:
-        """Divide the output among the requests; raises `RuleError` where the output breaks its rule."""
+        """Divide the output among the requests; raises `RuleError` if the output breaks its rule."""
 
     def join(self, parts: Sequence[Array], rows: Sequence[int]) -> Array:
-        """Join one request's parts of several calls to its result; `rows` are those of the request in each of them.
+        """Join the parts of one request from several calls; `rows` has its rows in each call.
 
-        Raises `RuleError` where they do not fit together.
+        Raises `RuleError` if the parts do not fit together.
         """
-        assert self._join_axis is not None  # else the rule has its own way
+        assert self._join_axis is not None  # a splitter without the axis overrides `join`
         try:
             return np.concatenate(parts, axis=self._join_axis)
         except ValueError:
@@ -152,7 +160,7 @@ class OutputSplitter(ABC):
         )
 
     def _checked(self, division: Division) -> Array:
-        """The output, which has the type and the number of axes that its port says."""
+        """Return the output; raises `RuleError` unless it has the port's type and rank."""
         output = division.outputs[self.number]
         if output.dtype != self._dtype:
             raise RuleError(
@@ -167,7 +175,7 @@ class OutputSplitter(ABC):
         return output
 
     def _check_size(self, output: Array, axis: int | None, size: int, extent: Extent | None = None) -> None:
-        """Raises `RuleError` unless the axis has `size`: that of a call, or what `extent` makes of it."""
+        """Raises `RuleError` unless the axis has `size`, or the size that `extent` makes of it."""
         wanted = size if extent is None else extent.of(size)
         if axis is not None and output.shape[axis] != wanted:
             name = self._port.shape.names[axis]
@@ -179,7 +187,7 @@ class OutputSplitter(ABC):
             )
 
     def _trims(self, output: Array, division: Division) -> list[_Follow]:
-        """Find the axes that follow a dimension along which some request was padded."""
+        """The axes that follow a dimension along which some request was padded."""
         trims = []
         for axis, dimension, extent in self._follows:
             size = division.sizes[dimension]
@@ -191,7 +199,8 @@ class OutputSplitter(ABC):
     def _cut(
         self, output: Array, counts: Sequence[int], division: Division, *, axis: int | None = 0
     ) -> Column:
-        """Consecutive runs along `axis`, `counts` long, trimmed; everything for everybody where `axis` is None."""
+        """Cut the output into consecutive runs of `counts` along `axis`, trimmed; with `axis` None, everyone gets
+        everything."""
         trims = self._trims(output, division)
         if trims or axis is None or (axis and prod(output.shape[:axis]) != 1):
             return self._cut_regions(output, counts, division, axis, trims)
@@ -228,20 +237,20 @@ class OutputSplitter(ABC):
 
 
 class RowSplitter(OutputSplitter):
-    """The rules `rows`, `crop`, `shared` and `whole`: consecutive rows, or everything, with padded axes trimmed back."""
+    """The rules `rows`, `crop`, `shared` and `whole`: consecutive rows or the whole output, trimmed."""
 
     def __init__(self, number: int, port: OutputPort, table: DimensionTable) -> None:
         self._axis = self._join_axis = port.batch_axis if table.has_batch else None
         super().__init__(number, port, table, [self._axis])
 
     def divide(self, division: Division) -> Column:
-        """Divide the output by rows; raises `RuleError` where it does not have the call's sizes."""
+        """Divide the output by rows; raises `RuleError` if it does not have the call's sizes."""
         output = self._checked(division)
         self._check_size(output, self._axis, division.batch)
         return self._cut(output, division.rows, division, axis=self._axis)
 
     def join(self, parts: Sequence[Array], rows: Sequence[int]) -> Array:
-        """The rows one after the other; of what is shared every call gave the same, and the first will do."""
+        """Join the rows; a shared output is equal in every call, so the first part is the result."""
         if self._axis is not None:
             return super().join(parts, rows)
         if any(part.shape != parts[0].shape for part in parts):
@@ -257,10 +266,10 @@ class IndexSplitter(OutputSplitter):
         self._index_column = column
 
     def divide(self, division: Division) -> Column:
-        """The rows of each request, with the index rewritten to count from 0 within the request.
+        """Select the rows of each request, and rewrite the index to count from 0 in the request.
 
-        Raises `RuleError` for an index that is no integer within the batch, and where the element type cannot
-        tell the rows of so large a batch apart.
+        Raises `RuleError` for an index that is no integer within the batch, and if the element type cannot distinguish the
+        rows.
         """
         output = self._checked(division)
         column, requests = self._index_column, len(division.rows)
@@ -270,9 +279,9 @@ class IndexSplitter(OutputSplitter):
                 f"output {self._port.name!r} has no column {column}; its shape is {list(output.shape)}"
             )
         index = self._batch_index(table[:, column], division.batch)
-        # The start of each request, and behind the last that of the rows that belong to no request.
+        # The first row of each request, then the first row that belongs to no request.
         starts = np.array([0, *accumulate(division.rows)])
-        # The last request that starts at or before the index: of those that start together, only it has rows.
+        # The owner is the last request that starts at or before the index; requests without rows start with the next.
         owner = np.searchsorted(starts, index, side="right") - 1
         if starts[-1] == division.batch:
             starts = starts[:-1]
@@ -288,7 +297,7 @@ class IndexSplitter(OutputSplitter):
         return self._cut(own.reshape(output.shape), selection.counts, division)
 
     def join(self, parts: Sequence[Array], rows: Sequence[int]) -> Array:
-        """The rows of each call after those of the one before, the index counting on."""
+        """Join the rows of all calls; the index continues from call to call."""
         self._check_exact(sum(rows))
         shifted = []
         for part, start in zip(parts, accumulate(rows, initial=0), strict=False):
@@ -299,12 +308,9 @@ class IndexSplitter(OutputSplitter):
         return super().join(shifted, rows)
 
     def _batch_index(self, given: Array, rows: int) -> Array:
-        """The index column as integers, each of them a row of the batch."""
+        """The index column as integers; raises `RuleError` unless each is a row of the batch."""
         self._check_exact(rows)
-        # Compared before the conversion, which would turn NaN, infinities and large values into anything.
-        wrong = ~((given >= 0) & (given < rows))
-        if given.dtype.kind not in "iu":
-            wrong |= given != np.floor(given)
+        wrong = _no_whole_number(given, rows - 1)
         if wrong.any():
             raise RuleError(
                 f"output {self._port.name!r}: {given[wrong][0]} is no row of a batch of {rows}, "
@@ -314,9 +320,8 @@ class IndexSplitter(OutputSplitter):
 
     def _check_exact(self, rows: int) -> None:
         element_type = self._port.element_type
-        largest = LARGEST_EXACT.get(element_type)
-        if largest is None:
-            largest = int(np.iinfo(self._dtype).max)
+        bits = EXACT_BITS.get(element_type)
+        largest = int(np.iinfo(self._dtype).max) if bits is None else 1 << bits
         if rows - 1 > largest:
             raise RuleError(
                 f"output {self._port.name!r}: an index of type {element_type} cannot tell {rows} rows apart"
@@ -333,7 +338,7 @@ class ParallelSplitter(OutputSplitter):
         self._leader = leader
 
     def divide(self, division: Division) -> Column:
-        """The rows beside those of the leader; raises `RuleError` where their numbers differ."""
+        """Select the rows parallel to the leader's; raises `RuleError` if the numbers of rows differ."""
         output = self._checked(division)
         selection = division.selections[self._leader]
         if len(output) != selection.total:
@@ -346,20 +351,21 @@ class ParallelSplitter(OutputSplitter):
 
 
 class Counter:
-    """The output that counts for others: one number per row of the batch."""
+    """An output that counts for others: one number per row of the batch."""
 
     def __init__(self, name: str, signature: ModelSignature) -> None:
         self._number = [port.name for port in signature.outputs].index(name)
         port = signature.outputs[self._number]
         self._dtype = dtype_of(port.element_type)
-        exact = LARGEST_EXACT.get(port.element_type) or int(np.iinfo(self._dtype).max) + 1
-        # What `int64` does not hold, such as a -1 that the model has wrapped to u64, would be -1 again.
+        bits = EXACT_BITS.get(port.element_type)
+        exact = int(np.iinfo(self._dtype).max) + 1 if bits is None else 1 << bits
+        # Larger values, such as a -1 that wrapped to u64, would wrap to -1 in `int64`.
         self._largest = min(exact, 1 << 63)
         self.name = name
         self.element_type = port.element_type
 
     def read(self, division: Division) -> Array:
-        """The counts as `int64`, one per row; raises `RuleError` unless each is a count beyond doubt."""
+        """The counts as `int64`, one per row; raises `RuleError` unless each is an exact count."""
         given = division.outputs[self._number]
         if given.dtype != self._dtype or given.size != division.batch:
             raise RuleError(
@@ -367,11 +373,8 @@ class Counter:
                 f"the call has {division.batch}, and its port says {self.element_type}"
             )
         given = given.reshape(-1)
-        # Compared before the conversion, which would turn NaN, infinities and large values into anything. The largest
-        # exact float may stand for its neighbour as well, an integer for no other.
-        wrong = ~((given >= 0) & (given <= self._largest - 1))
-        if given.dtype.kind not in "iu":
-            wrong |= given != np.floor(given)
+        # The largest exact float may also stand for its neighbour; an integer stands for itself.
+        wrong = _no_whole_number(given, self._largest - 1)
         if wrong.any():
             raise RuleError(
                 f"output {self.name!r}: {given[wrong][0]} is no count, in row {int(wrong.argmax())} of the batch"
@@ -379,7 +382,7 @@ class Counter:
         return given.astype(np.int64)
 
     def check_holds(self, size: int, port: OutputPort) -> None:
-        """Raises `RuleError` where the element type has no exact number for `size`: a smaller one may be it, wrapped."""
+        """Raises `RuleError` if the element type has no exact number for `size`: counts may have wrapped."""
         if size >= self._largest:
             raise RuleError(
                 f"output {port.name!r} has room for {size}, which its counts, {self.name!r} of type "
@@ -395,7 +398,7 @@ class ConcatenatedSplitter(OutputSplitter):
         self._counter = counter
 
     def divide(self, division: Division) -> Column:
-        """The rows of each request, one run each; raises `RuleError` where the counts do not sum up to the rows."""
+        """Cut one run per request; raises `RuleError` if the counts do not add up to the rows."""
         output = self._checked(division)
         counts = self._counter.read(division).tolist()
         if sum(counts) != len(output):
@@ -412,21 +415,23 @@ class PaddedSplitter(OutputSplitter):
     """The rule `padded_counts`."""
 
     def __init__(self, number: int, port: OutputPort, table: DimensionTable, counter: Counter) -> None:
-        # The signature has checked that there are both.
+        # The signature guarantees both axes.
         assert port.batch_axis is not None
         assert port.data_axis is not None
         self._batch_axis, self._data_axis = port.batch_axis, port.data_axis
         super().__init__(number, port, table, [self._batch_axis, self._data_axis])
         self._join_axis = self._batch_axis
         name = port.shape.names[self._data_axis]
-        # The data axis of labels per character, say, is as long as the padded input; no request has more than its own.
+        # The data axis may follow a padded input dimension (labels per character); then no count exceeds the
+        # request's size.
         self._bound = table.names.index(name) if name in table.names else None
         self._counter = counter
 
     def divide(self, division: Division) -> Column:
-        """Each request's own rows, the data axis trimmed to the largest count among them; 0 beyond each row's count.
+        """Cut each request's rows, trim the data axis to the largest count, and set entries beyond each row's count to
+        0.
 
-        Raises `RuleError` where a row counts more than there is.
+        Raises `RuleError` if a count exceeds the room.
         """
         output = self._checked(division)
         self._check_size(output, self._batch_axis, division.batch)
@@ -453,7 +458,7 @@ class PaddedSplitter(OutputSplitter):
         return column
 
     def join(self, parts: Sequence[Array], rows: Sequence[int]) -> Array:
-        """One table as long as the longest of them; beyond a row's own count there is 0, as in each of them."""
+        """Join the tables, padded with 0 to the longest."""
         most = max(part.shape[self._data_axis] for part in parts)
         grown = []
         for part in parts:
@@ -463,7 +468,7 @@ class PaddedSplitter(OutputSplitter):
         return super().join(grown, rows)
 
     def _blanked(self, own: Array, counts: Array, most: int) -> Array:
-        """Copy the table without the model's leftovers beyond the counts, which may be anything."""
+        """Copy the table with 0 beyond the counts, where the model may have left anything."""
         own = own.copy()
         beyond = counts[:, None] <= np.arange(most)
         np.moveaxis(own, (self._batch_axis, self._data_axis), (0, 1))[beyond] = 0
@@ -496,7 +501,7 @@ class TotalSplitter(OutputSplitter):
         self._leader = leader
 
     def divide(self, division: Division) -> Column:
-        """Each request's own number; raises `RuleError` where the model's is not that of the whole batch."""
+        """The number of each request; raises `RuleError` unless the model's number is the total of the batch."""
         output = self._checked(division)
         selection = division.selections[self._leader]
         if output.size != 1:
@@ -513,7 +518,7 @@ class TotalSplitter(OutputSplitter):
         return Column([entry] * len(own), [number.tobytes() for number in own])
 
     def join(self, parts: Sequence[Array], rows: Sequence[int]) -> Array:
-        """The sum of what was counted in each call."""
+        """The sum over the calls."""
         total = sum(int(part.item()) for part in parts)
         return self._exact([total]).reshape(parts[0].shape)
 
@@ -525,6 +530,15 @@ class TotalSplitter(OutputSplitter):
                 f"requests' own counts of {self._leader!r}"
             )
         return own
+
+
+def _no_whole_number(given: Array, largest: int) -> Array:
+    """Tell for each element whether it is no whole number from 0 to `largest`.
+
+    The comparison precedes a conversion to integers, which is undefined for NaN, infinities and large values.
+    """
+    wrong = ~((given >= 0) & (given <= largest))
+    return wrong if given.dtype.kind in "iu" else wrong | (given != np.floor(given))
 
 
 def _cut_bytes(rows_first: Array, counts: Sequence[int]) -> list[bytes]:
@@ -547,7 +561,7 @@ def _per_request(per_row: list[int], division: Division) -> list[int]:
 
 
 def splitters_of(signature: ModelSignature) -> tuple[OutputSplitter, ...]:
-    """Make the splitter of each output, in the order in which a call's outputs are divided."""
+    """Make the splitters, in the order in which outputs are divided."""
     splitters = [_splitter(number, port, signature) for number, port in enumerate(signature.outputs)]
     return tuple(sorted(splitters, key=lambda splitter: splitter.STAGE))
 

@@ -1,1 +1,1 @@
-"""The proof of a model: inputs, cases, comparison and verdict. The face is `shapestream_engine.probe`."""
+"""The proof of a model: inputs, cases, comparison and verdict. `shapestream_engine.probe` is the entry point."""

@@ -1,7 +1,7 @@
-"""The start of a proof: inputs and sizes on which the model, alone, gives results that would show a difference.
+"""The baseline of a proof: requests that ran alone, and sizes and values on which a difference would show.
 
-Inputs without a description are tried by element type, sizes by the usual ladders; the first combination under which
-every output tells something is taken, else the one under which most do.
+Inputs without a description are tried by element type, and sizes by the ladders below. The first combination wins under
+which every output can show a difference; otherwise the one with the most such outputs.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from shapestream_engine.ports import Shared
-from shapestream_engine.probing.bench import Bench
 from shapestream_engine.probing.inputs import Samples, Values, default_values, spell_sizes
-from shapestream_engine.probing.pool import Pool
+from shapestream_engine.probing.model_calls import DirectCalls
+from shapestream_engine.probing.probe_requests import ProbeRequests
 from shapestream_engine.probing.tolerances import ENOUGH_ROWS, OutputTolerance, coarser
 from shapestream_engine.shapes import Dimension
 from shapestream_engine.signature import ModelSignature
@@ -28,86 +28,104 @@ _LADDERS = (
     (1, 2, 4, 6, 7),
 )
 _SETS = 3
-"""Sets of sizes per ladder that the baseline is tried on."""
+"""Sets of sizes per ladder."""
 _SAMPLES = 3
 """Requests per set of sizes."""
 _MOST_STARTS = 14
 _MOST_ELEMENTS = 1 << 22
-"""Elements of all inputs of one request together."""
+"""Largest number of elements of one request, over all inputs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """One combination to try: which of the default values, and what sizes."""
+    """One combination to try: values per input, and sets of sizes."""
 
     values: Mapping[str, Values]
     sizes: tuple[tuple[int, ...], ...]
-    """One request's sizes each, with the fewest rows that the model takes."""
+    """Each entry has the sizes of one request, with the fewest rows that the model takes."""
     ladder: tuple[int, ...]
 
 
 @dataclass(slots=True, eq=False)
 class Baseline:
-    """The requests, their results alone, and the tolerances that every case is compared by."""
+    """The requests of a proof with their results alone, and the tolerance of each output."""
 
-    pool: Pool
+    requests: ProbeRequests
     sizes: list[tuple[int, ...]]
     """Sets of sizes that the model took."""
     ladder: tuple[int, ...]
     blank: dict[int, str]
-    """Outputs that tell nothing here, and why."""
+    """Numbers of the outputs that can show no difference, with the reason of each."""
     tolerances: list[OutputTolerance]
+    phase: str = ""
+    """Phase in which its requests ran; a child that ends in the phase makes the next one skip this baseline."""
 
-    def look_again(self, signature: ModelSignature) -> None:
-        """Try all contents on outputs that tell nothing: a threshold may lie where no typical request comes near."""
+    @property
+    def signature(self) -> ModelSignature:
+        """The signature that the requests are made for."""
+        return self.requests.signature
+
+    def spell(self, sizes: Sequence[int]) -> str:
+        """The sizes as text: `batch 2, seq 7`."""
+        return spell_sizes(self.signature.dimensions, sizes)
+
+    def look_again(self) -> None:
+        """Run all contents for outputs that never changed: a threshold may lie far from every typical request."""
         for sizes in self.sizes:
             if not self.blank:
                 return
-            for number in range(self.pool.contents):
-                self.pool.content(sizes, number)
-            found = {each: blank_reason(self.pool, signature, each, contents=True) for each in self.blank}
+            for number in range(self.requests.contents):
+                self.requests.content(sizes, number)
+            found = {each: blank_reason(self.requests, each, contents=True) for each in self.blank}
             self.blank = {output: why for output, why in found.items() if why}
 
-    def is_discrete(self, signature: ModelSignature, output: int) -> bool:
-        """Tell whether an output has whole values only, so that few requests of many show that its threshold has moved."""
-        if isinstance(signature.outputs[output].rule, Shared):
+    def is_discrete(self, output: int) -> bool:
+        """Tell whether all values of an output are whole: then only requests near a threshold show that it moved."""
+        if isinstance(self.signature.outputs[output].rule, Shared):
             return False
         if self.tolerances[output].tolerance is None:
             return True
-        # Whole floats that lie closer than what counts as equal are like any numbers.
-        floats = [r.astype(np.float64) for _, r in self.pool.all_results(output) if r.size]
+        # Whole floats within one tolerance of each other are treated as ordinary floats.
+        floats = [r.astype(np.float64) for _, r in self.requests.all_results(output) if r.size]
         return all(
             bool((r == np.rint(r)).all() and np.all(self.tolerances[output].allowed(r) < 1)) for r in floats
         )
 
 
 def find_baseline(
-    bench: Bench, given: Mapping[str, Values], *, seed: int, computed_in: str | None, skip: frozenset[str]
+    calls: DirectCalls,
+    given: Mapping[str, Values],
+    *,
+    seed: int,
+    computed_in: str | None,
+    skip: frozenset[str],
 ) -> tuple[Baseline | None, str]:
-    """The best start, or None with the model's complaint. `skip`: phases that have ended a process before."""
+    """The best baseline, or None, and the model's first error. `skip`: phases that ended an earlier child."""
     best: Baseline | None = None
     complaint = ""
-    for turn, start in enumerate(starts(bench.signature, given)):
-        bench.phase = f"alone/{turn}"
-        if bench.phase in skip:
+    for turn, start in enumerate(starts(calls.signature, given)):
+        phase = f"alone/{turn}"
+        if phase in skip:
             continue
-        pool = Pool(
-            bench,
+        requests = ProbeRequests(
+            calls,
             start.values,
             declared=frozenset(given),
             seed=seed,
             computed_in=computed_in,
             skip=skip,
         )
-        taken = [
-            sizes
-            for sizes in start.sizes
-            if all(pool.typical(sizes, number) is not None for number in range(_SAMPLES))
-        ]
-        complaint = complaint or pool.complaint
-        if not taken:
-            continue
-        found = _baseline(bench, pool, taken, start.ladder, computed_in)
+        with calls.phase(phase):
+            taken = [
+                sizes
+                for sizes in start.sizes
+                if all(requests.typical(sizes, number) is not None for number in range(_SAMPLES))
+            ]
+            complaint = complaint or requests.complaint
+            if not taken:
+                continue
+            found = _baseline(requests, taken, start.ladder, computed_in)
+        found.phase = phase
         if best is None or len(found.blank) < len(best.blank):
             best = found
         if not found.blank:
@@ -116,7 +134,7 @@ def find_baseline(
 
 
 def starts(signature: ModelSignature, given: Mapping[str, Values]) -> Iterator[Start]:
-    """Every combination worth trying, likely ones first."""
+    """Yield the combinations of values and sizes to try, the most likely first."""
     defaults = {port.name: default_values(port.element_type) for port in signature.inputs}
     variants = max((len(values) for name, values in defaults.items() if name not in given), default=1)
     seen: list[tuple[int, tuple[tuple[int, ...], ...]]] = []
@@ -135,7 +153,7 @@ def starts(signature: ModelSignature, given: Mapping[str, Values]) -> Iterator[S
 
 
 def rungs(bounds: Dimension, ladder: Sequence[int]) -> list[int]:
-    """The ladder's sizes within the bounds; the smallest ones that there are where it has fewer than two."""
+    """The ladder's sizes within the bounds; if there are fewer than two, the smallest sizes are added."""
     within = [size for size in ladder if size in bounds]
     if len(within) >= 2:
         return within
@@ -144,7 +162,7 @@ def rungs(bounds: Dimension, ladder: Sequence[int]) -> list[int]:
 
 
 def is_affordable(signature: ModelSignature, sizes: tuple[int, ...]) -> bool:
-    """Tell whether one request of these sizes is small enough to be tried many times."""
+    """Tell whether a request of these sizes is small enough to run many times."""
     return sum(int(np.prod(shape)) for shape in signature.input_shapes(sizes)) <= _MOST_ELEMENTS
 
 
@@ -165,7 +183,7 @@ def _size_sets(signature: ModelSignature, ladder: Sequence[int], *, tied: bool) 
 
 
 def _sizes_of_samples(signature: ModelSignature, given: Mapping[str, Values]) -> tuple[tuple[int, ...], ...]:
-    """The sizes that real inputs have, if there are any: the first few, with the fewest rows."""
+    """The sizes of the real inputs, up to `_SETS` sets with the fewest rows; empty without real inputs."""
     sets = []
     for row in range(_SETS):
         sizes = [max(1, bounds.minimum) for bounds in signature.bounds]
@@ -185,49 +203,44 @@ def _sizes_of_samples(signature: ModelSignature, given: Mapping[str, Values]) ->
 
 
 def _baseline(
-    bench: Bench, pool: Pool, taken: list[tuple[int, ...]], ladder: tuple[int, ...], computed_in: str | None
+    requests: ProbeRequests, taken: list[tuple[int, ...]], ladder: tuple[int, ...], computed_in: str | None
 ) -> Baseline:
-    # Enough of them that each index of an output shows how much it differs by itself.
+    # Enough requests that each index of an output has a standard deviation.
     for number in range(_SAMPLES, -(-ENOUGH_ROWS // len(taken))):
         for sizes in taken:
-            pool.typical(sizes, number)
+            requests.typical(sizes, number)
     blank: dict[int, str] = {}
     tolerances = []
-    for number, port in enumerate(bench.signature.outputs):
-        results = [result for _, result in pool.all_results(number)]
+    for number, port in enumerate(requests.signature.outputs):
+        results = [result for _, result in requests.all_results(number)]
         tolerances.append(OutputTolerance.of(coarser(port.element_type, computed_in), results))
-        if why := blank_reason(pool, bench.signature, number):
+        if why := blank_reason(requests, number):
             blank[number] = why
-    return Baseline(pool, taken, ladder, blank, tolerances)
+    return Baseline(requests, taken, ladder, blank, tolerances)
 
 
 def tells(result: Array) -> bool:
-    """Tell whether a result has elements that a neighbour or padding could change visibly: infinities are none."""
+    """Tell whether a result has elements in which a neighbour or padding could show: finite or whole ones."""
     return bool(result.size) and (
         result.dtype.kind in "iub" or bool(np.isfinite(result.astype(np.float64)).any())
     )
 
 
-def blank_reason(pool: Pool, signature: ModelSignature, output: int, *, contents: bool = False) -> str:
-    """The reason why the results of different inputs tell nothing; empty if they tell something."""
-    results = pool.all_results(output, contents=contents)
+def blank_reason(requests: ProbeRequests, output: int, *, contents: bool = False) -> str:
+    """The reason why an output cannot show a difference; empty if it can."""
+    results = requests.all_results(output, contents=contents)
     if not any(result.size for _, result in results):
         return f"it was empty in all of {len(results)} results"
     telling = [(sizes, result) for sizes, result in results if tells(result)]
     if not telling:
         return f"it was not finite in any of {len(results)} results"
-    if isinstance(signature.outputs[output].rule, Shared):
+    if isinstance(requests.signature.outputs[output].rule, Shared):
         return ""
     first: dict[tuple[int, ...], Array] = {}
     for sizes, result in telling:
         if not _equal(first.setdefault(sizes, result), result):
             return ""
     return f"it never changed over {len(telling)} different requests"
-
-
-def spelled(signature: ModelSignature, sizes: Sequence[tuple[int, ...]]) -> tuple[str, ...]:
-    """The sets of sizes in words."""
-    return tuple(spell_sizes(signature.dimensions, each) for each in sizes)
 
 
 def _equal(one: Array, other: Array) -> bool:

@@ -1,8 +1,8 @@
-"""Verdicts on disk, so that a restart need not prove again what has not changed.
+"""Verdicts on disk: a restart proves a model again only if something has changed.
 
-A file per question (model, settings, versions and processor), in the folder that `SHAPESTREAM_PROBE_CACHE` names, else in
-`$XDG_CACHE_HOME/shapestream/probe` (`~/.cache/shapestream/probe`); `SHAPESTREAM_PROBE_CACHE=off` switches it off.
-Processes that want the same proof at the same time wait for the first, which holds a lock on the entry.
+Each question (model, settings, versions and processor) has one file. `kept_files` describes the folder and the variable
+`SHAPESTREAM_PROBE_CACHE`. Processes that need the same proof at the same time wait for the first, which holds a lock on
+the entry.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from shapestream_engine.signature import ModelSignature
 
 ENVIRONMENT = "SHAPESTREAM_PROBE_CACHE"
 _FORMAT = 4
-"""Format of the entries and of the trials: raised when either changes, so that no old verdict is taken for a new one."""
+"""Version of the entries and of the proof; it is raised when either changes, so that old verdicts become void."""
 _READ_BYTES = 1 << 20
 
 
 class ProofCache(KeptFiles):
-    """A folder of verdicts; None: none are kept."""
+    """A folder of verdicts; with the folder None, nothing is kept."""
 
     VARIABLE = ENVIRONMENT
     NAME = "probe"
@@ -45,9 +45,9 @@ class ProofCache(KeptFiles):
     def kept(
         self, task: Task, signature: ModelSignature | None, make: Callable[[], ProbeReport]
     ) -> ProbeReport:
-        """The verdict on this task, else what `make` makes of it, kept if it is conclusive.
+        """Return the kept verdict on this task; otherwise call `make`, and keep its verdict if it is conclusive.
 
-        Without a signature the task is a guess at rules. Other processes wait meanwhile.
+        Without a signature, the task guesses rules. Other processes wait for the lock meanwhile.
         """
         if self.folder is None:
             return make()
@@ -55,7 +55,7 @@ class ProofCache(KeptFiles):
             plain = read_plain(path)
             with suppress(
                 ValueError, TypeError, KeyError
-            ):  # what cannot be read is proved again, and written anew
+            ):  # an unreadable entry is proved again and replaced
                 if plain is not None:
                     return replace(ProbeReport.from_dict(plain), from_cache=True)
             report = make()
@@ -64,30 +64,31 @@ class ProofCache(KeptFiles):
             return report
 
 
-def identity(asked: object, spec: ModelSpec, signature: ModelSignature | None) -> dict[str, Any]:
-    """Plain data that changes with all that is asked about a model, with its files, and with what runs it.
+def key_of(version: int, asked: object, spec: ModelSpec, signature: ModelSignature | None) -> str:
+    """The key of a kept entry: it changes with the question, the model's files, and everything that runs the model.
 
-    `asked` is the value that describes the question, `spec` included: every field of it counts, whatever fields it has.
+    `version` is the version of the entries. `asked` is the value that describes the question; every field of it counts.
     """
-    return {
+    plain = {
+        "format": version,
         "asked": _plain(asked),
         "signature": None if signature is None else {**signature.to_dict(), "name": ""},
         "model": _model_digest(spec),
         "versions": _versions(spec.effective_engine),
         "cpu": cpu_name(),
-        # The engine's choice of threads, where none are asked for.
+        # Without a number of threads, the engine chooses by the number of CPUs.
         "cpus": len(os.sched_getaffinity(0)),
     }
-
-
-def proof_key(task: Task, signature: ModelSignature | None) -> str:
-    """Names a verdict: changes with everything that it may depend on, as far as can be known."""
-    plain = {"format": _FORMAT, **identity(task, task.spec, signature)}
     return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:40]
 
 
+def proof_key(task: Task, signature: ModelSignature | None) -> str:
+    """The key of a verdict: it changes with everything known to influence the verdict."""
+    return key_of(_FORMAT, task, task.spec, signature)
+
+
 def _plain(value: object) -> Any:
-    """JSON that is equal for equal values only."""
+    """Make JSON data that is equal for equal values only."""
     match value:
         case Path():
             return _digest([value])
@@ -100,12 +101,12 @@ def _plain(value: object) -> Any:
         case list() | tuple():
             return [_plain(each) for each in value]
         case _ if is_dataclass(value):
-            # What a model is called, and where it lies, says nothing about it; its files are digested.
+            # Name and path do not influence results; the files are digested.
             ignored = {"name", "path", "model"} if isinstance(value, ModelSpec) else set()
             names = [each.name for each in fields(value) if each.name not in ignored]
             return [type(value).__qualname__, {name: _plain(getattr(value, name)) for name in names}]
         case _:
-            # With its type: `True`, `1` and `1.0` are equal, and no property of an engine takes one for another.
+            # The type counts: `True`, `1` and `1.0` are equal, but engine properties distinguish them.
             return [type(value).__qualname__, repr(value)]
 
 
@@ -119,12 +120,12 @@ def _model_digest(spec: ModelSpec) -> str:
         return top
     if found is None or found.submodule_search_locations is None:
         return _digest([] if found is None or found.origin is None else [Path(found.origin)])
-    # A function may call anything in its package: any change there counts.
+    # A function may call anything in its package, so any change there counts.
     return _stats([Path(folder) for folder in found.submodule_search_locations])
 
 
 def _stats(folders: list[Path]) -> str:
-    """Changes when any Python file below does."""
+    """A digest of the path, size and time of each Python file below the folders."""
     files = [path for folder in folders for path in sorted(folder.rglob("*.py"))]
     stats = [(str(path), (info := path.stat()).st_size, info.st_mtime_ns) for path in files]
     return hashlib.sha256(repr(stats).encode()).hexdigest()

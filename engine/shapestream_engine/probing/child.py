@@ -1,9 +1,10 @@
-"""A proof in a child process: the parent starts it and listens, the child tries one model, and a crash is a verdict.
+"""A proof in a child process: the parent starts it and listens, the child tries one model.
 
-The child reads a pickled `Task` from stdin and writes one JSON object per line to its former stdout; the model's own prints
-go to stderr. It ends when its parent does, also in the middle of a call that never returns. A child that dies, or says
-nothing for too long, has said before what it was about to try. That is refuted, or left out where it was no matter of
-batching, and another child goes on with the rest.
+The child reads a pickled `Task` from stdin. It writes one JSON object per line to its original stdout; the model's own
+prints go to stderr. It ends when its parent ends, even inside a call that never returns.
+
+Before each call the child sends the phase and the case. If the child dies, or is silent for too long, the last case is
+refuted or, if it was not about sharing calls, skipped. Another child continues with the rest.
 """
 
 from __future__ import annotations
@@ -29,31 +30,31 @@ from shapestream_engine.errors import EngineError, SignatureError
 from shapestream_engine.model import ModelSpec, compile_model
 from shapestream_engine.parent_pipe import die_with_writer
 from shapestream_engine.ports import OutputPort
-from shapestream_engine.probing.bench import Announce
 from shapestream_engine.probing.examination import ProbeOptions, examine, values_of
+from shapestream_engine.probing.model_calls import Announce
 from shapestream_engine.probing.report import Finding, Treatment, finding_from_dict
 from shapestream_engine.probing.rule_guess import guess_rules
 from shapestream_engine.strategy import Strategy
 
 _STDIN = 0
 _LENGTH = struct.Struct("<Q")
-"""Stands before the pickle: stdin stays open, so that its end tells that the parent is gone."""
+"""The length of the pickle, which comes first. Stdin stays open, so that its end shows the parent's end."""
 _LAST_WORDS_BYTES = 2000
 _COMPILATION = 20
-"""Starting the process and compiling the model may take so many times as long as a call."""
+"""Starting the process and compiling may take this many times as long as a call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """The order to the child. A verdict is kept under all of its fields."""
+    """The task of a child. Verdicts are kept under all of its fields."""
 
     spec: ModelSpec
     options: ProbeOptions
     threads: int | None
     skip: frozenset[str] = frozenset()
-    """Phases that have ended a process before."""
+    """Phases that ended an earlier child."""
     guess: bool = False
-    """Find the rules that the specification leaves out, instead of proving anything."""
+    """True: find the rules that the specification lacks; nothing is proved."""
 
 
 # ---------------------------------------------------------------- the parent
@@ -61,20 +62,20 @@ class Task:
 
 @dataclass(slots=True)
 class Heard:
-    """The messages of one child, and how it ended."""
+    """The messages of one child, and its end."""
 
     findings: list[Finding] = field(default_factory=list)
     outcome: dict[str, Any] | None = None
     error: EngineError | None = None
-    """The engine's complaint, if the model could not even be compiled."""
+    """The engine's error, if the model could not be compiled."""
     phase: str = ""
     case: str = ""
     end: str | None = None
-    """The child's end before it was done: `the process was ended by SIGABRT`; None if it was done."""
+    """How the child ended too early: `the process was ended by SIGABRT`; None if it finished."""
 
 
 def run_child(task: Task, hang_s: float) -> Heard:
-    """Run one child to its end. Raises `EngineError` where none can be started."""
+    """Run one child to its end; raises `EngineError` if no process can be started."""
     heard = Heard()
     with tempfile.TemporaryFile() as errors, _started(errors) as child:
         assert child.stdin is not None
@@ -83,7 +84,7 @@ def run_child(task: Task, hang_s: float) -> Heard:
             child.stdin.write(_LENGTH.pack(len(pickled)) + pickled)
             child.stdin.flush()
         except BrokenPipeError:
-            pass  # it has died; how is said below
+            pass  # the child has died; its status is read below
         hangs = _listen(child, heard, hang_s)
         if hangs:
             child.kill()
@@ -97,7 +98,7 @@ def run_child(task: Task, hang_s: float) -> Heard:
 def _started(errors: IO[bytes]) -> Iterator[subprocess.Popen[bytes]]:
     # -P: a file in the current folder must not shadow a module, which -m alone would allow.
     command = [sys.executable, "-P", "-m", "shapestream_engine.probing.child"]
-    # What the parent may import, the child may: a function is looked up by name there.
+    # The child has the parent's import path, so that it finds functions by name.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     try:
         child = subprocess.Popen(
@@ -114,10 +115,10 @@ def _started(errors: IO[bytes]) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def _listen(child: subprocess.Popen[bytes], heard: Heard, hang_s: float) -> bool:
-    """Read until the child has ended; True if it said nothing for `hang_s`."""
+    """Read messages until the child ends; True if it was silent for `hang_s`."""
     assert child.stdout is not None
     channel = child.stdout.fileno()
-    # Not until the pipe is closed: a process that the engine has forked off may hold it open.
+    # Wait for the process, not for the pipe: a process that the engine forks may keep the pipe open.
     ended = os.pidfd_open(child.pid)
     unread = b""
     heard_at = monotonic()
@@ -158,7 +159,7 @@ def _ending(status: int, errors: IO[bytes]) -> str:
 
 
 def blamed(heard: Heard, wanted: list[Treatment]) -> Finding | None:
-    """The verdict on the case that ended a child; None where it was not about putting requests together."""
+    """The verdict on the case that ended a child; None if the case was not about sharing calls."""
     for treatment in wanted:
         if heard.phase == str(treatment):
             return Finding(
@@ -171,16 +172,16 @@ def blamed(heard: Heard, wanted: list[Treatment]) -> Finding | None:
 
 
 def main() -> None:
-    """Run the task. Exit status 0 says that all of it was done."""
+    """Run the task; exit status 0 means that it is complete."""
     (length,) = _LENGTH.unpack(_read(_LENGTH.size))
-    # Only the parent writes to this pipe, and it could run any code that a pickle can.
+    # Only the parent writes to this pipe, so unpickling is safe.
     task: Task = pickle.loads(_read(length))
     channel = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     die_with_writer(_STDIN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     _work(task, channel)
-    # Not by sys.exit: threads of an engine could hold it up, and all has been said.
+    # No sys.exit: an engine's threads could delay it, and all messages are sent.
     os._exit(0)
 
 
@@ -200,7 +201,7 @@ def _work(task: Task, channel: IO[str]) -> None:
         if task.guess:
             say(outcome={"ports": {name: port.to_dict() for name, port in _guess(task, announce).items()}})
             return
-        # Alone, requests run in the shapes that they have, whatever they are padded to in service.
+        # Alone, requests run unpadded, whatever the strategy does in service.
         plain = replace(task.spec, strategy=Strategy())
         model = compile_model(plain, slots=1, threads=task.threads)
         served = None
@@ -239,8 +240,8 @@ def _read(length: int) -> bytes:
 
 
 def _end_with_parent() -> None:
-    # Not through sys.stdin: its lock would be held for ever in a process that an engine forks off, as OpenVINO's
-    # telemetry does at import, which could then never end.
+    # No sys.stdin: a process that an engine forks (OpenVINO's telemetry at import) would inherit its lock and never
+    # end.
     while os.read(_STDIN, 4096):
         pass
     os._exit(1)

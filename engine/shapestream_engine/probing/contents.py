@@ -1,13 +1,13 @@
-"""Contents: ordinary requests whose values lie above, below or around what padding is filled with.
+"""Contents: requests whose values lie above, below or around the padding value.
 
-Padding ruins a minimum only where all values lie above it, a maximum only where all lie below. So a proof tries a
-request of each *recipe*: on which side of an anchor its values lie (of the pad value, or of the middle of ordinary
-values), how far they reach from it, and whether they are random, all at the end, mostly at the anchor, at the anchor but
-for the first or last position along what is padded, or constant along it.
+Padding changes a minimum only where all values lie above the padding value, and a maximum only where all lie below. So the
+proof has one request per *recipe*. A recipe has an anchor (the padding value or the middle of ordinary values), a side of
+the anchor, a reach (the largest distance from the anchor), and a pattern: random; all at the end of the reach; sparse;
+different from the anchor at the first or last position only; constant along padded axes.
 
-Declared values bound all contents. Where nothing is declared, floats reach `_WIDE`, and ids the largest that the model
-takes, of at most `MOST_ID`; what the model refuses alone is left out. No request here holds NaN or infinity: only
-neighbours do.
+Declared values bound all contents. Without a declaration, floats reach `_WIDE`, and ids reach the largest id that the
+model takes, up to `MOST_ID`. Requests that the model refuses alone are left out. Contents hold no NaN and no infinity;
+only neighbours do.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ Side: TypeAlias = Literal["above", "below", "around"]
 Pattern: TypeAlias = Literal["random", "end", "sparse", "edge", "constant"]
 
 _WIDE = 1000.0
-"""Largest float where nothing is declared: decibels, degrees and pixels lie within."""
+"""Largest absolute float without a declaration; decibels, degrees and pixels lie within."""
 MOST_ID = 999
-"""Largest whole number where nothing is declared."""
+"""Largest integer without a declaration."""
 _STEP = 10.0
-"""Factor between one reach and the next."""
+"""Ratio of neighbouring reaches."""
 _NARROWER = 2
-"""Reaches of floats that are smaller than the ordinary one. Those of whole numbers go down to units."""
+"""Reaches of floats below the ordinary reach. Reaches of integers go down to 1."""
 _SPARSE = 0.9
-"""Part of the values that are the anchor's."""
+"""Share of the values that equal the anchor."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """One kind of content. Inputs with fewer reaches or anchors take their last."""
+    """One kind of content. Inputs with fewer reaches or anchors use their last."""
 
     reach: int
     pattern: Pattern
@@ -52,7 +52,7 @@ class Recipe:
 
     @property
     def magnitude(self) -> tuple[int, int]:
-        """Anchor and reach: the values of requests that agree in both lie in the same range."""
+        """Anchor and reach: requests with equal magnitude have values in the same range."""
         return self.anchor, self.reach
 
     def __str__(self) -> str:
@@ -61,19 +61,19 @@ class Recipe:
 
 @dataclass(frozen=True, slots=True)
 class Domain:
-    """The values of one input that a proof speaks of."""
+    """The range of values of one input in a proof."""
 
     low: float
     high: float
     anchors: tuple[float, ...]
     reaches: tuple[float, ...]
-    """The ordinary reach first, then larger and smaller ones."""
+    """The ordinary reach, then larger ones, then smaller ones."""
     padded_axes: tuple[int, ...]
     is_whole: bool
 
     @classmethod
     def of(cls, port: InputPort, values: Values, *, is_declared: bool, largest: int | None) -> Domain:
-        """The domain of an input with these ordinary values. `largest` is the largest id, where it has ids."""
+        """The domain of an input with these ordinary values; `largest` is the largest id, or None without ids."""
         ordinary = values.range()
         low, high = ordinary
         kind = dtype_of(port.element_type).kind
@@ -94,11 +94,11 @@ class Domain:
         return cls(low, high, tuple(dict.fromkeys((pad, middle))), tuple(reaches), axes, kind in "biu")
 
     def any(self, shape: tuple[int, ...], random: np.random.Generator) -> Array:
-        """Any values at all, as 64-bit floats."""
+        """Draw values from the whole domain, as 64-bit floats."""
         return random.uniform(self.low, self.high, shape)
 
     def draw(self, recipe: Recipe, shape: tuple[int, ...], random: np.random.Generator) -> Array:
-        """Values of that kind, as 64-bit floats."""
+        """Draw values of a recipe, as 64-bit floats."""
         anchor = self.anchors[min(recipe.anchor, len(self.anchors) - 1)]
         reach = self.reaches[min(recipe.reach, len(self.reaches) - 1)]
         low = anchor if recipe.side == "above" else max(self.low, anchor - reach)
@@ -123,7 +123,7 @@ class Domain:
 
 
 def has_ids(port: InputPort, declared: frozenset[str]) -> bool:
-    """Tell whether an input may have ids, of which nobody has said how many there are."""
+    """Tell whether an input may hold ids whose number is not declared."""
     is_whole = dtype_of(port.element_type).kind in "iu" and port.element_type not in ("u8", "i8")
     return is_whole and port.mask_of is None and port.name not in declared
 
@@ -134,7 +134,7 @@ def domains(
     declared: frozenset[str],
     largest_ids: Mapping[str, int],
 ) -> dict[str, Domain]:
-    """The domain of each input; `declared` are those whose values a user has described."""
+    """The domain of each input; the user described the values of those in `declared`."""
     return {
         port.name: Domain.of(
             port, values[port.name], is_declared=port.name in declared, largest=largest_ids.get(port.name)
@@ -145,7 +145,7 @@ def domains(
 
 
 def recipes(known: Mapping[str, Domain]) -> list[Recipe]:
-    """Every kind of content, those of ordinary reach first."""
+    """All recipes, the ones of ordinary reach first."""
     reaches = max((len(domain.reaches) for domain in known.values()), default=0)
     anchors = max((len(domain.anchors) for domain in known.values()), default=0)
     return [
@@ -166,10 +166,10 @@ def content_request(
     number: int,
     seed: int,
 ) -> tuple[Tensors, Recipe | None]:
-    """The request of that number, each another one, and its recipe, if it has one; masks are left to the server.
+    """The request of this number and its recipe; masks are left to the server.
 
-    After one request of each recipe, every input of floats has a random recipe. Whole numbers are then any of all, at each
-    element: as ids they have no order, so that a way between two leads nowhere near a threshold, and only chance does.
+    Beyond the number of recipes the recipe is None: each float input has a random recipe, and integers are drawn from the
+    whole domain. Ids have no order, so bisection finds no threshold between two ids; only chance does.
     """
     random = np.random.default_rng([seed, number, *sizes, 1])
     arrays: dict[int, Array] = {}

@@ -1,6 +1,19 @@
-"""A proof, in the process that it is run in: every treatment that the configuration allows, tried on the live model.
+"""The examination of a model: each treatment that the configuration allows is tried on the live model.
 
-`shapestream_engine.probe` runs this in a child process, since a model may do anything.
+1. `find_baseline` looks for inputs and sizes on which the results differ enough to show a defect. Each request of the
+baseline runs alone; its results are the reference.
+2. One request runs twice. A model that does not repeat its results cannot be compared, and nothing is proved.
+3. Each treatment (batching, padding, the strategy, static shapes, batch invariance) has cases. A case is one call;
+its requests are known to run alone.
+4. `Evidence` compares the results of a case with the reference, within the tolerance, and settles the verdict per
+output: proved, refuted or unproved.
+
+The proof promises no more than it tried: a model that mixes rows only at other values or sizes passes. Time is limited by
+a budget, and each treatment has a share. Only the cases that `ProbeOptions.budget_s` names run beyond the budget.
+
+`shapestream_engine.probe` runs the examination in a child process, because a model may crash or hang. The child announces
+each call with its phase. The parent attributes a crash to the last announced phase and starts another child, which skips
+that phase.
 """
 
 from __future__ import annotations
@@ -17,8 +30,7 @@ from shapestream_engine.batching.calls import CallPlanner
 from shapestream_engine.calibration_shapes import call_nbytes
 from shapestream_engine.compiled_model import CompiledModel
 from shapestream_engine.errors import EngineError, SignatureError
-from shapestream_engine.probing.baseline import Baseline, find_baseline, spelled, tells
-from shapestream_engine.probing.bench import Announce, Bench, Sample, Service
+from shapestream_engine.probing.baseline import Baseline, find_baseline, tells
 from shapestream_engine.probing.cases import (
     Case,
     batching_cases,
@@ -30,63 +42,66 @@ from shapestream_engine.probing.cases import (
     static_cases,
     strategy_cases,
 )
-from shapestream_engine.probing.inputs import Values, read_samples, spell_sizes
-from shapestream_engine.probing.pool import Pool, same_bits
+from shapestream_engine.probing.inputs import Values, read_samples
+from shapestream_engine.probing.model_calls import Announce, DirectCalls, ModelCalls, ProbeRequest, SlotCalls
+from shapestream_engine.probing.probe_requests import ProbeRequests, same_bits
 from shapestream_engine.probing.report import Finding, Treatment, Verdict
 from shapestream_engine.probing.tolerances import Difference, OutputTolerance, compare
 from shapestream_engine.signature import ModelSignature
 from shapestream_engine.tensor import Array
 
 MOST_CROWD_NBYTES = 256 << 20
-"""Bytes of the inputs of one call that is made as large as may be served."""
+"""Largest size in bytes of the inputs of one call in the proof."""
 _GRID = "call sizes of a calibration"
-"""The phase in which requests of these sizes run alone."""
+"""Phase in which requests of the calibration's sizes run alone."""
 _FIRST = 2
-"""Cases of a treatment before its largest calls: small ones show more plainly what goes wrong."""
+"""Cases of a treatment before its largest calls: small calls show a defect more clearly."""
 _SERVED = frozenset({"strategy", "static", "invariance"})
-"""Kinds of treatment that are tried on the model as it is served."""
+"""Kinds of treatment that run through a slot, as in service."""
 _VARIED = frozenset({"batching", "padding", "strategy"})
-"""Kinds that are tried on requests of many contents."""
+"""Kinds of treatment that run requests of many contents."""
 EVERY_INPUT = "*"
 """Stands for all inputs in `ProbeOptions`."""
 ENOUGH = 3
-"""Results that would have shown a difference; with fewer nothing is called proved."""
+"""Results that can show a difference; with fewer results, nothing is proved."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeOptions:
-    """The inputs that a model is tried with, and the time that this may take."""
+    """Inputs and time limits of a proof.
+
+    ProbeOptions(values={"ids": Integers(0, 30_000)}, max_batch=16, budget_s=10.0)
+    """
 
     values: Mapping[str, Values] = field(default_factory=dict)
-    """Realistic values per input; defaults by element type are tried for the others."""
+    """Realistic values per input; other inputs get defaults by element type."""
     samples: Mapping[str, Path] = field(default_factory=dict)
-    """An .npz of real inputs per input, or one for all under `*`; they win over `values`."""
+    """Path of an .npz of real inputs, by input name, or under `*` for all inputs. Samples win over `values`."""
     max_batch: int | None = None
-    """Rows that a call may have; None: as the signature says. With 1 batching is not tried."""
+    """Largest number of rows per call; None: the bound of the signature. With 1, batching is not tried."""
     batch_invariant: bool = False
-    """True if results must be the same to the bit in any company; calls then have a fixed number of rows."""
+    """True if results must be equal to the bit in every batch; each call then has a fixed number of rows."""
     budget_s: float = 30.0
-    """Seconds from the first request on, when the model is compiled, after which nothing is tried that may be left out.
+    """Seconds for the proof, counted from the first request, after compilation.
 
-    What must be tried may take longer: `ENOUGH` results of each output, the largest calls that may be served, and every
-    static shape. No such call is tried that would take half of the budget. Those of a calibration's sizes take a twentieth
-    of it together.
+    Three cases run even when the budget is spent: the first `ENOUGH` results of each output, the largest calls that may be
+    served, and each static shape. No such call is tried if it would take half of the budget. Calls of the calibration's
+    sizes take a twentieth of the budget together.
     """
     hang_s: float = 30.0
-    """A single call that takes longer hangs; compilation may take 20 times as long."""
+    """Seconds after which a call counts as hanging; compilation may take 20 times as long."""
     seed: int = 0
 
 
 @dataclass(slots=True)
 class Outcome:
-    """The inputs and sizes that were tried, and what each output's axes follow."""
+    """The inputs and sizes that were tried, and the dimension that each output axis follows."""
 
     inputs: dict[str, str] = field(default_factory=dict)
     sizes: tuple[str, ...] = ()
     follows: dict[str, str] = field(default_factory=dict)
     tolerances: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """By output, `OutputTolerance.to_dict`, where results can be compared; empty for a model that does not repeat its
-    own."""
+    """`OutputTolerance.to_dict` by output; empty for a model that does not repeat its results."""
 
 
 def treatments(signature: ModelSignature, options: ProbeOptions) -> list[Treatment]:
@@ -116,33 +131,32 @@ def examine(
     announce: Announce = lambda phase, words: None,
     skip: frozenset[str] = frozenset(),
 ) -> Outcome:
-    """Try every treatment that is not skipped, and hand each one's findings to `emit` as they are known.
+    """Try each treatment that is not in `skip`, and hand its findings to `emit`.
 
-    `model` takes every shape as it comes; `served` is the same with a strategy, if it has one.
+    `model` takes every shape. `served` is the same model with a strategy; None if it has no strategy.
     """
     ends_at = monotonic() + options.budget_s
     signature = model.signature if served is None else served.signature
-    bench = Bench(model, signature, announce)
+    calls = DirectCalls(model, signature, announce)
     wanted = [treatment for treatment in treatments(signature, options) if str(treatment) not in skip]
     precision = computed_in(model.properties)
     baseline, complaint = find_baseline(
-        bench, values_of(signature, options), seed=options.seed, computed_in=precision, skip=skip
+        calls, values_of(signature, options), seed=options.seed, computed_in=precision, skip=skip
     )
     outcome = Outcome()
     why = f"the model took none of the probe's inputs: {complaint}"
     if baseline is not None:
-        why = _unrepeatable(bench, baseline)
-        outcome.sizes = spelled(signature, baseline.sizes)
+        why = _unrepeatable(calls, baseline)
+        outcome.sizes = tuple(map(baseline.spell, baseline.sizes))
         if not why:
-            baseline.pool.ends_at = min(ends_at, monotonic() + options.budget_s / 10)
-            baseline.pool.look_for_ids(max(baseline.sizes, key=math.prod))
-            baseline.look_again(signature)
+            baseline.requests.ends_at = min(ends_at, monotonic() + options.budget_s / 10)
+            baseline.requests.look_for_ids(max(baseline.sizes, key=math.prod))
+            baseline.look_again()
     if baseline is None or why:
         emit([Finding(treatment=treatment, output=None, verdict="unproved", why=why) for treatment in wanted])
     else:
-        service = None if served is None else Service(served, announce)
-        trial = _TreatmentRun(bench, service, baseline, options, skip)
-        trial.run(wanted, emit, ends_at)
+        served_calls = calls if served is None else SlotCalls(served, announce)
+        _TreatmentRun(calls, served_calls, baseline, options, skip).run(wanted, emit, ends_at)
         outcome.tolerances = {
             port.name: tolerance.to_dict()
             for number, (port, tolerance) in enumerate(
@@ -152,68 +166,73 @@ def examine(
         }
     if baseline is not None:
         outcome.inputs = _words_of_inputs(signature, baseline)
-    outcome.follows = followed(signature, bench.shapes)
+    outcome.follows = followed(signature, calls.shapes)
     return outcome
 
 
 class _TreatmentRun:
-    """The cases of one treatment after another, within the budget."""
+    """Runs the cases of one treatment after another, within the budget."""
 
     def __init__(
         self,
-        bench: Bench,
-        service: Service | None,
+        calls: DirectCalls,
+        served: ModelCalls,
         baseline: Baseline,
         options: ProbeOptions,
         skip: frozenset[str],
     ) -> None:
-        self._bench = bench
-        self._service = service
+        self._calls = calls
+        self._served = served
         self._baseline = baseline
         self._options = options
         self._skip = skip
-        self._rows = most_rows(bench.signature, options.max_batch)
+        self._rows = most_rows(calls.signature, options.max_batch)
 
     def run(
         self, wanted: Sequence[Treatment], emit: Callable[[Sequence[Finding]], None], ends_at: float
     ) -> None:
-        """A treatment that has enough evidence makes way when its share of the time is over."""
+        """Try each treatment; one with enough evidence ends when its share of the time is over."""
         for number, treatment in enumerate(wanted):
             share_s = (ends_at - monotonic()) / (len(wanted) - number)
-            baseline = self._baseline
-            if treatment.kind == "invariance" and self._service is not None:
-                baseline = self._served_baseline(self._service)
-            evidence = Evidence(treatment, self._bench.signature, baseline)
-            # Each static shape has a model of its own, and none is served untried.
-            until = math.inf if treatment.kind == "static" else monotonic() + share_s
-            baseline.pool.ends_at = monotonic() + share_s
-            self._try(evidence, islice(cases := self._cases(treatment, baseline), _FIRST), treatment, until)
-            self._try_largest(evidence, treatment, baseline)
-            self._try(evidence, cases, treatment, until)
-            if treatment.kind == "padding":
-                # Padded to a size at which the rule happens to hold, such a request would lose a part of its own.
-                evidence.misfit = baseline.pool.misfit
-            emit(list(evidence.findings()))
+            # Cases are made as they are needed, so requests that run alone for a case belong to the phase as well.
+            with self._calls.phase(str(treatment)), self._served.phase(str(treatment)):
+                emit(list(self._try_treatment(treatment, share_s).findings()))
+
+    def _try_treatment(self, treatment: Treatment, share_s: float) -> Evidence:
+        baseline = self._baseline
+        if treatment.kind == "invariance" and self._served is not self._calls:
+            baseline = self._served_baseline()
+        evidence = Evidence(treatment, self._calls.signature, baseline)
+        # Each static shape has a compiled model, and each of them is tried before it is served.
+        until = math.inf if treatment.kind == "static" else monotonic() + share_s
+        baseline.requests.ends_at = monotonic() + share_s
+        self._try(evidence, islice(cases := self._cases(treatment, baseline), _FIRST), treatment, until)
+        self._try_largest(evidence, treatment, baseline)
+        self._try(evidence, cases, treatment, until)
+        if treatment.kind == "padding":
+            # Padded to a size at which the rule happens to hold, the request would lose some of its own results.
+            evidence.misfit = baseline.requests.misfit
+        return evidence
 
     def _try_largest(self, evidence: Evidence, treatment: Treatment, baseline: Baseline) -> None:
-        """The largest calls that may be served, whatever else there is time for."""
+        """Try the largest calls that may be served, whatever the budget."""
         if treatment.kind not in ("batching", "padding", "strategy") or self._rows < 2:
             return
-        signature, options = self._bench.signature, self._options
-        self._bench.phase = str(treatment)
+        signature, options = self._calls.signature, self._options
         padded = [signature.dimensions.index(name) for name in treatment.dimensions]
-        cases = crowds(signature, baseline, padded, self._rows)
+        cases = crowds(baseline, padded, self._rows)
         tried, why = self._try_crowds(evidence, cases, treatment)
         if why:
             evidence.stop(tried, f"calls of more rows, up to {self._rows}, were not tried: {why}")
         elif treatment.kind == "batching" and _GRID not in self._skip:
-            self._try_grid(evidence, grid_cases(signature, baseline, options.max_batch), treatment)
+            self._try_grid(evidence, grid_cases(baseline, options.max_batch), treatment)
 
     def _try_crowds(self, evidence: Evidence, cases: Iterator[Case], treatment: Treatment) -> tuple[int, str]:
-        """Try larger and larger calls; returns the rows of the last, and why larger ones were not tried, if so."""
+        """Try larger and larger calls. Returns the rows of the last call, and the reason why larger calls were not
+        tried, or ""."""
         limit_s = self._options.budget_s / 2
         last: Case | None = None
-        rows = 1  # a request alone needs no proof
+        rows = 1  # a request that runs alone needs no proof
         seconds_per_byte = 0.0
         for case in cases:
             if evidence.is_settled:
@@ -222,7 +241,7 @@ class _TreatmentRun:
             if nbytes > MOST_CROWD_NBYTES:
                 return rows, f"their inputs take more than {MOST_CROWD_NBYTES >> 20} MiB"
             if last is not None and case.sizes[0] > rows and seconds_per_byte * nbytes > limit_s:
-                # The first call of a shape may have prepared the device for it.
+                # The first call of a shape may include preparation, so the last call is timed again.
                 seconds_per_byte = self._try_one(evidence, last, treatment) / self._nbytes(last, treatment)
                 if seconds_per_byte * nbytes > limit_s:
                     return rows, f"one would take longer than {limit_s:g} s"
@@ -231,13 +250,12 @@ class _TreatmentRun:
         return rows, ""
 
     def _try_grid(self, evidence: Evidence, cases: Iterator[Case], treatment: Treatment) -> None:
-        """Try calls of the sizes that a calibration will run, as far as there is time."""
+        """Try calls of the calibration's sizes until their share of the budget is spent."""
         ends_at = monotonic() + self._options.budget_s / 20
         seconds_per_byte = 0.0
         while not evidence.is_settled:
-            # A request that ends the process alone is no matter of batching.
-            self._bench.phase = _GRID
-            case = next(cases, None)
+            with self._calls.phase(_GRID):
+                case = next(cases, None)
             if case is None:
                 return
             nbytes = self._nbytes(case, treatment)
@@ -253,10 +271,9 @@ class _TreatmentRun:
             self._try_one(evidence, case, treatment)
 
     def _try_one(self, evidence: Evidence, case: Case, treatment: Treatment) -> float:
-        """Run one case; returns the seconds that it took."""
-        runner = (self._service if treatment.kind in _SERVED else None) or self._bench
+        """Run one case; returns its duration in seconds."""
+        runner = self._served if treatment.kind in _SERVED else self._calls
         began = monotonic()
-        self._bench.phase = runner.phase = str(treatment)  # making a case may have run a request alone
         try:
             evidence.add(case, runner.run(case.sizes, case.members, case.words))
         except (EngineError, RuntimeError) as error:
@@ -264,41 +281,39 @@ class _TreatmentRun:
         return monotonic() - began
 
     def _nbytes(self, case: Case, treatment: Treatment) -> int:
-        """Bytes of the inputs of the largest call that the case takes."""
-        signature = self._bench.signature
+        """Bytes of the inputs of the case's largest call."""
+        signature = self._calls.signature
         if treatment.kind in _SERVED:
             calls = CallPlanner(signature).plan(case.sizes)
             return max(1, *[call_nbytes(signature, call.sizes) for call in calls])
         return max(1, call_nbytes(signature, case.sizes))
 
-    def _served_baseline(self, service: Service) -> Baseline:
-        """The results of each request alone in a call of the served model; only equal bits are allowed beside them."""
-        exact = [OutputTolerance.of(None, ())] * len(service.signature.outputs)
-        service.phase = "invariance"
-        known = self._baseline.pool
-        pool = Pool(
-            service,
+    def _served_baseline(self) -> Baseline:
+        """A baseline of the served model, compared to the bit."""
+        exact = [OutputTolerance.of(None, ())] * len(self._served.signature.outputs)
+        known = self._baseline.requests
+        requests = ProbeRequests(
+            self._served,
             known.values,
             declared=known.declared,
             seed=self._options.seed,
             computed_in=None,
             skip=self._skip,
         )
-        return replace(self._baseline, pool=pool, tolerances=exact)
+        return replace(self._baseline, requests=requests, tolerances=exact)
 
     def _cases(self, treatment: Treatment, baseline: Baseline) -> Iterator[Case]:
-        signature, rows = self._bench.signature, self._rows
-        self._bench.phase = str(treatment)
+        signature, rows = self._calls.signature, self._rows
         if treatment.kind == "batching":
-            return batching_cases(signature, baseline, rows)
+            return batching_cases(baseline, rows)
         if treatment.kind == "strategy":
-            return strategy_cases(signature, baseline, rows)
+            return strategy_cases(baseline, rows)
         if treatment.kind == "static":
-            return static_cases(signature, baseline)
+            return static_cases(baseline)
         if treatment.kind == "invariance":
-            return invariance_cases(signature, baseline)
+            return invariance_cases(baseline)
         padded = [signature.dimensions.index(name) for name in treatment.dimensions]
-        return padding_cases(signature, baseline, padded, rows)
+        return padding_cases(baseline, padded, rows)
 
 
 _NO_DIFFERENCE = Difference(amount=0.0, allowed=0.0)
@@ -311,33 +326,33 @@ class _Worst:
 
 
 class Evidence:
-    """The results of the cases of one treatment so far, per output, and the verdict that follows."""
+    """The results of one treatment's cases so far, per output, and their verdict."""
 
     def __init__(self, treatment: Treatment, signature: ModelSignature, baseline: Baseline) -> None:
         self._treatment = treatment
         self._signature = signature
         self._baseline = baseline
         self._cases = [0] * len(signature.outputs)
-        self._requests: list[set[Sample]] = [set() for _ in signature.outputs]
+        self._requests: list[set[ProbeRequest]] = [set() for _ in signature.outputs]
         self._hidden = [0] * len(signature.outputs)
-        self._ties: list[set[Sample]] = [set() for _ in signature.outputs]
-        """Requests whose difference was dropped, since rounding may have made it."""
-        self._hides: dict[tuple[Sample, int], bool] = {}
+        self._ties: list[set[ProbeRequest]] = [set() for _ in signature.outputs]
+        """Requests whose difference is ignored, because rounding may have caused it."""
+        self._hides: dict[tuple[ProbeRequest, int], bool] = {}
         self._worst: list[_Worst | None] = [None] * len(signature.outputs)
         self._failure: tuple[str, str] | None = None
         self._rows = 0
         self._stopped: tuple[int, str] | None = None
         self.misfit = ""
-        """The error of a request whose outputs broke a rule although it was alone: the rule is wrong."""
+        """The error of a request that broke an output's rule although it ran alone: the rule is wrong."""
 
     def add(self, case: Case, results: Sequence[Sequence[Array]]) -> None:
-        """Compare the results of a call that ran with those that each member got alone."""
+        """Compare the results of a case with the results that each member got alone."""
         self._rows = max(self._rows, sum(member.shape.rows for member in case.members))
         for place, (member, got) in enumerate(zip(case.members, results, strict=True)):
             if member in case.guests:
                 continue
             for number in range(len(got)):
-                assert member.results is not None  # only requests that ran alone are put into cases
+                assert member.results is not None  # cases are made of requests that ran alone
                 alone = member.results[number]
                 tolerance = self._tolerance_of(member, number)
                 is_same = same_bits(alone, got[number])
@@ -350,16 +365,16 @@ class Evidence:
                     self._requests[number].add(member)
                 worst = self._worst[number]
                 if worst is None or difference.excess > worst.difference.excess:
-                    own = spell_sizes(self._signature.dimensions, member.sizes)
+                    own = self._baseline.spell(member.sizes)
                     words = f"request {place + 1} of {len(case.members)}, of {own}: {case.words}"
                     self._worst[number] = _Worst(difference, words if len(case.members) > 1 else case.words)
 
-    def _tolerance_of(self, member: Sample, number: int) -> OutputTolerance:
+    def _tolerance_of(self, member: ProbeRequest, number: int) -> OutputTolerance:
         baseline = self._baseline
-        return baseline.pool.tolerance_of(member, number, baseline.tolerances[number])
+        return baseline.requests.tolerance_of(member, number, baseline.tolerances[number])
 
-    def _shows_nothing(self, member: Sample, number: int, difference: Difference) -> bool:
-        """Tell whether a result would count as equal if it were another request's, or whether rounding decides it."""
+    def _shows_nothing(self, member: ProbeRequest, number: int, difference: Difference) -> bool:
+        """Tell whether the comparison can show no difference, or whether rounding decides it."""
         assert member.results is not None
         tolerance = self._tolerance_of(member, number)
         if difference.within:
@@ -367,8 +382,8 @@ class Evidence:
             if key not in self._hides:
                 self._hides[key] = tolerance.hides(member.results[number])
             return self._hides[key]
-        # Equal to the bit is what invariance promises, of ties as well.
-        if self._treatment.kind == "invariance" or not self._baseline.pool.hangs_on_rounding(
+        # Batch invariance promises equal bits, even where two scores are equal.
+        if self._treatment.kind == "invariance" or not self._baseline.requests.hangs_on_rounding(
             member, number, tolerance, difference.excess
         ):
             return False
@@ -376,30 +391,30 @@ class Evidence:
         return True
 
     def fail(self, case: Case, message: str) -> None:
-        """Note a call that failed though each of its members runs alone."""
+        """Record that a call failed although each of its members runs alone."""
         self._failure = self._failure or (message, case.words)
 
     def stop(self, rows: int, why: str) -> None:
-        """Note that calls of more rows than these, which may be served, are not tried."""
+        """Record the reason why calls of more than `rows` rows were not tried."""
         self._stopped = rows, why
 
     @property
     def is_settled(self) -> bool:
-        """Tell whether no further case can change the verdict of any output."""
+        """Tell whether the verdict of every output is final."""
         return self._failure is not None or all(
             worst is not None and not worst.difference.within for worst in self._worst
         )
 
     @property
     def is_enough(self) -> bool:
-        """Tell whether there are enough cases for every output that can be proved."""
+        """Tell whether every output that can be proved has enough cases."""
         return all(
             cases + hidden >= ENOUGH or number in self._baseline.blank
             for number, (cases, hidden) in enumerate(zip(self._cases, self._hidden, strict=True))
         )
 
     def findings(self) -> Iterator[Finding]:
-        """A verdict per output; one for all where a call failed."""
+        """Yield a verdict per output; one verdict for all outputs where a call failed."""
         if self.misfit:
             yield Finding(
                 treatment=self._treatment,
@@ -449,11 +464,11 @@ class Evidence:
             return "unproved", "results differ by less than rounding is allowed to change them"
         if self._cases[number] < ENOUGH:
             return "unproved", f"only {self._cases[number]} results would have shown anything"
-        if self._treatment.kind in _VARIED and self._baseline.is_discrete(self._signature, number):
-            near = sum(number in sample.near for sample in self._requests[number])
+        if self._treatment.kind in _VARIED and self._baseline.is_discrete(number):
+            near = sum(number in request.near for request in self._requests[number])
             if near < ENOUGH:
                 return "unproved", f"only {near} requests were near a change of its values"
-            # A threshold that lies where all values are equal looks like a tie.
+            # Where all values are equal, a threshold looks like a tie.
             if (ties := len(self._ties[number])) >= ENOUGH:
                 return "unproved", f"{ties} requests lie where rounding decides, and got other results"
         if self._stopped is not None:
@@ -462,7 +477,8 @@ class Evidence:
 
 
 def values_of(signature: ModelSignature, options: ProbeOptions) -> dict[str, Values]:
-    """The values of the inputs that the options describe; raises `SignatureError` for samples that do not fit."""
+    """The values of the inputs that the options describe; raises `SignatureError` for samples that do not fit the
+    model."""
     axes = {
         port.name: port.axis_names.index("batch") if signature.has_batch else None
         for port in signature.inputs
@@ -486,7 +502,7 @@ def values_of(signature: ModelSignature, options: ProbeOptions) -> dict[str, Val
 
 
 def computed_in(properties: Mapping[str, object]) -> str | None:
-    """The float type that the engine computes in, where it is not that of the tensors."""
+    """The float type of the engine's arithmetic; None: the element type of the tensors."""
     hint = str(properties.get("INFERENCE_PRECISION_HINT", "")).lower()
     return {"bf16": "bf16", "bfloat16": "bf16", "f16": "f16", "float16": "f16"}.get(hint)
 
@@ -495,22 +511,23 @@ def _words_of_inputs(signature: ModelSignature, baseline: Baseline) -> dict[str,
     return {
         port.name: "made by the server, or all ones"
         if port.mask_of is not None
-        else baseline.pool.tried(number)
+        else baseline.requests.tried(number)
         for number, port in enumerate(signature.inputs)
     }
 
 
-def _unrepeatable(bench: Bench, baseline: Baseline) -> str:
-    """The reason why nothing can be compared, where the model does not even agree with itself; else empty."""
-    sample = baseline.pool.typical(baseline.sizes[0], 0)
-    assert sample is not None  # the baseline is made of those that ran
-    assert sample.results is not None
+def _unrepeatable(calls: DirectCalls, baseline: Baseline) -> str:
+    """The reason why results cannot be compared, if the model does not repeat its results; otherwise ""."""
+    request = baseline.requests.typical(baseline.sizes[0], 0)
+    assert request is not None  # every request of a baseline ran alone
+    assert request.results is not None
     try:
-        (again,) = bench.run(sample.sizes, [sample], f"again: {sample.words}")
+        with calls.phase(baseline.phase):
+            (again,) = calls.run(request.sizes, [request], f"again: {request.words}")
     except (EngineError, RuntimeError) as error:
         return f"the same request failed when it was repeated: {error}"
     for port, first, second, tolerance in zip(
-        bench.signature.outputs, sample.results, again, baseline.tolerances, strict=True
+        calls.signature.outputs, request.results, again, baseline.tolerances, strict=True
     ):
         if not compare(first, second, tolerance).within:
             return f"output {port.name!r} differs when the same request is repeated"
@@ -520,9 +537,10 @@ def _unrepeatable(bench: Bench, baseline: Baseline) -> str:
 def followed(
     signature: ModelSignature, calls: Sequence[tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]]
 ) -> dict[str, str]:
-    """The axes of each output: the dimension whose size each had in every call, a constant size, or `?`.
+    """The axes of each output, as text: the dimension that the axis followed in every call, a constant size, or `?`.
 
-    A dimension that was tried in one size only is not told from a constant. Two that were always equal are both named.
+    A dimension that was tried in one size cannot be told from a constant. Two dimensions that were always equal are both
+    named.
     """
     found = {}
     for number, port in enumerate(signature.outputs):

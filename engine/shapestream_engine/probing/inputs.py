@@ -1,8 +1,8 @@
-"""Inputs of the requests that a model is tried with: realistic values, drawn or read, and extreme ones.
+"""Inputs of a proof's requests: realistic values, drawn or read, and extreme values.
 
-Values are ranges, distributions or samples; defaults by element type stand in where the configuration names none. Real
-samples come from an .npz with arrays called like the inputs, `ids`, or several per input, `ids.0`, `ids.1`.
-Everything drawn is a function of the generator that draws it, so a proof can be repeated.
+Values are ranges, distributions or samples. Inputs without a description get defaults by element type. Samples come from
+an .npz with arrays named like the inputs: `ids`, or several per input, `ids.0`, `ids.1`. All drawn values depend on a seed
+only, so a proof can be repeated.
 """
 
 from __future__ import annotations
@@ -26,28 +26,28 @@ from shapestream_engine.tensor import Array
 Extreme: TypeAlias = Literal["smallest", "largest", "huge", "not a number"]
 
 _BLOCK = 8
-"""Elements along each of the last two axes that share a value in a blocky draw."""
+"""Elements per block, along each of the last two axes of a blocky picture."""
 _SPREAD = 3
-"""Requests that are usually tried: together they see the beginning, the middle and the end of the samples."""
+"""Usual number of requests: they take samples from the beginning, the middle and the end."""
 _FAR = 4.0
-"""Standard deviations that count as extreme."""
+"""Standard deviations from the mean to an extreme value."""
 _HUGE = {"f16": 1e4}
-"""A value that no ordinary input comes near and every float type but this one holds."""
+"""Extreme value per float type, by default 1e6; f16 holds no such number."""
 
 
 @dataclass(frozen=True, slots=True)
 class Integers:
-    """Whole numbers between two, both included."""
+    """Integers from `low` to `high`, both included."""
 
     low: int
     high: int
 
     def draw(self, shape: tuple[int, ...], random: np.random.Generator) -> Array:
-        """Independent elements."""
+        """Draw independent elements."""
         return random.integers(self.low, self.high, shape, endpoint=True)
 
     def range(self) -> tuple[float, float]:
-        """The smallest and the largest value that is ordinary."""
+        """The smallest and the largest ordinary value."""
         return self.low, self.high
 
     def __str__(self) -> str:
@@ -56,17 +56,17 @@ class Integers:
 
 @dataclass(frozen=True, slots=True)
 class Uniform:
-    """Numbers between two, all equally likely."""
+    """Numbers between `low` and `high`, equally distributed."""
 
     low: float
     high: float
 
     def draw(self, shape: tuple[int, ...], random: np.random.Generator) -> Array:
-        """Independent elements."""
+        """Draw independent elements."""
         return random.uniform(self.low, self.high, shape)
 
     def range(self) -> tuple[float, float]:
-        """The smallest and the largest value that is ordinary."""
+        """The smallest and the largest ordinary value."""
         return self.low, self.high
 
     def __str__(self) -> str:
@@ -75,17 +75,17 @@ class Uniform:
 
 @dataclass(frozen=True, slots=True)
 class Normal:
-    """Numbers around a mean."""
+    """Numbers with a normal distribution."""
 
     mean: float
     std: float
 
     def draw(self, shape: tuple[int, ...], random: np.random.Generator) -> Array:
-        """Independent elements."""
+        """Draw independent elements."""
         return random.normal(self.mean, self.std, shape)
 
     def range(self) -> tuple[float, float]:
-        """The smallest and the largest value that is ordinary."""
+        """The smallest and the largest ordinary value."""
         return self.mean - _FAR * self.std, self.mean + _FAR * self.std
 
     def __str__(self) -> str:
@@ -94,13 +94,13 @@ class Normal:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Samples:
-    """Real inputs, each of one row; cut, or repeated, to the shape that is asked for."""
+    """Real inputs of one row each; they are cut or repeated to the shape that is needed."""
 
     rows: tuple[Array, ...]
     batch_axis: int | None
 
     def cut(self, shape: tuple[int, ...], number: int) -> Array:
-        """Rows, spread over all; the same number gives rows that belong together in all inputs of a request."""
+        """Rows spread over all samples; equal numbers take rows that belong together, in every input."""
         first = number * max(1, len(self.rows) // _SPREAD)
         count = 1 if self.batch_axis is None else shape[self.batch_axis]
         drawn = [
@@ -111,7 +111,7 @@ class Samples:
         return np.concatenate(drawn, self.batch_axis) if drawn else np.zeros(shape, self.rows[0].dtype)
 
     def range(self) -> tuple[float, float]:
-        """The smallest and the largest value that is ordinary."""
+        """The smallest and the largest ordinary value."""
         return float(min(row.min() for row in self.rows)), float(max(row.max() for row in self.rows))
 
     def __str__(self) -> str:
@@ -122,7 +122,7 @@ Values: TypeAlias = Integers | Uniform | Normal | Samples
 
 
 def default_values(element_type: str) -> tuple[Values, ...]:
-    """The values tried for an input without a description, likely ones first."""
+    """Default values of an input without a description, the most likely first."""
     match element_type:
         case "boolean":
             return (Integers(0, 1),)
@@ -133,12 +133,12 @@ def default_values(element_type: str) -> tuple[Values, ...]:
         case "f16" | "bf16" | "f32" | "f64":
             return (Normal(0.0, 1.0), Uniform(0.0, 1.0), Uniform(0.0, 255.0))
         case _:
-            # Mostly indices: small ones are in every table.
+            # Most are indices: every table has the small ones.
             return (Integers(0, 1), Integers(0, 99))
 
 
 def complete_values(signature: ModelSignature, given: Mapping[str, Values]) -> dict[str, Values]:
-    """The values of every input: those that are given, else the first default of its element type."""
+    """The values of every input; inputs without given values get the first default of their element type."""
     return {
         port.name: given.get(port.name) or default_values(port.element_type)[0] for port in signature.inputs
     }
@@ -147,7 +147,7 @@ def complete_values(signature: ModelSignature, given: Mapping[str, Values]) -> d
 def drawn(
     values: Values, element_type: str, shape: tuple[int, ...], random: np.random.Generator, *, number: int
 ) -> Array:
-    """An input of that shape. Every second picture is blocky, since many a model sees nothing in noise."""
+    """Draw an input. Every second picture is blocky, because many models see nothing in noise."""
     dtype = dtype_of(element_type)
     if isinstance(values, Samples):
         return values.cut(shape, number).astype(dtype)
@@ -160,7 +160,7 @@ def drawn(
 
 
 def extremes(values: Values, element_type: str) -> Iterator[tuple[Extreme, float]]:
-    """Values for all elements of a hostile neighbour; only floats can be worse than the ends of their range."""
+    """Yield extreme values for a whole input; only floats go beyond their range."""
     low, high = values.range()
     yield "smallest", low
     yield "largest", high
@@ -170,7 +170,7 @@ def extremes(values: Values, element_type: str) -> Iterator[tuple[Extreme, float
 
 
 def filled(value: float, element_type: str, shape: tuple[int, ...]) -> Array:
-    """An input that is that value everywhere."""
+    """An input in which every element is `value`."""
     return held(np.full(shape, value), dtype_of(element_type))
 
 
@@ -184,7 +184,7 @@ def _fitted(row: Array, shape: tuple[int, ...], batch_axis: int | None) -> Array
 
 
 def held(array: Array, dtype: np.dtype[Any]) -> Array:
-    """The array as the element type can hold it: no value wraps around."""
+    """Convert the array to the element type; values beyond its range are clipped."""
     if dtype.kind == "b":
         return np.not_equal(array, 0)
     if dtype.kind not in "iu":
@@ -193,7 +193,7 @@ def held(array: Array, dtype: np.dtype[Any]) -> Array:
     limits = np.iinfo(dtype)
     if array.dtype.kind == "f":
         whole = np.nan_to_num(np.rint(array))
-        # As floats the ends of 64-bit types lie outside of them.
+        # The limits of 64-bit types, as floats, lie outside the types.
         least, most = np.nextafter(float(limits.min), 0), np.nextafter(float(limits.max), 0)
         held = np.clip(whole, least, most).astype(dtype)
         return np.where(
@@ -205,9 +205,9 @@ def held(array: Array, dtype: np.dtype[Any]) -> Array:
 def read_samples(
     path: Path, batch_axes: Mapping[str, int | None], *, only: str | None = None
 ) -> dict[str, Samples]:
-    """The samples per input, of all inputs or of one; each array is a request, of which every row is a sample.
+    """The samples of all inputs, or of the input `only`. Each array is a request; each of its rows is a sample.
 
-    `batch_axes` has the batch axis of each input. Raises `SignatureError` for files and names that are no use.
+    `batch_axes` has the batch axis of each input. Raises `SignatureError` for unusable files and names.
     """
     rows: dict[str, list[Array]] = {}
     for name, array in _arrays(path):
@@ -243,7 +243,7 @@ def _arrays(path: Path) -> list[tuple[str, Array]]:
 
 
 def _check_size(path: Path, members: Iterable[ZipInfo]) -> None:
-    """Raises `SignatureError` for an archive that would not fit in memory once it is unpacked."""
+    """Raises `SignatureError` for an archive that would not fit in memory unpacked."""
     unpacked, most = sum(member.file_size for member in members), memory_bytes()
     if unpacked > most:
         raise SignatureError(
@@ -272,7 +272,7 @@ def make_request(
     number: int = 0,
     seed: int = 0,
 ) -> Tensors:
-    """A request of these sizes. Masks that the server can make are left out of every second one."""
+    """Make a request of these sizes. Every second request lacks the masks that the server can make."""
     random = np.random.default_rng([seed, number, *sizes])
     arrays: dict[int, Array] = {}
     for index, (port, shape) in enumerate(zip(signature.inputs, signature.input_shapes(sizes), strict=True)):
@@ -289,7 +289,7 @@ def make_request(
 def extreme_request(
     signature: ModelSignature, values: Mapping[str, Values], sizes: tuple[int, ...], kind: Extreme
 ) -> Tensors | None:
-    """A request of these sizes whose inputs are all at one end; None if no input knows that kind."""
+    """Make a request whose inputs all have one extreme value; None if no input has such a value."""
     arrays: dict[int, Array] = {}
     matches = False
     for index, (port, shape) in enumerate(zip(signature.inputs, signature.input_shapes(sizes), strict=True)):
@@ -303,7 +303,7 @@ def extreme_request(
 
 
 def tensors_of(signature: ModelSignature, arrays: Mapping[int, Array]) -> Tensors:
-    """A request with these arrays, by number of the input."""
+    """The request with these arrays, which are given by input number."""
     layout = tuple(
         (index, signature.inputs[index].element_type, tuple(array.shape)) for index, array in arrays.items()
     )
@@ -311,5 +311,5 @@ def tensors_of(signature: ModelSignature, arrays: Mapping[int, Array]) -> Tensor
 
 
 def spell_sizes(names: Sequence[str], sizes: Sequence[int]) -> str:
-    """`batch 2, seq 7`."""
+    """Sizes as text: `batch 2, seq 7`."""
     return ", ".join(f"{name} {size}" for name, size in zip(names, sizes, strict=True)) or "the only shape"

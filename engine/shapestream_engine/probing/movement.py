@@ -1,18 +1,16 @@
-"""Movement: how far the result of a request alone moves when it is run again with changes as small as rounding.
+"""Movement: how far the result of one request moves when it runs again with changes as small as rounding.
 
-Tolerances are learned from the probe's inputs. A live request may be a million times larger, or its terms may cancel: then
-rounding alone exceeds them. What such a request may be off, only it can tell. So it runs again, alone,
+Tolerances come from the proof's inputs. In service, inputs may be a million times larger, or their terms may cancel. Then
+rounding alone exceeds the tolerance. So the request itself runs again, alone, in two ways:
 
-- *changed*: each float input is, at random, a little larger or smaller, by the part of itself that the tolerance allows
-  results (`of_magnitude`). Rounding inside the model does no more, unless the model magnifies it: then it magnifies this
-  as well.
-- *beside copies of itself*: the call has more rows, so that sums are made in another order, and no stranger's data. This
-  also moves the results of whole numbers, which are never changed: they may be ids, classes or masks.
+- *changed*: each float input grows or shrinks at random by the factor `of_magnitude` of the tolerance.
+  Rounding inside the model is no larger, unless the model magnifies it; then the model magnifies the change as well.
+- *beside copies of itself*: the call has more rows, so sums have another order, and holds no other request's data.
+  This also moves results of integers, which are never changed: they may be ids, classes or masks.
 
-A difference is rounding where at each element it is at most the tolerance plus the largest movement. A change of inputs
-says nothing of company or padding, so it excuses no model that mixes rows. Copies might: of a model that is wrong in every
-larger call. Their movement counts up to `of_spread` of what the result's own values differ by, and not at all for exact
-outputs.
+A difference counts as rounding if, at each element, it is no larger than the tolerance plus the largest movement. A change
+of inputs cannot hide a model that mixes rows. Copies could, if every larger call is wrong. So their movement is capped at
+`of_spread` times the standard deviation of the result, and does not count for exact outputs.
 """
 
 from __future__ import annotations
@@ -28,14 +26,15 @@ from shapestream_engine.signature import ModelSignature
 from shapestream_engine.tensor import Array
 
 RUNS = 8
-"""Runs with changed inputs before a difference is called one of company. Of 20,000 differences by rounding (products of
-4,096 terms that cancel), one run left 29 % unexplained, two 1.3 %, three 0.07 %, four none; twice as many make sure."""
+"""Runs with changed inputs before a difference counts as a mismatch. Of 20,000 differences by rounding (products of
+4,096 terms that cancel), one run left 29 % unexplained, two runs 1.3 %, three 0.07 %, four none. Eight leave a
+margin."""
 _MOSTLY = 0.5
-"""An input stays as it is where a larger part of its values, zeros left out, are whole numbers: they may be ids."""
+"""An input stays unchanged if a larger share of its nonzero values is whole: they may be ids."""
 
 
 class Movements:
-    """The movements of all outputs of a request whose answer differed. Outputs without a tolerance are left out."""
+    """The movements of all outputs of one request; outputs without a tolerance are left out."""
 
     def __init__(
         self,
@@ -50,13 +49,13 @@ class Movements:
         }
 
     def changed(self, results: Sequence[Array]) -> bool:
-        """Take in the results of changed inputs. Whether rounding now explains all that the answer differs by."""
+        """Add the results of changed inputs; returns True once rounding explains every difference."""
         for number, movement in self._known.items():
             movement.changed(results[number])
         return self._explain()
 
     def beside_copies(self, results: Sequence[Array]) -> bool:
-        """Take in the results in company of copies; returns as `changed` does."""
+        """Add the results beside copies; returns True once rounding explains every difference."""
         for number, movement in self._known.items():
             movement.beside_copies(results[number])
         return self._explain()
@@ -66,7 +65,7 @@ class Movements:
 
 
 class Movement:
-    """How far one output of a request moved, at each element, beside what its answer in company is off."""
+    """The largest movement of one output at each element, and its answer's excess over the tolerance."""
 
     def __init__(self, alone: Array, answer: Array, tolerance: OutputTolerance) -> None:
         self._alone = alone
@@ -74,20 +73,20 @@ class Movement:
         self._most = np.zeros(alone.shape)
         self._cap = tolerance.own(alone)
         self.explains = False
-        """Whether rounding explains all that the answer is off."""
+        """True once rounding explains the whole difference."""
         if answer.shape == alone.shape:
             self._excess = distances(alone, answer) - tolerance.allowed(alone.astype(np.float64))
             self.explains = not (self._excess > 0.0).any()
 
     def changed(self, result: Array) -> None:
-        """Take in the result of changed inputs. One of another shape explains an answer of that shape."""
+        """Add the result of changed inputs. A result of the answer's shape explains an answer of another shape."""
         if result.shape == self._alone.shape:
             self._moved(distances(self._alone, result))
         else:
             self.explains |= result.shape == self._answer_shape
 
     def beside_copies(self, result: Array) -> None:
-        """Take in the result in company of copies: nothing beyond the cap."""
+        """Add the result beside copies; movements beyond the cap are ignored."""
         if result.shape == self._alone.shape:
             moved = distances(self._alone, result)
             self._moved(np.where(moved <= self._cap, moved, 0.0))
@@ -99,15 +98,15 @@ class Movement:
 
 
 def change_of(tolerances: Mapping[str, OutputTolerance]) -> float:
-    """The part of itself by which an input of a model is changed; outputs that are exact say nothing of it."""
+    """The relative change of a model's inputs; exact outputs are ignored."""
     known = [each.tolerance.of_magnitude for each in tolerances.values() if each.tolerance is not None]
     return max(known, default=TOLERANCES["f32"].of_magnitude)
 
 
 def changed(tensors: Tensors, signature: ModelSignature, by: float, number: int) -> Tensors | None:
-    """A request whose float inputs are larger or smaller by a part of themselves; each `number` is another one.
+    """The request with its floats changed by a factor of 1 ± `by`, at random; every `number` differs.
 
-    None where nothing would change: masks, whole numbers, and types that cannot hold so small a change.
+    None if nothing would change: masks, integers, and types that cannot hold so small a change.
     """
     random = np.random.default_rng(number)
     buffers = list(tensors.buffers)
@@ -122,10 +121,10 @@ def changed(tensors: Tensors, signature: ModelSignature, by: float, number: int)
 
 
 def changed_values(values: Array, by: float, random: np.random.Generator) -> Array:
-    """Floats that are larger or smaller by a part of themselves, at random; the same where they may have a meaning."""
+    """Change floats by a factor of 1 ± `by`, at random; arrays of mostly whole numbers stay unchanged."""
     with np.errstate(invalid="ignore", over="ignore"):
         wide = values.astype(np.float64)
-        is_whole = wide == np.round(wide)  # so is an infinity; a NaN stays one
+        is_whole = wide == np.round(wide)  # infinities count as whole; NaN stays NaN
         if (is_whole & (wide != 0)).sum() > _MOSTLY * (wide != 0).sum():
             return values
         factors = 1.0 + by * (2.0 * random.integers(0, 2, size=wide.shape) - 1.0)

@@ -1,4 +1,4 @@
-"""The findings of a proof: a verdict per output and treatment, with the cases tried, as plain data and for people."""
+"""The findings of a proof: a verdict per output and treatment, as plain data and as text."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ Verdict: TypeAlias = Literal["proved", "refuted", "unproved"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Treatment:
-    """A way in which the pipeline puts requests together; their results may or may not survive it."""
+    """A way in which requests share calls; results may or may not stay equal under it."""
 
     kind: Literal["batching", "padding", "strategy", "static", "invariance"]
     dimensions: tuple[str, ...] = ()
     """The dimensions that are padded."""
     name: str = ""
-    """The strategy's name, for the kind that is all of it: filling up, dividing and rejoining, as in service.
+    """The strategy's name, for the kind `strategy`: calls are filled up, divided and rejoined as in service.
 
-    `static`: calls on models of their own. `invariance`: equal calls in which only the company differs, bit by bit.
+    `static`: calls of compiled models for single shapes. `invariance`: calls that differ only in the other requests,
+    compared to the bit.
     """
 
     def __str__(self) -> str:
@@ -37,32 +38,32 @@ class Treatment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One output under one treatment."""
+    """The verdict on one output under one treatment."""
 
     treatment: Treatment
     output: str | None
-    """The output's name; None for all, where the model did not get as far as to give any."""
+    """The output's name; None for all outputs, if a call failed."""
     verdict: Verdict
     cases: int = 0
-    """Results that were compared, and that would have shown a difference."""
+    """Compared results that could show a difference."""
     requests: int = 0
-    """Different requests among them."""
+    """Different requests among these results."""
     rows: int = 0
-    """Rows of the largest call that ran; 0 where none did."""
+    """Rows of the largest call that ran; 0 if none ran."""
     is_short: bool = False
-    """True if larger calls, which may be served, were not tried, and only that leaves the output unproved."""
+    """True if the output is unproved only because larger calls, which may be served, were not tried."""
     largest: float | None = None
-    """The largest difference seen (in proportion to what is allowed); None where nothing could be subtracted."""
+    """The largest difference relative to its bound; None if values could not be subtracted."""
     allowed: float | None = None
-    """The bound on that difference."""
+    """The tolerance at that element."""
     why: str = ""
-    """The error, or the reason why nothing could be said."""
+    """The error, or the reason for the verdict."""
     case: str = ""
-    """The case that showed it."""
+    """The case in which the difference showed."""
 
     @property
     def subject(self) -> str:
-        """`output 'embedding'`, for messages."""
+        """The output as text for messages: `output 'embedding'`."""
         return "every output" if self.output is None else f"output {self.output!r}"
 
     def __str__(self) -> str:
@@ -83,7 +84,7 @@ class Finding:
 
     @property
     def evidence(self) -> str:
-        """The difference or error that refuted it, and the case."""
+        """The difference or error of a refuted finding, and the case."""
         seen = self.why
         if self.largest is not None and math.isfinite(self.largest):
             seen = f"largest difference {self.largest:.3g} where {self.allowed:.3g} is allowed" + (
@@ -99,29 +100,28 @@ class ProbeReport:
     model: str
     findings: tuple[Finding, ...]
     inputs: Mapping[str, str] = field(default_factory=dict)
-    """The values that each input was filled with."""
+    """Description of the values of each input."""
     sizes: tuple[str, ...] = ()
-    """The shapes that requests had."""
+    """Sizes of the requests, as text."""
     follows: Mapping[str, str] = field(default_factory=dict)
-    """The axes of each output, named after the dimensions that they were seen to follow."""
+    """The axes of each output, by the dimensions that they followed."""
     rules: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """The only rule that held in every case, for each output without one in the configuration."""
+    """For outputs without a configured rule: the only rule that held in every case."""
     tolerances: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """By output, how far two equal results may lie apart (`OutputTolerance.to_dict`); empty where the model does not
-    repeat its own results, or was not tried."""
+    """`OutputTolerance.to_dict` by output; empty if the model does not repeat its results, or was not tried."""
     notes: tuple[str, ...] = ()
     conclusive: bool = True
-    """True if another proof would find the same: not after a crash, a hang, or a budget that ran out."""
+    """True if another proof would find the same: no crash, no hang, and the budget sufficed."""
     seconds: float = 0.0
     from_cache: bool = field(default=False, compare=False)
-    """True if an earlier proof found this."""
+    """True if the report comes from the cache."""
 
     def of(self, verdict: Verdict) -> tuple[Finding, ...]:
-        """The findings with that verdict."""
+        """The findings with this verdict."""
         return tuple(finding for finding in self.findings if finding.verdict == verdict)
 
     def lines(self) -> Iterator[str]:
-        """Describe the findings, for people."""
+        """Yield the findings as text lines."""
         for output, axes in self.follows.items():
             yield f"{output} is seen to be [{axes}]"
         for output, rule in self.rules.items():
@@ -134,7 +134,7 @@ class ProbeReport:
         yield from self.notes
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data that `from_dict` turns into an equal report; JSON holds it."""
+        """Plain data for JSON; `from_dict` makes an equal report of it."""
         plain = asdict(self)
         for finding in plain["findings"]:
             for key in ("largest", "allowed"):
@@ -144,14 +144,14 @@ class ProbeReport:
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> ProbeReport:
-        """The report that `plain` describes; raises `TypeError` or `KeyError` for what is none."""
+        """The report that `plain` describes; raises `TypeError` or `KeyError` for other data."""
         tuples = {key: tuple(plain[key]) for key in ("sizes", "notes")}
         findings = tuple(finding_from_dict(each) for each in plain["findings"])
         return cls(**{**plain, **tuples, "findings": findings})
 
 
 def finding_from_dict(plain: Mapping[str, Any]) -> Finding:
-    """The finding that `asdict` made `plain` of."""
+    """The finding from its `asdict` form."""
     treatment = plain["treatment"]
     return Finding(
         **{**plain, "treatment": Treatment(**{**treatment, "dimensions": tuple(treatment["dimensions"])})}

@@ -1,12 +1,13 @@
-"""The rule of an output, guessed on the live model where neither the file nor the configuration states one.
+"""Finds the rule of an output on the live model, where neither file nor configuration states one.
 
-Every rule that could be is tried on recorded batches: outputs are divided by it, and each part is compared with what the
-same request gave alone. A rule is certain if it is the only one of its kind under which all parts agree.
+Each possible rule divides the outputs of recorded calls. A rule holds if every part equals the result that the same
+request got alone. A rule is certain if no other rule of its kind holds.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
 
@@ -15,9 +16,9 @@ from shapestream_engine.compiled_model import CompiledModel
 from shapestream_engine.errors import EngineError
 from shapestream_engine.ports import BATCH, Counts, IndexColumn, OutputPort, Recount, Rows, Rule, Shared, With
 from shapestream_engine.probing.baseline import Baseline, find_baseline, tells
-from shapestream_engine.probing.bench import Announce, Bench, Observation, arrays_of
 from shapestream_engine.probing.cases import SMALL_BATCH, batching_cases, most_rows
 from shapestream_engine.probing.inputs import Values
+from shapestream_engine.probing.model_calls import Announce, DirectCalls, RecordedCall, arrays_of
 from shapestream_engine.probing.tolerances import OutputTolerance, coarser, compare
 from shapestream_engine.shapes import NamedShape
 from shapestream_engine.signature import ModelSignature
@@ -25,11 +26,11 @@ from shapestream_engine.tensor import Array
 
 _CASES = 24
 _REMEMBERED = 400
-"""Calls, of which most are of a request alone."""
+"""Recorded calls; in most of them a request runs alone."""
 _COLUMNS = 16
-"""Columns that are looked at for a batch index."""
+"""Columns that may hold a batch index."""
 _ENOUGH = 3
-"""Parts that were not empty and agreed."""
+"""Parts that must agree and not be empty."""
 
 
 def guess_rules(
@@ -42,23 +43,21 @@ def guess_rules(
     announce: Announce,
     skip: frozenset[str],
 ) -> dict[str, OutputPort]:
-    """The ports, with rule and named axes, of those `unknown` outputs about which there is no doubt.
+    """The ports, with rule and axis names, of the `unknown` outputs whose rule is certain.
 
-    In the signature of `model` unknown outputs are provisionally called shared: they come as they are.
+    The signature of `model` declares unknown outputs as `shared`, so that they are not divided.
     """
     signature = model.signature
-    bench = Bench(model, signature, announce, keep=_REMEMBERED)
-    baseline, _ = find_baseline(bench, values, seed=seed, computed_in=None, skip=skip)
+    calls = DirectCalls(model, signature, announce, keep=_REMEMBERED)
+    baseline, _ = find_baseline(calls, values, seed=seed, computed_in=None, skip=skip)
     rows = min(SMALL_BATCH, most_rows(signature, max_batch))
     if baseline is None or rows < 2:
         return {}
-    bench.phase = "rules"
-    for case in islice(batching_cases(signature, baseline, rows), _CASES):
-        try:
-            bench.run(case.sizes, case.members, case.words)
-        except (EngineError, RuntimeError):
-            continue
-    search = _Search(signature, bench.observations)
+    with calls.phase("rules"):
+        for case in islice(batching_cases(baseline, rows), _CASES):
+            with suppress(EngineError, RuntimeError):
+                calls.run(case.sizes, case.members, case.words)
+    search = _Search(signature, calls.recorded)
     decided: dict[str, OutputPort] = {}
     while True:
         known = {port.name: port for port in signature.outputs if port.name not in unknown} | decided
@@ -78,7 +77,8 @@ def _without_doubtful_shared(
     known: Mapping[str, OutputPort],
     baseline: Baseline,
 ) -> dict[str, OutputPort]:
-    """Leave out outputs that may have had no occasion to change: one is shared only where all others did change."""
+    """Leave out outputs that seem shared but may just never have changed: keep them only if all other outputs did
+    change."""
     others = [
         (number, port.name)
         for number, port in enumerate(signature.outputs)
@@ -91,23 +91,23 @@ def _without_doubtful_shared(
 
 @dataclass(frozen=True, slots=True)
 class _Search:
-    """The recorded calls, and what a rule would make of them."""
+    """Divides recorded calls by a rule and compares the parts."""
 
     signature: ModelSignature
-    observations: Sequence[Observation]
+    recorded: Sequence[RecordedCall]
 
     def only_rule(self, port: OutputPort, known: Mapping[str, OutputPort]) -> OutputPort | None:
-        """The port with the rule that holds, if it is the only one that does."""
+        """The port with the only rule that holds; None if none or several hold."""
         independent = [each for each in self._independent(port) if self._holds(each, known)]
         if independent:
             return independent[0] if len(independent) == 1 else None
-        # Whichever of these holds gives the same: what runs parallel to two outputs runs parallel to both.
+        # Rows that are parallel to two outputs are parallel to both, so the first rule that holds will do.
         return next((each for each in _dependent(port, known) if self._holds(each, known)), None)
 
     def _independent(self, port: OutputPort) -> Iterator[OutputPort]:
         yield _with_rule(port, Shared())
         number = self.signature.outputs.index(port)
-        shapes = [(seen.sizes[0], seen.outputs[number].shape) for seen in self.observations]
+        shapes = [(seen.sizes[0], seen.outputs[number].shape) for seen in self.recorded]
         for axis, (name, dimension) in enumerate(zip(port.shape.names, port.shape.dimensions, strict=True)):
             follows = all(len(shape) > axis and shape[axis] == rows for rows, shape in shapes)
             if name is None and dimension.is_dynamic and follows and len({rows for rows, _ in shapes}) > 1:
@@ -119,7 +119,7 @@ class _Search:
                 yield _with_rule(port, IndexColumn(column))
 
     def _holds(self, port: OutputPort, known: Mapping[str, OutputPort]) -> bool:
-        """Tell whether every part of every batch equals its request's result alone, and enough parts are not empty."""
+        """Tell whether every part equals its request's result alone, and enough parts are not empty."""
         places = [
             number
             for number, other in enumerate(self.signature.outputs)
@@ -138,7 +138,7 @@ class _Search:
     def _agrees(self, assembly: Assembly, places: Sequence[int], column: int) -> bool:
         alone: dict[int, Array] = {}
         together: list[tuple[int, Array]] = []
-        for seen in self.observations:
+        for seen in self.recorded:
             shapes = [member.shape for member in seen.members]
             parts = assembly.split(seen.sizes, shapes, [seen.outputs[place] for place in places])
             for member, part in zip(seen.members, parts, strict=True):

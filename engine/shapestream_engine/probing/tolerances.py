@@ -1,17 +1,20 @@
-"""Tolerances: the distance at which two results still count as equal, per element type, and the comparison itself.
+"""Tolerances: the largest distance of two equal results, per element type, and the comparison of results.
 
-The same sum in another order comes out a little differently, and how many rows a call has decides the order. A result
-that saw a neighbour or the padding is off by a part of what makes results differ at all, so that is the yardstick:
+The number of rows of a call decides the order of sums, and so their rounding. A neighbour or padding that reaches a result
+moves it by a part of the usual difference between results. So the bound is
 
     |alone - in company| <= of_spread * spread + of_magnitude * largest
 
-`spread` is the standard deviation of the output over the probe's inputs, `largest` its largest absolute value in the
-result. Both are taken at each index of each axis, such as a class or a position, where enough results have it: a large
-value in one column allows nothing in another. Nor do requests of large values allow anything to those of small ones: for
-a request of a known magnitude, `spread` is at most the deviation over the requests of that magnitude, or what allows as
-much for the largest input as for the largest result. Marks such as the lowest float of a banned class count for no other
-element, wherever they are.
-Whole numbers and truth values are compared exactly.
+`spread` is the standard deviation of the output over the proof's inputs. `largest` is the largest absolute value in the
+result. Both are taken at each index of each axis (a class, a position) with enough results: a large value in one column
+allows nothing in another column.
+
+Requests with large values allow nothing to requests with small values. For a request of known magnitude, `spread` is
+limited to the standard deviation over requests of that magnitude, or to the spread that allows the rounding of its largest
+input.
+
+*Marks* are values that stand for something, such as the lowest float of a banned class. They count for no other element.
+Integers and truth values must be equal.
 """
 
 from __future__ import annotations
@@ -27,17 +30,17 @@ from shapestream_engine.errors import EngineError
 from shapestream_engine.tensor import Array
 
 ENOUGH_ROWS = 8
-"""Numbers from which a standard deviation is worth anything."""
+"""Smallest number of values with a meaningful standard deviation."""
 _MOST_INDICES = 4096
-"""Indices of an axis whose spreads are handed on; a message holds arrays of so many numbers."""
+"""Longest axis whose spreads are sent: a message holds arrays of this length."""
 _MARK_GAP = 1e3
-"""Times that a mark is larger than every other value: below it, what f32's rounding of the mark may be is at most a
-hundredth of the other values."""
+"""Smallest ratio of a mark to every ordinary value. Beyond it, f32's rounding of the mark is below a hundredth of
+the ordinary values."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """Both factors of one element type."""
+    """The two factors of one element type."""
 
     of_spread: float
     of_magnitude: float
@@ -49,11 +52,11 @@ TOLERANCES: Mapping[str, Tolerance] = {
     "f16": Tolerance(2e-2, 4e-3),
     "bf16": Tolerance(5e-2, 2e-2),
 }
-"""Every other element type is exact."""
+"""The tolerance per element type; results of all other types must be equal."""
 
 
 def coarser(element_type: str, computed_in: str | None) -> Tolerance | None:
-    """The tolerance of an output that the engine computes in `computed_in`; None: exact."""
+    """The tolerance of an output that the engine computes in `computed_in`; None: results must be equal."""
     own = TOLERANCES.get(element_type)
     other = TOLERANCES.get(computed_in or "")
     if own is None or other is None:
@@ -63,12 +66,12 @@ def coarser(element_type: str, computed_in: str | None) -> Tolerance | None:
 
 @dataclass(frozen=True, slots=True)
 class Moments:
-    """The moments of some values, of which those of all together are made."""
+    """Count, mean and squared deviation of some values; they can be merged."""
 
     count: int
     mean: float
     squares: float
-    """Sum of the squared distances from the mean."""
+    """Sum of squared deviations from the mean."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -77,13 +80,13 @@ class OutputTolerance:
 
     tolerance: Tolerance | None
     spreads: tuple[tuple[int, Array], ...] = ()
-    """The spread at each index of each axis; infinite where too few results have that index."""
+    """Pairs of axis and spread per index; infinite at an index with too few results."""
     overall: float = 0.0
     mark: float = math.inf
-    """Absolute values from here up are marks: they stand for something, and are no result of arithmetic."""
+    """Smallest absolute value of a mark; infinite if there are no marks."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data that `from_dict` reads; None stands for infinity. Longer axes than `_MOST_INDICES` are left out."""
+        """Plain data for `from_dict`; None stands for infinity. Axes longer than `_MOST_INDICES` are left out."""
         if self.tolerance is None:
             return {}
         return {
@@ -100,7 +103,7 @@ class OutputTolerance:
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> OutputTolerance:
-        """The tolerance that `plain` describes; raises `EngineError` for what is none. It may come from anywhere."""
+        """The tolerance that `plain`, data of any origin, describes; raises `EngineError` for other data."""
         if not plain:
             return cls(None)
         try:
@@ -116,7 +119,7 @@ class OutputTolerance:
 
     @classmethod
     def of(cls, tolerance: Tolerance | None, references: Sequence[Array]) -> OutputTolerance:
-        """The tolerance from the results that the probe's inputs gave, each alone."""
+        """The tolerance learned from results of requests that ran alone."""
         if tolerance is None:
             return cls(None)
         results = [reference.astype(np.float64) for reference in references if reference.size]
@@ -132,7 +135,7 @@ class OutputTolerance:
         return cls(tolerance, tuple(spreads), float(_std(together[:, None], mark)[0]), mark)
 
     def moments(self, result: Array) -> Moments:
-        """The moments of one result's finite values that are no marks."""
+        """The moments of one result's finite values, marks excluded."""
         own = result.astype(np.float64).reshape(-1)
         with np.errstate(invalid="ignore", over="ignore"):
             kept = own[np.abs(own) < self.mark]
@@ -140,9 +143,10 @@ class OutputTolerance:
             return Moments(kept.size, mean, float(((kept - mean) ** 2).sum()))
 
     def narrowed(self, alike: Sequence[Moments], largest_input: float) -> OutputTolerance:
-        """The tolerance of requests of one magnitude: their inputs reach `largest_input`, their results have these moments.
+        """The tolerance for requests of one magnitude, whose inputs reach `largest_input`.
 
-        No spread is larger than theirs; but sums of such inputs round, however close together their results are.
+        `alike` has the moments of their results. The spread is limited to theirs, but allows the rounding of sums of such
+        inputs.
         """
         numbers = sum(each.count for each in alike)
         if self.tolerance is None or numbers < ENOUGH_ROWS:
@@ -153,7 +157,7 @@ class OutputTolerance:
         return replace(self, overall=min(self.overall, max(math.sqrt(squares / numbers), rounding)))
 
     def allowed(self, reference: Array) -> Array | float:
-        """The distance that each element of a result may be off; `reference` is as 64-bit floats."""
+        """The allowed distance of each element; `reference` has 64-bit floats."""
         if self.tolerance is None or not reference.size:
             return 0.0
         return self.tolerance.of_spread * self._spread(
@@ -161,7 +165,7 @@ class OutputTolerance:
         ) + self.tolerance.of_magnitude * self._largest(reference)
 
     def own(self, reference: Array) -> float:
-        """The part `of_spread` of what the values of one result differ by; 0.0 where they are few, or exact."""
+        """`of_spread` times the standard deviation within one result; 0.0 for few values and exact outputs."""
         if self.tolerance is None or reference.size < ENOUGH_ROWS:
             return 0.0
         return self.tolerance.of_spread * float(
@@ -169,7 +173,7 @@ class OutputTolerance:
         )
 
     def hides(self, reference: Array) -> bool:
-        """Tell whether some element may be off by more than results differ at all: there equality shows nothing."""
+        """Tell whether the tolerance of some element exceeds its spread: equality then shows nothing."""
         if self.tolerance is None or not reference.size:
             return False
         own = reference.astype(np.float64)
@@ -186,7 +190,7 @@ class OutputTolerance:
         return spread
 
     def _largest(self, reference: Array) -> Array:
-        """The largest value that each element may have been computed with, itself included."""
+        """The largest value at each element's indices, the element included."""
         own = np.abs(reference)
         with np.errstate(invalid="ignore"):
             ordinary = np.where(own < self.mark, own, 0.0)
@@ -203,10 +207,8 @@ def _finite(value: float) -> float | None:
 
 
 def _smallest_mark(values: Array) -> float:
-    """The absolute value from which up there are marks alone; infinite where there is none.
-
-    A mark recurs to the bit, which the largest result of arithmetic seldom does, and lies far above what comes next.
-    """
+    """The smallest mark; infinite if there is none. A mark occurs at least twice with equal bits, which is rare for
+    the largest result of arithmetic, and lies far above the next value."""
     sizes, counts = np.unique(np.abs(values[np.isfinite(values) & (values != 0)]), return_counts=True)
     mark = math.inf
     for place in range(len(sizes) - 1, 0, -1):
@@ -243,23 +245,23 @@ def _along(per_index: Array, axis: int, rank: int) -> Array:
 
 
 def _std(columns: Array, mark: float) -> Array:
-    """The deviation of each column's finite values that are no marks; 0 where there are none."""
+    """Standard deviation of each column's finite values, marks excluded; 0 without values."""
     with np.errstate(invalid="ignore"):
         kept: Any = np.ma.masked_where(~(np.abs(columns) < mark), columns)
-    # The mean of equal numbers may differ from them in its last bit.
+    # The mean of equal numbers may differ from the numbers in its last bit.
     differ = np.ma.filled(kept.max(axis=0) != kept.min(axis=0), False)
     return np.where(differ, np.ma.filled(kept.std(axis=0), 0.0), 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """The difference of one output. `amount` is infinite where the two cannot be subtracted."""
+    """The difference of one output; `amount` is infinite if the results cannot be subtracted."""
 
     amount: float
     allowed: float
-    """The bound at the element that is worst in proportion."""
+    """The allowed distance at the element with the largest ratio."""
     words: str = ""
-    """The difference in words, where it is not just a number."""
+    """The difference as text, if a number does not describe it."""
 
     @property
     def within(self) -> bool:
@@ -268,14 +270,17 @@ class Difference:
 
     @property
     def excess(self) -> float:
-        """Amount / allowed, by which differences are ranked."""
+        """The ratio amount / allowed, by which differences are ranked."""
         if self.amount == 0:
             return 0.0
         return math.inf if self.allowed == 0 or math.isinf(self.amount) else self.amount / self.allowed
 
 
 def compare(alone: Array, together: Array, tolerance: OutputTolerance) -> Difference:
-    """The worst element, in proportion to what it may be off. NaN equals NaN, and an infinity itself."""
+    """Compare two results: the element with the largest ratio of distance to allowed distance.
+
+    NaN equals NaN, and each infinity equals itself.
+    """
     if alone.shape != together.shape:
         words = f"its shape is {list(together.shape)}, alone it was {list(alone.shape)}"
         return Difference(amount=math.inf, allowed=0.0, words=words)
@@ -295,12 +300,12 @@ def compare(alone: Array, together: Array, tolerance: OutputTolerance) -> Differ
 
 
 def distances(one: Array, other: Array) -> Array:
-    """The distance of each element from the same of another result; infinite where the two cannot be subtracted."""
+    """The absolute difference of each element; infinite if two elements cannot be subtracted."""
     first, second = one.astype(np.float64), other.astype(np.float64)
     with np.errstate(invalid="ignore"):
         off = np.abs(first - second)
     same = (one == other) | (np.isnan(first) & np.isnan(second))
-    # Whole numbers beyond 2^53 may differ by less than a 64-bit float can say.
+    # Integers beyond 2^53 may differ by less than a 64-bit float can show.
     return np.where(same, 0.0, np.where(np.isnan(off), np.inf, np.maximum(off, np.finfo(np.float64).tiny)))
 
 
@@ -312,9 +317,9 @@ def _exact(alone: Array, together: Array) -> Difference:
             apart = np.abs(together.astype(np.float64) - alone.astype(np.float64))
         same = np.isnan(apart) & ((alone == together) | (np.isnan(alone) & np.isnan(together)))
         largest = float(np.where(same, 0.0, np.where(np.isnan(apart), np.inf, apart)).max())
-        # Zeros of either sign, or NaNs of other bits: no number says how far apart they are, and they are.
+        # The bits differ, but no number shows it: zeros of other sign, or NaNs with other bits.
         words = "" if 0 < largest < math.inf else "other bits"
         return Difference(amount=largest or math.inf, allowed=0.0, words=words)
-    # Python's integers: the difference of two u64 fits no type of NumPy.
+    # Python's integers, because no NumPy type holds every difference of two u64.
     off = np.abs(together.astype(object) - alone.astype(object))
     return Difference(amount=float(off.max()), allowed=0.0)

@@ -11,7 +11,7 @@ from importlib.metadata import entry_points
 from itertools import pairwise
 from math import inf
 from pathlib import PurePath
-from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationInfo, WithJsonSchema
 
@@ -32,7 +32,7 @@ from shapestream.settings.yaml_source import Location
 from shapestream_engine.backends.registry import known_engines
 from shapestream_engine.element_types import ELEMENT_TYPES
 from shapestream_engine.errors import ShapeError, SignatureError
-from shapestream_engine.ports import BATCH, RULES
+from shapestream_engine.ports import BATCH, RULES, FollowingRule
 from shapestream_engine.shapes import Dimension, NamedShape
 from shapestream_engine.strategy import Strategy, parse_strategy
 
@@ -325,22 +325,6 @@ def check_digest(value: Any) -> str:
     )
 
 
-class _Follower(NamedTuple):
-    """A rule that names another output."""
-
-    meaning: str
-    follows: tuple[str, ...]
-    """The rules that the other output may have."""
-
-
-_FOLLOWERS = {
-    "with": _Follower("that it runs parallel to", ("index_column", "counts")),
-    "counts": _Follower("that counts its rows", ("rows",)),
-    "padded_counts": _Follower("that counts its rows", ("rows",)),
-    "recount": _Follower("whose rows it counts", ("index_column", "with", "counts", "padded_counts")),
-}
-
-
 SamplesPath: TypeAlias = Annotated[
     str, BeforeValidator(partial(read_path, expected="an .npz of samples", suffix=".npz"))
 ]
@@ -395,19 +379,21 @@ class OutputSettings(Section):
             yield (), 'the rule "crop" needs the size of each axis (add to: "batch, 8, height/4, width/4")'
         if self.to is not None and self.rule != "crop":
             yield ("to",), 'only the rule "crop" has a "to" (remove it)'
-        follower = _FOLLOWERS.get(self.rule or "")
-        if follower is None:
+        rule = RULES.get(self.rule or "rows")
+        if rule is None or not issubclass(rule, FollowingRule):
             if self.output is not None:
-                having = ", ".join(f'"{each}"' for each in _FOLLOWERS)
+                having = ", ".join(
+                    f'"{key}"' for key, each in RULES.items() if issubclass(each, FollowingRule)
+                )
                 yield ("output",), f'only the rules {having} have an "output" (remove it)'
         elif self.output is None:
-            yield (), f'the rule "{self.rule}" needs the output {follower.meaning} (add output: NAME)'
+            yield (), f'the rule "{self.rule}" needs the output {rule.MEANING} (add output: NAME)'
         elif self.output == name:
             yield ("output",), "an output cannot follow itself"
         elif (followed := outputs.get(self.output)) is not None:
             led_by = followed.rule or "rows"
-            if led_by not in follower.follows:
-                wanted = " or ".join(f'"{each}"' for each in follower.follows)
+            if led_by not in rule.FOLLOWS:
+                wanted = " or ".join(f'"{each}"' for each in rule.FOLLOWS)
                 follows = f'"{self.rule}" follows one with the rule {wanted}'
                 yield ("output",), f'"{self.output}" has the rule "{led_by}" ({follows})'
         elif complete:

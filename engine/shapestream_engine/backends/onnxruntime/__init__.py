@@ -1,12 +1,12 @@
-"""The ONNX Runtime engine: ONNX files with the dynamic axes that they have, run on memory of our own.
+"""The ONNX Runtime engine: ONNX files with their dynamic axes, on memory that this package allocates.
 
-This folder is the only place that imports `onnxruntime`. `compiling` (properties, and file to session and signature),
-`request` (the calls, bound to the request's own input tensors).
+This folder is the only code that imports `onnxruntime`. `compiling` reads properties and files; `request` runs calls on
+the request's input tensors.
 """
 
 import os
 
-# ONNX Runtime reads it when it is imported. Else it writes a device id into the home folder, and sends events.
+# ONNX Runtime reads this variable at import. Otherwise it writes a device id into the home folder and sends events.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 from shapestream_engine.backends.onnxruntime.compiling import OnnxRuntimeModel, compile_spec

@@ -1,4 +1,4 @@
-"""A session of ONNX Runtime from a `ModelSpec`: its options and providers, and the signature of its model."""
+"""From a `ModelSpec` to an ONNX Runtime session: options, execution provider and signature."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ _ELEMENT_TYPES = {
 }
 
 _PROVIDER = "provider."
-"""Begins the properties that are options of the execution provider."""
+"""Prefix of properties that are options of the execution provider."""
 
 
 def compile_spec(spec: ModelSpec, *, slots: int, threads: int | None) -> OnnxRuntimeModel:
-    """Read the model, give its inputs the names and bounds of the spec, and make a session for it."""
+    """Read the model, apply the names and bounds of the spec, and make a session."""
     provider, provider_options = provider_of(spec)
     options, properties = session_options(spec, slots, threads)
     properties |= {"provider": provider} | {
@@ -48,7 +48,7 @@ def compile_spec(spec: ModelSpec, *, slots: int, threads: int | None) -> OnnxRun
 
 
 def read_spec(spec: ModelSpec) -> ModelSignature:
-    """The signature of the model, read without the time that its optimization takes: for `read_model`."""
+    """The signature of the model without the time of an optimization, for `read_model`."""
     provider, provider_options = provider_of(spec)
     options, _ = session_options(spec, 1, 1)
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
@@ -61,7 +61,7 @@ def _session(
     source = _source(spec)
     try:
         session = ort.InferenceSession(source, options, providers=[(provider, provider_options)])
-    except Exception as error:  # its errors have no common class but this
+    except Exception as error:  # ONNX Runtime's errors have no other common class
         where = f"the model {spec.path}" if spec.path is not None else f"model {spec.name!r}"
         raise ModelLoadError(f"cannot read {where}: {engine_words(error)}") from error
     if provider not in session.get_providers():
@@ -78,7 +78,7 @@ def _signature(spec: ModelSpec, session: ort.InferenceSession) -> ModelSignature
 
 
 class OnnxRuntimeModel(CompiledModel):
-    """A session of ONNX Runtime; requests may call it at the same time."""
+    """A model in an ONNX Runtime session; requests may call it at the same time."""
 
     def __init__(
         self, signature: ModelSignature, session: ort.InferenceSession, properties: Mapping[str, Any]
@@ -87,18 +87,18 @@ class OnnxRuntimeModel(CompiledModel):
         self._session: ort.InferenceSession | None = session
 
     def create_infer_request(self) -> OnnxRuntimeRequest:
-        """A request with tensors of its own; small upper bounds are reserved at once."""
+        """Create a request with its own tensors; small upper bounds are reserved at once."""
         if self._session is None:
             raise self.is_closed()
         return OnnxRuntimeRequest(self.signature, self._session)
 
     def close(self) -> None:
-        """Let go of the session; its memory is free once its requests are gone too."""
+        """Release the session; its memory is freed with the last of its requests."""
         self._session = None
 
 
 def _source(spec: ModelSpec) -> str | bytes:
-    """The source of a session: a path, or an ONNX model in memory, as bytes or as an `onnx.ModelProto`."""
+    """The source of a session: a path, or an ONNX model as bytes. An `onnx.ModelProto` is serialized."""
     if spec.path is not None:
         check_file(spec.path)
         return str(spec.path)
@@ -106,10 +106,7 @@ def _source(spec: ModelSpec) -> str | bytes:
         return spec.model
     serialize = getattr(spec.model, "SerializeToString", None)
     if serialize is None:
-        what = "a function" if spec.function is not None else type(spec.model).__name__
-        raise SignatureError(
-            f"model {spec.name!r}: the engine onnxruntime takes a path or an ONNX model, not {what}"
-        )
+        raise spec.refused_by("onnxruntime", "an ONNX model")
     return bytes(serialize())
 
 
@@ -144,21 +141,21 @@ def _ports(kind: str, arguments: Sequence[Any], spec: ModelSpec) -> list[FilePor
 def session_options(
     spec: ModelSpec, slots: int, threads: int | None
 ) -> tuple[ort.SessionOptions, dict[str, Any]]:
-    """The session's options, our defaults and then the spec's properties; and the same as plain data.
+    """The session options: defaults, then the spec's properties; and the same as plain data.
 
-    Names with a dot are configuration entries of the session (`session.intra_op.allow_spinning`), which ONNX Runtime
-    does not check; all others must be attributes of its `SessionOptions`. Raises `SignatureError`.
+    Names with a dot are session configuration entries (`session.intra_op.allow_spinning`), which ONNX Runtime does not
+    check. Other names must be attributes of `SessionOptions`. Raises `SignatureError`.
     """
     plain: dict[str, Any] = {
-        # Keeps a plan of the memory for each shape that ever came, without end.
+        # Memory patterns keep a plan for every shape that occurs, without a limit.
         "enable_mem_pattern": False,
-        # Threads that wait in a loop for the next call take the CPUs of the other slots and processes.
+        # Spinning threads take CPU time from other slots and processes.
         "session.intra_op.allow_spinning": "0",
-        # Failures are reported as errors; its log would write them to stderr as well.
+        # Failures are raised as errors; the log would repeat them on stderr.
         "log_severity_level": 4,
     }
     if threads is not None:
-        # Each slot's own thread takes part in its call; the threads of the pool are shared by all.
+        # Each slot's thread takes part in its call; all slots share the threads of the pool.
         plain["intra_op_num_threads"] = max(1, threads - slots + 1)
     for name, value in spec.properties.items():
         if not name.startswith(_PROVIDER):
@@ -190,7 +187,8 @@ def _set(options: ort.SessionOptions, name: str, value: Any) -> None:
 
 
 def provider_of(spec: ModelSpec) -> tuple[str, dict[str, str]]:
-    """The execution provider of the spec's device, `CPU`, `CUDA` or `CUDA:1`, and its options; raises `ModelLoadError`."""
+    """The execution provider of the spec's device (`CPU`, `CUDA`, `CUDA:1`) and its options; raises
+    `ModelLoadError`."""
     device, _, number = spec.device.partition(":")
     known = {name.removesuffix("ExecutionProvider"): name for name in ort.get_available_providers()}
     found = next((name for short, name in known.items() if short.lower() == device.lower()), None)
@@ -200,7 +198,7 @@ def provider_of(spec: ModelSpec) -> tuple[str, dict[str, str]]:
         )
     options = {"device_id": number} if number else {}
     if device.upper() == "CUDA":
-        options["use_tf32"] = "0"  # f32 unless the properties say otherwise, as everywhere
+        options["use_tf32"] = "0"  # f32 by default, as with every engine
     own = {name: str(value) for name, value in spec.properties.items() if name.startswith(_PROVIDER)}
     return found, options | {name.removeprefix(_PROVIDER): value for name, value in own.items()}
 

@@ -1,4 +1,4 @@
-"""ONNX Runtime's calls, bound to the request's own input tensors: nothing is copied on the way in or out."""
+"""Calls of ONNX Runtime on the request's input tensors, without a copy on the way in or out."""
 
 from __future__ import annotations
 
@@ -20,21 +20,20 @@ _WHERE = re.compile(r"/\S+:\d+ [^()]*\([^()]*\)(?: const)? ")
 
 
 def engine_words(error: BaseException) -> str:
-    """One line that says what ONNX Runtime said, without codes and places in its source."""
+    """The message of an ONNX Runtime error in one line, without codes and source locations."""
     text = _WHERE.sub("", _CODE.sub("", str(error)))
     return " ".join(text.split()) or type(error).__name__
 
 
 _BF16 = 16
-"""ONNX's number of bfloat16, which NumPy has no type for."""
+"""ONNX's number for bfloat16; NumPy lacks the type."""
 
 
 class OnnxRuntimeRequest(HostRequest):
-    """One `IOBinding` of a session.
+    """An inference request with one `IOBinding` of a session.
 
-    An input is bound again only when its shape has changed. So is an output whose shape the inputs determine: as long
-    as their shapes stay the same, ONNX Runtime writes it to where the last call left it. All others are allocated by
-    the call, from its arena.
+    An input is bound again only when its shape or address has changed. An output whose shape the inputs determine keeps
+    its memory as long as the input shapes stay equal. Each call allocates all other outputs from ONNX Runtime's arena.
     """
 
     def __init__(self, signature: ModelSignature, session: ort.InferenceSession) -> None:
@@ -55,7 +54,7 @@ class OnnxRuntimeRequest(HostRequest):
         self._values: Any = None
 
     def run(self) -> list[Array]:
-        """One call; returns its outputs, which lie in ONNX Runtime's memory until the next."""
+        """Run one call; its outputs lie in ONNX Runtime's memory until the next call."""
         kept = not self._bind_inputs() and self._keep_outputs
         self._bind_outputs(self._by_data if kept else range(len(self._output_names)))
         self._keep_outputs = False
@@ -64,7 +63,7 @@ class OnnxRuntimeRequest(HostRequest):
         except InferenceError:
             if not kept:
                 raise
-            # The file may be wrong about what an output's shape follows; then every output is left open from here on.
+            # The file may state a wrong dimension for an output; then every call allocates every output.
             self._bind_outputs(range(len(self._output_names)))
             self._call()
             self._by_data = tuple(range(len(self._output_names)))
@@ -82,11 +81,11 @@ class OnnxRuntimeRequest(HostRequest):
             raise InferenceError(words) from error
 
     def _bind_inputs(self) -> bool:
-        """Bind the inputs that changed their shape or place since the last call; tell whether any did."""
+        """Bind the inputs whose shape or address changed since the last call; tell whether any did."""
         changed = False
         for number, (name, tensor, element_type) in enumerate(self._inputs):
             data = tensor.data
-            if data is not self._bound[number]:  # a tensor makes a new view for each new shape
+            if data is not self._bound[number]:  # a tensor makes a new view for each shape
                 self._binding.bind_input(name, "cpu", 0, element_type, data.shape, data.ctypes.data)
                 self._bound[number] = data
                 changed = True
@@ -102,7 +101,7 @@ def _bound_type(element_type: str) -> Any:
 
 
 def _depending_on_data(signature: ModelSignature) -> tuple[int, ...]:
-    """The outputs whose shapes differ from call to call, even if those of the inputs do not."""
+    """The outputs whose shapes may differ between calls of equal input shapes."""
     known = {name for port in signature.inputs for name in port.shape.names if name is not None}
     return tuple(
         number
@@ -118,7 +117,7 @@ def _array(value: Any, dtype: np.dtype[Any]) -> Array:
     if dtype.kind != "V":
         array: Array = value.numpy()
         return array
-    # bf16 counts as a type without a kind, and has no way to NumPy but its address; `_values` keeps the memory.
+    # NumPy has no bf16, so the array is made from the address; `_values` keeps the memory alive.
     shape = value.shape()
     memory = (ctypes.c_uint16 * int(np.prod(shape))).from_address(value.data_ptr())
     bits: Array = np.ctypeslib.as_array(memory)

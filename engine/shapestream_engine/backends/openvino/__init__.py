@@ -1,11 +1,10 @@
-"""The OpenVINO engine: IR and ONNX files, and models built in memory, with native dynamic shapes.
+"""The OpenVINO engine: IR and ONNX files, and models in memory, with dynamic shapes.
 
-This folder is the only place that imports `openvino`, in `runtime` for the first time. The way of a model: `compiling` (file
-to `ov.Model`, properties and device), `ports` (the file's ports, their shapes, and which output axes follow which inputs),
-`request` and `tensor` (the calls, and the tensors that are resized in place).
+This folder is the only code that imports `openvino`; `runtime` imports it first. The way of a model: `compiling` (file to
+`ov.Model`, properties, device), `model_ports` (ports, shapes, and the output axes that follow inputs), `request` and
+`input_tensor` (calls, and tensors that are resized in place).
 
-OpenVINO's own behaviour, which cannot be changed here: its CPU device computes i64 in 32 bits (2026.4), so values beyond
-2^31 do not survive a call.
+OpenVINO's CPU device computes i64 in 32 bits (2026.4), so values beyond 2^31 are lost.
 """
 
 from shapestream_engine.backends.openvino import runtime  # noqa: F401 - the first import of `openvino`

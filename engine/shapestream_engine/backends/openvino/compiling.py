@@ -1,4 +1,4 @@
-"""A model compiled by OpenVINO from a `ModelSpec`, read from its file, and the properties that it runs with in the end."""
+"""From a `ModelSpec` to a model compiled by OpenVINO, and the properties in effect."""
 
 from __future__ import annotations
 
@@ -33,16 +33,14 @@ from shapestream_engine.tensor import fixed_ports, port_bounds
 
 _FORMATS = {".xml": "ir", ".onnx": "onnx"}
 NEWEST_OPSET = 28
-"""The newest version of ONNX's operators when this OpenVINO was tried (a test compares it with the package `onnx`).
-
-OpenVINO runs operators of later versions by the meaning of the last one that it knows, and says nothing.
-"""
+"""The newest ONNX opset that this OpenVINO was tried with; a test compares it with the package `onnx`. OpenVINO
+silently runs operators of later opsets with the semantics of an older version."""
 _MADE_OF_OTHERS = frozenset(("AUTO", "HETERO", "MULTI"))
-"""Devices that hand properties on to others, and list only their own."""
+"""Devices that pass properties to other devices, and list their own only."""
 
 
 def read_model(core: ov.Core, path: Path) -> ov.Model:
-    """The model in the file, as it is; raises `ModelLoadError`."""
+    """Read the model in a file, unchanged; raises `ModelLoadError`."""
     check_file(path)
     if strange := outputs_that_are_no_tensors(path):
         raise ModelLoadError(f"cannot read the model {path}: {no_tensors(strange)}")
@@ -62,7 +60,7 @@ def read_model(core: ov.Core, path: Path) -> ov.Model:
 
 
 def _advice(path: Path) -> str:
-    """Another engine for an ONNX file that is whole, and that OpenVINO cannot convert all the same."""
+    """Advice to try ONNX Runtime, if OpenVINO cannot convert an undamaged ONNX file; otherwise ""."""
     if path.suffix.lower() != ".onnx":
         return ""
     try:
@@ -73,10 +71,10 @@ def _advice(path: Path) -> str:
 
 
 def _unreadable(format_name: str, path: Path) -> str | None:
-    """The reason why the reader of this format does not take the file; None if it does.
+    """The reason why OpenVINO's reader of this format refuses the file; None if it accepts it.
 
-    `Core.read_model` asks the readers of all formats in turn; of a damaged file they write each their own complaint to
-    stderr, and the error then holds none of the reasons.
+    `Core.read_model` asks all readers in turn. For a damaged file each writes its own complaint to stderr, and the final
+    error holds none of the reasons.
     """
     frontends: Any = importlib.import_module("openvino.frontend")
     try:
@@ -90,13 +88,13 @@ def _unreadable(format_name: str, path: Path) -> str | None:
 
 
 def compile_spec(spec: ModelSpec, *, slots: int, threads: int | None) -> CompiledModel:
-    """Read the model, give its inputs the shapes of the spec, work out its signature, and compile it.
+    """Read the model, reshape its inputs to the spec, derive its signature, and compile it.
 
-    Where only some shapes are allowed it is compiled for these alone, each when it is prepared; where single shapes
-    have models of their own, for all shapes as well.
+    Where only some shapes are allowed, the model is compiled for each of them when it is prepared. With static shapes, it
+    is compiled for all other shapes as well.
     """
     shared = _properties(core(), spec, slots, threads)
-    # A dynamic model is compiled for each request by itself; together they have the threads.
+    # Each request has its own compilation of a dynamic model; together they share the threads.
     alone = _properties(core(), spec, 1, _share(slots, threads))
     model = _model(spec)
     signature = signature_of_model(model, spec)
@@ -115,7 +113,7 @@ def compile_spec(spec: ModelSpec, *, slots: int, threads: int | None) -> Compile
 
 
 def read_spec(spec: ModelSpec) -> ModelSignature:
-    """The signature of the model, without compiling it: for `read_model`."""
+    """The signature of the model without compilation, for `read_model`."""
     return signature_of_model(_model(spec), spec)
 
 
@@ -123,16 +121,15 @@ def _model(spec: ModelSpec) -> ov.Model:
     if spec.path is not None:
         return read_model(core(), spec.path)
     if isinstance(spec.model, ov.Model):
-        return spec.model.clone()  # it is reshaped afterwards, and the caller's stays as it is
-    what = "a function" if spec.function is not None else type(spec.model).__name__
-    raise SignatureError(f"model {spec.name!r}: the engine openvino takes a path or an ov.Model, not {what}")
+        return spec.model.clone()  # the copy is reshaped, the caller's model stays unchanged
+    raise spec.refused_by("openvino", "an ov.Model")
 
 
 class OpenVinoModel(CompiledModel):
-    """A model compiled by OpenVINO. A stateful one is reset before each call: requests never share a state.
+    """A model compiled by OpenVINO. A stateful model is reset before each call, so requests never share a state.
 
-    A static model is compiled once, and its requests share it. A dynamic one is compiled for each request, because a call
-    that fails spoils it for later calls (docs/backends.md): then it is compiled anew, before any request meets it.
+    Requests of a static model share one compilation. A dynamic model is compiled for each request, because a failed call
+    corrupts it for later calls (docs/backends.md). It is then compiled again before its next call.
     """
 
     def __init__(
@@ -144,12 +141,12 @@ class OpenVinoModel(CompiledModel):
         ports: Sequence[InputPort] | None = None,
         nbytes: int = 0,
     ) -> None:
-        """`ports`: the inputs as this model has them, if it is prepared for fewer shapes than the signature says."""
+        """`ports`: the inputs of a model that is prepared for fewer shapes than the signature allows."""
         self._compile = lambda: compile_shaped(model)
         first = CompiledGraph(self._compile)
         super().__init__(signature, _effective_properties(first.compiled))
         self._graphs: list[CompiledGraph] | None = [first]
-        """Of a static model the only one; of a dynamic one those of its requests, also of requests that are gone."""
+        """One graph of a static model; of a dynamic model one per request, including requests that are gone."""
         self._dynamic = model.is_dynamic()
         self._lock = threading.Lock()
         self.states = _states(model)
@@ -160,11 +157,11 @@ class OpenVinoModel(CompiledModel):
 
     @property
     def nbytes(self) -> int:
-        """Weights and inputs, where it is prepared for a shape; 0 otherwise."""
+        """Bytes of weights and inputs of a prepared model; 0 for others."""
         return self._nbytes
 
     def create_infer_request(self) -> OpenVinoRequest:
-        """A request with tensors of its own; small upper bounds are reserved at once."""
+        """Create a request with its own tensors; small upper bounds are reserved at once."""
         with self._lock:
             if self._graphs is None:
                 raise self.is_closed()
@@ -184,7 +181,7 @@ class OpenVinoModel(CompiledModel):
         if not self._dynamic:
             return graphs[0]
         if all(graph.user() is not None for graph in graphs):
-            gc.collect()  # a request and its tensors refer to each other, so that one that is gone may still be there
+            gc.collect()  # a request and its tensors form a reference cycle, so a deleted request may still exist
         for graph in graphs:
             if graph.user() is None:
                 return graph
@@ -192,14 +189,14 @@ class OpenVinoModel(CompiledModel):
         return graphs[-1]
 
     def close(self) -> None:
-        """Let go of the compiled models; their memory is free once the requests are gone too."""
+        """Release the compiled models; their memory is freed with the last request."""
         self._graphs = None
 
 
 class PreparingModel(CompiledModel):
-    """A model that is reshaped and compiled for each allowed shape, or each hot one, by itself.
+    """A model that is reshaped and compiled for each allowed or static shape.
 
-    A request of its own takes any shape all the same: the dynamic model is compiled for the first of them.
+    `create_infer_request` makes requests for any shape; the first one compiles the dynamic model.
     """
 
     prepares = True
@@ -220,14 +217,14 @@ class PreparingModel(CompiledModel):
         )
         self._dynamic: OpenVinoModel | None = None
         self._is_closed = False
-        self._lock = threading.Lock()  # several threads may be the first to ask for the dynamic model
+        self._lock = threading.Lock()  # several threads may request the dynamic model first
 
     def prepare(self, sizes: PreparedSizes) -> OpenVinoModel:
-        """A static model for these sizes, or one that is dynamic in what has none. Raises `SignatureError`."""
+        """Compile the model for these sizes; a size of None stays dynamic. Raises `SignatureError`."""
         if self._is_closed:
             raise self.is_closed()
         ports = fixed_ports(self.signature, sizes)
-        shaped = self._model.clone()  # which shares the weights
+        shaped = self._model.clone()  # a clone shares the weights
         try:
             reshape_inputs(shaped, ports)
         except SignatureError as error:
@@ -240,7 +237,7 @@ class PreparingModel(CompiledModel):
         return prepared
 
     def create_infer_request(self) -> OpenVinoRequest:
-        """A request of the dynamic model, with tensors of its own."""
+        """Create a request of the dynamic model, with its own tensors."""
         with self._lock:
             if self._is_closed:
                 raise self.is_closed()
@@ -249,7 +246,7 @@ class PreparingModel(CompiledModel):
         return self._dynamic.create_infer_request()
 
     def close(self) -> None:
-        """Let go of all compiled models."""
+        """Release all compiled models."""
         self._is_closed = True
         if self.prepared is not None:
             self.prepared.close()
@@ -258,19 +255,19 @@ class PreparingModel(CompiledModel):
 
 
 def _states(model: ov.Model) -> tuple[str, ...]:
-    """The names of the model's variables, which ReadValue reads and Assign writes."""
+    """The names of the model's variables (ReadValue, Assign)."""
     return tuple(sorted(variable.info.variable_id for variable in model.get_variables()))
 
 
 def _share(slots: int, threads: int | None) -> int | None:
-    """The threads of one slot of several, at least one; None for the only slot: as OpenVINO likes."""
+    """The threads of one slot, at least 1; None for a single slot: OpenVINO's choice."""
     if threads is None:
         return None if slots == 1 else max(1, len(os.sched_getaffinity(0)) // slots)
     return max(1, threads // slots)
 
 
 def _properties(runtime: ov.Core, spec: ModelSpec, slots: int, threads: int | None) -> dict[str, Any]:
-    """Our defaults where the device has such a property, then the user's own, which must exist."""
+    """Defaults where the device has the property, then the user's properties, which must exist."""
     device = spec.device.partition(":")[0].partition(".")[0]
     try:
         supported = set(runtime.get_property(device, "SUPPORTED_PROPERTIES"))
@@ -279,8 +276,8 @@ def _properties(runtime: ov.Core, spec: ModelSpec, slots: int, threads: int | No
             f"model {spec.name!r}: no device {spec.device!r} here; there are {', '.join(runtime.available_devices)} "
             f"({engine_words(error)})"
         ) from error
-    # Requests run side by side on streams of their own, and the operating system places the threads: several worker
-    # processes that pin theirs would pin them to the same CPUs.
+    # Requests run in parallel on separate streams, and the operating system places the threads. Worker processes that
+    # pin threads would pin them to the same CPUs.
     defaults: dict[str, Any] = {
         "INFERENCE_PRECISION_HINT": "f32",
         "NUM_STREAMS": str(slots),
@@ -302,7 +299,7 @@ def _effective_properties(compiled: ov.CompiledModel) -> dict[str, Any]:
         try:
             found[name] = _plain(compiled.get_property(name))
         except RuntimeError:
-            continue  # some devices list properties that they then do not tell
+            continue  # some devices list properties that they refuse to return
     return found
 
 
@@ -319,5 +316,5 @@ def _plain(value: Any) -> Any:
         case list() | tuple() | set() | frozenset():
             return [_plain(item) for item in value]
         case _:
-            # The enumerations of pybind11 are none of Python's.
+            # pybind11's enumerations are no `Enum`.
             return str(getattr(value, "name", value))

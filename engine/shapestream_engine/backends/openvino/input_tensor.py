@@ -1,4 +1,4 @@
-"""An inference request's own input tensor in OpenVINO's memory, resized in place."""
+"""An input tensor of an inference request, in OpenVINO's memory, resized in place."""
 
 from __future__ import annotations
 
@@ -17,25 +17,29 @@ from shapestream_engine.tensor import Array, TensorLike
 
 
 def tensor_over(data: Array, element_type: ov.Type) -> ov.Tensor:
-    """OpenVINO's tensor over an array's memory, which it keeps alive."""
-    # bf16, which NumPy has no type of its own for, is known by its size.
+    """An OpenVINO tensor over an array's memory; it keeps the memory alive."""
+    # NumPy lacks bf16; the view has the same item size.
     known = data.view(np.uint16) if data.dtype.kind == "V" else data
     return ov.Tensor(known, ov.Shape(data.shape), element_type)
 
 
 class TensorOwner(Protocol):
-    """The parts of a request that its tensors use."""
+    """The attributes of a request that its tensors need."""
 
     engine_request: ov.InferRequest
     running: bool
 
 
 class OpenVinoTensor:
-    """One of a request's own input tensors. Setting `shape` resizes it in place, as OpenVINO's `set_shape` does.
+    """An input tensor of a request. Setting `shape` resizes it in place, as OpenVINO's `set_shape` does.
 
-    It reallocates only if the shape needs more than the capacity, which then at least doubles, up to the upper bound.
-    A reallocation is counted when the data moved to another address, which is asked of OpenVINO, not inferred.
-    It may stand for a tensor from outside (`use`), which OpenVINO then reads directly.
+        tensor = request.input_tensor("ids")
+        tensor.shape = (2, 7)
+        tensor.data[...] = 1
+
+    Memory is reallocated only if the shape exceeds the capacity. The capacity then at least doubles, up to the upper
+    bound. A reallocation is counted if the address changed, which is read from OpenVINO. `use` replaces the tensor by a
+    tensor of the caller's, which OpenVINO then reads directly.
     """
 
     __slots__ = ("_address", "_bound", "_capacity", "_data", "_dtype", "_number", "_outside", "_port", "_request", "_shape",
@@ -76,7 +80,8 @@ class OpenVinoTensor:
         if shape == self._shape and self._outside is None:
             return
         port = self._port
-        # OpenVINO takes any shape at any time: a wrong one fails later, and one set during a call corrupts memory.
+        # OpenVINO accepts any shape at any time: a wrong shape fails later, and a change during a call corrupts
+        # memory.
         shape = port.admitted(shape)
         if self._request.running:
             raise InferenceError(f"input {port.name!r} cannot be resized while its request runs")
@@ -106,21 +111,21 @@ class OpenVinoTensor:
 
     @property
     def data(self) -> Array:
-        """A view of exactly `shape`, in OpenVINO's memory; valid until the shape is set again."""
+        """A view of `shape` in OpenVINO's memory, valid until the shape is set again."""
         return self._data if self._outside is None else self._outside.data
 
     @property
     def capacity_bytes(self) -> int:
-        """Bytes that a shape may take without a reallocation."""
+        """Largest size in bytes of a shape without a reallocation."""
         return self._capacity
 
     @property
     def is_outside(self) -> bool:
-        """Tell whether it stands for a tensor of the caller's."""
+        """Tell whether a tensor of the caller's replaces this one."""
         return self._outside is not None
 
     def use(self, outside: TensorLike | None) -> None:
-        """Stand for a tensor from outside, whose memory OpenVINO reads; None: for the request's own again."""
+        """Let OpenVINO read the tensor `outside`; None: this tensor again."""
         if self._request.running:
             raise InferenceError(f"input {self._port.name!r} cannot be exchanged while its request runs")
         if outside is None and self._outside is not None:
@@ -128,19 +133,19 @@ class OpenVinoTensor:
         self._outside, self._shown = outside, None
 
     def move(self) -> None:
-        """Be an input of the request's other inference request of OpenVINO, with what it holds."""
+        """Attach the tensor, with its contents, to the request's new OpenVINO request."""
         self._shown = None
         if self._outside is None:
             self._set()
 
     def _set(self) -> None:
-        # OpenVINO takes no tensor that its model would not take, such as an empty one.
+        # OpenVINO refuses a tensor that the model would refuse, such as an empty one.
         self._tensor.shape = [axis.minimum for axis in self._port.shape.dimensions]
         self._request.engine_request.set_input_tensor(self._number, self._tensor)
         self._tensor.shape = self._shape
 
     def show(self) -> None:
-        """Before a call: OpenVINO is shown the tensor from outside as it is now; raises `ShapeError` if it does not fit."""
+        """Attach the tensor from outside as it is before a call; raises `ShapeError` if its shape does not fit."""
         if self._outside is None or (data := self._outside.data) is self._shown:
             return
         self._port.admitted(data.shape)
@@ -150,12 +155,12 @@ class OpenVinoTensor:
         self._shown = data
 
     def _grow(self, needed: int) -> None:
-        """Doubling makes the cost of growth a constant per byte; the bound keeps it from taking what cannot come."""
+        """Double the capacity, so that growth costs a constant per byte, but not beyond the upper bound."""
         doubled = 2 * self._capacity
         self._reserve(max(needed, doubled if self._bound is None else min(doubled, self._bound)))
 
     def _reserve(self, nbytes: int) -> None:
-        # `set_shape` takes any shape of the rank; this one has as many elements as are wanted.
+        # `set_shape` accepts any shape of the rank; this shape has the wanted number of elements.
         elements = -(-nbytes // self._dtype.itemsize)
         self._tensor.shape = [elements] + [1] * (len(self._port.shape) - 1)
         self._capacity = elements * self._dtype.itemsize
@@ -166,7 +171,8 @@ class OpenVinoTensor:
         self._data = self._view()
 
     def _replace(self) -> None:
-        """Replace OpenVINO's tensor after a failed allocation: it has no memory, but its old capacity (2026.4)."""
+        """Replace OpenVINO's tensor after a failed allocation: it reports its old capacity, but has no memory
+        (2026.4)."""
         request = self._request.engine_request
         smallest = ov.Shape([axis.minimum for axis in self._port.shape.dimensions])
         request.set_input_tensor(self._number, ov.Tensor(self._tensor.element_type, smallest))
@@ -177,7 +183,7 @@ class OpenVinoTensor:
 
     def _view(self) -> Array:
         data: Array = self._tensor.data
-        # bf16, which NumPy has no type of its own for, comes as a type of the same size.
+        # NumPy lacks bf16; OpenVINO returns a type of the same size.
         return data if data.dtype == self._dtype else data.view(self._dtype)
 
     def __repr__(self) -> str:

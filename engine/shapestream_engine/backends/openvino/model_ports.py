@@ -1,8 +1,8 @@
-"""A model's ports as OpenVINO has read them, reshaped to the spec, and which output axes then follow which inputs.
+"""A model's ports as OpenVINO reads them, and the input dimensions that its output axes follow.
 
-The second is learnt by shape inference, before anything runs. The model is reshaped to several sets of static sizes, all
-different, and an output axis that has a dimension's size in every one of them follows it. Only shapes are inferred, so this
-takes milliseconds and no input data. The findings are checked again on every call, when outputs are divided.
+Shape inference shows which output axis follows which dimension, before anything runs. The model is reshaped to several
+sets of different static sizes. An output axis that has a dimension's size in every set follows that dimension. This takes
+milliseconds and no input data. Each call checks the result again when its outputs are divided.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from shapestream_engine.signature import ModelSignature
 
 _Shapes: TypeAlias = "list[tuple[int | None, ...]]"
 
-# Primes first, since no product or quotient of two of them is a third; large ones to tell an axis that is cut off at
-# some size. Then what models with strides, patches or blocks accept.
+# Primes come first, because no product or quotient of two primes is a third. Large primes show an axis that is cut
+# off at some size. The others are sizes that models with strides, patches or blocks accept.
 _SCHEMES = (
     (3, 5, 7, 11, 13, 17, 19, 23, 29, 31),
     (521, 541, 557, 569, 587, 599, 613, 631),
@@ -36,11 +36,11 @@ _SCHEMES = (
     (1, 2, 4, 6, 9, 10, 12, 14),
 )
 _ENOUGH = 4
-"""Sets of sizes that the model accepted; more would tell nothing new."""
+"""Accepted sets of sizes after which the trial ends."""
 
 
 def signature_of_model(model: ov.Model, spec: ModelSpec) -> ModelSignature:
-    """The signature of `model`, whose inputs are reshaped to the spec's; raises `SignatureError`."""
+    """Reshape the inputs of `model` to the spec and return its signature; raises `SignatureError`."""
 
     def reshape(inputs: tuple[InputPort, ...], table: DimensionTable) -> Reshaped:
         reshape_inputs(model, inputs)
@@ -58,12 +58,13 @@ def _ports(
     symbols: Mapping[str, tuple[str | None, ...]] | None = None,
     follows: Sequence[Sequence[str | None]] | None = None,
 ) -> list[FilePort]:
-    """The model's ports by their own names, else by position. `symbols` has those of an ONNX file, which OpenVINO drops."""
+    """The model's ports, by name or else position. `symbols` has an ONNX file's dimension names, which OpenVINO
+    drops."""
     found: list[FilePort] = []
     for number, port in enumerate(ports):
         own = sorted(port.names)
         name = str(port.any_name) if own else f"{kind}{number}"
-        if any(name == other.name for other in found):  # two outputs may be the same tensor
+        if any(name == other.name for other in found):  # two outputs may share a tensor
             name = f"{kind}{number}"
         dimensions = (
             None if port.partial_shape.rank.is_dynamic else tuple(map(_dimension, port.partial_shape))
@@ -88,12 +89,12 @@ def _ports(
 
 
 def _batch_axis(node: Any) -> int | None:
-    """The axis that an input's layout calls N; negative where the layout counts from the last axis."""
+    """The axis N of an input's layout; negative if the layout counts from the last axis."""
     return int(layout_helpers.batch_idx(node.layout)) if layout_helpers.has_batch(node.layout) else None
 
 
 def reshape_inputs(model: ov.Model, inputs: Sequence[InputPort]) -> None:
-    """Give the model's inputs the shapes of these ports; raises `SignatureError` if it does not take them."""
+    """Reshape the model's inputs to these ports; raises `SignatureError` if the model refuses."""
     wanted = {
         number: ov.PartialShape(
             [
@@ -113,7 +114,7 @@ def reshape_inputs(model: ov.Model, inputs: Sequence[InputPort]) -> None:
 
 
 def follow(model: ov.Model, inputs: Sequence[InputPort], bounds: Mapping[str, Dimension]) -> Reshaped:
-    """Try the model on sizes within `bounds`, which has an entry per dynamic dimension. The model stays as it is."""
+    """Infer shapes for several sizes within `bounds`, which has each dynamic dimension; `model` stays unchanged."""
     trial = model.clone()
     tried: list[tuple[dict[str, int], _Shapes]] = []
     complaint = ""
@@ -127,7 +128,7 @@ def follow(model: ov.Model, inputs: Sequence[InputPort], bounds: Mapping[str, Di
                 break
         if tried:
             break
-    # A dimension of which only one size was tried cannot be told from a constant.
+    # A dimension that was tried in one size cannot be told from a constant.
     varied = [name for name in bounds if len({sizes[name] for sizes, _ in tried}) > 1]
     named = [name for name in varied if any(name in port.shape.names for port in inputs)]
     return Reshaped(
@@ -141,8 +142,8 @@ def follow(model: ov.Model, inputs: Sequence[InputPort], bounds: Mapping[str, Di
 def _groups(
     inputs: Sequence[InputPort], bounds: Mapping[str, Dimension], *, tie_axes: bool
 ) -> list[tuple[list[str], Dimension]]:
-    """Dimensions that get the same size. A dimension without a name is on its own or, tied, with those of its axis:
-    inputs that are added to each other must agree, whether or not the configuration says so."""
+    """Groups of dimensions that get equal sizes. Tied, all unnamed dimensions of one axis number form a group:
+    inputs that the model adds need equal sizes, even if the configuration does not say so."""
     groups: dict[object, tuple[list[str], Dimension]] = {}
     for port in inputs:
         for axis, name in enumerate(port.axis_names):
@@ -156,13 +157,13 @@ def _groups(
 
 
 def _size_sets(groups: list[tuple[list[str], Dimension]]) -> Iterator[dict[str, int]]:
-    """Sets in which no two groups have the same size, as far as the bounds allow; no set comes twice."""
+    """Yield sets of sizes in which all groups differ, as far as the bounds allow; no set occurs twice."""
     given = []
     for scheme in _SCHEMES:
         for turn in range(2):
             sizes: dict[str, int] = {}
             for number, (members, bounds) in enumerate(groups):
-                # Batch axes are seldom divided by anything: small sizes keep them apart from the others.
+                # Models rarely divide batch axes; small sizes distinguish them from other axes.
                 wanted = _SCHEMES[0] if "batch" in members else scheme
                 own = [size for size in wanted if size in bounds]
                 if len(own) < (2 if wanted is _SCHEMES[0] else 1):

@@ -1,4 +1,4 @@
-"""OpenVINO's inference requests, whose own input tensors are resized in place and reused."""
+"""OpenVINO's inference requests, with input tensors that are resized in place and reused."""
 
 from __future__ import annotations
 
@@ -31,35 +31,35 @@ from shapestream_engine.tensor import (
 
 
 class CompiledGraph:
-    """A model as OpenVINO compiled it, and as it compiles it anew."""
+    """A compiled model, and the means to compile it again."""
 
     def __init__(self, compile_model: Callable[[], ov.CompiledModel]) -> None:
         self._compile = compile_model
         self.compiled = compile_model()
         self.user: Callable[[], object | None] = lambda: None
-        """Returns the request that was made last, while it is there."""
+        """Weak reference to the last request of the graph."""
 
     def renew(self) -> None:
-        """Compile the model again."""
+        """Compile the model again, after a failed call corrupted it."""
         self.compiled = self._compile()
 
 
 def reserve_outputs(signature: ModelSignature, request: ov.InferRequest) -> None:
-    """Outputs with small upper bounds are given them at once: no call then makes them grow.
+    """Reserve memory for outputs with small upper bounds, so that no call reallocates them.
 
-    Afterwards they have no elements, as before. What is reserved costs address space, and memory once it is written.
+    Afterwards they have no elements again. Reserved memory costs address space first, and RAM once it is written.
     """
     for number, at_once in enumerate(reserved(output_bounds(signature))):
         if at_once and signature.outputs[number].is_dynamic:
             tensor = request.get_output_tensor(number)
-            # A copy: what OpenVINO hands out shows the tensor's shape as it is by then.
+            # A copy, because OpenVINO's shape object changes with the tensor.
             before = list(map(int, tensor.shape))
             tensor.shape = bound_shape(signature, number)
             tensor.shape = before
 
 
 class SetOutput:
-    """An output that OpenVINO leaves in a tensor of the caller's."""
+    """An output that OpenVINO writes into a tensor of the caller's."""
 
     def __init__(
         self, signature: ModelSignature, request: ov.InferRequest, number: int, tensor: Tensor
@@ -71,7 +71,7 @@ class SetOutput:
         bound = bound_shape(signature, number)
         element_type = request.get_output_tensor(number).element_type
         if self._lent:
-            assert bound is not None  # else it was refused
+            assert bound is not None  # the caller refuses unbounded outputs
             before = tensor.shape
             tensor.shape = bound
             self._engine_tensor = tensor_over(tensor.data, element_type)
@@ -91,23 +91,23 @@ class SetOutput:
         self.move(request)
 
     def move(self, request: ov.InferRequest) -> None:
-        """Let this request leave the output there, from now on."""
+        """Attach the output to this request."""
         request.set_output_tensor(self._number, self._engine_tensor)
 
     def take_up(self) -> None:
-        """Make the caller's tensor show the output of the call that is over."""
+        """Update the caller's tensor after a call."""
         shape = tuple(map(int, self._engine_tensor.shape))
         if self._lent:
             self._tensor.shape = shape
             return
         now = _bytes(self._engine_tensor)
         if now.nbytes > self._memory.nbytes or (now.nbytes and now.ctypes.data != self._memory.ctypes.data):
-            self._memory = now  # it had to grow, which may have left it at its address
+            self._memory = now  # it grew, perhaps at the same address
         self._tensor.rest_on(self._memory, shape)
 
 
 class CopiedOutput:
-    """An output that OpenVINO leaves where an input is, and that is copied from there into a tensor of the caller's."""
+    """An output that is an input of the model: it is copied into a tensor of the caller's."""
 
     def __init__(
         self, signature: ModelSignature, request: ov.InferRequest, number: int, tensor: Tensor
@@ -116,11 +116,11 @@ class CopiedOutput:
         self._dtype = dtype_of(signature.outputs[number].element_type)
 
     def move(self, request: ov.InferRequest) -> None:
-        """Copy the output of this request, from now on."""
+        """Copy outputs of this request from now on."""
         self._request = request
 
     def take_up(self) -> None:
-        """Copy the output of the call that is over to the caller's tensor."""
+        """Copy the output of the finished call to the caller's tensor."""
         data = self._request.get_output_tensor(self._number).data
         self._tensor.shape = data.shape
         self._tensor.data[...] = data.view(self._dtype)
@@ -132,7 +132,7 @@ def _bytes(tensor: ov.Tensor) -> np.ndarray[Any, Any]:
 
 
 class OpenVinoRequest(InferRequest):
-    """An `ov.InferRequest` and its own tensors, wrapped once."""
+    """An `ov.InferRequest` with its input tensors."""
 
     def __init__(
         self,
@@ -144,22 +144,22 @@ class OpenVinoRequest(InferRequest):
         forwarded: frozenset[int] = frozenset(),
         ports: Sequence[InputPort] | None = None,
     ) -> None:
-        """`spoils`: a call that fails leaves the graph such that later ones may be wrong; then it is this request's own.
+        """`spoils`: a failed call corrupts the graph, which then belongs to this request only.
 
-        `forwarded`: outputs that are inputs, with nothing in between.
+        `forwarded`: numbers of outputs that are inputs without an operation between.
 
-        `ports`: the inputs of a model that is prepared for fewer shapes than the signature says.
+        `ports`: the inputs of a model that is prepared for fewer shapes than the signature allows.
         """
         super().__init__(signature)
         self._graph = graph
         self._spoils = spoils
         self._spoilt = False
-        """A call failed, and the graph is still the one that it ran on."""
+        """True after a failed call until the model is compiled again."""
         self.engine_request = request = graph.compiled.create_infer_request()
-        """OpenVINO's own."""
+        """OpenVINO's request."""
         self._stateful = stateful
         self.running = False
-        """A call that `start_async` began is not over, or `infer` runs."""
+        """True during a call."""
         bounds = upper_bounds(signature) if ports is None else port_bounds(ports)
         self._tensors = tuple(
             OpenVinoTensor(self, number, port, bound, reserve=at_once)
@@ -178,17 +178,15 @@ class OpenVinoRequest(InferRequest):
 
     @property
     def input_tensors(self) -> Sequence[TensorLike]:
-        """The request's own input tensors, in the order of the signature."""
+        """The input tensors, in the order of the signature."""
         return self._tensors
 
     def infer(self, inputs: InputArrays | None = None) -> InferResults:
-        """Run to the end, on `inputs` where they are given; raises `InferenceError` with OpenVINO's words.
+        """Run a call, on `inputs` if given; other threads continue. Raises `InferenceError` with OpenVINO's message.
 
-        Other threads run meanwhile.
-
-        By `start_async` and `wait`, and never by OpenVINO's own `infer`. That costs 10 us of CPU instead of 22 us (61 us
-        when OpenVINO's thread must be woken up), but on one stream with one thread it swallows the error of a call that
-        failed, leaving the outputs of an earlier one (2026.4.1).
+        The call uses `start_async` and `wait`, never OpenVINO's own `infer`. OpenVINO's `infer` costs 10 us of CPU instead
+        of 22 us (61 us if OpenVINO's thread sleeps). But on one stream with one thread it hides the error of a failed call
+        and returns the outputs of an earlier call (2026.4.1).
         """
         if inputs is not None:
             self.fill(inputs)
@@ -197,7 +195,7 @@ class OpenVinoRequest(InferRequest):
         return InferResults(self)
 
     def start_async(self) -> None:
-        """Begin to run on a thread of OpenVINO's."""
+        """Start a call on a thread of OpenVINO."""
         if self._spoilt:
             self._renew()
         if self._outside:
@@ -211,7 +209,7 @@ class OpenVinoRequest(InferRequest):
             raise self._failed(error) from error
 
     def wait(self) -> None:
-        """Wait until the call is over; raises `InferenceError` with OpenVINO's words. Other threads run meanwhile."""
+        """Wait for the end of the call; raises `InferenceError` with OpenVINO's message."""
         try:
             self.engine_request.wait()
         except RuntimeError as error:
@@ -222,7 +220,7 @@ class OpenVinoRequest(InferRequest):
             output.take_up()
 
     def outputs(self) -> list[Array]:
-        """The outputs of the last call, as views of OpenVINO's memory: copy before the next call."""
+        """The outputs of the last call, as views of OpenVINO's memory; copy them before the next call."""
         tensor = self.engine_request.get_output_tensor
         return [
             data if (data := tensor(number).data).dtype == dtype else data.view(dtype)
@@ -230,7 +228,7 @@ class OpenVinoRequest(InferRequest):
         ]
 
     def _failed(self, error: RuntimeError) -> InferenceError:
-        """The error of a call; the model is compiled anew at once, so that no later call waits for that."""
+        """Compile the model again, so that no later call waits for it, and return the error of the failed call."""
         self.running = False
         self._spoilt = self._spoils
         if self._spoilt:
@@ -238,10 +236,10 @@ class OpenVinoRequest(InferRequest):
         return InferenceError(engine_words(error))
 
     def _renew(self) -> None:
-        """Go on with the model compiled anew, on the same tensors. Raises `ModelLoadError`: then the next call tries again.
+        """Compile the model again and attach the same tensors; on `ModelLoadError`, the next call tries again.
 
-        The nodes of a dynamic graph that did not run keep the shapes of an earlier call for their inputs, and of the call
-        that failed for their outputs. A call of those earlier shapes would compute on both (2026.4.1).
+        In a dynamic graph, nodes that did not run keep input shapes of an earlier call and output shapes of the failed
+        call. A later call of the earlier shapes would compute on both (2026.4.1).
         """
         self._graph.renew()
         self.engine_request = fresh = self._graph.compiled.create_infer_request()
@@ -260,7 +258,7 @@ class OpenVinoRequest(InferRequest):
     def _use_output(self, number: int, tensor: Tensor) -> None:
         if self.running:
             raise InferenceError("an output tensor cannot be exchanged while its request runs")
-        # OpenVINO takes the tensor of such an output for that of the input as well, from then on.
+        # OpenVINO would use the tensor of such an output for the input as well.
         kind = CopiedOutput if number in self._forwarded else SetOutput
         self._set_outputs[number] = kind(self.signature, self.engine_request, number, tensor)
 

@@ -1,9 +1,8 @@
-"""OpenVINO's runtime: its first import, without its telemetry, the one core per process, and its errors in one line.
+"""OpenVINO's runtime: the first import, the one core of a process, and error messages in one line.
 
-The import looks up an analytics host and writes a client id into the home folder, where the package `openvino_telemetry`
-is installed (it is a dependency of OpenVINO's). Without that package OpenVINO uses a stub of its own, which does
-nothing. So the package is hidden for as long as the import takes. A program that imported `openvino` before keeps
-its choice.
+With the package `openvino_telemetry`, a dependency of OpenVINO, the import contacts an analytics host and writes a client
+id into the home folder. Without the package, OpenVINO uses a stub that does nothing. So the package is hidden during the
+import. A program that imported `openvino` earlier keeps its choice.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ _CHECK = re.compile(r"Check '.*?' failed at (/?[\w.+-]+/)*[\w.+-]+:\d+:?\s*", re
 
 @contextmanager
 def _hidden(package: str) -> Iterator[None]:
-    """An installed package that cannot be imported meanwhile."""
+    """Make an installed package unavailable to imports inside the block."""
     known = sys.modules.get(package)
-    sys.modules[package] = None  # type: ignore[assignment] # Python's way to say that there is none
+    sys.modules[package] = None  # type: ignore[assignment] # None makes the import fail
     try:
         yield
     finally:
@@ -36,27 +35,26 @@ def _hidden(package: str) -> Iterator[None]:
 with _hidden("openvino_telemetry"):
     import openvino as ov
 
-# Two threads that read the first `data` of a process at once were seen to wait for each other for ever (2026.4.1).
+# The first `data` of a process can deadlock two threads that read it at once (2026.4.1).
 _ = ov.Tensor(ov.Type.f32, [1]).data
 
 
 @cache
 def core() -> ov.Core:
-    """The process's one `ov.Core`, which lives as long as the process.
+    """The only `ov.Core` of the process; it is never freed.
 
-    Its CPU device gives the thread that compiles a model a signal stack of its own, and takes the memory back when
-    the last model *and* core are gone, on whichever thread that happens (seen on OpenVINO 2026.4, on x86-64).
-    The next signal to the first thread, a Ctrl-C or SIGTERM, then ends the process with a segmentation fault. With a
-    core that stays, the memory stays.
+    OpenVINO's CPU device gives the compiling thread an alternate signal stack. It frees that memory with the last model
+    *and* core, on any thread (2026.4, x86-64). The next signal to the first thread, such as Ctrl-C or SIGTERM, then ends
+    the process with a segmentation fault. A core that stays keeps the memory.
 
-    The CPU device runs without its fused kernels. The kernel for attention answers lengths from 16 wrongly for ever, where
-    a stream's first call had length 1 (2026.4.1; tests/engine/test_openvino_history.py). The property is set here because
-    `AUTO`, `MULTI` and `HETERO` do not hand it on to the CPU.
+    The CPU device runs without fused kernels. The attention kernel gives wrong results from length 16 on, if a stream's
+    first call had length 1 (2026.4.1; tests/engine/test_openvino_history.py). The property is set here because `AUTO`,
+    `MULTI` and `HETERO` do not pass it to the CPU.
 
-    Raises `ModelLoadError` if OpenVINO refuses the property: its kernel may still be wrong then.
+    Raises `ModelLoadError` if OpenVINO refuses the property, because the kernel may still be wrong then.
     """
     runtime = ov.Core()
-    # This loads the device. What it refuses before, it refuses at every later use.
+    # This loads the device; a device that is refused now is refused later as well.
     runtime.get_property("CPU", "SUPPORTED_PROPERTIES")
     try:
         runtime.set_property("CPU", {"SNIPPETS_MODE": "DISABLE"})
@@ -69,7 +67,7 @@ def core() -> ov.Core:
 
 
 def engine_words(error: BaseException) -> str:
-    """One line that says what OpenVINO said, without places in its source, which its errors are wrapped in."""
+    """The message of an OpenVINO error in one line, without source locations."""
     text = str(error)
     kept = []
     for line in _CHECK.sub("", text).splitlines():

@@ -1,8 +1,7 @@
 """The PyTorch engine: programs of `torch.export` with dynamic dimensions, on CPU, CUDA and XLA devices.
 
-This folder is the only place that imports `torch` and `torch_xla`. The way of a model: `compiling` (file to exported
-program, its ports, and the program on its device), `devices` (where it runs), `request` (the calls, and arrays as
-tensors without a copy).
+This folder is the only code that imports `torch` and `torch_xla`. The way of a model: `compiling` (file to exported
+program, ports, placement), `devices` (where the program runs), `request` (calls, and arrays as tensors without a copy).
 """
 
 from shapestream_engine.backends.torch.compiling import TorchModel, compile_spec

@@ -1,4 +1,4 @@
-"""An exported program on its device, read and placed as a `ModelSpec` says."""
+"""From a `ModelSpec` to an exported program on its device."""
 
 from __future__ import annotations
 
@@ -27,10 +27,9 @@ _PRECISIONS = ("highest", "high", "medium")
 
 
 def compile_spec(spec: ModelSpec, *, slots: int, threads: int | None) -> TorchModel:
-    """Read the program, give its inputs the names and bounds of the spec, and put it on its device.
+    """Read the program, apply the names and bounds of the spec, and place it on its device.
 
-    PyTorch has one number of threads, and one precision of matrix products, for a whole process: the last model that
-    is compiled sets them.
+    PyTorch has one thread count and one matrix precision per process. The model compiled last sets both.
     """
     device = find_device(spec.name, spec.device)
     properties = _properties(spec)
@@ -47,7 +46,7 @@ def compile_spec(spec: ModelSpec, *, slots: int, threads: int | None) -> TorchMo
             f"model {spec.name!r}: {device.name} cannot take it: {type(error).__name__}: {error}"
         ) from error
     if threads is not None:
-        torch.set_num_threads(max(1, threads // slots))  # of one call; each slot's thread has as many
+        torch.set_num_threads(max(1, threads // slots))  # per call; each slot has this number of threads
     _set_precision(properties["float32_matmul_precision"])
     properties |= {"device": device.name, "num_threads": torch.get_num_threads(), "torch": torch.__version__}
     model = TorchModel(signature, _program(module, program), device, properties)
@@ -69,14 +68,15 @@ class TorchModel(CompiledModel):
 
     @property
     def preparations(self) -> Preparations | None:
-        """Compilations on XLA since the model was made, those of other models of the process included."""
+        """XLA compilations in this process since the model was made, other models included."""
         now, before = self._device.preparations(), self._before
         if now is None or before is None:
             return None
         return Preparations(count=now.count - before.count, hits=now.hits - before.hits)
 
     def warm_up(self, shapes: Iterable[PreparedSizes]) -> None:
-        """Have the device compile these shapes now, on zeros. One that is open in some dimension is left out."""
+        """Run calls on zeros, so that the device compiles these shapes now; shapes with an open dimension are
+        skipped."""
         request = self.create_infer_request()
         for sizes in shapes:
             known = tuple(size for size in sizes if size is not None)
@@ -91,18 +91,18 @@ class TorchModel(CompiledModel):
                 raise ModelLoadError(f"model {self.signature.name!r} of sizes {known}: {error}") from error
 
     def create_infer_request(self) -> TorchRequest:
-        """A request with tensors of its own; small upper bounds are reserved at once."""
+        """Create a request with its own tensors; small upper bounds are reserved at once."""
         if self._program is None:
             raise self.is_closed()
         return TorchRequest(self.signature, self._program, self._device)
 
     def close(self) -> None:
-        """Let go of the program; its memory is free once its requests are gone too."""
+        """Release the program; its memory is freed with the last of its requests."""
         self._program = None
 
 
 def _properties(spec: ModelSpec) -> dict[str, Any]:
-    properties: dict[str, Any] = {"float32_matmul_precision": "highest"}  # f32 unless the spec says otherwise
+    properties: dict[str, Any] = {"float32_matmul_precision": "highest"}  # f32 by default
     for name, value in spec.properties.items():
         if name not in properties:
             raise SignatureError(
@@ -120,16 +120,14 @@ def _properties(spec: ModelSpec) -> dict[str, Any]:
 
 def _set_precision(precision: str) -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore"
-        )  # PyTorch 2.9 has a second way to say the same, and forbids to mix the two
+        warnings.simplefilter("ignore")  # PyTorch 2.9 warns of mixing its two interfaces for this setting
         torch.set_float32_matmul_precision(precision)
-        # CUDA's convolutions are rounded to 10 bits unless they are told not to be.
+        # By default, CUDA rounds the inputs of convolutions to 10 bits.
         torch.backends.cudnn.allow_tf32 = precision != "highest"
 
 
 def _program(module: torch.nn.Module, program: torch.export.ExportedProgram) -> Program:
-    """Flat inputs to flat outputs: programs may take and return dictionaries and lists of tensors."""
+    """Make a function from flat inputs to flat outputs; programs may take and return nested dictionaries and lists."""
     in_spec = program.call_spec.in_spec
 
     def call(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -140,15 +138,12 @@ def _program(module: torch.nn.Module, program: torch.export.ExportedProgram) -> 
 
 
 def read_program(spec: ModelSpec) -> torch.export.ExportedProgram:
-    """The program in the file, or the one in memory. Raises `ModelLoadError`, or `SignatureError` if it keeps a state."""
+    """The program from the file or from memory; raises `ModelLoadError`, or `SignatureError` if it keeps a state."""
     program = spec.model if spec.path is None else _load(spec)
     if not isinstance(program, torch.export.ExportedProgram):
-        what = "a function" if spec.function is not None else type(program).__name__
-        raise SignatureError(
-            f"model {spec.name!r}: the engine torch takes a path or an exported program, not {what}"
-        )
+        raise spec.refused_by("torch", "an exported program")
     if changed := _changed(program):
-        # Requests would find what other requests left there.
+        # A request would see the state of other requests.
         raise SignatureError(
             f"model {spec.name!r}: the program changes {', '.join(changed)} in each call; export it without"
         )
@@ -156,12 +151,12 @@ def read_program(spec: ModelSpec) -> torch.export.ExportedProgram:
 
 
 def _changed(program: torch.export.ExportedProgram) -> list[str]:
-    """The buffers and inputs that a call of the program leaves with other contents."""
+    """The buffers and inputs that a call of the program changes."""
     operations = (node.target for node in program.graph.nodes if node.op == "call_function")
     if any(operation._schema.is_mutable for operation in operations if hasattr(operation, "_schema")):
-        # Only in its functional form does a program say which of its operations in place can be seen from outside.
+        # Only the functional form shows which in-place operations are visible from outside.
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # PyTorch's of its own affairs
+            warnings.simplefilter("ignore")  # PyTorch's internal warnings
             program = program.run_decompositions({})
     signature = program.graph_signature
     return sorted({*signature.buffers_to_mutate.values(), *signature.user_inputs_to_mutate.values()})
@@ -176,7 +171,7 @@ def _load(spec: ModelSpec) -> torch.export.ExportedProgram:
     log.addFilter(complaints)
     try:
         with warnings.catch_warnings():
-            # PyTorch 2.9 warns of its own reading buffers that are not writable.
+            # PyTorch 2.9 warns of read-only buffers that it reads itself.
             warnings.simplefilter("ignore")
             return torch.export.load(path)
     except Exception as error:  # its errors have no common class but this
@@ -189,30 +184,28 @@ def _load(spec: ModelSpec) -> torch.export.ExportedProgram:
 
 
 class _FirstError(logging.Filter):
-    """Keeps the first error that PyTorch logs while it reads a file, and nothing of it reaches the log.
-
-    PyTorch 2.9 logs the reason, with a traceback, and raises an error that only refers to it.
-    """
+    """Keeps the first error that PyTorch logs while it reads a file, and hides all of them. PyTorch 2.9 logs the
+    reason with a traceback, and raises an error that only refers to it."""
 
     def __init__(self) -> None:
         super().__init__()
         self.first: BaseException | None = None
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Take the error of this record."""
+        """Keep the first error, and drop the record."""
         if record.exc_info and self.first is None:
             self.first = record.exc_info[1]
         return False
 
 
 _TRACED_MINIMUM = 2
-"""The size from which on `torch.export` tells no size from another: 0 and 1 are special to it."""
+"""Smallest size that `torch.export` treats like any other; 0 and 1 are special cases."""
 
 
 def ports_of(program: torch.export.ExportedProgram) -> tuple[list[FilePort], list[FilePort]]:
     """The program's inputs and outputs, in the order of its flattened arguments and results.
 
-    An output is called by its key where the program returns a dictionary, else `output0`, `output1`, …
+    Outputs of a dictionary are named by its keys, others `output0`, `output1`, …
     """
     values = {node.name: node.meta.get("val") for node in program.graph.nodes}
     signature = program.graph_signature
@@ -261,7 +254,7 @@ def _port(
 
 
 def _axis(program: torch.export.ExportedProgram, size: Any) -> tuple[str | None, Dimension]:
-    """The symbol of an axis, if its size is one, and the sizes that it admits."""
+    """The symbol of an axis, if its size is a symbol, and the admitted sizes."""
     if isinstance(size, int):
         return None, Dimension(size, size)
     expression = size.node.expr
@@ -269,15 +262,15 @@ def _axis(program: torch.export.ExportedProgram, size: Any) -> tuple[str | None,
         return None, Dimension()
     bounds = program.range_constraints.get(expression)
     dimension = Dimension() if bounds is None else _dimension(bounds.lower, bounds.upper)
-    # Sizes that depend on the data, u0 and so on, name no dimension: two outputs may share one by chance of tracing.
+    # Data-dependent sizes such as u0 name no dimension: two outputs may share a symbol by accident of tracing.
     return (None if str(expression).startswith("u") else str(expression)), dimension
 
 
 def _dimension(lower: Any, upper: Any) -> Dimension:
-    """The sizes between two bounds of PyTorch's, which are integers of SymPy's, or infinities.
+    """The dimension between two SymPy bounds of PyTorch.
 
-    PyTorch's infinity of integers, `int_oo`, calls itself finite. Tracing assumes two elements of each dynamic
-    dimension that no `min` above 2 was given for: a program that runs does not check it, and takes fewer.
+    PyTorch's integer infinity, `int_oo`, claims to be finite. Without a `min` above 2, tracing assumes two elements of
+    each dynamic dimension. A program does not check that, and runs with fewer.
     """
     minimum = max(0, int(lower)) if lower.is_Integer else 0
     maximum = int(upper) if upper.is_Integer and int(upper) < MAX_SIZE else None

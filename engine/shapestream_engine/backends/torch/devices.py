@@ -1,6 +1,6 @@
-"""The devices that programs run on: the host's CPUs, CUDA devices and XLA devices.
+"""The devices of programs: the host's CPUs, CUDA devices and XLA devices.
 
-An XLA device is chosen by torch_xla's own variable, `PJRT_DEVICE` (`CPU`, `TPU`, …).
+torch_xla's variable `PJRT_DEVICE` (`CPU`, `TPU`, …) chooses the XLA device.
 """
 
 from __future__ import annotations
@@ -20,42 +20,42 @@ from shapestream_engine.compiled_model import Preparations
 from shapestream_engine.errors import EngineMissing, ModelLoadError
 
 Program: TypeAlias = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
-"""Inputs on the device, in the order of the signature -> outputs."""
+"""A function from inputs on the device, in the signature's order, to outputs."""
 
 
 class Device:
-    """The host: inputs are used where they lie."""
+    """The host's CPUs; inputs are used without a copy."""
 
     kind: type[InputTensor] = InputTensor
-    """The class of the tensors that requests fill."""
+    """The class of the requests' input tensors."""
     compiles = False
-    """The first call of each shape takes much longer than later ones."""
+    """True if the first call of each shape compiles."""
     short_indices = False
-    """Indices that the program calls i64 may come as i32."""
+    """True if i64 outputs of indices may arrive as i32."""
 
     def __init__(self, name: str = "cpu") -> None:
         self.name = name
-        """PyTorch's name of the device."""
+        """PyTorch's name for the device."""
 
     def run(self, program: Program, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """One call; from host memory, to host memory."""
+        """Run one call, from host memory to host memory."""
         with torch.inference_mode():
             return program(inputs)
 
     def place(self, program: torch.export.ExportedProgram) -> torch.nn.Module:
-        """The program's module, with its weights and the tensors that it makes on this device."""
+        """The program's module, with its weights and constants on this device."""
         if self.name != "cpu":
             program = move_to_device_pass(program, self.name)
         module: torch.nn.Module = program.module()
         return module
 
     def preparations(self) -> Preparations | None:
-        """The shapes that the device has prepared so far, for all models together; None where it never prepares any."""
+        """Shapes that the device has compiled so far, for all models; None if it never compiles any."""
         return None
 
 
 class PinnedTensor(InputTensor):
-    """An input tensor in page-locked memory, which a CUDA device reads by itself while the host goes on."""
+    """An input tensor in page-locked memory, which a CUDA device reads asynchronously."""
 
     __slots__ = ()
 
@@ -65,7 +65,7 @@ class PinnedTensor(InputTensor):
 
 
 class CudaDevice(Device):
-    """A CUDA device; each slot's thread has a stream of its own, so that their calls overlap."""
+    """A CUDA device. Each slot's thread has its own stream, so that calls overlap."""
 
     kind = PinnedTensor
 
@@ -74,7 +74,7 @@ class CudaDevice(Device):
         self._streams = threading.local()
 
     def run(self, program: Program, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """One call on the thread's stream: copies in, the program, copies out, which wait for it."""
+        """Run one call on the thread's stream: copy in, run, copy out."""
         stream = getattr(self._streams, "own", None)
         if stream is None:
             stream = self._streams.own = torch.cuda.Stream(self.name)
@@ -84,7 +84,7 @@ class CudaDevice(Device):
 
 
 def find_device(model: str, name: str) -> Device:
-    """The device of this name, `CPU`, `cuda`, `cuda:1` or `xla`; raises `ModelLoadError`, or `EngineMissing` for XLA."""
+    """The device of this name (`CPU`, `cuda`, `cuda:1`, `xla`); raises `ModelLoadError`, or `EngineMissing` for XLA."""
     name = name.lower()
     kind = name.partition(":")[0]
     if name == "cpu":
@@ -101,17 +101,18 @@ def find_device(model: str, name: str) -> Device:
 
 
 _BOUNDED = "nonzero:masked_select:masked_scatter"
-"""Operations that stay on the device with a bound for their result, `<=25`, instead of being run on the host."""
+"""Operations that stay on the device, with an upper bound for their result size, `<=25`, instead of running on the
+host."""
 
 _ONE_AT_A_TIME = threading.Lock()
-"""The device's graph of what is yet to run is one for the whole process: calls would compile each other's operations."""
+"""The process has one graph of pending operations; calls in parallel would compile each other's operations."""
 
 
 class XlaDevice(Device):
-    """An XLA device. Calls of the process run one after the other; the first one of each shape compiles."""
+    """An XLA device. Calls of the process run one at a time; the first call of each shape compiles."""
 
     compiles = True
-    short_indices = True  # those of `nonzero` that stays on the device, seen on 2.9
+    short_indices = True  # indices of `nonzero`, seen on 2.9
 
     def __init__(self, name: str, xla: Any, metrics: Any) -> None:
         super().__init__(name)
@@ -120,7 +121,7 @@ class XlaDevice(Device):
 
     @classmethod
     def of(cls, model: str, name: str) -> XlaDevice:
-        """The device `xla` or `xla:1`. Sets `XLA_EXPERIMENTAL`, which torch_xla reads once, unless it is set."""
+        """Return the device `xla` or `xla:1`. Sets `XLA_EXPERIMENTAL`, which torch_xla reads once, unless it is set."""
         os.environ.setdefault("XLA_EXPERIMENTAL", _BOUNDED)
         try:
             xla: Any = importlib.import_module("torch_xla")
@@ -140,15 +141,16 @@ class XlaDevice(Device):
             ) from error
 
     def run(self, program: Program, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """One call: recorded, compiled if its shapes are new, run, and copied to the host in its true size."""
-        # Not `inference_mode`: torch_xla 2.9 cannot make tensors in it.
+        """Run one call: record it, compile it if its shapes are new, run it, and copy its results in their true
+        sizes."""
+        # No `inference_mode`: torch_xla 2.9 cannot create tensors in it.
         with _ONE_AT_A_TIME, torch.no_grad():
             outputs = program([tensor.to(self.name) for tensor in inputs])
-            self._xla.sync()  # all outputs in one graph; each would be compiled by itself when it is copied
+            self._xla.sync()  # one graph for all outputs; otherwise each copy would compile its own
             return [output.cpu() for output in outputs]
 
     def place(self, program: torch.export.ExportedProgram) -> torch.nn.Module:
-        """The program's module, less its own checks of sizes that depend on the data, which stay unknown to the host."""
+        """The program's module without its checks of data-dependent sizes, which the host does not know."""
         module: Any = super().place(program)
         unwanted = (
             torch.ops.aten._assert_scalar.default,
@@ -164,7 +166,7 @@ class XlaDevice(Device):
         return placed
 
     def preparations(self) -> Preparations:
-        """Compilations, and graphs that were found compiled, of this process."""
+        """Compilations of this process, and calls whose graph was compiled already."""
         compiled = self._metrics.metric_data("CompileTime")
         return Preparations(
             count=0 if compiled is None else int(compiled[0]),

@@ -1,4 +1,4 @@
-"""Calls of an exported program on input tensors in host memory, moved to the device where it is another.
+"""Calls of an exported program on input tensors in host memory, which are copied to other devices.
 
 Arrays become tensors, and tensors arrays, over the same memory.
 """
@@ -30,18 +30,18 @@ ELEMENT_TYPES: dict[torch.dtype, str] = {
     torch.float64: "f64",
     torch.bfloat16: "bf16",
 }
-"""PyTorch's type -> OpenVINO's name."""
+"""PyTorch's dtype -> OpenVINO's name of the element type."""
 
 
 def tensor_of(array: Array, element_type: str) -> torch.Tensor:
     """A tensor over the array's memory."""
-    if element_type == "bf16":  # NumPy's bf16 is not known to PyTorch
+    if element_type == "bf16":  # PyTorch does not know ml_dtypes' bf16
         return torch.from_numpy(array.view(np.uint16)).view(torch.bfloat16)
     return torch.from_numpy(array)
 
 
 def array_of(tensor: torch.Tensor) -> Array:
-    """An array over the memory of a tensor in host memory, or of a copy if its elements do not lie in order."""
+    """An array over a host tensor's memory; elements that are not contiguous are copied."""
     tensor = tensor.contiguous()
     if tensor.dtype == torch.bfloat16:
         bits: Array = tensor.view(torch.uint16).numpy()
@@ -51,7 +51,7 @@ def array_of(tensor: torch.Tensor) -> Array:
 
 
 class TorchRequest(HostRequest):
-    """A request's own host tensors, each with its view as a PyTorch tensor."""
+    """A request with host tensors, each with a view as a PyTorch tensor."""
 
     def __init__(self, signature: ModelSignature, program: Program, device: Device) -> None:
         super().__init__(signature, device.kind)
@@ -61,12 +61,12 @@ class TorchRequest(HostRequest):
         self._views: list[torch.Tensor] = [torch.empty(0)] * len(self._tensors)
 
     def run(self) -> list[Array]:
-        """One call; returns its outputs, which are PyTorch's own memory. On the CPU they may be views of the inputs."""
+        """Run one call. Outputs lie in PyTorch's memory; on the CPU they may be views of the inputs."""
         try:
             outputs = self._device.run(self._program, self._inputs())
         except torch.OutOfMemoryError as error:
             raise MemoryError(_words(error)) from error
-        except Exception as error:  # the program's own operations, whose errors have no common class
+        except Exception as error:  # errors of the program's operations have no other common class
             if "can't allocate memory" in str(error):
                 raise MemoryError(_words(error)) from error
             raise InferenceError(_words(error)) from error
@@ -94,6 +94,6 @@ class TorchRequest(HostRequest):
 
 
 def _words(error: BaseException) -> str:
-    """The first paragraph: what follows are places in PyTorch's source, and advice for its developers."""
+    """The first paragraph of an error; the rest is source locations and advice for PyTorch developers."""
     text = str(error).split("\n\n")[0].split("\nException raised from")[0]
     return " ".join(text.split()) or type(error).__name__

@@ -1,9 +1,11 @@
-"""The requests of a proof, each run alone once: typical ones, many contents, hostile neighbours, and near thresholds.
+"""The requests of a proof: typical ones, many contents, extreme neighbours, and requests near thresholds.
 
-An output of few values (a truth value, a class, a position) hardly ever shows that padding moved its threshold. So the
-way between two requests whose results differ is halved, towards the greater change, until two requests that are nearly
-equal still differ: whatever shifts the threshold by more than that changes one of them. No kind of output needs another
-search, and a float that jumps is found the same way.
+Each request runs alone once, and keeps its results.
+
+An output with few values (a truth value, a class, a position) rarely shows that padding moved its threshold. So the proof
+searches for the threshold by bisection. It takes two requests with different results, and halves the way between them
+until both requests are nearly equal and their results still differ. A shift of the threshold by more than their distance
+changes one of the two results. The search is the same for every kind of output, and also finds floats that jump.
 """
 
 from __future__ import annotations
@@ -18,7 +20,6 @@ import numpy as np
 
 from shapestream_engine.errors import EngineError, RuleError
 from shapestream_engine.layout import Tensors
-from shapestream_engine.probing.bench import Bench, Sample, Service, arrays_of
 from shapestream_engine.probing.contents import MOST_ID, content_request, domains, has_ids, recipes
 from shapestream_engine.probing.inputs import (
     Extreme,
@@ -29,26 +30,27 @@ from shapestream_engine.probing.inputs import (
     make_request,
     spell_sizes,
 )
+from shapestream_engine.probing.model_calls import ModelCalls, ProbeRequest, arrays_of
 from shapestream_engine.probing.tolerances import Moments, OutputTolerance, Tolerance, coarser, compare
 from shapestream_engine.tensor import Array
 
 _HALVINGS = 24
-"""Halvings of a way, at most: from a thousand to a thousandth of a tenth."""
+"""Most steps of a bisection: from a thousand to a ten-thousandth."""
 _NUDGES = 3
-"""Ways in which rounding is imitated."""
+"""Random changes per request that imitate rounding."""
 _MOST_NBYTES = 256 << 20
-"""Bytes of the contents that are kept; beyond them there are no more."""
+"""Bytes of the contents that are kept; when the limit is reached, no more are made."""
 
 
-class Pool:
-    """Samples by sizes. One that the model refuses alone is None: it would be no fair neighbour.
+class ProbeRequests:
+    """Makes and remembers the requests of a proof. A request that the model refuses alone is None.
 
-    `declared` are the inputs whose values a user has described. `skip`: phases that have ended a process before.
+    `declared` has the inputs whose values the user described. `skip` has the phases that ended an earlier child.
     """
 
     def __init__(
         self,
-        bench: Bench | Service,
+        calls: ModelCalls,
         values: Mapping[str, Values],
         *,
         declared: frozenset[str],
@@ -56,48 +58,49 @@ class Pool:
         computed_in: str | None,
         skip: frozenset[str],
     ) -> None:
-        self._bench = bench
+        self._calls = calls
+        self.signature = calls.signature
         self.values = dict(values)
         self.declared = declared
         self._seed = seed
         self._computed_in = computed_in
         self._skip = skip
         self._know(largest_ids={})
-        self._made: dict[tuple[Any, ...], Sample | None] = {}
-        self._known: dict[tuple[Any, ...], Sample | None] = {}
-        """Contents by layout and bytes."""
-        self._alike: defaultdict[tuple[int, int], list[Sample]] = defaultdict(list)
-        """Contents by magnitude."""
+        self._made: dict[tuple[Any, ...], ProbeRequest | None] = {}
+        self._known: dict[tuple[Any, ...], ProbeRequest | None] = {}
+        """Requests by layout and bytes."""
+        self._alike: defaultdict[tuple[int, int], list[ProbeRequest]] = defaultdict(list)
+        """Requests by magnitude."""
         self._largest: defaultdict[tuple[int, int], float] = defaultdict(float)
-        """Their largest input."""
-        self._moments: dict[tuple[Sample, int], Moments] = {}
+        """The largest absolute input value of each magnitude."""
+        self._moments: dict[tuple[ProbeRequest, int], Moments] = {}
         self._tolerances: dict[tuple[Any, ...], OutputTolerance] = {}
         self._kept_nbytes = 0
         self.ends_at = math.inf
-        """Time from which on no further contents are made, nor requests near thresholds."""
-        self._near: dict[tuple[Any, ...], tuple[Sample, ...]] = {}
+        """Time, in seconds of `monotonic`, after which no further contents and no requests near thresholds are made."""
+        self._near: dict[tuple[Any, ...], tuple[ProbeRequest, ...]] = {}
         self.complaint = ""
-        """The error of the last sample that failed."""
+        """The error of the last request that failed."""
         self.misfit = ""
-        """The error of an ordinary request whose outputs broke a rule although it was alone."""
+        """The error of an ordinary request that broke an output's rule although it ran alone."""
 
     def look_for_ids(self, sizes: tuple[int, ...]) -> None:
-        """Let contents have all ids that the model takes alone: embeddings jump, so each may lie near a threshold."""
+        """Find the largest id that the model takes, and use all ids up to it: embeddings jump between ids."""
         known = {
             port.name: self._largest_id(number, sizes)
-            for number, port in enumerate(self._bench.signature.inputs)
+            for number, port in enumerate(self.signature.inputs)
             if has_ids(port, self.declared)
         }
         self._know(largest_ids=known)
 
     def tried(self, number: int) -> str:
-        """The values of an input in words, and the range of the contents that the model took, where that is wider."""
-        values = self.values[self._bench.signature.inputs[number].name]
+        """Describe the values of an input, and the range of the contents if it is wider."""
+        values = self.values[self.signature.inputs[number].name]
         found = [
             array
-            for sample in self._known.values()
-            if sample is not None
-            for (index, *_), array in zip(sample.tensors.layout, arrays_of(sample.tensors), strict=True)
+            for request in self._known.values()
+            if request is not None
+            for (index, *_), array in zip(request.tensors.layout, arrays_of(request.tensors), strict=True)
             if index == number and array.size
         ]
         low, high = values.range()
@@ -107,35 +110,36 @@ class Pool:
 
     @property
     def contents(self) -> int:
-        """Requests of one size: one of each recipe. As many again mix the recipes of several inputs, or any ids."""
+        """Number of contents per size: one per recipe, and as many mixtures where there are several inputs or ids."""
         mixes = len(self._domains) > 1 or any(domain.is_whole for domain in self._domains.values())
         return len(self._recipes) * (1 + mixes)
 
-    def typical(self, sizes: tuple[int, ...], number: int) -> Sample | None:
-        """An ordinary request; each `number` is another one."""
+    def typical(self, sizes: tuple[int, ...], number: int) -> ProbeRequest | None:
+        """An ordinary request; every `number` gives a different one."""
         key = (sizes, number)
         if key not in self._made:
-            signature = self._bench.signature
+            signature = self.signature
             tensors = make_request(signature, self.values, sizes, number=number, seed=self._seed)
             self._made[key] = self._alone(tensors, f"inputs no. {number}", ordinary=True)
         return self._made[key]
 
-    def extreme(self, sizes: tuple[int, ...], kind: Extreme) -> Sample | None:
-        """A request whose inputs are all at one end; None too where no input knows that kind."""
+    def extreme(self, sizes: tuple[int, ...], kind: Extreme) -> ProbeRequest | None:
+        """A request whose inputs all have one extreme value; None if the model refuses it, or no input has such a
+        value."""
         key = (sizes, kind)
         if key not in self._made:
-            tensors = extreme_request(self._bench.signature, self.values, sizes, kind)
+            tensors = extreme_request(self.signature, self.values, sizes, kind)
             self._made[key] = None if tensors is None else self._made_up(tensors, f"{kind} values", kind)
         return self._made[key]
 
-    def content(self, sizes: tuple[int, ...], number: int) -> Sample | None:
-        """A request of the kind of that number; beyond `contents`, of random kinds. Equal requests are one."""
+    def content(self, sizes: tuple[int, ...], number: int) -> ProbeRequest | None:
+        """The request of recipe `number`; beyond the recipes, a random mixture. Equal requests are made once."""
         key = (sizes, "content", number)
         if key not in self._made:
             if self._kept_nbytes > _MOST_NBYTES or monotonic() > self.ends_at:
                 return None
             tensors, recipe = content_request(
-                self._bench.signature,
+                self.signature,
                 self.values,
                 self._domains,
                 self._recipes,
@@ -146,21 +150,21 @@ class Pool:
             known = (tensors.layout, *tensors.buffers)
             if known not in self._known:
                 words = "random contents" if recipe is None else str(recipe)
-                self._known[known] = sample = self._made_up(tensors, words, "contents")
-                if sample is not None and recipe is not None:
-                    sample.magnitude = recipe.magnitude
-                    self._alike[recipe.magnitude].append(sample)
-                    self._largest[recipe.magnitude] = max(self._largest[recipe.magnitude], _largest(sample))
+                self._known[known] = request = self._made_up(tensors, words, "contents")
+                if request is not None and recipe is not None:
+                    request.magnitude = recipe.magnitude
+                    self._alike[recipe.magnitude].append(request)
+                    self._largest[recipe.magnitude] = max(self._largest[recipe.magnitude], _largest(request))
                 self._kept_nbytes += sum(len(buffer) for buffer in tensors.buffers)
             self._made[key] = self._known[known]
         return self._made[key]
 
     def near(
         self, sizes: tuple[int, ...], output: int, tolerance: OutputTolerance, number: int
-    ) -> tuple[Sample, ...]:
-        """Two nearly equal requests between which that output changes most; each `number` is another way to find them.
+    ) -> tuple[ProbeRequest, ...]:
+        """Two nearly equal requests whose results in `output` differ most; every `number` starts elsewhere.
 
-        None where no two of the requests of these sizes that were made so far differ in it.
+        Empty if no two requests of these sizes differ in that output so far.
         """
         key = (sizes, output, number)
         if key not in self._near:
@@ -171,63 +175,65 @@ class Pool:
         return self._near[key]
 
     def hangs_on_rounding(
-        self, sample: Sample, output: int, tolerance: OutputTolerance, excess: float
+        self, request: ProbeRequest, output: int, tolerance: OutputTolerance, excess: float
     ) -> bool:
-        """Tell whether a change of the inputs as small as rounding moves that output about as far: a tie, or a cancellation.
+        """Tell whether a change of the inputs as small as rounding moves that output about as far as `excess`.
 
-        `excess` is how far it was moved. As far: a part of that, as rounding is of what counts as near.
+        It does at a tie of equal scores, and where large terms cancel. `excess` is the observed difference / tolerance.
+        "About as far" is `excess` times rounding / nearness.
         """
-        assert sample.results is not None
-        parts = [part for _, kind, _ in sample.tensors.layout if (part := self._part(kind)) is not None]
+        assert request.results is not None
+        parts = [part for _, kind, _ in request.tensors.layout if (part := self._part(kind)) is not None]
         if not parts:
             return False
         ample = min(part.of_spread / part.of_magnitude for part in parts)
         for number in range(_NUDGES):
-            other = self._made_up(self._nudged(sample.tensors, number), "rounded otherwise", "contents")
+            other = self._made_up(self._nudged(request.tensors, number), "rounded otherwise", "contents")
             if other is None or other.results is None:
                 return True
-            if compare(sample.results[output], other.results[output], tolerance).excess * ample >= excess:
+            if compare(request.results[output], other.results[output], tolerance).excess * ample >= excess:
                 return True
         return False
 
-    def tolerance_of(self, sample: Sample, output: int, tolerance: OutputTolerance) -> OutputTolerance:
-        """The tolerance of one request: its spread is at most that over the requests of its magnitude.
+    def tolerance_of(self, request: ProbeRequest, output: int, tolerance: OutputTolerance) -> OutputTolerance:
+        """The tolerance of one request, with the spread limited to the requests of its magnitude.
 
-        Otherwise numbers up to a million would excuse any answer to numbers below ten.
+        Otherwise results up to a million would allow any error in results below ten.
         """
-        if sample.magnitude is None or tolerance.tolerance is None:
+        if request.magnitude is None or tolerance.tolerance is None:
             return tolerance
-        alike = self._alike[sample.magnitude]
-        key = (sample.magnitude, output, len(alike))
+        alike = self._alike[request.magnitude]
+        key = (request.magnitude, output, len(alike))
         if key not in self._tolerances:
             moments = [self._moments_of(each, output, tolerance) for each in alike]
-            self._tolerances[key] = tolerance.narrowed(moments, self._largest[sample.magnitude])
+            self._tolerances[key] = tolerance.narrowed(moments, self._largest[request.magnitude])
         return self._tolerances[key]
 
     def all_results(self, output: int, *, contents: bool = False) -> list[tuple[tuple[int, ...], Array]]:
-        """The results of ordinary requests alone, with the sizes of each; `contents`: of those as well."""
+        """Sizes and results of the ordinary requests, each alone; with `contents` also of the contents."""
         return [
-            (sample.sizes, sample.results[output])
-            for key, sample in self._made.items()
-            if sample is not None
-            and sample.results is not None
+            (request.sizes, request.results[output])
+            for key, request in self._made.items()
+            if request is not None
+            and request.results is not None
             and (isinstance(key[1], int) or (contents and key[1] == "content"))
         ]
 
     def _know(self, largest_ids: Mapping[str, int]) -> None:
-        self._domains = domains(self._bench.signature, self.values, self.declared, largest_ids)
+        self._domains = domains(self.signature, self.values, self.declared, largest_ids)
         self._recipes = recipes(self._domains)
 
-    def _moments_of(self, sample: Sample, output: int, tolerance: OutputTolerance) -> Moments:
-        key = (sample, output)
+    def _moments_of(self, request: ProbeRequest, output: int, tolerance: OutputTolerance) -> Moments:
+        key = (request, output)
         if key not in self._moments:
-            assert sample.results is not None
-            self._moments[key] = tolerance.moments(sample.results[output])
+            assert request.results is not None
+            self._moments[key] = tolerance.moments(request.results[output])
         return self._moments[key]
 
     def _largest_id(self, number: int, sizes: tuple[int, ...]) -> int:
-        """The largest id that the model takes, in that input alone, between the ordinary ones and `MOST_ID`."""
-        signature = self._bench.signature
+        """The largest id that the model takes in one input, found by bisection between the ordinary ids and
+        `MOST_ID`."""
+        signature = self.signature
         port, shape = signature.inputs[number], signature.input_shapes(sizes)[number]
         usual = make_request(signature, self.values, sizes, seed=self._seed)
         least, refused = int(self.values[port.name].range()[1]), MOST_ID + 1
@@ -248,14 +254,14 @@ class Pool:
 
     def _differing(
         self, sizes: tuple[int, ...], output: int, tolerance: OutputTolerance, number: int
-    ) -> tuple[Sample, Sample] | None:
+    ) -> tuple[ProbeRequest, ProbeRequest] | None:
         found = [
-            sample
-            for key, sample in self._made.items()
+            request
+            for key, request in self._made.items()
             if key[0] == sizes
             and isinstance(key[-1], int)
-            and sample is not None
-            and sample.results is not None
+            and request is not None
+            and request.results is not None
         ]
         random = np.random.default_rng([self._seed, number, output, *sizes])
         order = random.permutation(len(found))
@@ -267,8 +273,8 @@ class Pool:
         return None
 
     def _halved(
-        self, one: Sample, other: Sample, output: int, tolerance: OutputTolerance
-    ) -> tuple[Sample, ...]:
+        self, one: ProbeRequest, other: ProbeRequest, output: int, tolerance: OutputTolerance
+    ) -> tuple[ProbeRequest, ...]:
         low, high = 0.0, 1.0
         start, end = one.tensors, other.tensors
         for _ in range(_HALVINGS):
@@ -288,12 +294,13 @@ class Pool:
             else:
                 one, low = between, middle
         if _apart(one, other, output, tolerance) > 1:
-            for sample in (one, other):
-                sample.near |= {output}
+            for request in (one, other):
+                request.near |= {output}
         return one, other
 
     def _part(self, element_type: str) -> Tolerance | None:
-        """Parts of a float that count as near and as rounding; None for whole numbers. Engines may compute f64 in f32."""
+        """Relative changes of a float that count as near and as rounding; None for integers. Engines may compute f64
+        in f32."""
         return coarser("f32" if element_type == "f64" else element_type, self._computed_in)
 
     def _is_near(self, one: Tensors, other: Tensors) -> bool:
@@ -310,52 +317,51 @@ class Pool:
         return True
 
     def _nudged(self, tensors: Tensors, number: int) -> Tensors:
-        """The request with its floats changed as rounding would."""
+        """The request with each float changed by about one rounding error."""
         random = np.random.default_rng([number, 2])
         changed = []
         for (port, element_type, _), array in zip(tensors.layout, arrays_of(tensors), strict=True):
             part = self._part(element_type)
             if part is not None and array.size:
                 floats = array.astype(np.float64)
-                # The model's own numbers are made for ordinary values, and round like those.
-                ordinary = self.values[self._bench.signature.inputs[port].name].range()
+                # The model's weights fit ordinary values, and round at their magnitude.
+                ordinary = self.values[self.signature.inputs[port].name].range()
                 largest = max(float(np.abs(floats).max()), *map(abs, ordinary))
                 changes = part.of_magnitude * largest * random.uniform(-1, 1, array.shape)
                 array = held(floats + changes, array.dtype)
             changed.append(array)
         return Tensors(layout=tensors.layout, buffers=[array.tobytes() for array in changed])
 
-    def _made_up(self, tensors: Tensors, words: str, kind: str) -> Sample | None:
-        """A request as no user may send it: a model that crashes on it alone is another matter than one whose batches do."""
+    def _made_up(self, tensors: Tensors, words: str, kind: str) -> ProbeRequest | None:
+        """Run a request that users may never send, in a phase of its own: if the model crashes on it alone, no
+        treatment is to blame."""
         phase = f"neighbours/{kind}"
         if phase in self._skip:
             return None
-        before, self._bench.phase = self._bench.phase, phase
-        sample = self._alone(tensors, words)
-        self._bench.phase = before
-        return sample
+        with self._calls.phase(phase):
+            return self._alone(tensors, words)
 
-    def _alone(self, tensors: Tensors, words: str, *, ordinary: bool = False) -> Sample | None:
+    def _alone(self, tensors: Tensors, words: str, *, ordinary: bool = False) -> ProbeRequest | None:
         try:
-            # Larger than any size that the strategy runs it at, it is refused here.
-            sample = Sample(tensors, self._bench.signature.resolve(tensors.layout), words)
-            sample.words = f"{spell_sizes(self._bench.signature.dimensions, sample.sizes)}, {words}"
-            (sample.results,) = self._bench.run(sample.sizes, [sample], f"alone: {sample.words}")
+            # Raises `ShapeError` for sizes beyond the strategy's largest.
+            request = ProbeRequest(tensors, self.signature.resolve(tensors.layout), words)
+            request.words = f"{spell_sizes(self.signature.dimensions, request.sizes)}, {words}"
+            (request.results,) = self._calls.run(request.sizes, [request], f"alone: {request.words}")
         except (EngineError, RuntimeError) as error:
             self.complaint = str(error)
             if ordinary and isinstance(error, RuleError):
                 self.misfit = self.misfit or f"{words}: {error}"
             return None
-        return sample
+        return request
 
 
-def _largest(sample: Sample) -> float:
+def _largest(request: ProbeRequest) -> float:
     return max(
-        float(np.abs(array.astype(np.float64)).max(initial=0.0)) for array in arrays_of(sample.tensors)
+        float(np.abs(array.astype(np.float64)).max(initial=0.0)) for array in arrays_of(request.tensors)
     )
 
 
-def _apart(one: Sample, other: Sample, output: int, tolerance: OutputTolerance) -> float:
+def _apart(one: ProbeRequest, other: ProbeRequest, output: int, tolerance: OutputTolerance) -> float:
     assert one.results is not None
     assert other.results is not None
     first, second = one.results[output], other.results[output]
@@ -363,18 +369,19 @@ def _apart(one: Sample, other: Sample, output: int, tolerance: OutputTolerance) 
 
 
 def same_bits(one: Array, other: Array) -> bool:
-    """Tell whether two results are equal to the bit, which most are: comparing them takes twenty times as long."""
+    """Tell whether two results are equal to the bit. Most are, and a comparison with tolerances takes 20 times as
+    long."""
     return one.shape == other.shape and one.tobytes() == other.tobytes()
 
 
 def _between(one: Tensors, other: Tensors, share: float) -> Tensors:
-    """A request on the way from one to another of the same layout: floats all together, whole numbers one by one."""
+    """Interpolate between two requests of the same layout; `share` 0.0 is the first, 1.0 the second."""
     mixed = []
     for number, (first, second) in enumerate(zip(arrays_of(one), arrays_of(other), strict=True)):
         start = first.astype(np.float64)
         way = start + (second.astype(np.float64) - start) * share
         if first.dtype.kind in "biu":
-            # Each at its own point of the way, so that neighbours on it differ in one number.
+            # Each integer steps at a random point, so that two neighbours on the way differ in one number.
             way = np.floor(way + np.random.default_rng(number).random(first.shape))
         mixed.append(held(way, first.dtype))
     return Tensors(layout=one.layout, buffers=[array.tobytes() for array in mixed])

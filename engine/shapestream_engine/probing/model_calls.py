@@ -1,8 +1,10 @@
-"""The live model on the bench: calls as they come, batches through a slot as they are served, and requests run alone."""
+"""The model under test: `DirectCalls` run at the sizes given, `SlotCalls` through a slot, as in service."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -21,21 +23,23 @@ from shapestream_engine.slot import Runner
 from shapestream_engine.tensor import Array
 
 Announce: TypeAlias = Callable[[str, str], None]
-"""Called before each call with the phase and the case in words, so that a crash can be blamed on a case."""
+"""Callback before each call: the phase of the proof and a description of the case, so that a crash can be attributed."""
 
 
 @dataclass(slots=True, eq=False)
-class Sample:
-    """One request, and its results alone, per output; None while it has not run, or if it failed."""
+class ProbeRequest:
+    """One request of a proof, and the results that it gets alone."""
 
     tensors: Tensors
     shape: RequestShape
     words: str
+    """A description for people."""
     results: list[Array] | None = None
+    """The results alone, one per output; None until the request has run, and if it failed."""
     magnitude: tuple[int, int] | None = None
-    """Requests that agree in it have values in the same range; None: in any."""
+    """Requests of equal magnitude have values in the same range; None: the range is unknown."""
     near: frozenset[int] = frozenset()
-    """Outputs that a request beside it, which is nearly equal, gets otherwise: it lies near a threshold of each."""
+    """Numbers of the outputs that have a threshold near this request: a nearly equal request gets another result."""
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -44,37 +48,59 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Observation:
-    """A call that ran: its sizes, its requests, and the outputs before they were divided."""
+class RecordedCall:
+    """A call that ran: its sizes, its requests, and its outputs before division."""
 
     sizes: tuple[int, ...]
-    members: tuple[Sample, ...]
+    members: tuple[ProbeRequest, ...]
     outputs: tuple[Array, ...]
 
 
-class Bench:
-    """A request of one model that runs calls of any shape, one after another. `phase` is what the calls are made for.
+class ModelCalls(ABC):
+    """Runs calls of the model under test, one after another, and announces each one."""
 
-    `signature` is the one that requests are made for, with a strategy that `model` need not know of.
+    def __init__(self, signature: ModelSignature, announce: Announce) -> None:
+        self.signature = signature
+        self._announce = announce
+        self._phase = ""
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Announce the calls of this block under `name`; phases nest."""
+        before, self._phase = self._phase, name
+        try:
+            yield
+        finally:
+            self._phase = before
+
+    def run(self, sizes: tuple[int, ...], members: Sequence[ProbeRequest], words: str) -> list[list[Array]]:
+        """Return the results of each member, one array per output; raises the `EngineError` that a slot would report."""
+        self._announce(self._phase, words)
+        return self._run(sizes, members)
+
+    @abstractmethod
+    def _run(self, sizes: tuple[int, ...], members: Sequence[ProbeRequest]) -> list[list[Array]]: ...
+
+
+class DirectCalls(ModelCalls):
+    """Calls of exactly the given sizes, on one inference request.
+
+    Requests are made for `signature`. Its strategy may be unknown to `model`.
     """
 
     def __init__(
         self, model: CompiledModel, signature: ModelSignature, announce: Announce, *, keep: int = 0
     ) -> None:
-        self.signature = signature
-        self.announce = announce
-        self.phase = ""
+        super().__init__(signature, announce)
         self._keep = keep
-        self.observations: list[Observation] = []
+        self.recorded: list[RecordedCall] = []
         """The first `keep` calls that ran, with copies of their outputs."""
         self.shapes: list[tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]] = []
         """The sizes of each call that ran, and the shape of each output."""
         self._assembly = Assembly(signature)
         self._request = model.create_infer_request()
 
-    def run(self, sizes: tuple[int, ...], members: Sequence[Sample], words: str) -> list[list[Array]]:
-        """The results of each member, per output; raises the `EngineError` that a slot would report."""
-        self.announce(self.phase, words)
+    def _run(self, sizes: tuple[int, ...], members: Sequence[ProbeRequest]) -> list[list[Array]]:
         shapes = [member.shape for member in members]
         self._assembly.gather(
             sizes, [member.tensors for member in members], shapes, self._request.input_tensors
@@ -82,35 +108,28 @@ class Bench:
         self._request.infer()
         outputs = self._request.outputs()
         self.shapes.append((sizes, tuple(tuple(output.shape) for output in outputs)))
-        if len(self.observations) < self._keep:
+        if len(self.recorded) < self._keep:
             copies = tuple(np.array(output) for output in outputs)
-            self.observations.append(Observation(sizes, tuple(members), copies))
+            self.recorded.append(RecordedCall(sizes, tuple(members), copies))
         return [arrays_of(result) for result in self._assembly.split(sizes, shapes, outputs)]
 
 
 def arrays_of(result: Tensors) -> list[Array]:
-    """A result's arrays, in the order of the outputs."""
+    """The arrays of a result, in the order of the outputs."""
     return [
         np.frombuffer(buffer, dtype_of(element_type)).reshape(shape)
         for (_, element_type, shape), buffer in zip(result.layout, result.buffers, strict=True)
     ]
 
 
-class Service:
-    """One slot with the model as it is served: the strategy chooses the sizes of the calls, and prepared models run them.
-
-    `phase` is what the calls are made for. A request alone is filled up with itself, again and again.
-    """
+class SlotCalls(ModelCalls):
+    """Batches through a slot, as in service: the strategy chooses the sizes of the calls, prepared models run them."""
 
     def __init__(self, model: CompiledModel, announce: Announce) -> None:
-        self.signature = model.signature
-        self.phase = ""
-        self._announce = announce
+        super().__init__(model.signature, announce)
         self._runner = Runner("probe", {self.signature.name: RequestPool(model, 1)})
 
-    def run(self, sizes: tuple[int, ...], members: Sequence[Sample], words: str) -> list[list[Array]]:
-        """The results of each member, per output; raises `InferenceError` for the errors that a slot reports."""
-        self._announce(self.phase, words)
+    def _run(self, sizes: tuple[int, ...], members: Sequence[ProbeRequest]) -> list[list[Array]]:
         report = self._runner.run(
             BatchInputs(
                 batch=0,
