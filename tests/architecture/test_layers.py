@@ -26,7 +26,10 @@ OPTIONAL = {
     "torch": "engine/shapestream_engine/backends/torch/",
     "torch_xla": "engine/shapestream_engine/backends/torch/devices.py",
     **dict.fromkeys(("hypercorn", "starlette", "prometheus_client"), "pipeline/shapestream/serving/admin.py"),
-    "opentelemetry": ("pipeline/shapestream/serving/tracing.py", "pipeline/shapestream/client/request_tags.py"),
+    "opentelemetry": (
+        "pipeline/shapestream/serving/tracing.py",
+        "pipeline/shapestream/client/request_tags.py",
+    ),
 }
 
 
