@@ -16,8 +16,6 @@ from shapestream.wire.messages import Heartbeat
 STUCK_S = 0.5
 MOST_SENT = 1 << 20
 """Thousands of messages: many times what libzmq held for a peer before it stopped to read."""
-
-
 HEARTBEAT = encode([Heartbeat()])[0]
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"NULL".ljust(20, b"\0") + bytes(32)
 
