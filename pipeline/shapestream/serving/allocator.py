@@ -44,7 +44,7 @@ def give_back_freed_memory(above_bytes: int = 0) -> bool:
     """Hand freed memory back to the kernel if more than this is resident and not in use by C code. Returns whether it did.
 
     For a process that is short of memory, or without work. Takes the locks of the heaps one after the other, for
-    milliseconds where much is free: not on the hot path. The look alone costs some 20 us.
+    20 to 30 ms where 100 MiB are free: not on the hot path. The look alone costs some 20 us.
     """
     malloc_trim = _of_the_c_library("malloc_trim")
     if malloc_trim is None or (above_bytes and _resident_and_unused_bytes(above_bytes) <= above_bytes):
