@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.e2e.conftest import until
-from tests.e2e.reloads import CRASHES, soak
+from tests.e2e.importable.poisonous import CRASH
+from tests.e2e.reloads import soak
 from tests.e2e.sorter import ask, model
 
 import shapestream
@@ -131,7 +132,7 @@ def test_a_changed_signature_is_one_clear_line_and_the_old_processes_stay(workpl
 
 def test_five_reloads_and_two_poisons_are_not_noticed(workplace: Any) -> None:
     """`make soak-reloads` has a hundred; here two crashes end two workers each."""
-    report = soak(workplace, 5, every=2, kinds=[CRASHES])
+    report = soak(workplace, 5, every=2, kinds=[CRASH])
     assert [] == report.problems
     assert (["ok"] * 5, [2] * 5) == (report.results, report.processes)
     assert report.descriptors[0] >= report.descriptors[-1]
