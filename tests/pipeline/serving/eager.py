@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from random import Random
-from types import SimpleNamespace
 from typing import Any
 
 from shapestream.scheduling import events
@@ -22,6 +21,7 @@ from shapestream.scheduling.events import (
     RecallBatch,
     StartBatch,
 )
+from shapestream.scheduling.scheduler_statistics import SchedulerStatistics
 
 
 class EagerScheduler:
@@ -155,10 +155,23 @@ class EagerScheduler:
         """Never."""
         return None
 
-    def statistics(self, now: float | None = None) -> SimpleNamespace:
+    def statistics(self, now: float | None = None) -> SchedulerStatistics:
         """What the server reports of it."""
-        numbers = {"queued": len(self.queue), "suspects": 0, "draining": False}
-        return SimpleNamespace(**numbers, to_dict=lambda names: numbers)
+        return SchedulerStatistics(
+            queued=len(self.queue),
+            queued_bytes=sum(arrival.nbytes for arrival in self.queue),
+            running=len(self.batches),
+            batches=len(self.batches),
+            slots=len(self.slots),
+            free_slots=sum(not batches for batches in self.slots.values()),
+            closing_slots=len(self.closing),
+            slots_resting=0,
+            slots_reserved=0,
+            slots_lost=0,
+            suspects=0,
+            draining=False,
+            models=(),
+        )
 
     def check_invariants(self) -> None:
         """Nothing that is not asserted on the way."""

@@ -1,4 +1,4 @@
-"""What bites with ZeroMQ under an event loop (section 6 of the design), shown not to bite here."""
+"""What bites with ZeroMQ under an event loop, shown not to bite here."""
 
 from __future__ import annotations
 
