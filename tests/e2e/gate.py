@@ -40,6 +40,12 @@ class Asking:
         """One request."""
         return self._pool.submit(self._client.infer, self._model, rows(value), **options)
 
+    def __enter__(self) -> Asking:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def close(self) -> None:
         """Does not wait for threads that a broken server would hold."""
         self._pool.shutdown(wait=False, cancel_futures=True)
