@@ -23,6 +23,8 @@ import pytest
 from benchmarks.ablations.mechanisms import MECHANISMS, Patches
 
 TESTS = ("tests/pipeline/scheduling", "tests/workers/lab")
+NOTHING = "nothing"
+"""Is switched off first: the tests pass, or no verdict about a mechanism would mean anything."""
 MOST_S = 900.0
 """A child that runs longer is ended: without some mechanisms a test may go on for ever."""
 
@@ -49,16 +51,19 @@ class Failures:
             self.names.append(report.nodeid)
 
 
-def tested_without(mechanism: str, found: Path, tests: Sequence[str]) -> int:
+def tested_without(mechanism: str, found: Path, tests: Sequence[str], *, first: bool) -> int:
     """In a child: run the tests without it, and write the names of those that fail."""
-    MECHANISMS[mechanism].off(Patches())
+    if mechanism != NOTHING:
+        MECHANISMS[mechanism].off(Patches())
     failures = Failures()
-    status = pytest.main(["-q", "-p", "no:cacheprovider", *tests], plugins=[failures])
+    status = pytest.main(
+        ["-q", "-p", "no:cacheprovider", *tests, *(["-x"] if first else [])], plugins=[failures]
+    )
     found.write_text(json.dumps(failures.names))
     return int(status)
 
 
-def outcome_of(mechanism: str, tests: Sequence[str]) -> Outcome:
+def outcome_of(mechanism: str, tests: Sequence[str], *, first: bool) -> Outcome:
     """Run one child to its end."""
     with tempfile.TemporaryDirectory(prefix="mutations-") as folder:
         found = Path(folder, "failed.json")
@@ -72,6 +77,7 @@ def outcome_of(mechanism: str, tests: Sequence[str]) -> Outcome:
             "--found",
             str(found),
         ]
+        command += ["--first"] if first else []
         environment = {**os.environ, "HYPOTHESIS_PROFILE": "landing"}
         try:
             ran = subprocess.run(
@@ -79,8 +85,8 @@ def outcome_of(mechanism: str, tests: Sequence[str]) -> Outcome:
             )
         except subprocess.TimeoutExpired:
             return Outcome(mechanism=mechanism, problem=f"did not end within {MOST_S:g} s")
-        if ran.returncode not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
-            last = [*(ran.stdout + ran.stderr).strip().splitlines(), ""][-2]
+        if not found.exists() or ran.returncode not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+            last = [*(ran.stdout + ran.stderr).strip().splitlines(), ""][-2:]
             return Outcome(mechanism=mechanism, problem=f"status {ran.returncode}: {last}")
         return Outcome(mechanism=mechanism, failed=json.loads(found.read_text()))
 
@@ -95,20 +101,28 @@ def told(outcome: Outcome, shown: int) -> str:
 
 
 def main() -> int:
-    """The command; 1 if a mechanism is not tested, or has no verdict."""
+    """The command; 1 if a mechanism is not tested or has no verdict, 2 if the tests fail with all of them."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutations", description=__doc__.partition("\n")[0])
     parser.add_argument("tests", nargs="*", default=TESTS, help="files or folders; default: %(default)s")
     parser.add_argument("--only", action="append", choices=list(MECHANISMS), help="may be repeated")
     parser.add_argument("--processes", type=int, default=2, help="children at a time")
     parser.add_argument("--shown", type=int, default=5, help="names of failed tests, at most")
+    parser.add_argument("--first", action="store_true", help="end at the first failure: is it tested at all?")
     parser.add_argument("--without", help=argparse.SUPPRESS)
     parser.add_argument("--found", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.without is not None:
-        return tested_without(given.without, given.found, given.tests)
+        return tested_without(given.without, given.found, given.tests, first=given.first)
+    untouched = outcome_of(NOTHING, given.tests, first=given.first)
+    if untouched.failed or untouched.problem:
+        print(told(untouched, given.shown))
+        return 2
     well = True
     with ThreadPoolExecutor(given.processes) as children:
-        for outcome in children.map(lambda name: outcome_of(name, given.tests), given.only or MECHANISMS):
+        outcomes = children.map(
+            lambda name: outcome_of(name, given.tests, first=given.first), given.only or MECHANISMS
+        )
+        for outcome in outcomes:
             print(told(outcome, given.shown), flush=True)
             well = well and bool(outcome.failed)
     return 0 if well else 1
