@@ -22,7 +22,7 @@ SMOKE ?=
 # Two more than there are CPUs, at most eight: tests of real processes wait much of their time, and take memory.
 TEST_PROCESSES ?= $(shell n=$$(nproc); echo $$((n > 6 ? 8 : n + 2)))
 
-.PHONY: answers chaos fuzz help demo embeddings test test-engines test-tools lint format bench plots soak soak-reloads wheel constraints clean
+.PHONY: answers chaos fuzz help demo embeddings mutations test test-engines test-tools lint format bench plots soak soak-reloads wheel constraints clean
 
 help: ## Show this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -85,6 +85,9 @@ bench: $(READY) ## Measure against bare pyzmq and the best possible batching, as
 chaos: $(READY) ## Kill, stop, starve and lie to real processes under load (SEED=, DURATION= seconds); a ledger of its own counts.
 	@$(BIN)/python -m tests.e2e.chaos $(if $(SEED),--seed $(SEED)) --duration $(or $(DURATION),180)
 	@$(BIN)/python -m tests.e2e.chaos --mutations
+
+mutations: $(READY) ## Switch each mechanism of the scheduler off, and list the tests that fail (ONLY="a mechanism"; hours for all).
+	@$(BIN)/python -m tests.mutations $(if $(ONLY),--only "$(ONLY)")
 
 answers: $(READY) ## Compare every answer with NumPy's while requests are withdrawn, late or killed (SEED=, REQUESTS=, ENGINE=).
 	@# PyTorch has an environment of its own: `make test-engines ENGINES=torch`.

@@ -20,7 +20,7 @@ from benchmarks.rounds import Contender, run_rounds
 from shapestream import blocking
 
 OUTSTANDING = 64
-# Aims of the design, in microseconds of server CPU per request.
+# Aims, in microseconds of server CPU per request.
 AIM_ALONE_US = 60.0
 AIM_STREAM_US = 30.0
 

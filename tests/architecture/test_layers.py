@@ -103,3 +103,14 @@ def test_no_modules_import_each_other_in_a_circle(package: str) -> None:
     }:
         left -= ends
     assert [] == sorted(left), "these modules, and those between them, are a circle"
+
+
+def test_no_test_imports_from_another_test() -> None:
+    """What tests share stands in a module that is named after it."""
+    offenders = {
+        str(path.relative_to(ROOT))
+        for path in (ROOT / "tests").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").rpartition(".")[2].startswith("test_")
+    }
+    assert set() == offenders

@@ -234,16 +234,16 @@ class Workplace:
 @pytest.fixture
 def workplace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workplace]:
     """A folder to serve from, and the end of whatever was started there."""
-    yield from _workplace(tmp_path_factory)
+    yield from temporary_workplace(tmp_path_factory)
 
 
 @pytest.fixture(scope="module")
 def module_workplace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workplace]:
     """The same for all tests of a file together."""
-    yield from _workplace(tmp_path_factory)
+    yield from temporary_workplace(tmp_path_factory)
 
 
-def _workplace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workplace]:
+def temporary_workplace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workplace]:
     """Afterwards every process is gone by itself once its server is killed, or the test fails."""
     # A short name: the path of a socket holds 107 bytes.
     place = Workplace(tmp_path_factory.mktemp("e2e"))

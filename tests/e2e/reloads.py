@@ -21,27 +21,16 @@ import numpy as np
 import psutil
 from tests.e2e.conftest import PATIENCE_S, Served, Workplace, until
 from tests.e2e.importable.poisonous import CRASH, HANG
+from tests.e2e.interruption import obey
+from tests.e2e.poison import ENDS, poisonous
 from tests.e2e.slopes import trend
 
 from shapestream import blocking
 from shapestream.client.results import Failed
 
-CONFIG = """\
-    server: {listen: [ipc://s.sock], hang_grace_s: 0.5, worker_silence_s: 60, kept_bytes: 1 MiB}
-    models:
-      - name: poisonous
-        function: poisonous:double
-        inputs: {x: {shape: "batch:1..8, n:1..64", element_type: f32}}
-        outputs: {y: {shape: "batch, n", element_type: f32, rule: rows}}
-        batching: {max_batch: 8, hang_after_s: HANG_AFTER}
-        trust: true
-        calibration_s: 0
-    workers: [{count: 2, slots: 1, threads: 1}]
-"""
+SERVER = ", worker_silence_s: 60, kept_bytes: 1 MiB"
 # What the server may grow by over a run after its warm-up: the allocator meets its worst moment late.
 MOST_GROWTH_MB = 5.0
-CRASHES, HANGS = (CRASH, -signal.SIGSEGV), (HANG, -signal.SIGKILL)
-"""Poisons: what each does, and the status that its workers end with."""
 # A batch takes 50 ms. On a machine that stands still for a moment it must not be taken for one that hangs.
 HANG_AFTER_S = 10
 STREAMED = 4
@@ -104,12 +93,13 @@ def soak(
     reloads: int,
     *,
     every: int,
-    kinds: Sequence[tuple[int, int]] = (CRASHES, HANGS),
+    kinds: Sequence[int] = (CRASH, HANG),
     say: Callable[[str], None] = print,
 ) -> Report:
     """Reload so often, with a poison after each `every`th, of these kinds in turns. Without hangs none is looked for."""
     report = Report()
-    served = place.serve(CONFIG.replace("HANG_AFTER", str(HANG_AFTER_S) if HANGS in kinds else "off"))
+    hang_after_s = str(HANG_AFTER_S) if HANG in kinds else "off"
+    served = place.serve(poisonous(slots=1, hang_after_s=hang_after_s, server=SERVER))
     served.wait_for("workers ready")
     server, poisons, deaths = psutil.Process(served.pid), 0, 0
     with served.client() as client, served.client() as other, Honest(client) as honest:
@@ -120,10 +110,10 @@ def soak(
             report.resident_mb.append(server.memory_info().rss / 1e6)
             report.descriptors.append(float(server.num_fds()))
             if number % every == 0:
-                poison, status = kinds[poisons % len(kinds)]
+                poison = kinds[poisons % len(kinds)]
                 poisons += 1
                 report.problems += _poisoned(
-                    served, other, poison, size=poisons, statuses=[status] * 2, before=deaths
+                    served, other, poison, size=poisons, statuses=[ENDS[poison]] * 2, before=deaths
                 )
                 deaths = len(_deaths(served))
                 say(
@@ -203,4 +193,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    obey()
     sys.exit(main())

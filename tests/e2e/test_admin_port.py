@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
-import json
 import os
 import signal
 import socket
@@ -16,57 +14,18 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-from tests.e2e.conftest import PATIENCE_S, _workplace, until
+from tests.e2e.admin import ADMIN, DIALS_IN, METERED, MODELS, connected, get, port_of, scrape
+from tests.e2e.conftest import PATIENCE_S, temporary_workplace, until
 
 from shapestream.errors import ModelError, WorkerLost
 
 pytest.importorskip("hypercorn", reason="the extra [admin] is not installed")
 pytestmark = pytest.mark.e2e
 
-ADMIN = "{listen: [ipc://s.sock], admin: 127.0.0.1:0}"
-MODELS = """\
-    server: SERVER
-    models:
-      - name: gated
-        function: gated:double_when_open
-        inputs: {x: {shape: "batch:1..8, n:1..64", element_type: f32}}
-        outputs: {y: {shape: "batch, n", element_type: f32, rule: rows}}
-        trust: true
-        calibration_s: 0
-    in_process: true
-"""
-DIALS_IN = MODELS.replace("in_process: true", "workers: []")
-
-
-def port_of(command: Any) -> int:
-    """The port that the log names."""
-    (event,) = command.wait_for("admin port ready")
-    return int(event["address"].rpartition(":")[2])
-
-
-def get(
-    port: int, path: str, method: str = "GET", body: bytes | None = None, **headers: str
-) -> tuple[int, dict[str, Any]]:
-    """Status and JSON of one answer; no JSON is an empty one."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
-    try:
-        connection.request(method, path, body, headers)
-        answer = connection.getresponse()
-        body = answer.read()
-        is_json = answer.headers.get_content_type() == "application/json"
-        return answer.status, json.loads(body) if is_json and body else {}
-    finally:
-        connection.close()
-
 
 def put_level(port: int, body: bytes, kind: str = "application/json", **headers: str) -> tuple[int, Any]:
     """Status and JSON of a change of the log."""
     return get(port, "/logging", "PUT", body, **{"Content-Type": kind}, **headers)
-
-
-def connected(port: int) -> socket.socket:
-    """A bare connection."""
-    return socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S)
 
 
 def read_all(connection: socket.socket) -> bytes:
@@ -288,7 +247,7 @@ def test_a_worker_has_its_own_port_where_asked(workplace: Any) -> None:
 @pytest.fixture(scope="module")
 def misused(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """A server that the misuse below is directed at; no misuse may be a surprise to it."""
-    for place in _workplace(tmp_path_factory):
+    for place in temporary_workplace(tmp_path_factory):
         place.open_gate()
         served = place.serve(MODELS.replace("SERVER", ADMIN))
         yield served
@@ -477,34 +436,6 @@ def test_systemd_is_told(workplace: Any, monkeypatch: pytest.MonkeyPatch) -> Non
             pass
         assert b"STOPPING=1" == told
         assert 0 == served.wait()
-
-
-METERED = MODELS.replace(
-    "    in_process: true",
-    """\
-      - name: other
-        function: gated:double
-        inputs: {x: {shape: "batch:1..8, n:1..64", element_type: f32}}
-        outputs: {y: {shape: "batch, n", element_type: f32, rule: rows}}
-        trust: true
-        calibration_s: 0
-    in_process: true""",
-).replace("SERVER", ADMIN)
-
-
-def scrape(port: int) -> dict[str, float]:
-    """All series of one answer, by name and labels as they stand there."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
-    try:
-        connection.request("GET", "/metrics")
-        answer = connection.getresponse()
-        assert (200, "text/plain") == (answer.status, answer.headers.get_content_type())
-        lines = answer.read().decode().splitlines()
-    finally:
-        connection.close()
-    return {
-        name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if line[0] != "#")
-    }
 
 
 def test_ends_of_workers_are_counted_by_their_entry(workplace: Any) -> None:

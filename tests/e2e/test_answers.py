@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 from importlib.util import find_spec
 
+import psutil
 import pytest
 from tests.e2e.answers.__main__ import main
 from tests.e2e.answers.run import FILES, Outcome, Settings, run, table
 from tests.e2e.answers.tally import DEFECTS, Count
+from tests.e2e.conftest import PATIENCE_S, ROOT, until
 
 pytestmark = pytest.mark.e2e
 
@@ -61,3 +66,18 @@ def test_each_defect_is_counted(defect: str, count: Count) -> None:
     outcome = outcome_of("onnxruntime", 100, defect=defect, patience_s=5.0)
     assert outcome.failed
     assert outcome.counts[count] > 0, outcome.notes
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_run_that_is_interrupted_leaves_no_process_behind(number: int) -> None:
+    """Server, workers and clients end with it, and it ends with a status that is not 0."""
+    command = [sys.executable, "-m", "tests.e2e.answers", "--trust", "--engine", "onnxruntime"]
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL) as run:
+        family = psutil.Process(run.pid)
+        until(
+            "a client", lambda: any("tests.e2e.answers.client" in one.cmdline() for one in family.children())
+        )
+        processes = family.children(recursive=True)
+        run.send_signal(number)
+        assert 0 != run.wait(PATIENCE_S)
+    until("the end of all", lambda: not any(one.is_running() for one in processes))

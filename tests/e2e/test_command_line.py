@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,30 +11,10 @@ import openvino as ov
 import pytest
 from openvino import opset13 as ops
 from tests.e2e.conftest import until
+from tests.e2e.model_file import doubling_model, model_yaml
+from tests.e2e.sorter import SORT
 
 pytestmark = pytest.mark.e2e
-
-SORT = """\
-    models:
-      - name: sort
-        function: numpy:sort
-        inputs: {a: {shape: "batch:1..8, n:0..64", element_type: f32}}
-        outputs: {sorted: {shape: "batch, n", element_type: f32, rule: rows}}
-"""
-
-
-def doubling_model(path: Path) -> None:
-    """An IR that doubles `x`."""
-    x = ops.parameter([-1, 4], np.float32)
-    x.output(0).get_tensor().set_names({"x"})
-    y = ops.add(x, x)
-    y.output(0).get_tensor().set_names({"y"})
-    ov.save_model(ov.Model([ops.result(y)], [x]), path, compress_to_fp16=False)
-
-
-def model_yaml(path: str, extra: str = "") -> str:
-    """One model, from that file."""
-    return f"models:\n  - name: m\n    path: {path}\n{extra}"
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.e2e.test_command_line import SORT, doubling_model, model_yaml
+from tests.e2e.model_file import doubling_model, model_yaml
+from tests.e2e.sorter import SORT
 
 onnx = pytest.importorskip("onnx")
 

@@ -12,8 +12,8 @@ from typing import Any
 import psutil
 import pytest
 from tests.e2e.conftest import COMMAND, PATIENCE_S, PYTHONPATH, until
-from tests.e2e.test_memory_limit import HOARDER, PATIENT, Load, fewest_workers, nobody_noticed, statuses
-from tests.e2e.test_survival import GATED, Asking, answer, rows
+from tests.e2e.gate import GATED, Asking, answer, rows
+from tests.e2e.hoarder import HOARDER, PATIENT, Load, fewest_workers, nobody_noticed, statuses
 
 import shapestream
 

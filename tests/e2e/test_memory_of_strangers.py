@@ -10,7 +10,7 @@ import psutil
 import pytest
 import zmq
 from tests.e2e.conftest import PATIENCE_S, Served, Workplace, until
-from tests.e2e.test_broken_connections import Raw, dialled
+from tests.e2e.zmtp import Raw, dialled
 
 from shapestream.wire.codec import decode, encode
 from shapestream.wire.messages import Hello, ModelOpened, OpenModel, RequestEntry, Role

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.e2e.admin import ADMIN, DIALS_IN, METERED, MODELS, port_of, scrape
 from tests.e2e.conftest import until
-from tests.e2e.test_admin_port import ADMIN, DIALS_IN, METERED, MODELS, port_of, scrape
 
 from shapestream.errors import Overloaded
 

@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-from tests.e2e.conftest import PATIENCE_S, _workplace, until
-from tests.e2e.test_admin_port import ADMIN, METERED, MODELS, connected, get, port_of
+from tests.e2e.admin import ADMIN, METERED, MODELS, connected, get, port_of
+from tests.e2e.conftest import PATIENCE_S, temporary_workplace, until
 
 from shapestream.errors import ModelError
 
@@ -55,7 +55,7 @@ class Viewer:
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """A server that answered three requests in three batches, and failed one; nothing below may be a surprise to it."""
-    for place in _workplace(tmp_path_factory):
+    for place in temporary_workplace(tmp_path_factory):
         served = place.serve(METERED)
         with served.client() as client:
             for rows in (1, 2, 3):

@@ -9,23 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.e2e.importable.poisonous import CRASH, EXIT, HANG
+from tests.e2e.poison import ENDS, poisonous
 
 from shapestream.client.results import Failed
 
 pytestmark = pytest.mark.e2e
-
-POISONOUS = """\
-    server: {listen: [ipc://s.sock], hang_grace_s: 0.5}
-    models:
-      - name: poisonous
-        function: poisonous:double
-        inputs: {x: {shape: "batch:1..8, n:1..64", element_type: f32}}
-        outputs: {y: {shape: "batch, n", element_type: f32, rule: rows}}
-        batching: {max_batch: 8, hang_after_s: HANG_AFTER}
-        trust: true
-        calibration_s: 0
-    workers: [{count: 2, slots: 2, threads: 2}]
-"""
 
 
 def _row(value: float) -> dict[str, Any]:
@@ -48,35 +36,36 @@ def _deaths(served: Any) -> list[int]:
 
 # Whoever only crashes is not to be taken for hanging on a machine that stands still for a moment.
 @pytest.mark.parametrize(
-    ("poison", "status", "hang_after"),
-    [(CRASH, -signal.SIGSEGV, "off"), (EXIT, 7, "off"), (HANG, -signal.SIGKILL, "3")],
+    ("poison", "hang_after_s"),
+    [(CRASH, "off"), (EXIT, "off"), (HANG, "3")],
 )
 def test_a_poison_among_many_ends_two_workers_and_nobody_else(
-    workplace: Any, poison: int, status: int, hang_after: str
+    workplace: Any, poison: int, hang_after_s: str
 ) -> None:
     """It crashes, exits or hangs: it alone is `poisoned`, all others are answered; its like is refused at once."""
-    served = workplace.serve(POISONOUS.replace("HANG_AFTER", hang_after))
+    served = workplace.serve(poisonous(slots=2, hang_after_s=hang_after_s))
     served.wait_for("workers ready")
-    _ends_two_workers(served, poison, status)
+    _ends_two_workers(served, poison)
 
 
 @pytest.mark.parametrize(
-    ("poison", "status", "hang_after"),
-    [(CRASH, -signal.SIGSEGV, "off"), (HANG, -signal.SIGKILL, "3")],
+    ("poison", "hang_after_s"),
+    [(CRASH, "off"), (HANG, "3")],
 )
 def test_a_poison_after_a_reload_ends_two_workers_and_nobody_else(
-    workplace: Any, poison: int, status: int, hang_after: str
+    workplace: Any, poison: int, hang_after_s: str
 ) -> None:
     """Processes that took the place of others on SIGHUP are known as the first ones were."""
-    served = workplace.serve(POISONOUS.replace("HANG_AFTER", hang_after))
+    served = workplace.serve(poisonous(slots=2, hang_after_s=hang_after_s))
     served.wait_for("workers ready")
     served.send(signal.SIGHUP)
     served.wait_for("worker ended", 2)
-    _ends_two_workers(served, poison, status, before=[0, 0])
+    _ends_two_workers(served, poison, before=[0, 0])
 
 
-def _ends_two_workers(served: Any, poison: int, status: int, before: Sequence[int] = ()) -> None:
+def _ends_two_workers(served: Any, poison: int, before: Sequence[int] = ()) -> None:
     """Send a poison among innocents to two workers, after processes ended with the statuses `before`."""
+    status = ENDS[poison]
     values = [*range(20), poison, *range(20, 40)]
     with served.client() as client:
         ends = _ends(client, values)

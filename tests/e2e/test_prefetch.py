@@ -8,25 +8,16 @@ from collections import Counter
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-import numpy as np
 import pytest
 from tests.e2e.conftest import PATIENCE_S, until
+from tests.e2e.gate import GATED, rows
 
 import shapestream
 from shapestream import blocking
 
 pytestmark = pytest.mark.e2e
 
-MODEL = """\
-    models:
-      - name: gated
-        function: gated:noted_when_open
-        inputs: {x: {shape: "batch:1..8, n:1..64", element_type: f32}}
-        outputs: {y: {shape: "batch, n", element_type: f32, rule: rows}}
-        batching: {max_batch: 1, hang_after_s: off}   # at the gate it is waited as long as it takes
-        trust: true   # a proof would wait there,
-        calibration_s: 0   # and so would measuring
-"""
+MODEL = GATED.replace("double_when_open", "noted_when_open").replace("max_batch: 8", "max_batch: 1")
 ONE_WORKER = MODEL + "    workers: [{count: 1, slots: 1, threads: 1}]\n"
 DIAL_IN = (
     "    server: {listen: [ipc://s.sock], worker_listen: ipc://w.sock, heartbeat_s: 0.2, worker_silence_s: 20}\n"
@@ -34,11 +25,6 @@ DIAL_IN = (
     + "    workers: []\n"
 )
 IN_PROCESS = MODEL + "    in_process: {slots: 1, threads: 1}\n"
-
-
-def rows(value: float) -> dict[str, Any]:
-    """One row of three equal numbers."""
-    return {"x": np.full((1, 3), value, np.float32)}
 
 
 class Scene:

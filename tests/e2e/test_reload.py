@@ -8,9 +8,9 @@ import signal
 from typing import Any
 
 import pytest
+from tests.e2e.admin import get, port_of
 from tests.e2e.conftest import until
-from tests.e2e.test_admin_port import get, port_of
-from tests.e2e.test_sighup import ask, model
+from tests.e2e.sorter import ask, model
 
 import shapestream
 

@@ -7,34 +7,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.e2e.conftest import PATIENCE_S, until
-from tests.e2e.reloads import CRASHES, soak
+from tests.e2e.conftest import until
+from tests.e2e.importable.poisonous import CRASH
+from tests.e2e.reloads import soak
+from tests.e2e.sorter import ask, model
 
 import shapestream
 
 pytestmark = pytest.mark.e2e
 
 
-def model(name: str, function: str = "numpy:sort", n: str = "0..64") -> str:
-    """The entry of a model that takes rows of floats."""
-    return (
-        f"      - {{name: {name}, function: '{function}', trust: true, calibration_s: 0,"
-        f' inputs: {{a: {{shape: "batch:1..8, n:{n}", element_type: f32}}}},'
-        ' outputs: {y: {shape: "batch, n", element_type: f32, rule: rows}}}\n'
-    )
-
-
 def yaml(*models: str, processes: int = 1) -> str:
     """A server with these models."""
     return "    models:\n" + "".join(models) + f"    workers: [{{count: {processes}, slots: 1}}]\n"
-
-
-def ask(client: Any, name: str) -> list[float]:
-    """One row, sorted, or negated, or whatever the model does."""
-    answer: list[float] = client.infer(name, {"a": np.array([[2, 1]], np.float32)}, deadline=PATIENCE_S)["y"][
-        0
-    ].tolist()
-    return answer
 
 
 def replaced(served: Any, *workers: str) -> None:
@@ -147,7 +132,7 @@ def test_a_changed_signature_is_one_clear_line_and_the_old_processes_stay(workpl
 
 def test_five_reloads_and_two_poisons_are_not_noticed(workplace: Any) -> None:
     """`make soak-reloads` has a hundred; here two crashes end two workers each."""
-    report = soak(workplace, 5, every=2, kinds=[CRASHES])
+    report = soak(workplace, 5, every=2, kinds=[CRASH])
     assert [] == report.problems
     assert (["ok"] * 5, [2] * 5) == (report.results, report.processes)
     assert report.descriptors[0] >= report.descriptors[-1]

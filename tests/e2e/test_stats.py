@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.e2e.conftest import COMMAND, PATIENCE_S, PYTHONPATH, _workplace
-from tests.e2e.test_admin_port import METERED, get, port_of
+from tests.e2e.admin import METERED, get, port_of
+from tests.e2e.conftest import COMMAND, PATIENCE_S, PYTHONPATH, temporary_workplace
 
 from shapestream.errors import ModelError
 from shapestream.testing.scripted_server import ScriptedServer, serve_in_thread
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.e2e
 @pytest.fixture(scope="module")
 def metered(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """A server with two models; `other` has answered three requests and failed one."""
-    for place in _workplace(tmp_path_factory):
+    for place in temporary_workplace(tmp_path_factory):
         served = place.serve(METERED)
         served.place = place
         with served.client() as client:

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.e2e.admin import ADMIN, MODELS, get, port_of
 from tests.e2e.conftest import until
-from tests.e2e.test_admin_port import ADMIN, MODELS, get, port_of
 
 from shapestream.errors import DeadlineExceeded, ModelError, Overloaded, Poisoned
 

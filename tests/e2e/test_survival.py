@@ -5,65 +5,25 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-import numpy as np
 import pytest
 from tests.e2e.conftest import PATIENCE_S, until
+from tests.e2e.gate import GATED, Asking, answer, rows
 
 import shapestream
 from shapestream import blocking
 
 pytestmark = pytest.mark.e2e
 
-GATED = """\
-    models:
-      - name: gated
-        function: gated:double_when_open
-        inputs: {x: {shape: "batch:1..8, n:1..64", element_type: f32}}
-        outputs: {y: {shape: "batch, n", element_type: f32, rule: rows}}
-        batching: {max_batch: 8, hang_after_s: off}   # at the gate it is waited as long as it takes
-        trust: true   # a proof would wait there,
-        calibration_s: 0   # and so would measuring
-"""
 TWO_WORKERS = GATED + "    workers: [{count: 2, slots: 1, threads: 1}]\n"
 ONE_WORKER = GATED + "    workers: [{count: 1, slots: 1, threads: 1}]\n"
-
-
-def rows(value: float, *, n: int = 3) -> dict[str, Any]:
-    """One row of `n` equal numbers."""
-    return {"x": np.full((1, n), value, np.float32)}
-
-
-class Asking:
-    """Requests in threads of their own, each with its answer or error as a future."""
-
-    def __init__(self, client: blocking.Client, model: str) -> None:
-        self._client = client
-        self._model = model
-        self._pool = ThreadPoolExecutor(32)
-
-    def ask(self, value: float, **options: Any) -> Future[shapestream.Result]:
-        """One request."""
-        return self._pool.submit(self._client.infer, self._model, rows(value), **options)
-
-    def close(self) -> None:
-        """Does not wait for threads that a broken server would hold."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
-
-
-def answer(future: Future[shapestream.Result]) -> list[list[float]]:
-    """The output of a request, within reason."""
-    result: list[list[float]] = future.result(PATIENCE_S)["y"].tolist()
-    return result
 
 
 def test_sigterm_finishes_what_was_accepted_and_refuses_what_is_new(workplace: Any) -> None:
     """Running and queued requests get their answers, later ones wait for a next server; status 0, nothing is left."""
     served = workplace.serve(ONE_WORKER)
-    with served.client() as client, served.client() as late:
-        asking = Asking(client, "gated")
+    with served.client() as client, served.client() as late, Asking(client, "gated") as asking:
         late.signature("gated")
         running = asking.ask(1)
         workplace.wait_entered()
@@ -74,7 +34,6 @@ def test_sigterm_finishes_what_was_accepted_and_refuses_what_is_new(workplace: A
         until("late is told why", lambda: "takes nothing new, and no other" in said_in_half_a_second(late))
         workplace.open_gate()
         assert [[[2.0] * 3], [[4.0] * 3], [[6.0] * 3]] == [answer(future) for future in (running, *queued)]
-        asking.close()
     assert 0 == served.wait()
     assert served.family_is_gone()
     assert not (served.folder / "s.sock").exists()
@@ -127,8 +86,7 @@ def test_a_drain_that_takes_too_long_hands_the_rest_back_and_the_next_server_get
     """After the grace the server ends; its unfinished requests are answered by the one that comes after it."""
     text = "    server: {listen: [ipc://s.sock], grace_s: 0.3}\n" + ONE_WORKER
     served = workplace.serve(text)
-    with served.client() as client:
-        asking = Asking(client, "gated")
+    with served.client() as client, Asking(client, "gated") as asking:
         stuck = asking.ask(1)
         workplace.wait_entered()
         served.send(signal.SIGTERM)
@@ -137,7 +95,6 @@ def test_a_drain_that_takes_too_long_hands_the_rest_back_and_the_next_server_get
         workplace.open_gate()
         workplace.serve(text)
         assert [[2.0] * 3] == answer(stuck)
-        asking.close()
 
 
 @pytest.mark.parametrize(
@@ -146,15 +103,13 @@ def test_a_drain_that_takes_too_long_hands_the_rest_back_and_the_next_server_get
 def test_the_second_sigterm_ends_everything_at_once(workplace: Any, text: str) -> None:
     """A batch that would run for ever holds neither the server nor its worker back."""
     served = workplace.serve("    server: {listen: [ipc://s.sock], grace_s: 600}\n" + text)
-    with served.client() as client:
-        asking = Asking(client, "gated")
+    with served.client() as client, Asking(client, "gated") as asking:
         asking.ask(1)
         workplace.wait_entered()
         served.send(signal.SIGTERM)
         served.wait_for("stopping")
         served.send(signal.SIGTERM)
         assert 1 == served.wait()
-        asking.close()
     until("the end of its worker", served.family_is_gone)
 
 
@@ -163,21 +118,18 @@ def test_no_worker_outlives_a_server_that_was_killed(workplace: Any) -> None:
     served = workplace.serve(TWO_WORKERS)
     served.wait_for("workers ready")
     assert 2 == len(served.workers())
-    with served.client() as client:
-        asking = Asking(client, "gated")
+    with served.client() as client, Asking(client, "gated") as asking:
         asking.ask(1)
         workplace.wait_entered()
         served.send(signal.SIGKILL)
         assert -signal.SIGKILL == served.wait()
         until("the end of its workers", served.family_is_gone)
-        asking.close()
 
 
 def test_a_client_waits_for_a_server_that_is_restarted(workplace: Any) -> None:
     """The request that was under way is sent again, under the same number, and answered."""
     served = workplace.serve(ONE_WORKER)
-    with served.client() as client:
-        asking = Asking(client, "gated")
+    with served.client() as client, Asking(client, "gated") as asking:
         future = asking.ask(5)
         workplace.wait_entered()
         served.send(signal.SIGKILL)
@@ -185,7 +137,6 @@ def test_a_client_waits_for_a_server_that_is_restarted(workplace: Any) -> None:
         workplace.open_gate()
         workplace.serve(served.config)
         assert [[10.0, 10.0, 10.0]] == answer(future)
-        asking.close()
 
 
 def test_work_of_a_client_that_disappears_is_dropped(workplace: Any) -> None:
@@ -249,8 +200,7 @@ def test_a_worker_by_itself_finishes_its_batch_before_it_leaves(workplace: Any) 
     config = workplace.write(DIAL_IN)
     served = workplace.serve(config)
     worker = workplace.start("worker", str(config), "--name", "left")
-    with served.client() as client:
-        asking = Asking(client, "gated")
+    with served.client() as client, Asking(client, "gated") as asking:
         future = asking.ask(4)
         workplace.wait_entered()
         worker.send(signal.SIGTERM)
@@ -258,7 +208,6 @@ def test_a_worker_by_itself_finishes_its_batch_before_it_leaves(workplace: Any) 
         workplace.open_gate()
         assert [[8.0] * 3] == answer(future)
         assert future.result().timings.worker.startswith("left-")
-        asking.close()
     assert 0 == worker.wait()
 
 
@@ -267,8 +216,7 @@ def test_a_worker_that_is_stopped_is_taken_for_lost_and_welcomed_back(workplace:
     config = workplace.write(DIAL_IN.replace("worker_silence_s: 20", "worker_silence_s: 1"))
     served = workplace.serve(config)
     frozen = workplace.start("worker", str(config), "--name", "frozen")
-    with served.client() as client:
-        asking = Asking(client, "gated")
+    with served.client() as client, Asking(client, "gated") as asking:
         future = asking.ask(6)
         workplace.wait_entered()
         frozen.send(signal.SIGSTOP)
@@ -284,4 +232,3 @@ def test_a_worker_that_is_stopped_is_taken_for_lost_and_welcomed_back(workplace:
             assert [[2.0 * value] * 3] == client.infer("gated", rows(value), deadline=PATIENCE_S)[
                 "y"
             ].tolist()
-        asking.close()

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
-from tests.e2e.conftest import PATIENCE_S, Served, Workplace, _workplace
-from tests.e2e.test_admin_port import port_of
+from tests.e2e.admin import port_of
+from tests.e2e.conftest import PATIENCE_S, Served, Workplace, temporary_workplace
 
 from shapestream.errors import ModelError, RequestError
 
@@ -88,7 +88,7 @@ class Load:
 @pytest.fixture(scope="module")
 def loaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """A server under load."""
-    for place in _workplace(tmp_path_factory):
+    for place in temporary_workplace(tmp_path_factory):
         served = place.serve(CONFIG.replace("SERVER", OPEN))
         load = Load(served)
         yield served
@@ -98,7 +98,7 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 @pytest.fixture
 def workplace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workplace]:
     """A folder to serve from."""
-    yield from _workplace(tmp_path_factory)
+    yield from temporary_workplace(tmp_path_factory)
 
 
 Open = Callable[..., Page]
@@ -294,7 +294,7 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     models = "".join(
         f"      - name{model}".replace("pictures\n", f"pictures-of-{number:02}\n") for number in range(MANY)
     )
-    for place in _workplace(tmp_path_factory):
+    for place in temporary_workplace(tmp_path_factory):
         served = place.serve(f"{head}{models}    workers: [{{count: 2, slots: 1}}]\n")
         load = Load(served, [f"pictures-of-{number:02}" for number in range(5)])
         yield served

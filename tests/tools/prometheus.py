@@ -15,8 +15,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import pytest
 import yaml
-from tests.e2e.conftest import PATIENCE_S, _workplace, until
-from tests.e2e.test_admin_port import METERED, port_of
+from tests.e2e.admin import METERED, port_of
+from tests.e2e.conftest import PATIENCE_S, temporary_workplace, until
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy" / "prometheus"
@@ -28,7 +28,7 @@ Query: TypeAlias = Callable[[str], list[dict[str, Any]]]
 @pytest.fixture(scope="module")
 def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     """The admin port of a server with one worker process that has answered seven requests."""
-    for place in _workplace(tmp_path_factory):
+    for place in temporary_workplace(tmp_path_factory):
         served = place.serve(METERED.replace("in_process: true", "workers: [{count: 1}]"))
         served.wait_for("workers ready")
         with served.client() as client:

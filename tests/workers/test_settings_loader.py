@@ -56,8 +56,8 @@ def test_the_smallest_file_gets_every_default(tmp_path: Path) -> None:
     )
 
 
-def test_the_canonical_file_of_the_design_is_read(tmp_path: Path) -> None:
-    """The example of the design, word for word, has the meaning that the design gives it."""
+def test_a_file_with_most_settings_is_read(tmp_path: Path) -> None:
+    """Server, model, probe and worker group have the values that the YAML gives them."""
     loaded = load(
         tmp_path,
         """\

@@ -316,8 +316,8 @@ class ModelQueue:
             if flow.has_priorities:
                 self.turns.put(flow, flow.first())
         for bucket in touched:
+            bucket.drop_dead()  # also of an empty bucket: its last requests and it would keep each other in memory
             if bucket.count:
-                bucket.drop_dead()
                 if self.full and bucket.rows < self.profile.max_batch:
                     self.full.pop(bucket.name, None)
             else:

@@ -15,6 +15,7 @@ import sys
 from importlib.util import find_spec
 
 from tests.e2e.answers.run import FILE_DEFECTS, FILES, SERVER_DEFECTS, Outcome, Settings, run, table
+from tests.e2e.interruption import obey
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -66,4 +67,5 @@ def report(seed: int, outcomes: list[Outcome]) -> None:
 
 
 if __name__ == "__main__":
+    obey()
     sys.exit(main())

@@ -8,6 +8,7 @@ import sys
 
 from tests.e2e.chaos.defective_server import DEFECTS
 from tests.e2e.chaos.performance import perform, perform_defective
+from tests.e2e.interruption import obey
 
 MUTATION_S = 3.0
 
@@ -40,4 +41,5 @@ def mutations(seed: int) -> int:
 
 
 if __name__ == "__main__":
+    obey()
     sys.exit(main())

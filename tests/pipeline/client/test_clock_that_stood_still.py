@@ -7,7 +7,7 @@ from pathlib import Path
 
 import trio
 import trio.abc
-from tests.pipeline.client.test_real_server import real_server
+from tests.pipeline.client.real_server import real_server
 
 import shapestream
 from shapestream.errors import DeadlineExceeded

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.pipeline.client.test_real_server import real_server
+from tests.pipeline.client.real_server import real_server
 
 from shapestream.errors import ConfigurationError, Unavailable
 from shapestream.transport.curve import KeyRing, ServerSecurity

@@ -7,25 +7,28 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.pipeline.client.test_infer import rows
 
 from shapestream.errors import Cancelled, InvalidRequest, ModelError
+
+ROW = {"x": np.ones((1, 3), np.float32)}
+FAILS = {"x": -ROW["x"]}
+"""The model takes no negative number."""
 
 
 async def test_results_and_errors_have_the_id_of_their_request(face: Any) -> None:
     """The client's id and the request's number; the caller's own id where it gave one."""
     async with face.connect() as client:
-        first = await client.infer("double", rows(1.0))
+        first = await client.infer("double", ROW)
         match = re.fullmatch("([0-9a-f]{32})-1", first.request_id)
         assert match
         with pytest.raises(ModelError) as failed:
-            await client.infer("double", rows(-1.0))
+            await client.infer("double", FAILS)
         assert f"{match[1]}-2" == failed.value.request_id
-        assert "mine" == (await client.infer("double", rows(1.0), request_id="mine")).request_id
+        assert "mine" == (await client.infer("double", ROW, request_id="mine")).request_id
         with pytest.raises(ModelError) as failed:
-            await client.infer("double", rows(-1.0), request_id="mine too")
+            await client.infer("double", FAILS, request_id="mine too")
         assert "mine too" == failed.value.request_id
-        async with client.stream("double", [rows(1.0), rows(-1.0)], on_error="yield") as results:
+        async with client.stream("double", [ROW, FAILS], on_error="yield") as results:
             items = [item async for item in results]
         ids = [items[0].request_id, items[1].error.request_id]
         assert [f"{match[1]}-5", f"{match[1]}-6"] == ids
@@ -45,7 +48,7 @@ async def test_a_request_that_is_unanswered_at_the_clients_end_keeps_its_id(face
     async with face.connect() as client:
         await client.signature("double")
         with pytest.raises(Exception) as late:  # noqa: PT011 - the deadline's error, or that of the end
-            await client.infer("double", rows(1.0), deadline=0.05)
+            await client.infer("double", ROW, deadline=0.05)
         assert re.fullmatch("[0-9a-f]{32}-1", late.value.request_id)  # type: ignore[attr-defined]
         assert not isinstance(late.value, Cancelled)
 

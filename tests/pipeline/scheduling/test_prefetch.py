@@ -39,6 +39,14 @@ def test_the_next_batch_is_sent_as_late_as_it_takes_to_get_there(busy):
     assert "3 running, 0 queued" == repr(busy.scheduler.statistics())
 
 
+def test_a_batch_that_ends_a_tenth_early_finds_the_next_one_at_its_slot(busy):
+    """Predicted to end at 0.1 s, it ends at 0.09 s: the next one has made its way of 0.02 s by then."""
+    busy.arrive((1, 4), at=0.01)
+    busy.wait(busy.scheduler.next_wakeup())
+    assert [(2,)] == busy.starts()
+    assert busy.now + 0.02 <= 0.09
+
+
 def test_it_is_sent_at_once_when_that_moment_has_passed(busy):
     """Also when the running batch takes longer than predicted."""
     busy.arrive((1, 4), at=5.0)

@@ -10,6 +10,14 @@ from tests.pipeline.scheduling.stage import table
 from shapestream.scheduling.events import SlotJoined
 
 
+def _busy(stage) -> None:
+    """One slot that has run one request, and so knows that a call takes 0.1 s."""
+    stage.model(max_batch=1)
+    stage.slots(0)
+    stage.arrive((1, 4))
+    stage.finish(stage.started[0], run_s=0.1)
+
+
 def _order(stage) -> list[int]:
     """Finishes batch after batch; the ids in the order in which they started."""
     done = 0
@@ -19,14 +27,23 @@ def _order(stage) -> list[int]:
     return [id_ for start in stage.started for id_ in start.requests]
 
 
-def test_higher_priority_goes_first(stage):
-    """Of requests that arrived together the higher priority starts first."""
-    stage.model(max_batch=1)
-    stage.arrive((1, 4), priority=0)
-    stage.arrive((1, 4), priority=2)
-    stage.arrive((1, 4), priority=-1)
+@pytest.mark.parametrize(
+    ("priorities", "order"),
+    [
+        ((0, 2, -1), [2, 1, 3]),
+        ((32, 10**9, -(10**9), -32), [1, 2, 3, 4]),
+        ((5,) * 12, list(range(1, 13))),
+    ],
+    ids=["highest first", "beyond the bounds as the bounds", "equal as they came"],
+)
+@pytest.mark.parametrize("max_batch", [1, 3])
+def test_requests_that_wait_start_by_priority_and_then_as_they_came(stage, priorities, order, max_batch):
+    """Whether each runs alone or three share a batch."""
+    stage.model(max_batch=max_batch)
+    for priority in priorities:
+        stage.arrive((1, 4), priority=priority)
     stage.slots(0)
-    assert [2, 1, 3] == _order(stage)
+    assert order == _order(stage)
 
 
 def test_priority_chooses_between_shapes_too(stage):
@@ -38,46 +55,29 @@ def test_priority_chooses_between_shapes_too(stage):
     assert [(3,)] == stage.starts()
 
 
-def test_waiting_a_second_is_worth_a_step_of_priority(stage):
-    """Ageing: whoever waited longer than the difference in priority goes first, so nobody starves."""
-    stage.model(max_batch=1)
-    stage.slots(0)
-    stage.arrive((1, 4))
-    stage.finish(stage.started[0], run_s=0.1)
-    stage.arrive((1, 4), priority=2)
-    stage.arrive((1, 4), priority=0)
-    for tenth in range(1, 40):
-        stage.arrive((1, 4), priority=2, at=tenth / 10)
-        stage.finish(stage.started[-1], run_s=0.1)
-        if stage.starts() == [(3,)]:
-            break
-    # In two seconds each urgent request that came before then has gone, and none that came after.
-    assert 1.9 <= stage.now <= 2.2
-
-
-def test_a_stream_of_urgent_requests_does_not_starve_a_rare_shape(stage):
-    """With one urgent request after the other, a common one still starts within the seconds of its step."""
-    stage.model(max_batch=1)
-    stage.slots(0)
-    stage.arrive((1, 4))
-    stage.finish(stage.started[0], run_s=0.1)
-    stage.arrive((1, 4), priority=3)
-    stage.arrive((1, 9), priority=0)
+@pytest.mark.parametrize(
+    ("priority", "size", "earliest_s", "latest_s"),
+    [(2, 4, 1.9, 2.2), (3, 4, 2.8, 3.3), (3, 9, 2.8, 3.3)],
+    ids=["two steps", "three steps", "a rare shape"],
+)
+def test_waiting_a_second_is_worth_a_step_of_priority(stage, priority, size, earliest_s, latest_s):
+    """A request of priority 0 starts after so many seconds beside endless urgent ones, though none shares its shape."""
+    _busy(stage)
+    stage.arrive((1, 4), priority=priority)
+    stage.arrive((1, size), priority=0)
     for tenth in range(60):
-        stage.arrive((1, 4), priority=3, at=tenth / 10)
+        stage.arrive((1, 4), priority=priority, at=tenth / 10)
         stage.finish(stage.started[-1], run_s=0.1)
         if (3,) in stage.starts():
             break
-    assert 2.8 <= stage.now <= 3.3
+    # Each urgent request that came before then has gone, and none that came after.
+    assert earliest_s <= stage.now <= latest_s
 
 
 @pytest.mark.parametrize("clients", [1, 5])
 def test_new_clients_do_not_starve_anybody_either(stage, clients):
     """Each urgent request comes from somebody who was never seen before; the common one still has its turn."""
-    stage.model(max_batch=1)
-    stage.slots(0)
-    stage.arrive((1, 4))
-    stage.finish(stage.started[0], run_s=0.1)
+    _busy(stage)
     stage.arrive((1, 4), client=1, priority=2)
     stage.arrive((1, 9), client=1, priority=0)
     for step in range(1000):
@@ -151,14 +151,3 @@ def test_equal_shape_and_priority_keep_their_order(stage):
     for _ in range(3):
         stage.arrive(*[(1, 4)] * 4)
     assert list(range(1, 13)) == _order(stage)
-
-
-def test_priorities_beyond_the_bounds_count_as_the_bounds(stage):
-    """A huge priority gives no more of a start than the largest that counts."""
-    stage.model(max_batch=1)
-    stage.arrive((1, 4), priority=32)
-    stage.arrive((1, 4), priority=10**9)
-    stage.arrive((1, 4), priority=-(10**9))
-    stage.arrive((1, 4), priority=-32)
-    stage.slots(0)
-    assert [1, 2, 3, 4] == _order(stage)

@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from random import Random
-from types import SimpleNamespace
 from typing import Any
 
 from shapestream.scheduling import events
@@ -23,6 +22,12 @@ from shapestream.scheduling.actions import (
     StartBatch,
 )
 from shapestream.scheduling.batches import Batch
+from shapestream.scheduling.costs import CostModel
+from shapestream.scheduling.fairness import QueueRoom
+from shapestream.scheduling.model_queue import ModelQueue
+from shapestream.scheduling.queueing import Request
+from shapestream.scheduling.scheduler_statistics import SchedulerStatistics
+from shapestream.scheduling.slots import Slot
 
 
 class EagerScheduler:
@@ -35,9 +40,10 @@ class EagerScheduler:
         self.queue: deque[events.Arrival] = deque()
         self.slots: dict[int, list[int]] = {}
         """Per slot its batches: the one that runs, and the one behind it."""
-        self.requests: dict[int, Any] = {}
-        """Those that have not ended: as far as the dispatcher looks at a request."""
-        self.peers: dict[int, Any] = {}
+        self.requests: dict[int, Request] = {}
+        """Those that have not ended."""
+        self.models: dict[str, ModelQueue] = {}
+        self.places: dict[int, Slot] = {}
         self.batches: dict[int, Batch] = {}
         self.unanswered: set[int] = set()
         """Batches that were asked back or cancelled."""
@@ -73,10 +79,16 @@ class EagerScheduler:
             case events.RequestsArrived():
                 self.queue.extend(event.requests)
                 for arrival in event.requests:
-                    self.requests[arrival.id] = SimpleNamespace(arrival=arrival, batch=None)
+                    queue = self.models[arrival.model]
+                    flow = queue.flow_of(arrival.client)
+                    self.requests[arrival.id] = Request(arrival, queue, flow, 0.0, arrival.id, now)
+            case events.ModelAdded(model=profile):
+                costs = CostModel().add_model(profile)
+                self.models[profile.name] = ModelQueue(profile, costs, QueueRoom(1000, 10**9, None))
             case events.SlotsJoined():
                 self.slots |= {joined.slot: [] for joined in event.slots}
-                self.peers |= {joined.slot: joined.peer for joined in event.slots}
+                for joined in event.slots:
+                    self.places[joined.slot] = Slot(joined.slot, joined.models, peer=joined.peer)
                 self.joined.extend(event.slots)
             case events.SlotClosing():
                 self.closing.add(event.slot)
@@ -163,10 +175,13 @@ class EagerScheduler:
             ):
                 request = self.queue.popleft()
                 self._numbers += 1
-                place: Any = SimpleNamespace(id=slot, peer=self.peers[slot])
-                profile = SimpleNamespace(name=request.model)
-                queue: Any = SimpleNamespace(profile=profile, has_batch=True)
-                batch = Batch(self._numbers, place, queue, [self.requests[request.id]], request.sizes)
+                batch = Batch(
+                    self._numbers,
+                    self.places[slot],
+                    self.models[request.model],
+                    [self.requests[request.id]],
+                    request.sizes,
+                )
                 if batches:
                     batch.behind = batches[0]
                     batch.queue_behind()
@@ -180,10 +195,23 @@ class EagerScheduler:
         """Never."""
         return None
 
-    def statistics(self, now: float | None = None) -> SimpleNamespace:
+    def statistics(self, now: float | None = None) -> SchedulerStatistics:
         """What the server reports of it."""
-        numbers = {"queued": len(self.queue), "suspects": 0, "draining": False}
-        return SimpleNamespace(**numbers, to_dict=lambda names: numbers)
+        return SchedulerStatistics(
+            queued=len(self.queue),
+            queued_bytes=sum(arrival.nbytes for arrival in self.queue),
+            running=len(self.batches),
+            batches=len(self.batches),
+            slots=len(self.slots),
+            free_slots=sum(not batches for batches in self.slots.values()),
+            closing_slots=len(self.closing),
+            slots_resting=0,
+            slots_reserved=0,
+            slots_lost=0,
+            suspects=0,
+            draining=False,
+            models=(),
+        )
 
     def check_invariants(self) -> None:
         """Nothing that is not asserted on the way."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import trio
-from tests.e2e.test_broken_connections import Raw, dialled, message
+from tests.e2e.zmtp import Raw, dialled, message
 from tests.pipeline.serving.clocks import real_time
 
 from shapestream.errors import OutboxFull

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import trio
 import zmq
-from tests.e2e.test_broken_connections import Raw, dialled, message
+from tests.e2e.zmtp import Raw, dialled, message
 from tests.pipeline.serving.clocks import real_time
 
 from shapestream.transport.socket_options import MAX_FRAMES, SocketOptions
