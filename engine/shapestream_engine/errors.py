@@ -117,5 +117,7 @@ def message_of(error: BaseException) -> str:
     """The message of an error that a model's code raised; its class may fail to give one."""
     try:
         return str(error)
-    except BaseException:  # noqa: BLE001 - the model's code runs here
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # noqa: BLE001 - the model's code runs here, and may raise SystemExit
         return "(its message cannot be read)"

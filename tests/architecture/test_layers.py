@@ -77,8 +77,11 @@ def test_the_face_imports_without_any_engine() -> None:
 
 
 def test_nothing_catches_base_exception() -> None:
-    """No handler swallows cancellation or Ctrl-C, but for the slot's thread, which neither of them can be meant for."""
-    named = {"engine/shapestream_engine/slot.py"}
+    """No handler swallows cancellation or Ctrl-C, but where a model's own code runs.
+
+    The slot's thread is meant by neither of them; the message of a model's error lets Ctrl-C through.
+    """
+    named = {"engine/shapestream_engine/slot.py", "engine/shapestream_engine/errors.py"}
     offenders = set()
     for path in MODULES:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):

@@ -127,7 +127,7 @@ def _held() -> int:
 
 def test_a_request_that_ran_leaves_nothing_to_the_garbage_collector():
     """Each of a hundred, alone in its bucket, is freed when it is let go: no two objects refer to each other."""
-    scheduler = Scheduler(10**6, 10**9, story_length=8)
+    scheduler = Scheduler(10**6, 10**9)
     profile = ModelProfile(
         name="m", dimensions=("batch", "seq"), has_batch=True, paddable=(False, True), max_batch=8
     )
@@ -140,7 +140,7 @@ def test_a_request_that_ran_leaves_nothing_to_the_garbage_collector():
         for id_ in range(100):
             arrival = Arrival(id=id_, client=0, model="m", sizes=(1, 16), nbytes=1)
             (start,) = scheduler.handle(RequestsArrived(requests=(arrival,)), 0.0)
-            scheduler.handle(BatchFinished(batch=start.batch, busy_s=0.1), 1.0)
+            scheduler.handle(BatchFinished(batch=start.batches[0].id, busy_s=0.1), 1.0)
         del start
         assert before == _held()
     finally:
