@@ -264,7 +264,9 @@ class CallBytes:
         """The rows of the largest call, by the rows of a batch; None: all of them."""
         bounds = profile.bounds[first:] if profile.bounds else (None,) * (len(profile.dimensions) - first)
         sizes = [most for most in bounds if most is not None]
-        rows = profile.max_batch if self._largest is None else int(self._largest.max())
+        rows = profile.max_batch if rounding is None else rounding.most_rows
+        if self._largest is not None:
+            rows = int(self._largest.max())
         self.most = profile.max_batch_bytes if self._inputs else None
         """Bytes that a call may hold; None: any."""
         self.planned_most = self.most

@@ -109,6 +109,15 @@ class ShapeRounding:
         """All call sizes given out, rows first where there is a batch axis, static shapes apart; for checks only."""
         return frozenset([sizes[self._first :] for group in self._groups.values() for sizes in group.given])
 
+    @property
+    def most_rows(self) -> int:
+        """The most rows of a call that a batch of `max_batch` rows or fewer may become."""
+        most = self._profile.max_batch
+        if not self._rounds_rows or not self._profile.has_batch:
+            return most
+        filled = int(self._rounded_rows(np.array([most]))[0])
+        return max(filled, self._rows[-1], *[sizes[0] for sizes in self._profile.static_shapes])
+
     # ------------------------------------------------------------ rounding
 
     def call_sizes(self, rows: int, shape: Sizes) -> tuple[int, Sizes]:

@@ -311,6 +311,22 @@ def test_no_batch_holds_more_than_a_call_may(stage, measured, max_shapes):
     assert all(4 * prod(start.sizes) <= most for start in together)
 
 
+def test_rows_are_not_filled_up_beyond_the_bytes_of_a_call(stage):
+    """A cap of two shapes leaves calls of 1 and of 100 rows: each request runs alone if 100 rows are too many bytes."""
+    stage.model(
+        inputs=FLOATS,
+        max_batch_bytes=4 * 16 * 50,
+        max_shapes=2,
+        fills_rows=True,
+        bounds=(100, 16),
+        max_batch=6,
+    )
+    stage.measured_slots(0, token_s=0.0)
+    stage.arrive(*[(1, 16)] * 4)
+    run_all(stage)
+    assert [(1, 16)] * 4 == [start.sizes for start in stage.started]
+
+
 # ---------------------------------------------------------------- without calibration
 
 
