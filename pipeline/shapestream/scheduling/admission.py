@@ -150,11 +150,10 @@ class Admission:
             return Refusal("too_large", message)
         if call.most is None:
             return None
-        own = 0 if empty else call.of_call(rows, shape)
         nbytes = call.of_batch(rows, shape)
         if empty:
             nbytes = max(nbytes, call.of_batch(max(1, rows), tuple([max(1, size) for size in shape])))
-        if nbytes <= max(call.most, own):
+        if nbytes <= call.most or (not empty and nbytes <= call.of_call(rows, shape)):
             return None
         message = (
             f"the smallest call that can run this request holds {nbytes} bytes of input, padding included, and calls of "

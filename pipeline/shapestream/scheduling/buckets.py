@@ -27,8 +27,9 @@ CHUNK = 512
 _FEW_DEAD = 32
 
 
+# Keys that are no calls in Python: with many clients nearly each arrival is inserted somewhere.
 _by_place = attrgetter("place")
-"""A key that is no call in Python: with many clients nearly each arrival is inserted somewhere."""
+_by_key = attrgetter("key")
 
 
 def _last_by_place(chunk: list[Request]) -> tuple[float, int]:
@@ -187,7 +188,7 @@ class Lane:
 
     def add(self, bucket: Bucket) -> None:
         """Insert a new bucket."""
-        insort(self.buckets, bucket, key=_bucket_key)
+        insort(self.buckets, bucket, key=_by_key)
 
     def remove(self, bucket: Bucket) -> None:
         """Remove an empty bucket."""
@@ -195,7 +196,7 @@ class Lane:
 
     def position(self, bucket: Bucket) -> int:
         """Return the place of a bucket in this lane."""
-        return bisect_left(self.buckets, bucket.key, key=_bucket_key)
+        return bisect_left(self.buckets, bucket.key, key=_by_key)
 
     def window(self, bucket: Bucket, size: int) -> list[tuple[Bucket, int]]:
         """Return about `size` requests around the first of `bucket`: buckets, smallest first, and the number of each.
@@ -226,7 +227,3 @@ def _take(buckets: Iterable[Bucket], size: int) -> list[tuple[Bucket, int]]:
         taken.append((bucket, min(bucket.count, size)))
         size -= bucket.count
     return taken
-
-
-def _bucket_key(bucket: Bucket) -> tuple[int, tuple[int, ...]]:
-    return bucket.key

@@ -38,11 +38,6 @@ class Call:
     preparation_s: float = 0.0
     """Seconds of preparing shapes that are new to the device."""
 
-    @property
-    def first_s(self) -> float:
-        """Expected seconds of the next such call: the preparation is included in full."""
-        return self.seconds + self.preparation_s * (1.0 - 1.0 / USES)
-
 
 class CallCosts:
     """The costs of one model's batches on one worker, each in the call that it is run as."""
@@ -53,11 +48,12 @@ class CallCosts:
         "_prepares",
         "_statics",
         "_tables",
+        "_version",
         "batch_costs",
         "bytes",
+        "measured",
         "profile",
         "rounding",
-        "version",
     )
 
     def __init__(
@@ -70,8 +66,10 @@ class CallCosts:
         self._statics = (
             [(shape[0], shape[1:]) for shape in profile.static_shapes] if profile.has_batch else []
         )
-        self.version = (-1, -1)
-        """A pair that changes whenever existing plans become invalid."""
+        self.measured = False
+        """Whether predictions are seconds. If not, they only compare calls, and no deadline is judged by them."""
+        self._version = (-1, -1)
+        """A pair that changes whenever prices become out of date."""
         self._tables: dict[Sizes, Floats] = {}
         self._best: dict[Sizes, tuple[int, int]] = {}
         # Preparations outlive versions: that a shape has become known is noted one by one.
@@ -80,11 +78,12 @@ class CallCosts:
 
     def renew(self) -> None:
         """Forget prices that are out of date. Call it before each batch."""
-        batch_costs = self.batch_costs
-        version = batch_costs.version, 0 if self.rounding is None else self.rounding.version
-        if version != self.version or self._prepares != batch_costs.prepares:
-            self.version = version
-            self._prepares = batch_costs.prepares
+        worker_class = self.batch_costs.worker_class
+        self.measured = worker_class.measured
+        version = worker_class.version, 0 if self.rounding is None else self.rounding.version
+        if version != self._version or self._prepares != worker_class.new.measured:
+            self._version = version
+            self._prepares = worker_class.new.measured
             self._tables.clear()
             self._best.clear()
 
@@ -114,10 +113,10 @@ class CallCosts:
 
         Without its preparation, it is expected to take no longer than the longest call that was measured, or ran.
         """
-        costs = self.batch_costs
-        if not costs.measured or not isfinite(call.seconds):
+        if not self.measured or not isfinite(call.seconds):
             return 0.0
-        return min(call.first_s, costs.longest_s(call.rows, call.shape) + call.preparation_s)
+        first_s = call.seconds + call.preparation_s * (1.0 - 1.0 / USES)
+        return min(first_s, self.batch_costs.longest_s(call.rows, call.shape) + call.preparation_s)
 
     def _static(self, rows: int, shape: Sizes, seconds: float) -> Sizes | None:
         """Return the shape of the static model that serves such a batch in the fewest seconds; None: no static model."""

@@ -114,7 +114,7 @@ def saved_s(
     """
     profile = costs.profile
     joined = min(more_rows, profile.max_batch - rows)
-    if joined <= 0 or not costs.batch_costs.measured:
+    if joined <= 0 or not costs.measured:
         return 0.0
     if any(
         own != other and not padded for own, other, padded in zip(shape, more_shape, paddable, strict=True)

@@ -184,7 +184,7 @@ class Deadlines:
 
     def due(self, now: float) -> Request | None:
         """A request whose deadline has passed, or, while it waits, cannot be met any more; None if there is none."""
-        while (first := self._first.first()) is not None and first[0] <= now:
+        while self._first.entries and (first := self._first.first()) is not None and first[0] <= now:
             request = first[2]
             deadline = request.deadline
             if deadline is None or deadline <= now or request.state is not RUNNING:
@@ -194,8 +194,8 @@ class Deadlines:
         return None
 
     def next(self) -> float | None:
-        """When to look again."""
-        first = self._first.first()
+        """Return the time to look again; None if no live request has a deadline."""
+        first = self._first.first() if self._first.entries else None
         return None if first is None else first[0]
 
     def shrink(self, living: int) -> None:
@@ -226,7 +226,7 @@ class Deadlines:
         if starts_at - request.arrived < WAITED_OF_TIME * (deadline - request.arrived):
             return False
         batch_costs = queue.costs.batch_costs(slot.id)
-        if not batch_costs.measured:
+        if not batch_costs.worker_class.measured:
             return False
         try:
             if queue.alone:

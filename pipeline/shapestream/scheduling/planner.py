@@ -107,7 +107,7 @@ def plan_batch(
         most_s=None if most_s is None else most_s / slowdown,
     )
     bucket = anchor.bucket
-    delayed = DELAYED * queue.count if costs.batch_costs.measured else None
+    delayed = DELAYED * queue.count if costs.measured else None
     if len(bucket.lane.buckets) == 1 or bucket.rows >= min(rows, costs.full_rows(bucket.shape)):
         members = bucket.prefix_with(anchor, _equal_rows(bucket, costs, limits, delayed), rows)
     else:
@@ -192,7 +192,7 @@ def portion(
         return ALL
     portion_s = 0.0
     slots = len(pool.free)
-    if costs.batch_costs.measured:
+    if costs.measured:
         level_s, slots = pool.free_in_s(sum([other.queue.cost_s for other in slot.pools]), now)
         start_s = 0.0 if slot.batch is None else max(0.0, slot.batch.ends_at - now)
         portion_s = level_s - start_s
@@ -201,7 +201,7 @@ def portion(
     even = max(1, -(-rows // slots))
     if even >= max_batch:
         return ALL
-    if not costs.batch_costs.measured:
+    if not costs.measured:
         return Portion(max_rows=even)
     return Portion(most_s=max(portion_s, slowdown * costs.batch_costs.second(even, anchor.shape)))
 
@@ -266,7 +266,7 @@ def _optimal_segments(
 ) -> list[Segment]:
     """Return the optimal cuts of the window around a bucket."""
     parts = bucket.lane.window(bucket, max(WINDOW, min(MOST_WINDOW, costs.close_rows(bucket.shape))))
-    batch_s = BATCH_S if costs.batch_costs.measured else 0.0
+    batch_s = BATCH_S if costs.measured else 0.0
     if bucket.count == 1 and costs.grows and _runs_alone(bucket, parts, costs, batch_s):
         return [{bucket: 1}]
     ends = cut_window(_window(parts), costs, limits, delayed=delayed, batch_s=batch_s)
@@ -347,7 +347,7 @@ def within_limits(
 
 def _in_time(members: Sequence[Request], costs: CallCosts, slowdown: float, starts_at: float) -> bool:
     """Tell whether the batch ends before all deadlines that its members could meet alone."""
-    if not costs.batch_costs.measured or all(request.deadline is None for request in members):
+    if not costs.measured or all(request.deadline is None for request in members):
         return True
     ends_at = starts_at + _seconds(members, costs) * slowdown
     return not any(

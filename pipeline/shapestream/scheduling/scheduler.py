@@ -100,8 +100,8 @@ def next_up(
         if not ready(queue, now):
             continue
         request = next_anchor(queue, now, full)
-        if request is not None and request.turn < best_turn:
-            best, best_turn = request, request.turn
+        if request is not None and (turn := request.turn) < best_turn:
+            best, best_turn = request, turn
         if queue.rerun_count:
             again = min(queue.next_rerun(), key=by_rerun)
             if by_rerun(again) < best_turn:
@@ -677,7 +677,7 @@ class Scheduler:
                 cut = self._planned(group[0], slot, costs, slowdown, now)
             else:
                 cut = batch_of(group, costs, reason=fixed)
-            predicted_s = slowdown * cut.seconds if costs.batch_costs.measured else None
+            predicted_s = slowdown * cut.seconds if costs.measured else None
             cut.started(costs)
         except Exception as error:  # noqa: BLE001 - see above
             ids = tuple([request.id for request in group])
@@ -698,7 +698,7 @@ class Scheduler:
         cut.started(costs)
         batch = Batch(self._next_batch, slot, queue, (), cut.sizes(queue.has_batch))
         self._next_batch += 1
-        predicted_s = queue.costs.slowdown(slot.id) * cut.seconds if costs.batch_costs.measured else None
+        predicted_s = queue.costs.slowdown(slot.id) * cut.seconds if costs.measured else None
         self._slots.start_audit(slot, batch, predicted_s, now)
         self._watch.began(batch, now)
         return StartBatch(batches=(batch,))

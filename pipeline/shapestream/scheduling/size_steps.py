@@ -103,7 +103,7 @@ class SizeSteps:
         mean = lately.mean(axis=0)
         _, times = np.unique(lately, axis=0, return_counts=True)
         saved_s = float((times == 1).sum() / len(lately)) * prices.first_call_s(float(mean.prod()))
-        if not prices.measured or not saved_s:
+        if not prices.worker_class.measured or not saved_s:
             return
         shape = tuple(mean.astype(int).tolist())
         own_s, call_s = prices.batched_share_s(1, shape)

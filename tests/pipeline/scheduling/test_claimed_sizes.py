@@ -372,7 +372,7 @@ def test_one_prediction_and_many_agree_in_any_number_of_dimensions(dimensions):
         ModelProfile(name="m", dimensions=names, has_batch=True, paddable=(False,) * dimensions, max_batch=8)
     )
     costs.join(0, "w", {"m": many_table(names)}, ["m"])
-    surface = costs["m"].batch_costs()
+    prices = costs["m"].batch_costs()
     calls = [
         tuple([(number * 7919 + axis * 104729) % size for axis in range(dimensions)])
         for size in (3, 9, 50, HUGE)
@@ -380,9 +380,9 @@ def test_one_prediction_and_many_agree_in_any_number_of_dimensions(dimensions):
     ]
     rows = np.array([call[0] for call in calls], np.intp)
     shapes = np.array([call[1:] for call in calls], np.intp)
-    together = surface.seconds(rows, shapes)
+    together = prices.seconds(rows, shapes)
     assert np.isfinite(together).all()
-    one_by_one = [surface.second(call[0], call[1:]) for call in calls]
+    one_by_one = [prices.second(call[0], call[1:]) for call in calls]
     assert pytest.approx(one_by_one, rel=1e-6) == together.tolist()
 
 
