@@ -82,7 +82,7 @@ class Admission:
             # One request may always wait, however long it lasts.
             if queued_s and queued_s + terms.share_s > whole.max_s:
                 message = f"the queue is full: {queued_s:.3f} of {whole.max_s:g} s of predicted work"
-                return Refusal("overloaded", message, self.drain_s(queue), Overload.QUEUE_SECONDS)
+                return self._overloaded(queue, Overload.QUEUE_SECONDS, message)
             if client is not None and room.exceeds_s(client, terms.share_s, queued_s):
                 return self._above_share(queue)
         if client is not None and arrival.client in room.several:
@@ -92,46 +92,49 @@ class Admission:
             if flow is not None and room.exceeds_part(
                 flow, models, arrival.nbytes, terms.share_s, queued_s, parts
             ):
-                return self._above_part(queue, models)
+                return self._overloaded(
+                    queue,
+                    Overload.MODEL_SHARE,
+                    f"this client has its share of the queue for this model, of {models} that it asks, "
+                    f"and what is left is kept for the others",
+                )
         if arrival.deadline is None:
             return terms
         refusal = self._deadlines.consider(arrival, arrival.deadline, queue, terms.call_s, now)
         return terms if refusal is None else refusal
 
     def _full(self, arrival: Arrival, queue: ModelQueue) -> Refusal:
-        if self.room.requests < self.room.max_requests and arrival.nbytes > self.room.max_bytes:
-            message = (
-                f"the request holds {arrival.nbytes} bytes; the queue takes {self.room.max_bytes} at most"
-            )
+        room = self.room
+        if room.requests < room.max_requests and arrival.nbytes > room.max_bytes:
+            message = f"the request holds {arrival.nbytes} bytes; the queue takes {room.max_bytes} at most"
             return Refusal("too_large", message)
-        message = (
-            f"the queue is full: {self.room.requests} of {self.room.max_requests} requests, "
-            f"{self.room.nbytes} of {self.room.max_bytes} bytes"
+        return self._overloaded(
+            queue,
+            Overload.QUEUE,
+            f"the queue is full: {room.requests} of {room.max_requests} requests, "
+            f"{room.nbytes} of {room.max_bytes} bytes",
         )
-        return Refusal("overloaded", message, self.drain_s(queue), Overload.QUEUE)
 
     def _part_full(self, queue: ModelQueue, parts: int) -> Refusal:
         room = queue.shares.room
-        message = (
+        return self._overloaded(
+            queue,
+            Overload.QUEUE,
             f"the queue for the slots of this model is full: {room.requests} requests, {room.nbytes} bytes; "
             f"it has 1/{parts} of {self.room.max_requests} requests and {self.room.max_bytes} bytes, "
-            f"and what is left is kept for models on other slots"
+            f"and what is left is kept for models on other slots",
         )
-        return Refusal("overloaded", message, self.drain_s(queue), Overload.QUEUE)
 
     def _above_share(self, queue: ModelQueue) -> Refusal:
-        message = (
+        return self._overloaded(
+            queue,
+            Overload.CLIENT_SHARE,
             f"this client has its share of the queue, which {queue.shares.room.sharing} clients divide, "
-            f"and what is left is kept for the others"
+            f"and what is left is kept for the others",
         )
-        return Refusal("overloaded", message, self.drain_s(queue), Overload.CLIENT_SHARE)
 
-    def _above_part(self, queue: ModelQueue, models: int) -> Refusal:
-        message = (
-            f"this client has its share of the queue for this model, of {models} that it asks, "
-            f"and what is left is kept for the others"
-        )
-        return Refusal("overloaded", message, self.drain_s(queue), Overload.MODEL_SHARE)
+    def _overloaded(self, queue: ModelQueue, cause: Overload, message: str) -> Refusal:
+        return Refusal("overloaded", message, self.drain_s(queue), cause)
 
     def too_large(self, queue: ModelQueue, rows: int, shape: tuple[int, ...]) -> Refusal | None:
         """Return a refusal if padding would make the request's call larger than a call may be; its own sizes may be larger.

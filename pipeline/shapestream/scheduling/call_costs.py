@@ -42,20 +42,6 @@ class Call:
 class CallCosts:
     """The costs of one model's batches on one worker, each in the call that it is run as."""
 
-    __slots__ = (
-        "_best",
-        "_new",
-        "_prepares",
-        "_statics",
-        "_tables",
-        "_version",
-        "batch_costs",
-        "bytes",
-        "measured",
-        "profile",
-        "rounding",
-    )
-
     def __init__(
         self, batch_costs: BatchCosts, profile: ModelProfile, rounding: ShapeRounding | None = None
     ) -> None:

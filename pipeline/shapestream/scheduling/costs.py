@@ -29,21 +29,6 @@ MOST_CLASSES = 32
 class ModelCosts:
     """The costs of one model's batches, by slot and by worker class."""
 
-    __slots__ = (
-        "_call_costs",
-        "_known",
-        "_most_common",
-        "_slots",
-        "_versions",
-        "call_bytes",
-        "mean_batch_s",
-        "mean_request_s",
-        "profile",
-        "rounding",
-        "steps",
-        "worker_classes",
-    )
-
     def __init__(
         self, profile: ModelProfile, known: Mapping[str, LearnedCosts], versions: Iterator[int]
     ) -> None:

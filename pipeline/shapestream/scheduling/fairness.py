@@ -393,17 +393,6 @@ class QueueRoom:
 class GroupRoom:
     """The queued requests of models that share slots, and the clients that asked them lately."""
 
-    __slots__ = (
-        "_asked",
-        "_asked_before",
-        "_until_replaced",
-        "nbytes",
-        "requests",
-        "several",
-        "sharing",
-        "whole",
-    )
-
     def __init__(self, whole: QueueRoom) -> None:
         self.whole = whole
         whole.groups += 1

@@ -66,38 +66,6 @@ MAX_SEEN = 1024
 class ModelQueue:
     """The queued requests of one model."""
 
-    __slots__ = (
-        "_again_ns",
-        "_cost_ns",
-        "alone",
-        "arrivals",
-        "awaited",
-        "buckets",
-        "costs",
-        "count",
-        "delay_s",
-        "due",
-        "full",
-        "has_batch",
-        "lanes",
-        "measured_s",
-        "padded",
-        "predicted_s",
-        "profile",
-        "rerun_count",
-        "reruns",
-        "returns",
-        "rows",
-        "seen",
-        "shares",
-        "sharing",
-        "suspect_count",
-        "suspects",
-        "turns",
-        "unavailable",
-        "waits",
-    )
-
     def __init__(self, profile: ModelProfile, costs: ModelCosts, room: QueueRoom) -> None:
         """`room`: of all models."""
         self.profile = profile

@@ -44,7 +44,7 @@ def _in_order(queue, members) -> bool:
     """Whether of every shape only the first by rank are taken."""
     taken = {request.id for request in members}
     for bucket in queue.buckets.values():
-        order = [request.id for request in bucket.held() if request.state is QUEUED]
+        order = [request.id for request in bucket.held if request.state is QUEUED]
         chosen = [id_ for id_ in order if id_ in taken]
         if chosen != order[: len(chosen)]:
             return False
