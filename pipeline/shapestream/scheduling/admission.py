@@ -174,13 +174,13 @@ class Admission:
                 self._terms[key] = refusal
                 return refusal
             alone_s = queue.costs.batch_s(sizes) if queue.alone else None
-            company = queue.costs.batched_share_s(sizes) if alone_s is None else (alone_s, alone_s)
+            priced = queue.costs.batched_share_s(sizes) if alone_s is None else (alone_s, alone_s)
             slots = self._slots.serving(queue)
-            if company is None:
+            if priced is None:
                 rough_s = queue.costs.rough_s(sizes)
                 terms = Terms(0, (NOMINAL_S if rough_s is None else rough_s) / slots)
             else:
-                cost_s, call_s = company
+                cost_s, call_s = priced
                 if not (isfinite(1e9 * cost_s) and isfinite(call_s)):  # sums of costs are kept in nanoseconds
                     raise ArithmeticError(f"a request of sizes {sizes} cannot be priced")
                 terms = Terms(nanoseconds(cost_s), cost_s / slots, call_s=call_s)

@@ -185,7 +185,7 @@ class CallCosts:
     def _useful_rows(self, shape: Sizes) -> tuple[int, int]:
         best = self._best.get(shape)
         if best is None:
-            # Once all of them are known to the device: company of another shape might be had without preparing.
+            # Once all of them are known to the device: requests of another shape may share a call without preparing.
             line = self._lines([shape])[0][1:]
             each = line / np.arange(1, len(line) + 1)
             least = each.min()

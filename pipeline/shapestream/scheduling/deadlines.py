@@ -4,7 +4,7 @@ A deadline is judged four times here:
 
 - on arrival (`Deadlines.consider`): refused if not even an optimistic prediction meets it, or if the predicted wait and
   call, with a margin, take longer than what is left;
-- while a model waits for company (`wait_until`): not at all if that could cost the deadline;
+- while a model waits for more requests (`wait_until`): not at all if that could cost the deadline;
 - while it waits for its turn (`due`): ended when not even the optimistic prediction of its arrival meets it any more;
 - in its turn under overload (`comes_too_late`): ended if an efficient batch would take longer than what is left.
 
@@ -28,7 +28,7 @@ from shapestream.scheduling.slots import Slot, SlotTable
 SAFETY: Final = 1.4
 """Factor by which estimated waits and calls are multiplied where they are compared with what is left of a deadline.
 
-Batches take longer in company, predictions err, and later requests may go first. Measured (docs/decisions.md): 1.2 loses
+Batches take longer beside others, predictions err, and later requests may go first. Measured (docs/decisions.md): 1.2 loses
 4 % of the goodput where calls vary by 40 %, and 1.0 loses 17 %. A factor learned from late results gained nothing over
 1.4, and one client's late results raised it for all."""
 
@@ -94,7 +94,7 @@ class Deadlines:
         if alone_s is None or not pool.count:
             return None
         left_s = deadline - now
-        # A slot is free for it, also beside all that waits: they arrived together, or wait for company.
+        # A slot is free for it, also beside all that waits: they arrived together, or wait for more.
         idle = sum([other.waiting for other in queue.sharing]) < len(pool.free)
         free_s = pool.free_in_s(0.0, now)[0]
         if OPTIMISM * (free_s + alone_s) >= left_s:
@@ -113,7 +113,7 @@ class Deadlines:
         # A refusal a short while ago shows that the queue is as long as deadlines allow: it will not empty.
         crowded = queued_s > 0.0 and now - self._refused_at.get(arrival.model, -inf) < left_s
         again_s = sum([other.again_s / serving(other) for other in queue.sharing])
-        # Its company is queued already, and the planner cuts a call smaller that would take most of the time left.
+        # What shares its call is queued already, and the planner cuts a call smaller that would take most of the time left.
         call_s = max(alone_s, min(batched_call_s * pool.fastest, alone_s + queued_s, CALL_OF_LEFT * left_s))
 
         def wait_for_s(before_s: float) -> float:
@@ -171,7 +171,7 @@ class Deadlines:
         self._first.push(start_by if start_by > request.arrived else deadline, request)
 
     def wait_until(self, arrival: Arrival, queue: ModelQueue, now: float) -> float:
-        """Return until when a request may wait for company."""
+        """Return until when a request may wait for others to share its call."""
         until = now + queue.delay_s if queue.delay_s else queue.waits_until
         if arrival.deadline is None:
             return until

@@ -191,8 +191,8 @@ class FairShares(Generic[FlowT]):
         A client with queued requests starts at its account: it may have waited, and is owed what it did not get.
 
         Any other client starts at the virtual time. If the first client that waits has an earlier account, this one starts
-        beside it, but at most a second of the slots' work before virtual time. Virtual time follows all work, also the
-        company that batches take out of turn, so it passes requests that wait. Without this rule a newcomer would wait for
+        beside it, but at most a second of the slots' work before virtual time. Virtual time follows all work, also of
+        members that share a batch out of turn, so it passes requests that wait. Without this rule a newcomer would wait for
         all of these. The bound keeps endless newcomers from being the first for ever.
         """
         if client is not None and client.queued:

@@ -72,7 +72,7 @@ class ModelQueue:
         self.costs = costs
         """The costs of its batches."""
         self.has_batch = profile.has_batch
-        # A request that runs alone has no company to wait for.
+        # A request that runs alone waits for no others.
         self.delay_s = profile.max_delay_s if profile.has_batch else 0.0
         self.padded = profile.paddable[1:] if profile.has_batch else profile.paddable
         self.buckets: dict[tuple[int, ...], Bucket] = {}
@@ -144,7 +144,7 @@ class ModelQueue:
 
     @property
     def waits_until(self) -> float:
-        """The time until which queued requests may wait for company; -inf if they do not wait."""
+        """The time until which queued requests may wait for others; -inf if they do not wait."""
         if self.delay_s:
             due = self.due.first()
             return -inf if due is None else due[0]

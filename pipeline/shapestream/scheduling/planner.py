@@ -16,8 +16,8 @@ How a batch is cut:
 It promises: the anchor is in the batch, alone if need be. Of every bucket the requests with the smallest ranks are taken, so
 no request overtakes an equal one of its client. No limit of `SegmentLimits` is passed by a batch of several requests.
 
-It does not look beyond the window, and does not wait for requests to come (company.py does). It does not decide whose turn
-it is (fairness.py does). With several padded dimensions the cuts are good, but not proven to be the best.
+It does not look beyond the window. It decides neither whose turn it is (fairness.py does) nor whether to wait for more
+requests (answer_waits.py does). With several padded dimensions the cuts are good, but not proven to be the best.
 """
 
 from __future__ import annotations
@@ -276,15 +276,15 @@ def _optimal_segments(
 def _runs_alone(bucket: Bucket, parts: list[tuple[Bucket, int]], costs: CallCosts, batch_s: float) -> bool:
     """Tell whether the only request of a bucket would cost more with each single other request than both alone.
 
-    No programme is needed then: where seconds are linear in rows and size, larger company pays no more than a pair. With
-    several padded dimensions that is a good guess, not a proof: others together may be as large as it.
+    No programme is needed then: where seconds are linear in rows and size, more requests together save no more than a
+    pair. With several padded dimensions that is a good guess, not a proof: others together may be as large as it.
     """
     rows, shape = bucket.rows, bucket.shape
     second = costs.batch_costs.second
     own_s = costs.call(rows, shape).seconds + batch_s
     others = [other.shape for other, _ in parts if other is not bucket]
     at = next(place for place, (other, _) in enumerate(parts) if other is bucket)
-    # Mostly a neighbour shows that company pays, and nothing more is looked at.
+    # Mostly a neighbour shows that sharing pays, and nothing more is looked at.
     for near in others[max(0, at - 1) : at + 1]:
         if second(rows + 1, tuple(map(max, near, shape))) <= own_s + second(1, near):
             return False

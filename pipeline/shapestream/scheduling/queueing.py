@@ -111,7 +111,7 @@ class Request:
         cost_ns: int = 0,
         share_s: float = 0.0,
     ) -> None:
-        """`shape`: the sizes that it is padded to in any company (size_steps.py); None: its own."""
+        """`shape`: the sizes that it is padded to in any batch (size_steps.py); None: its own."""
         self.arrival = arrival
         """The request as the caller submitted it: of whatever class that is."""
         self.queue = queue

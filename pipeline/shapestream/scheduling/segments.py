@@ -131,8 +131,8 @@ def segment_seconds(window: Window, costs: CallCosts, limits: SegmentLimits) -> 
         legal[:, -1] = True
     seconds = _look_up(rows, shapes, places, legal, costs, limits.max_rows)
     if limits.most_s is not None:
-        company = seconds[:, :-1]
-        company[company > limits.most_s] = np.inf
+        shared = seconds[:, :-1]
+        shared[shared > limits.most_s] = np.inf
     _make_singles_finite(seconds)
     return seconds
 

@@ -1,4 +1,4 @@
-"""Company: how long a free slot waits for the requests that follow the answers it has just given.
+"""How long a free slot waits for the requests that follow the answers it has just given.
 
 Clients that keep a number of requests in flight send the next ones a round trip after their answers. If the slot starts at
 once with the queued requests, the new ones wait for a whole call. So the requests in flight part into two waves, and a slot
@@ -39,8 +39,8 @@ MOST_SLOTS = 8
 """Largest number of free slots of a model that wait; all are looked at. Where more are free, requests seldom wait."""
 
 
-class Company:
-    """Decides which free slots wait."""
+class AnswerWaits:
+    """Decides which free slots wait for requests that follow answers."""
 
     __slots__ = ("_deadlines", "_slots")
 
