@@ -252,7 +252,7 @@ def _no_grid(patches: Patches) -> None:
             self._grid = None
             for point in table.points:
                 elements = cost_grid.elements_of(point.sizes)
-                self._line.observe(
+                self._linear.observe(
                     1.0, elements, point.seconds, request_elements=elements / max(1, point.sizes[0])
                 )
 
@@ -506,7 +506,7 @@ MECHANISMS: dict[str, Mechanism] = {
         scenarios=("flood, no deadline", "overload, greedy"),
     ),
     "blame": Mechanism(
-        off=lambda patches: patches.set(fairness.FairShares, "blame", lambda self, line, share_s: None),
+        off=lambda patches: patches.set(fairness.FairShares, "blame", lambda self, flow, share_s: None),
         watched="blamed", scenarios=FAILING,
     ),
     "failed batches divided between clients": Mechanism(

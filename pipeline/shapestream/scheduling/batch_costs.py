@@ -122,38 +122,38 @@ class BatchCosts:
         missing = [shape for shape in dict.fromkeys(shapes) if shape not in known]
         number = self.profile.max_batch + 1
         if self._row_calls is None and missing:
-            lines = [(shape, self._line(shape)) for shape in missing]
-            self._rows.update([(shape, line) for shape, line in lines if line is not None])
-            missing = [shape for shape, line in lines if line is None]
+            found = {shape: self._seconds_by_rows(shape) for shape in missing}
+            self._rows.update({shape: seconds for shape, seconds in found.items() if seconds is not None})
+            missing = [shape for shape, seconds in found.items() if seconds is None]
         if missing:
             _, wide = _parted([(0, *shape) for shape in missing])
-            found = self.seconds(np.tile(np.arange(number), len(missing)), np.repeat(wide, number, axis=0))
-            self._rows.update(zip(missing, found.reshape(len(missing), number), strict=True))
+            many = self.seconds(np.tile(np.arange(number), len(missing)), np.repeat(wide, number, axis=0))
+            self._rows.update(zip(missing, many.reshape(len(missing), number), strict=True))
         return [known[shape] for shape in shapes]
 
-    def _line(self, shape: Sizes) -> Floats | None:
+    def _seconds_by_rows(self, shape: Sizes) -> Floats | None:
         """Return the seconds of all numbers of rows at one shape; None where `seconds` must be asked."""
-        line = self.worker_class.line(self.profile.max_batch, shape)
-        if line is not None and self._is_bounded:
+        seconds = self.worker_class.row_seconds(self.profile.max_batch, shape)
+        if seconds is not None and self._is_bounded:
             if any(size > most for size, most in zip(shape, self._most[1:], strict=True)):
-                line[:] = inf
-            elif self._most[0] < len(line):
-                line[int(self._most[0]) + 1 :] = inf
-        return line
+                seconds[:] = inf
+            elif self._most[0] < len(seconds):
+                seconds[int(self._most[0]) + 1 :] = inf
+        return seconds
 
     def second(self, rows: int, shape: Sizes) -> float:
         """Return the seconds of one batch."""
         if self._version != self.worker_class.version:
             self._forget()
-        line = self._rows.get(shape)
-        if line is None:
+        seconds = self._rows.get(shape)
+        if seconds is None:
             priced = self._priced.get((rows, shape))
             if priced is not None:
                 return priced[2]
             if rows <= self.profile.max_batch:
-                line = self.row_seconds([shape])[0]
-        if line is not None and rows < len(line):
-            return float(line[rows])
+                seconds = self.row_seconds([shape])[0]
+        if seconds is not None and rows < len(seconds):
+            return float(seconds[rows])
         return float(self.seconds(*_parted([(rows, *shape)]))[0])
 
     def expect(self, requests: Iterable[tuple[int, Sizes]]) -> None:

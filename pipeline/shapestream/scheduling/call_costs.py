@@ -151,65 +151,48 @@ class CallCosts:
             seconds[here] = np.minimum(seconds[here], self.batch_costs.second(static_rows, static))
         return seconds
 
-    def nbytes(self, rows: Integers, shapes: Integers) -> Floats:
-        """Return the bytes of the largest call of each of many batches."""
-        return self.bytes.of_batches(rows, shapes)
-
     def table(self, shapes: Integers, max_rows: int) -> Floats:
         """Return the seconds of 0 to `max_rows` rows at each of `shapes` (n, d): (n, max_rows + 1)."""
-        tables = self._remembered()
-        keys = [tuple(shape) for shape in shapes.tolist()]
-        self._learn([key for key in keys if key not in tables])
-        return np.concatenate([tables[key] for key in keys]).reshape(len(keys), -1)[:, : max_rows + 1]
+        rows = self._rows_at([tuple(shape) for shape in shapes.tolist()])
+        return np.concatenate(rows).reshape(len(rows), -1)[:, : max_rows + 1]
 
     def row_seconds(self, shape: Sizes) -> Floats:
         """Return the seconds of 0 to `max_batch` rows at one shape."""
-        tables = self._remembered()
-        if shape not in tables:
-            self._learn([shape])
-        return tables[shape]
+        return self._rows_at([shape])[0]
 
     @property
     def grows(self) -> bool:
-        """True where each batch is one call of its own sizes, so that a larger batch never takes less."""
+        """Whether each batch is one call of its own sizes, so that a larger batch never takes less."""
         return self.rounding is None and not self._statics and self.profile.row_calls is None
 
-    def full_rows(self, shape: Sizes) -> int:
-        """Return the number of rows at one shape that cost the least per row, or nearly so."""
-        return self._useful_rows(shape)[0]
-
-    def close_rows(self, shape: Sizes) -> int:
-        """Return the number of rows at one shape from which on more rows save little per row."""
-        return self._useful_rows(shape)[1]
-
-    def _useful_rows(self, shape: Sizes) -> tuple[int, int]:
+    def useful_rows(self, shape: Sizes) -> tuple[int, int]:
+        """Return two numbers of rows at one shape: with the least seconds per row, or nearly so; and within `CLOSE`."""
         best = self._best.get(shape)
         if best is None:
             # Once all of them are known to the device: requests of another shape may share a call without preparing.
-            line = self._lines([shape])[0][1:]
-            each = line / np.arange(1, len(line) + 1)
+            seconds = self._steady_seconds([shape])[0][1:]
+            each = seconds / np.arange(1, len(seconds) + 1)
             least = each.min()
             full, close = [int((each <= near * least).argmax()) + 1 for near in (NEAR_BEST, CLOSE)]
             best = self._best[shape] = full, close
         return best
 
-    def _remembered(self) -> dict[Sizes, Floats]:
-        """Return the tables by shape; where they are too many, forget all of them first."""
-        if len(self._tables) > _REMEMBERED:
-            self._tables.clear()
+    def _rows_at(self, shapes: list[Sizes]) -> list[Floats]:
+        """Return the seconds of 0 to `max_batch` rows at each shape, parts of preparations included."""
+        tables = self._tables
+        if len(tables) > _REMEMBERED:
+            tables.clear()
             self._best.clear()
         if len(self._new) > _REMEMBERED:
             self._new.clear()
-        return self._tables
+        missing = [shape for shape in shapes if shape not in tables]
+        for shape, seconds in zip(missing, self._steady_seconds(missing) if missing else (), strict=True):
+            table = tables[shape] = seconds + self._preparations(shape)
+            table[0] = table[1]  # no batch has no rows
+        return [tables[shape] for shape in shapes]
 
-    def _learn(self, shapes: list[Sizes]) -> None:
-        if shapes:
-            for shape, line in zip(shapes, self._lines(shapes), strict=True):
-                table = self._tables[shape] = line + self._preparations(shape)
-                table[0] = table[1]  # no batch has no rows
-
-    def _lines(self, shapes: list[Sizes]) -> list[Floats]:
-        """Return the seconds of 0 to `max_batch` rows at each shape, without first calls."""
+    def _steady_seconds(self, shapes: list[Sizes]) -> list[Floats]:
+        """Return the seconds of 0 to `max_batch` rows at each shape, without preparations."""
         if self.rounding is None and not self._statics:
             return self.batch_costs.row_seconds(shapes)
         count = self.profile.max_batch + 1

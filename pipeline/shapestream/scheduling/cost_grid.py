@@ -18,9 +18,9 @@ finds batches in a row that are all off. Sizes that seldom run never make up suc
 were short are added up by themselves (`short_by`). Without the second rule, a device that from now on costs a fixed part
 only is not found within 50 batches (tests/workers/lab/test_tried_prices.py).
 
-**Why each question exists twice.** `line`, `expected` and `_place` answer for one call or one shape with Python numbers;
-`seconds` and `_places` answer for many calls with arrays. Per call numpy costs more than the arithmetic: the 17 calls of one
-lone request take 17 us by `line` and 83 us by `seconds`. Tests compare the two.
+**Why each question exists twice.** `row_seconds`, `expected` and `_place` answer for one call or one shape with Python
+numbers; `seconds` and `_places` answer for many calls with arrays. Per call numpy costs more than the arithmetic: the 17
+calls of one lone request take 17 us by `row_seconds` and 83 us by `seconds`. Tests compare the two.
 
 Not done: no decision which size to try (tries.py), no slowdown of a worker (worker_class.py), no clock.
 """
@@ -70,12 +70,12 @@ _REMEMBERED = 4096
 """Calls whose places are remembered; when so many are known, all are forgotten."""
 _MOST_SIZE = 1 << 62
 """Largest size on an axis."""
-_MOST_LINES = 1 << 18
+_MOST_ROW_SECONDS = 1 << 18
 """Seconds that are kept to price every number of rows at once."""
 _MOST_EXACT = 1 << 53
 """Products up to this are whole numbers as doubles too, in whatever order they are multiplied."""
 _MOST_ELEMENTS = 1 << 400
-"""Largest count of elements. Squared, as where a line is fitted, it is still finite."""
+"""Largest count of elements. Squared, as where a `LinearCost` is fitted, it is still finite."""
 
 
 def elements_of(sizes: Sequence[int]) -> float:
@@ -172,7 +172,7 @@ class Grid:
         self._last = tuple([int(axis[-1]) for axis in self.axes])
         self._pitch = self._slope(self._values)
         """Published seconds per element beyond the grid."""
-        self._lines: tuple[int, Floats, float] | None = None
+        self._by_rows: tuple[int, Floats, float] | None = None
         """Most rows, the seconds (nodes of the other axes, rows) of 0 to as many, and those of the smallest call."""
 
     @property
@@ -195,7 +195,7 @@ class Grid:
             place += stride * below
         return place, shares
 
-    def line(self, most: int, shape: Sizes) -> Floats | None:
+    def row_seconds(self, most: int, shape: Sizes) -> Floats | None:
         """Return the published seconds of 0 to `most` rows at one shape: the same as `seconds`, from what is prepared.
 
         None where it is not prepared: too many rows, axes or elements, or no elements.
@@ -203,19 +203,23 @@ class Grid:
         elements = prod(shape)
         if not 0 < elements * most < _MOST_EXACT or self._dimensions > MOST_AXES:
             return None
-        if self._lines is None or self._lines[0] != most:
-            if (most + 1) * len(self._values) > _MOST_LINES * len(self.axes[0]):
+        if self._by_rows is None or self._by_rows[0] != most:
+            if (most + 1) * len(self._values) > _MOST_ROW_SECONDS * len(self.axes[0]):
                 return None
-            self._lines = most, self._all_lines(most), float(self.seconds(np.ones((len(self.axes), 1)))[0])
-        _, lines, least_s = self._lines
+            self._by_rows = (
+                most,
+                self._rows_of_nodes(most),
+                float(self.seconds(np.ones((len(self.axes), 1)))[0]),
+            )
+        _, nodes, least_s = self._by_rows
         place, shares = self._place((0, *shape))
         if self._walks and not self._walks[0][0]:
-            shares = shares[1:]  # the first axis is part of the lines already
+            shares = shares[1:]  # the first axis is part of them already
         corners = [place]
         for (_, _, stride), share in zip(self._walks[len(self._walks) - len(shares) :], shares, strict=True):
             if share:
                 corners = [corner + step for corner in corners for step in (0, stride)]
-        halves = [lines[corner] for corner in corners]
+        halves = [nodes[corner] for corner in corners]
         for share in shares:
             if share:
                 half = len(halves) // 2
@@ -232,7 +236,7 @@ class Grid:
         seconds[0] = least_s
         return seconds
 
-    def _all_lines(self, most: int) -> Floats:
+    def _rows_of_nodes(self, most: int) -> Floats:
         """Interpolate along the rows at every node of the other axes: (nodes, most + 1)."""
         values = self._values.reshape(len(self.axes[0]), -1).T
         axis = self.axes[0]
@@ -453,7 +457,7 @@ class Grid:
         self._live_flat = self._live.tolist()
         self._learned = [0.0] * len(self._live_flat)
         self._pitch = self._slope(self._values)
-        self._lines = None
+        self._by_rows = None
 
     def corrections(self, shift: float) -> dict[Sizes, float]:
         """Return the seconds of the nodes that are off the measured ones by more than 1 %, moved by `shift` besides."""
@@ -566,7 +570,7 @@ def _filled(axes: list[Floats], points: Mapping[Sizes, float]) -> Floats:
     if np.isnan(factors).all():  # thinning left none of the points
         return trend
     while (missing := np.isnan(factors)).any():
-        # Each round fills nodes between two known ones of a line along some axis.
+        # Each round fills nodes between two known ones along some axis.
         found = np.stack([_along(factors, number, axis, np.nan) for number, axis in enumerate(axes)])
         filling = missing & ~np.isnan(found).all(axis=0)
         if not filling.any():
@@ -580,13 +584,13 @@ def _filled(axes: list[Floats], points: Mapping[Sizes, float]) -> Floats:
 
 
 def _along(factors: Floats, number: int, axis: Floats, beyond: float | None) -> Floats:
-    """Interpolate along one axis; nodes beyond the known ones of their line are `beyond`, or as the nearest one."""
+    """Interpolate along one axis; nodes beyond the known ones are `beyond`, or as the nearest one."""
 
-    def line(values: Floats) -> Floats:
+    def filled(values: Floats) -> Floats:
         known = ~np.isnan(values)
         return np.interp(axis, axis[known], values[known], beyond, beyond) if known.any() else values
 
-    return np.asarray(np.apply_along_axis(line, number, factors))
+    return np.asarray(np.apply_along_axis(filled, number, factors))
 
 
 def _monotone(values: Floats) -> Floats:
@@ -730,7 +734,7 @@ class LinearCost:
         return {elements: self.second(elements) for elements in self.reach} if self.measured else {}
 
     def recall(self, ends: Mapping[float, float]) -> None:
-        """Begin with the `ends` of another line."""
+        """Begin with the `ends` of another one."""
         if not ends:
             return
         few, most = min(ends), max(ends)

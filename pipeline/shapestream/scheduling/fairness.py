@@ -72,7 +72,7 @@ class ClientShare(Generic[FlowT]):
         self.unfinished = 0
         """Requests that have not ended."""
         self.queued = 0
-        """Lines with queued requests."""
+        """Flows with queued requests."""
         self.flows: dict[str, FlowT] = {}
         """By model."""
 
@@ -453,19 +453,19 @@ class GroupRoom:
         if self.requests + 1 <= taken * most and self.nbytes + nbytes <= taken * most_bytes:
             return False  # a share is free, whatever the client has
         flows = client.flows.values()
-        return self._crowds(sum([flow.queued for flow in flows]), 1, self.requests, most) or self._crowds(
-            sum([flow.queued_bytes for flow in flows]), nbytes, self.nbytes, most_bytes
+        share, share_bytes = most / self.sharing, most_bytes / self.sharing
+        held, held_bytes = sum([flow.queued for flow in flows]), sum([flow.queued_bytes for flow in flows])
+        return _crowds(held, 1, self.requests, most, share, share) or _crowds(
+            held_bytes, nbytes, self.nbytes, most_bytes, share_bytes, share_bytes
         )
 
     def exceeds_s(self, client: ClientShare[Any], share_s: float, queued_s: float) -> bool:
         """Tell the same in seconds of predicted work; `queued_s` are queued."""
         most_s = self.whole.max_s
-        held_s = sum([flow.queued_s for flow in client.flows.values()])
-        return most_s is not None and self._crowds(held_s, share_s, queued_s, most_s)
-
-    def _crowds(self, held: float, more: float, used: float, most: float) -> bool:
-        share = most / self.sharing
-        return held > 0 and held + more > share and used + more + share > most
+        if most_s is None:
+            return False
+        held_s, part_s = sum([flow.queued_s for flow in client.flows.values()]), most_s / self.sharing
+        return _crowds(held_s, share_s, queued_s, most_s, part_s, part_s)
 
     def exceeds_part(
         self, flow: Flow, models: int, nbytes: int, share_s: float, queued_s: float, parts: int
@@ -475,21 +475,18 @@ class GroupRoom:
         The client asks so many `models`. Apart from a part for one of the others, a share for another client stays free.
         """
         whole = self.whole
-        requests, held_bytes, held_s = flow.queued, flow.queued_bytes, flow.queued_s
-        return (
-            self._crowds_models(models, requests, 1, self.requests, whole.max_requests / parts)
-            or self._crowds_models(models, held_bytes, nbytes, self.nbytes, whole.max_bytes / parts)
-            or (
-                whole.max_s is not None
-                and self._crowds_models(models, held_s, share_s, queued_s, whole.max_s)
-            )
-        )
-
-    def _crowds_models(self, models: int, held: float, more: float, used: float, most: float) -> bool:
-        share = most / self.sharing
-        part = share / models
-        kept = part + (share if self.sharing > 1 else 0.0)
-        return held > 0 and held + more > part and used + more + kept > most
+        bounds = [
+            (flow.queued, 1, self.requests, whole.max_requests / parts),
+            (flow.queued_bytes, nbytes, self.nbytes, whole.max_bytes / parts),
+        ]
+        if whole.max_s is not None:
+            bounds.append((flow.queued_s, share_s, queued_s, whole.max_s))
+        for held, more, used, most in bounds:
+            share = most / self.sharing
+            part = share / models
+            if _crowds(held, more, used, most, part, part + (share if self.sharing > 1 else 0.0)):
+                return True
+        return False
 
     def enter_new(self, nbytes: int) -> None:
         """Count a request that was admitted just now."""
@@ -539,3 +536,8 @@ class GroupRoom:
             for client, models in theirs.items():
                 own[client] = own.get(client, set()) | models
         self._count_sharing()
+
+
+def _crowds(held: float, more: float, used: float, most: float, part: float, kept: float) -> bool:
+    """Tell whether an owner of `held` that gets `more` exceeds its part, and leaves less than `kept` of `most` free."""
+    return held > 0 and held + more > part and used + more + kept > most

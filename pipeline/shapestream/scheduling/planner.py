@@ -108,7 +108,7 @@ def plan_batch(
     )
     bucket = anchor.bucket
     delayed = DELAYED * queue.count if costs.measured else None
-    if len(bucket.lane.buckets) == 1 or bucket.rows >= min(rows, costs.full_rows(bucket.shape)):
+    if len(bucket.lane.buckets) == 1 or bucket.rows >= min(rows, costs.useful_rows(bucket.shape)[0]):
         members = bucket.prefix_with(anchor, _equal_rows(bucket, costs, limits, delayed), rows)
     else:
         members = plan.take(anchor, costs, limits, delayed)
@@ -265,7 +265,8 @@ def _optimal_segments(
     bucket: Bucket, costs: CallCosts, limits: SegmentLimits, delayed: float | None
 ) -> list[Segment]:
     """Return the optimal cuts of the window around a bucket."""
-    parts = bucket.lane.window(bucket, max(WINDOW, min(MOST_WINDOW, costs.close_rows(bucket.shape))))
+    _, close_rows = costs.useful_rows(bucket.shape)
+    parts = bucket.lane.window(bucket, max(WINDOW, min(MOST_WINDOW, close_rows)))
     batch_s = BATCH_S if costs.measured else 0.0
     if bucket.count == 1 and costs.grows and _runs_alone(bucket, parts, costs, batch_s):
         return [{bucket: 1}]

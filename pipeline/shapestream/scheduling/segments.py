@@ -121,7 +121,7 @@ def segment_seconds(window: Window, costs: CallCosts, limits: SegmentLimits) -> 
         rows = _sums(window.rows, reach)
     legal = None if single else rows <= limits.max_rows
     if limits.max_bytes is not None:
-        nbytes = costs.nbytes(rows.ravel(), shapes[places.ravel()]).reshape(rows.shape)
+        nbytes = costs.bytes.of_batches(rows.ravel(), shapes[places.ravel()]).reshape(rows.shape)
         legal = _both(legal, nbytes <= limits.max_bytes)
     if limits.max_padding_ratio is not None:
         real = _sums(window.rows * elements_of_many(list(window.shapes.T)), reach)

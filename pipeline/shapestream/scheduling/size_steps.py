@@ -9,6 +9,7 @@ from math import prod
 import numpy as np
 
 from shapestream.scheduling.batch_costs import BatchCosts
+from shapestream.scheduling.call_costs import CallBytes
 from shapestream.scheduling.cost_grid import Sizes
 from shapestream.scheduling.events import ModelProfile
 
@@ -33,6 +34,7 @@ class SizeSteps:
         self._profile = profile
         self._first = first = 1 if profile.has_batch else 0
         self._prices = prices
+        self._bytes = CallBytes(profile, None)
         self._padded = profile.paddable[first:]
         self._largest = (0,) * len(self._padded)
         """The largest size of each dimension that ran."""
@@ -82,13 +84,10 @@ class SizeSteps:
         if prod(larger) > self._most_elements:
             return shape
         most_bytes = self._profile.max_batch_bytes
-        if most_bytes is not None and self._nbytes((*sizes[: self._first], *larger)) > most_bytes:
+        rows = sizes[0] if self._first else 1
+        if most_bytes is not None and self._bytes.of_call(rows, larger) > most_bytes:
             return shape
         return larger
-
-    def _nbytes(self, sizes: Sizes) -> int:
-        """Bytes of the inputs of a call of these sizes."""
-        return sum([each.nbytes * prod([sizes[axis] for axis in each.axes]) for each in self._profile.inputs])
 
     def _look(self) -> None:
         """Choose the step by the requests that came lately.

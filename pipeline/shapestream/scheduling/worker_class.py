@@ -78,7 +78,7 @@ class WorkerClass:
         """By shape of a static model; None until it was measured or ran. Until then it costs as much as dynamic calls."""
         dynamic = {sizes: point.seconds for sizes, point in points.items() if sizes not in self._static}
         self._grid = grid_over(dynamic, profile.max_batch if profile.has_batch else 1) if dynamic else None
-        self._line = LinearCost()
+        self._linear = LinearCost()
         """The costs while there is no grid."""
         self.measured = self._grid is not None
         """Whether predictions are seconds. If not, they only compare calls."""
@@ -177,8 +177,8 @@ class WorkerClass:
             columns = np.where(empty, 1.0, columns)
         if self._grid is not None:
             seconds = self._grid.seconds(columns)
-        elif self._line.measured:
-            seconds = self._line.fixed_s + self._line.element_s * elements_of_many(columns)
+        elif self._linear.measured:
+            seconds = self._linear.fixed_s + self._linear.element_s * elements_of_many(columns)
         else:
             # Before anything is known a call's fixed part is taken to weigh as much as one row of it.
             seconds = (columns[0] + 1.0) * np.maximum(1.0, elements_of_many(columns[1:]))
@@ -187,9 +187,9 @@ class WorkerClass:
                 seconds[(columns == np.array([sizes], np.float64).T).all(axis=0)] = static.longest_s
         return seconds
 
-    def line(self, most: int, shape: Sizes) -> Floats | None:
+    def row_seconds(self, most: int, shape: Sizes) -> Floats | None:
         """Return the seconds of calls of 0 to `most` rows at one shape; None where `seconds` must be asked."""
-        return None if self._grid is None or self._static else self._grid.line(most, shape)
+        return None if self._grid is None or self._static else self._grid.row_seconds(most, shape)
 
     # ------------------------------------------------------------ what is known
 
@@ -202,7 +202,7 @@ class WorkerClass:
         if others or sizes in self._static:
             return True
         if self._grid is None:
-            return elements_of(sizes) <= self._line.reach[1]
+            return elements_of(sizes) <= self._linear.reach[1]
         return self._grid.knows(sizes) and not self._grid.was_short(sizes)
 
     def met_lately(self, calls: Calls) -> bool:
@@ -239,10 +239,10 @@ class WorkerClass:
             self._fit(self.paid, calls, busy_s, number, requests)
 
     @staticmethod
-    def _fit(line: LinearCost, calls: Calls, seconds: float, number: int, requests: int) -> None:
-        """Correct a line by the seconds of so many requests in these calls, of which there are `number`."""
+    def _fit(linear: LinearCost, calls: Calls, seconds: float, number: int, requests: int) -> None:
+        """Fit a linear cost to the seconds of so many requests in these calls, of which there are `number`."""
         elements = sum([count * elements_of(sizes) for count, sizes in calls])
-        line.observe(number, elements, seconds, request_elements=elements / max(1, requests))
+        linear.observe(number, elements, seconds, request_elements=elements / max(1, requests))
 
     def prepared(self, elements: float, steady_s: float, busy_s: float, calls: int = 1) -> None:
         """Learn the preparation of new shapes from a batch that would have taken `steady_s` without it."""
@@ -259,7 +259,7 @@ class WorkerClass:
     ) -> None:
         own = batch_costs.slowdown_log if batch_costs.slots else 0.0
         if self._grid is None and batch_costs.slots:
-            # A line has learned what all workers are off; a grid takes it over later.
+            # A linear cost has learned what all workers are off; a grid takes it over later.
             own -= self.mean_slowdown_log
         dynamic = [sizes for _, sizes in calls if sizes not in self._static]
         any_static = len(dynamic) < len(calls)
@@ -292,9 +292,9 @@ class WorkerClass:
                 return
         elif grid is None and not any_static and (change := batch_costs.lasting_change(off)):
             if self._workers == 1:
-                self._line = LinearCost()  # how its two parts compare is out of date as well
+                self._linear = LinearCost()  # how its two parts compare is out of date as well
             else:
-                self._line.rescale(exp(change))
+                self._linear.rescale(exp(change))
         difference = max(-CLIP, min(CLIP, off))
         moved = False
         if self.measured:
@@ -302,10 +302,10 @@ class WorkerClass:
                 self._slow_down(batch_costs, SLOWDOWN_STEP * difference)
             moved = self._correct(calls, each_s, difference)
         if grid is None and not any_static:  # else the two parts cannot be told apart
-            steady_s = busy_s / exp(own) if self._line.measured else busy_s
-            self._fit(self._line, calls, steady_s, number, requests)
+            steady_s = busy_s / exp(own) if self._linear.measured else busy_s
+            self._fit(self._linear, calls, steady_s, number, requests)
             self.measured = True
-            if self._line.moved():
+            if self._linear.moved():
                 self.version = next(self._versions)
         if moved:
             self._publish()
@@ -375,7 +375,7 @@ class WorkerClass:
         for grid in (*self._static.values(), self._grid):
             if grid is not None:
                 corrections |= grid.corrections(shift)
-        # Nodes that were not measured, and lines, may reach further than anything that may be kept.
+        # Nodes that were not measured, and linear costs, may reach further than anything that may be kept.
         kept = (item for item in corrections.items() if elements_of(item[0]) <= MAX_ELEMENTS)
         ends = self.new.ends()
         return LearnedCosts(

@@ -92,11 +92,11 @@ def test_a_full_batch_is_one_to_which_more_would_gain_nothing():
     """With a fixed part that is all rows; where seconds per row stop falling it is fewer."""
     costs = CallCosts(affine(1.0), _profile())
     costs.renew()
-    assert 8 == costs.full_rows((4,))
+    assert 8 == costs.useful_rows((4,))[0]
     fours = FormulaPrices(lambda rows, elements: np.ceil(rows / 4) * elements)
     costs = CallCosts(fours, _profile())
     costs.renew()
-    assert 4 == costs.full_rows((4,))
+    assert 4 == costs.useful_rows((4,))[0]
 
 
 def test_workers_that_are_alike_share_what_was_worked_out():
