@@ -13,9 +13,9 @@ A slot that has just answered a batch waits if all of these hold:
 - No member of the batch that could start would miss its deadline.
 - Every free slot of the model has just answered, and no request is to run again. A slot that has idled is not held back.
 
-The wait ends with its time, when as many rows have come as were answered, when a batch would be full, when another slot is
-free, or when a request comes that has no time for it. A batch that would wait is not prefetched. A model with `max_delay_s`
-waits for that time instead.
+The wait ends with its time, when as many rows have come as were answered, or when a batch would be full. It also ends when
+another slot is free, or when a request comes that has no time for it. A batch that would wait is not prefetched. A model
+with `max_delay_s` waits for that time instead.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ were short are added up by themselves (`short_by`). Without the second rule, a d
 only is not found within 50 batches (tests/workers/lab/test_tried_prices.py).
 
 **Why each question exists twice.** `row_seconds`, `expected` and `_place` answer for one call or one shape with Python
-numbers; `seconds` and `_places` answer for many calls with arrays. Per call numpy costs more than the arithmetic: the 17
+numbers. `seconds` and `_places` answer for many calls with arrays. Per call numpy costs more than the arithmetic: the 17
 calls of one lone request take 17 us by `row_seconds` and 83 us by `seconds`. Tests compare the two.
 
 Not done: no decision which size to try (tries.py), no slowdown of a worker (worker_class.py), no clock.
@@ -59,8 +59,8 @@ FIRST_CLIP = log(4.0)
 """Largest logarithm by which the first call at a node may exceed its expectation, since the machine may have stalled. There
 is no bound below, since no stall makes a call shorter."""
 BEYOND = 1.5
-"""Factor by which a call must be larger than the last node along an axis to have one of its own; a calibration leaves out
-points that are nearer, too."""
+"""Factor by which a call must be larger than the last node along an axis to have a node of its own. A calibration also
+leaves out points that are nearer."""
 LATELY = 16
 """A node was visited *lately* if one of the last so many calls ran there."""
 _NEVER = -1
@@ -279,7 +279,7 @@ class Grid:
         return seconds
 
     def _slope(self, values: Floats) -> float:
-        """Seconds per element beyond the grid: one slope for all, so that nothing falls."""
+        """Return the seconds per element beyond the grid: one slope for all calls, so that nothing falls."""
         start_s = values[self._slope_from] if self._slope_from < len(values) - 1 else FIXED_SHARE * values[-1]
         return float(max(0.0, values[-1] - start_s)) / max(1.0, self._elements)
 
@@ -712,7 +712,7 @@ class LinearCost:
         )
 
     def rescale(self, level: float) -> None:
-        """As if everything so far had taken `level` times as long."""
+        """Change both parts as if everything so far had taken `level` times as long."""
         self.fixed_s *= level
         self.element_s *= level
         n, s, ee, ns, es = self._sums

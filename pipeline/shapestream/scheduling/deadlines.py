@@ -8,8 +8,8 @@ A deadline is judged four times here:
 - while it waits for its turn (`due`): ended when not even the optimistic prediction of its arrival meets it any more;
 - in its turn under overload (`comes_too_late`): ended if an efficient batch would take longer than what is left.
 
-Elsewhere, admission.py refuses what is late on arrival, planner.py cuts a batch smaller rather than make a member late,
-and a slot leaves out of its call what has expired.
+Elsewhere, admission.py refuses what is late on arrival, and planner.py cuts a batch smaller rather than make a member late.
+A slot leaves expired requests out of its call.
 
 Until costs are measured, only deadlines that have passed refuse or end anything.
 """
@@ -72,7 +72,7 @@ class Deadlines:
         return len(self._first)
 
     def living(self) -> list[Request]:
-        """Every live request with a deadline; for checks only."""
+        """Return every live request with a deadline; for checks only."""
         return self._first.living()
 
     # ------------------------------------------------------------ on arrival
@@ -117,7 +117,7 @@ class Deadlines:
         call_s = max(alone_s, min(batched_call_s * pool.fastest, alone_s + queued_s, CALL_OF_LEFT * left_s))
 
         def wait_for_s(before_s: float) -> float:
-            """Seconds until the slots have done what they hold, reruns and suspects, and this work of the queue."""
+            """Return the seconds until the slots have done what they hold, reruns, suspects, and this work."""
             return pool.free_in_s((again_s + before_s) * pool.count, now)[0]
 
         if not crowded and SAFETY * (wait_for_s(queued_s) + call_s) <= left_s:
@@ -183,7 +183,7 @@ class Deadlines:
         return all(request.deadline is None or until + call_s < request.deadline for request in members)
 
     def due(self, now: float) -> Request | None:
-        """A request whose deadline has passed, or, while it waits, cannot be met any more; None if there is none."""
+        """Return a request whose deadline has passed, or, while it waits, cannot be met any more; None if there is none."""
         while self._first.entries and (first := self._first.first()) is not None and first[0] <= now:
             request = first[2]
             deadline = request.deadline
@@ -199,7 +199,7 @@ class Deadlines:
         return None if first is None else first[0]
 
     def shrink(self, living: int) -> None:
-        """Throws out what has ended, if it outnumbers the `living` requests."""
+        """Drop the requests that have ended, if they outnumber the `living` ones."""
         self._first.shrink(living)
 
     # ------------------------------------------------------------ in its turn
@@ -207,9 +207,9 @@ class Deadlines:
     def comes_too_late(self, request: Request, slot: Slot, now: float) -> bool:
         """Tell whether the turn of a request on this slot comes too late for an efficient batch.
 
-        All must hold: a request of this model was refused for its predicted wait after this one came; this one did not run
-        before; and when the slot is free, it has waited for two thirds of its time at least. So a request that had little
-        time from the start is kept.
+        Three things must hold. A request of this model was refused for its predicted wait after this one came. This one did
+        not run before. When the slot is free, it has waited for two thirds of its time at least. So a request that had
+        little time from the start is kept.
 
         Some request will be late in any case, because the queue took longer than was estimated. A call that is cut so that
         this one is in time makes all behind it later, and they are as near to their deadlines. Then their calls are cut as

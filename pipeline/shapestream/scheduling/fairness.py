@@ -6,8 +6,8 @@ A client is whatever the caller numbers as one: a key with all its connections, 
 1996) in two levels (P. Goyal, X. Guo, H. M. Vin, "A hierarchical CPU scheduler for multimedia operating systems", OSDI
 1996): first between clients, then between the models of one client. Predicted seconds take the place of packet lengths.
 
-- Each client has an account on the scale of virtual time (`ClientShare.start_s`), and one `Flow` per model with an account
-  on a scale of the client's own. The smallest account, less the bonus of priority, has the turn.
+- Each client has an account on the scale of virtual time (`ClientShare.start_s`). It has one `Flow` per model, with an
+  account on a scale of the client's own. The smallest account, less the bonus of priority, has the turn.
 - When a batch starts, its predicted seconds are charged to its members' clients, in proportion to what each request would
   cost in an efficient batch. A request that shares no call pays for the whole call.
 - A client that was held up is owed its share of at most `OWED_S` of work. A client that had nothing queued starts at virtual
@@ -28,9 +28,9 @@ A client counts if it *asked lately*: since the group's content was replaced las
 is replaced when as many requests were admitted, or as many clients asked, as the queue may hold requests. That bounds the
 clients that are remembered.
 
-It promises: clients with queued requests get equal shares of predicted seconds; no request waits for ever; a client or group
-without queued requests finds room once others have drained by its part. Shares have no weights. Without contention, the
-order is that of arrival.
+It promises that clients with queued requests get equal shares of predicted seconds, and that no request waits for ever. A
+client or group without queued requests finds room once others have drained by its part. Shares have no weights. Without
+contention, the order is that of arrival.
 """
 
 from __future__ import annotations
@@ -155,9 +155,6 @@ class FairShares(Generic[FlowT]):
         self._clients: dict[int, ClientShare[FlowT]] = {}
         self._clean_at = _FEW_CLIENTS
 
-    def __repr__(self) -> str:
-        return f"<fair shares at {self.virtual_s:.6f}: {self.present} clients>"
-
     def client(self, number: int) -> ClientShare[FlowT]:
         """Return the account of a client, and open one if there is none."""
         known = self._clients.get(number)
@@ -208,8 +205,8 @@ class FairShares(Generic[FlowT]):
         """Count a new request of `share_s` seconds of all slots. Return its rank, and the virtual seconds of its priority.
 
         Priority is counted in seconds of all clients' work: virtual time grows by 1/clients while the slots work for
-        one second, so a step is `AGEING_S / clients`. The number of clients changes; that must not turn around two
-        requests of one flow and one priority, so a rank is never smaller than that of one that is queued.
+        one second, so a step is `AGEING_S / clients`. The number of clients changes, but two requests of one flow and one
+        priority must keep their order. So a rank is never smaller than that of a queued one.
         """
         client: ClientShare[FlowT] = flow.client
         present = self.present + (not client.unfinished)
@@ -252,7 +249,7 @@ class FairShares(Generic[FlowT]):
         Why no client starves: all work that has its turn moves virtual time by its `share_s / (present + 1)` at least, and
         `present` is bounded by the queue. A client that comes later starts at most a second of work before the virtual
         time, less `MAX_PRIORITY` steps. Once virtual time is that much past the account of a client that waits, no new
-        client passes it, and those that were here pass it by what they are owed.
+        client passes it. Clients that were here pass it by what they are owed.
 
         The accounts of the other members do not count, since their turns may be far away. A priority changes the order,
         and must not move virtual time ahead.
@@ -321,7 +318,7 @@ class FairShares(Generic[FlowT]):
         self.present = sum([known.unfinished > 0 for known in self._clients.values()])
 
     def unfinished(self) -> dict[int, tuple[int, int, int]]:
-        """Unfinished and queued requests, and bytes of these, of each client that has any; for checks only."""
+        """Return unfinished and queued requests, and bytes of these, of each client that has any; for checks only."""
         return {
             client: (
                 known.unfinished,
@@ -355,7 +352,7 @@ def _bonus_s(priority: int, present: int) -> float:
 
 
 def _ahead_s(flow: Flow) -> float:
-    """Queued work of a client that goes before one more request of this flow.
+    """Return the queued work of a client that goes before one more request of this flow.
 
     Its models take turns, and those that had less of its time than this one catch up first.
     """
@@ -386,9 +383,6 @@ class QueueRoom:
         self.waiting = 0
         """Groups for which a request waits."""
 
-    def __repr__(self) -> str:
-        return f"<queue room: {self.requests} of {self.max_requests} requests, {self.groups} groups>"
-
 
 class GroupRoom:
     """The queued requests of models that share slots, and the clients that asked them lately."""
@@ -407,9 +401,6 @@ class GroupRoom:
         self._asked_before: dict[int, set[str]] = {}
         """Those that did while it was being replaced."""
         self._until_replaced = whole.max_requests
-
-    def __repr__(self) -> str:
-        return f"<room of a group: {self.requests} requests, {self.nbytes} bytes, {self.sharing} clients>"
 
     @property
     def parts(self) -> int:

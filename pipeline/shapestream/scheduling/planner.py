@@ -6,8 +6,8 @@ holds the anchor. Nothing here changes a queue: the scheduler takes the members 
 How a batch is cut:
 
 1. Requests of one lane are sorted by the elements of a row. A window of about `WINDOW` of them around the anchor is cut
-   into contiguous segments of the least total cost (segments.py has the programme, its objective and its proof). The
-   anchor's segment is the batch. If all requests of the lane have equal sizes, only the number of rows is chosen.
+   into contiguous segments of the least total cost (segments.py). The anchor's segment is the batch. If all requests of
+   the lane have equal sizes, only the number of rows is chosen.
 2. A window is cut once per turn of the event loop (`Plan`). Slots that are free in the same turn take its other segments.
 3. A batch may be enlarged to try a size whose price is not tested (tries.py).
 4. `within_limits` drops members that would pass a limit of a batch or would make another member late.
@@ -40,9 +40,9 @@ from shapestream.scheduling.worker_class import BATCH_S, WorkerClass
 
 DELAYED = 2.0
 """Requests that a batch delays besides its members, per request that waits: half of these, and all that arrive before
-the queue is empty, which cannot be known. In simulations (60 % load to saturation, costs of two models) 1 to 4 differed
-little, and 2 was among the best throughout; 0.5, which is right if nothing arrives any more, cost 1 % of the goodput with
-64 in flight and 10 % in mean latency under overload; work alone, 7 % in p99 at 90 % load."""
+the queue is empty, which cannot be known. Simulated from 60 % load to saturation, with costs of two models: values from 1
+to 4 differed little. 0.5, which is right if nothing arrives any more, cost 1 % of the goodput with 64 in flight and 10 % in
+mean latency under overload. Minimising the work alone cost 7 % in p99 at 90 % load."""
 
 
 class Cut(NamedTuple):
@@ -73,7 +73,7 @@ class Cut(NamedTuple):
             costs.rounding.start(self.call_rows, self.shape)
 
     def sizes(self, has_batch: bool) -> tuple[int, ...]:
-        """The call's size of each of the model's dimensions."""
+        """Return the call's size of each of the model's dimensions."""
         return (self.call_rows, *self.shape) if has_batch else self.shape
 
 
@@ -228,9 +228,6 @@ class Plan:
     def __init__(self) -> None:
         self._left: dict[Lane, list[Segment]] = {}
 
-    def __repr__(self) -> str:
-        return f"<plan: {sum(map(len, self._left.values()))} segments left>"
-
     def forget(self, lane: Lane) -> None:
         """Forget the segments of a lane: some of their requests run in a batch that is none of them."""
         self._left.pop(lane, None)
@@ -242,7 +239,7 @@ class Plan:
     def take(
         self, anchor: Request, costs: CallCosts, limits: SegmentLimits, delayed: float | None
     ) -> list[Request]:
-        """The segment of an anchor: its bucket's requests first, and it before those. No other slot gets the segment."""
+        """Return the segment of an anchor, which no other slot gets: the anchor, its bucket's requests, then the others."""
         bucket = anchor.bucket
         left = self._left.get(bucket.lane, [])
         if not any(bucket in segment for segment in left):

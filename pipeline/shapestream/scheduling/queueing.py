@@ -1,7 +1,7 @@
 """Requests, their states, and the orders in which they are kept.
 
 A request is admitted once and ends once. In between it waits in a bucket (buckets.py) and in the flow of its client
-(turns.py), or in a group that runs again, or as a suspect (model_queue.py), or it is in a batch (slots.py).
+(turns.py), in a group that runs again or as a suspect (model_queue.py), or it is in a batch (batches.py).
 
 The states are an enum with a table: by the name of a change, which state follows which. A change that the table does not
 list raises KeyError. Only functions of `Request` write its state.
@@ -188,7 +188,7 @@ class Request:
         self.state = _SUSPECT[self.state]
 
     def end(self) -> None:
-        """Have the one ending."""
+        """End, whatever the ending is."""
         self.state = _END[self.state]
 
     def __repr__(self) -> str:
@@ -231,7 +231,7 @@ class LazyHeap:
         self._last_live = last_live
 
     def __len__(self) -> int:
-        """Entries held, the dead included."""
+        """Count the entries, the dead included."""
         return len(self.entries)
 
     def push(self, key: float, request: Request) -> None:
@@ -284,7 +284,7 @@ class Arrivals:
         self._requests: list[Request] = []
 
     def __len__(self) -> int:
-        """Requests held, those that wait no longer included."""
+        """Count the requests that are held, those that wait no longer included."""
         return len(self._requests)
 
     def add(self, request: Request) -> None:
