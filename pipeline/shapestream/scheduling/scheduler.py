@@ -542,7 +542,7 @@ class Scheduler:
             queues.wait(queue)
             if queue.delay_s:
                 queue.due.push(due, request)
-            elif due <= now:
+            elif queue.awaited is not None and due <= now:
                 queue.await_no_longer()
 
     def _refuse_unanswered(self, arrivals: tuple[Arrival, ...], actions: list[Action]) -> None:
