@@ -94,21 +94,26 @@ class SizeHistogram:
         self._weights = {size: weight for size, weight in faded.items() if weight > 1e-3}
 
     def columns(self, most: int, kept: Sequence[int]) -> tuple[Integers, Floats]:
-        """Return ascending sizes and the weight of each: at most `most` of those that were counted, and all of `kept`.
+        """Return ascending sizes and the weight of each, as `columns_of` does."""
+        return columns_of(self._weights, most, kept)
 
-        Of more, neighbours are taken together, at the larger of them, so that each has about the same weight.
-        """
-        seen = sorted(self._weights)
-        weights = np.array([self._weights[size] for size in seen])
-        if len(seen) > most:
-            part = np.ceil(np.cumsum(weights) * most / weights.sum())
-            last = np.append(np.flatnonzero(np.diff(part)), len(seen) - 1)
-            seen = [seen[place] for place in last]
-            weights = np.diff(np.cumsum(weights)[last], prepend=0.0)
-        sizes = np.unique(np.array([*seen, *kept], np.intp))
-        spread = np.zeros(len(sizes))
-        np.add.at(spread, np.searchsorted(sizes, np.array(seen, np.intp)), weights)
-        return sizes, spread
+
+def columns_of(counted: Mapping[int, float], most: int, kept: Sequence[int]) -> tuple[Integers, Floats]:
+    """Return ascending sizes and the weight of each: at most `most` of those that were counted, and all of `kept`.
+
+    Of more, neighbours are taken together, at the larger of them, so that each has about the same weight.
+    """
+    seen = sorted(counted)
+    weights = np.array([counted[size] for size in seen])
+    if len(seen) > most:
+        part = np.ceil(np.cumsum(weights) * most / weights.sum())
+        last = np.append(np.flatnonzero(np.diff(part)), len(seen) - 1)
+        seen = [seen[place] for place in last]
+        weights = np.diff(np.cumsum(weights)[last], prepend=0.0)
+    sizes = np.unique(np.array([*seen, *kept], np.intp))
+    spread = np.zeros(len(sizes))
+    np.add.at(spread, np.searchsorted(sizes, np.array(seen, np.intp)), weights)
+    return sizes, spread
 
 
 def cost_of(boundaries: Sequence[int], sizes: Integers, weights: Floats, costs: Floats) -> float:

@@ -466,7 +466,7 @@ class GroupRoom:
         The client asks so many `models`. Apart from a part for one of the others, a share for another client stays free.
         """
         whole = self.whole
-        bounds = [
+        bounds: list[tuple[float, float, float, float]] = [
             (flow.queued, 1, self.requests, whole.max_requests / parts),
             (flow.queued_bytes, nbytes, self.nbytes, whole.max_bytes / parts),
         ]
