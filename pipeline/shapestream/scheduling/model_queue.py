@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from heapq import heappop, heappush
 from itertools import islice
 from math import inf, prod
+from operator import attrgetter
 from typing import NamedTuple
 
 from shapestream.scheduling.answers import OVER, Awaited, Returns
@@ -30,11 +31,6 @@ from shapestream.scheduling.queueing import (
     nanoseconds,
 )
 from shapestream.scheduling.turns import ClientFlow, Turns
-
-
-def _by_turn(request: Request) -> tuple[float, int]:
-    return request.turn
-
 
 MOST_COUNTED = 512
 """Largest number of buckets that are counted by size, in about 1 ms. Longer lists are sampled at even distances."""
@@ -167,7 +163,7 @@ class ModelQueue:
     def _first_start_s(self) -> float | None:
         """Return the account of the client whose turn is first, of all models that share slots; None if none waits."""
         firsts = [first for queue in self.sharing if (first := queue.turns.first())]
-        return min(firsts, key=_by_turn).flow.client.start_s if firsts else None
+        return min(firsts, key=attrgetter("turn")).flow.client.start_s if firsts else None
 
     def flow_of(self, number: int) -> ClientFlow:
         """Return the flow of a client, and open one if there is none."""

@@ -22,7 +22,9 @@ requests (answer_waits.py does). With several padded dimensions the cuts are goo
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from itertools import pairwise
 from math import inf, isfinite, prod
 from typing import NamedTuple, TypeAlias
 
@@ -30,7 +32,7 @@ import numpy as np
 
 from shapestream.scheduling.buckets import Bucket, Lane
 from shapestream.scheduling.call_costs import CallCosts
-from shapestream.scheduling.cost_grid import elements_of
+from shapestream.scheduling.cost_grid import Sizes, elements_of
 from shapestream.scheduling.events import CutReason
 from shapestream.scheduling.queueing import Request
 from shapestream.scheduling.segments import SegmentLimits, Window, cut_window
@@ -293,22 +295,8 @@ def _runs_alone(bucket: Bucket, parts: list[tuple[Bucket, int]], costs: CallCost
 
 def _segments(parts: list[tuple[Bucket, int]], ends: list[int]) -> list[Segment]:
     """Return the segments that end before these requests of the window."""
-    segments = []
-    remaining = iter(parts)
-    left = 0
-    start = 0
-    for end in ends:
-        counts: Segment = {}
-        missing = end - start
-        while missing:
-            if not left:
-                bucket, left = next(remaining)
-            counts[bucket] = taken = min(missing, left)
-            missing -= taken
-            left -= taken
-        segments.append(counts)
-        start = end
-    return segments
+    buckets = [bucket for bucket, count in parts for _ in range(count)]
+    return [Counter(buckets[start:end]) for start, end in pairwise([0, *ends])]
 
 
 def _window(parts: list[tuple[Bucket, int]]) -> Window:
@@ -332,22 +320,29 @@ def within_limits(
 
     The first member always stays. The reason is `otherwise` where all stay.
     """
-    if len(members) < 2:
-        return members, otherwise
-    is_legal = _legal(members, costs, limits)
-    if is_legal and _in_time(members, costs, slowdown, starts_at):
-        return members, otherwise
-    kept = members[:-1]
-    while len(kept) > 1 and not (_legal(kept, costs, limits) and _in_time(kept, costs, slowdown, starts_at)):
-        kept.pop()
-    return kept, CutReason.DEADLINE if is_legal else CutReason.LIMIT
+    reason = otherwise
+    for count in range(len(members), 1, -1):
+        kept = members[:count]
+        rows = sum([request.rows for request in kept])
+        shape = tuple(map(max, *[request.shape for request in kept]))
+        if not _legal(kept, rows, shape, costs, limits):
+            cause = CutReason.LIMIT
+        elif not _in_time(kept, rows, shape, costs, slowdown, starts_at):
+            cause = CutReason.DEADLINE
+        else:
+            return kept, reason
+        if reason is otherwise:
+            reason = cause
+    return members[:1], reason
 
 
-def _in_time(members: Sequence[Request], costs: CallCosts, slowdown: float, starts_at: float) -> bool:
+def _in_time(
+    members: Sequence[Request], rows: int, shape: Sizes, costs: CallCosts, slowdown: float, starts_at: float
+) -> bool:
     """Tell whether the batch ends before all deadlines that its members could meet alone."""
     if not costs.measured or all(request.deadline is None for request in members):
         return True
-    ends_at = starts_at + _seconds(members, costs) * slowdown
+    ends_at = starts_at + costs.call(rows, shape).seconds * slowdown
     return not any(
         request.deadline is not None
         and starts_at + costs.call(request.rows, request.shape).seconds * slowdown
@@ -357,22 +352,18 @@ def _in_time(members: Sequence[Request], costs: CallCosts, slowdown: float, star
     )
 
 
-def _legal(members: Sequence[Request], costs: CallCosts, limits: SegmentLimits) -> bool:
-    shape = tuple(map(max, *[request.shape for request in members]))
-    rows = sum([request.rows for request in members])
+def _legal(
+    members: Sequence[Request], rows: int, shape: Sizes, costs: CallCosts, limits: SegmentLimits
+) -> bool:
+    """Tell whether a batch of these members, with so many rows and this shape, passes no limit."""
     if limits.max_bytes is not None and costs.bytes.of_batch(rows, shape) > limits.max_bytes:
         return False
-    if limits.most_s is not None and _seconds(members, costs) > limits.most_s:
+    if limits.most_s is not None and costs.call(rows, shape).seconds > limits.most_s:
         return False
     if limits.max_padding_ratio is not None:
         real = sum([request.rows * elements_of(request.shape) for request in members])
         return real >= (1.0 - limits.max_padding_ratio) * rows * elements_of(shape)
     return True
-
-
-def _seconds(members: Sequence[Request], costs: CallCosts) -> float:
-    shape = tuple(map(max, *[request.shape for request in members]))
-    return costs.call(sum([request.rows for request in members]), shape).seconds
 
 
 def _equal_rows(bucket: Bucket, costs: CallCosts, limits: SegmentLimits, delayed: float | None) -> int:
