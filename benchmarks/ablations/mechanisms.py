@@ -16,10 +16,10 @@ from typing import Any
 
 from benchmarks.ablations.scenarios import programme_s
 from shapestream.scheduling import (
+    answer_waits,
     batch_costs,
     boundaries,
     call_costs,
-    company,
     cost_grid,
     deadlines,
     fairness,
@@ -96,7 +96,7 @@ def _watch_all(patches: Patches) -> None:
     watch("shed", deadlines.Deadlines, "comes_too_late", lambda late, given, named: late)
     watch("crowded", deadlines.Deadlines, "_before_s", lambda _, given, named: named["crowded"])
     watch("boundaries", boundaries.LearnedBoundaries, "look", lambda better, given, named: better)
-    watch("company", company.Company, "is_awaited", lambda waits, given, named: waits)
+    watch("waits after answers", answer_waits.AnswerWaits, "is_awaited", lambda waits, given, named: waits)
     watch("tries", worker_class.WorkerClass, "try_began")
     watch("believed", cost_grid.Grid, "believe")
     watch("doubted", cost_grid.Grid, "doubt")
@@ -252,7 +252,7 @@ def _no_grid(patches: Patches) -> None:
             self._grid = None
             for point in table.points:
                 elements = cost_grid.elements_of(point.sizes)
-                self._line.observe(
+                self._linear.observe(
                     1.0, elements, point.seconds, request_elements=elements / max(1, point.sizes[0])
                 )
 
@@ -435,8 +435,8 @@ MECHANISMS: dict[str, Mechanism] = {
         off=lambda patches: patches.set(scheduler, "faster_first", _first_free), watched="faster", scenarios=UNEQUAL
     ),
     "speed of each worker": Mechanism(off=_no_slowdowns, watched="faster", scenarios=UNEQUAL),
-    "company": Mechanism(
-        off=returns(False, company.Company, "is_awaited", "will_be_awaited"), watched="company",
+    "waits after answers": Mechanism(
+        off=returns(False, answer_waits.AnswerWaits, "is_awaited", "will_be_awaited"), watched="waits after answers",
         scenarios=(*HEAVY, "ten times slower", *CURVED, "lognormal, 64"),
     ),
     "preparations in cuts": Mechanism(
@@ -506,7 +506,7 @@ MECHANISMS: dict[str, Mechanism] = {
         scenarios=("flood, no deadline", "overload, greedy"),
     ),
     "blame": Mechanism(
-        off=lambda patches: patches.set(fairness.FairShares, "blame", lambda self, line, share_s: None),
+        off=lambda patches: patches.set(fairness.FairShares, "blame", lambda self, flow, share_s: None),
         watched="blamed", scenarios=FAILING,
     ),
     "failed batches divided between clients": Mechanism(

@@ -82,7 +82,7 @@ class Admission:
             # One request may always wait, however long it lasts.
             if queued_s and queued_s + terms.share_s > whole.max_s:
                 message = f"the queue is full: {queued_s:.3f} of {whole.max_s:g} s of predicted work"
-                return Refusal("overloaded", message, self.drain_s(queue), Overload.QUEUE_SECONDS)
+                return self._overloaded(queue, Overload.QUEUE_SECONDS, message)
             if client is not None and room.exceeds_s(client, terms.share_s, queued_s):
                 return self._above_share(queue)
         if client is not None and arrival.client in room.several:
@@ -92,46 +92,49 @@ class Admission:
             if flow is not None and room.exceeds_part(
                 flow, models, arrival.nbytes, terms.share_s, queued_s, parts
             ):
-                return self._above_part(queue, models)
+                return self._overloaded(
+                    queue,
+                    Overload.MODEL_SHARE,
+                    f"this client has its share of the queue for this model, of {models} that it asks, "
+                    f"and what is left is kept for the others",
+                )
         if arrival.deadline is None:
             return terms
         refusal = self._deadlines.consider(arrival, arrival.deadline, queue, terms.call_s, now)
         return terms if refusal is None else refusal
 
     def _full(self, arrival: Arrival, queue: ModelQueue) -> Refusal:
-        if self.room.requests < self.room.max_requests and arrival.nbytes > self.room.max_bytes:
-            message = (
-                f"the request holds {arrival.nbytes} bytes; the queue takes {self.room.max_bytes} at most"
-            )
+        room = self.room
+        if room.requests < room.max_requests and arrival.nbytes > room.max_bytes:
+            message = f"the request holds {arrival.nbytes} bytes; the queue takes {room.max_bytes} at most"
             return Refusal("too_large", message)
-        message = (
-            f"the queue is full: {self.room.requests} of {self.room.max_requests} requests, "
-            f"{self.room.nbytes} of {self.room.max_bytes} bytes"
+        return self._overloaded(
+            queue,
+            Overload.QUEUE,
+            f"the queue is full: {room.requests} of {room.max_requests} requests, "
+            f"{room.nbytes} of {room.max_bytes} bytes",
         )
-        return Refusal("overloaded", message, self.drain_s(queue), Overload.QUEUE)
 
     def _part_full(self, queue: ModelQueue, parts: int) -> Refusal:
         room = queue.shares.room
-        message = (
+        return self._overloaded(
+            queue,
+            Overload.QUEUE,
             f"the queue for the slots of this model is full: {room.requests} requests, {room.nbytes} bytes; "
             f"it has 1/{parts} of {self.room.max_requests} requests and {self.room.max_bytes} bytes, "
-            f"and what is left is kept for models on other slots"
+            f"and what is left is kept for models on other slots",
         )
-        return Refusal("overloaded", message, self.drain_s(queue), Overload.QUEUE)
 
     def _above_share(self, queue: ModelQueue) -> Refusal:
-        message = (
+        return self._overloaded(
+            queue,
+            Overload.CLIENT_SHARE,
             f"this client has its share of the queue, which {queue.shares.room.sharing} clients divide, "
-            f"and what is left is kept for the others"
+            f"and what is left is kept for the others",
         )
-        return Refusal("overloaded", message, self.drain_s(queue), Overload.CLIENT_SHARE)
 
-    def _above_part(self, queue: ModelQueue, models: int) -> Refusal:
-        message = (
-            f"this client has its share of the queue for this model, of {models} that it asks, "
-            f"and what is left is kept for the others"
-        )
-        return Refusal("overloaded", message, self.drain_s(queue), Overload.MODEL_SHARE)
+    def _overloaded(self, queue: ModelQueue, cause: Overload, message: str) -> Refusal:
+        return Refusal("overloaded", message, self.drain_s(queue), cause)
 
     def too_large(self, queue: ModelQueue, rows: int, shape: tuple[int, ...]) -> Refusal | None:
         """Return a refusal if padding would make the request's call larger than a call may be; its own sizes may be larger.
@@ -150,11 +153,10 @@ class Admission:
             return Refusal("too_large", message)
         if call.most is None:
             return None
-        own = 0 if empty else call.of_call(rows, shape)
         nbytes = call.of_batch(rows, shape)
         if empty:
             nbytes = max(nbytes, call.of_batch(max(1, rows), tuple([max(1, size) for size in shape])))
-        if nbytes <= max(call.most, own):
+        if nbytes <= call.most or (not empty and nbytes <= call.of_call(rows, shape)):
             return None
         message = (
             f"the smallest call that can run this request holds {nbytes} bytes of input, padding included, and calls of "
@@ -172,13 +174,13 @@ class Admission:
                 self._terms[key] = refusal
                 return refusal
             alone_s = queue.costs.batch_s(sizes) if queue.alone else None
-            company = queue.costs.batched_share_s(sizes) if alone_s is None else (alone_s, alone_s)
+            priced = queue.costs.batched_share_s(sizes) if alone_s is None else (alone_s, alone_s)
             slots = self._slots.serving(queue)
-            if company is None:
+            if priced is None:
                 rough_s = queue.costs.rough_s(sizes)
                 terms = Terms(0, (NOMINAL_S if rough_s is None else rough_s) / slots)
             else:
-                cost_s, call_s = company
+                cost_s, call_s = priced
                 if not (isfinite(1e9 * cost_s) and isfinite(call_s)):  # sums of costs are kept in nanoseconds
                     raise ArithmeticError(f"a request of sizes {sizes} cannot be priced")
                 terms = Terms(nanoseconds(cost_s), cost_s / slots, call_s=call_s)

@@ -1,4 +1,4 @@
-"""How soon new requests follow answers. company.py decides by it whether a free slot waits."""
+"""How soon new requests follow answers, by which answer_waits.py decides whether a free slot waits."""
 
 from __future__ import annotations
 

@@ -77,16 +77,6 @@ class BatchCosts:
         self._version = 0
 
     @property
-    def version(self) -> int:
-        """A number that changes when a prediction moves by more than 5 %: plans made with the old one are out of date."""
-        return self.worker_class.version
-
-    @property
-    def measured(self) -> bool:
-        """Whether predictions are seconds. If not, they only compare calls, and no deadline is judged by them."""
-        return self.worker_class.measured
-
-    @property
     def slowdown(self) -> float:
         """Seconds on this worker / mean seconds on all workers of its class; 1.0 of a worker that left."""
         return exp(self.slowdown_log - self.worker_class.mean_slowdown_log) if self.slots else 1.0
@@ -127,46 +117,48 @@ class BatchCosts:
 
     def row_seconds(self, shapes: Sequence[Sizes]) -> list[Floats]:
         """Return the seconds of batches of 0 to `max_batch` rows at each shape; not to be written to."""
-        known = self._remembered()
+        self._make_room()
+        known = self._rows
         missing = [shape for shape in dict.fromkeys(shapes) if shape not in known]
         number = self.profile.max_batch + 1
         if self._row_calls is None and missing:
-            lines = [(shape, self._line(shape)) for shape in missing]
-            self._rows.update([(shape, line) for shape, line in lines if line is not None])
-            missing = [shape for shape, line in lines if line is None]
+            found = {shape: self._seconds_by_rows(shape) for shape in missing}
+            self._rows.update({shape: seconds for shape, seconds in found.items() if seconds is not None})
+            missing = [shape for shape, seconds in found.items() if seconds is None]
         if missing:
             _, wide = _parted([(0, *shape) for shape in missing])
-            found = self.seconds(np.tile(np.arange(number), len(missing)), np.repeat(wide, number, axis=0))
-            self._rows.update(zip(missing, found.reshape(len(missing), number), strict=True))
+            many = self.seconds(np.tile(np.arange(number), len(missing)), np.repeat(wide, number, axis=0))
+            self._rows.update(zip(missing, many.reshape(len(missing), number), strict=True))
         return [known[shape] for shape in shapes]
 
-    def _line(self, shape: Sizes) -> Floats | None:
+    def _seconds_by_rows(self, shape: Sizes) -> Floats | None:
         """Return the seconds of all numbers of rows at one shape; None where `seconds` must be asked."""
-        line = self.worker_class.line(self.profile.max_batch, shape)
-        if line is not None and self._is_bounded:
+        seconds = self.worker_class.row_seconds(self.profile.max_batch, shape)
+        if seconds is not None and self._is_bounded:
             if any(size > most for size, most in zip(shape, self._most[1:], strict=True)):
-                line[:] = inf
-            elif self._most[0] < len(line):
-                line[int(self._most[0]) + 1 :] = inf
-        return line
+                seconds[:] = inf
+            elif self._most[0] < len(seconds):
+                seconds[int(self._most[0]) + 1 :] = inf
+        return seconds
 
     def second(self, rows: int, shape: Sizes) -> float:
         """Return the seconds of one batch."""
-        lines = self._remembered()
-        line = lines.get(shape)
-        if line is None:
+        if self._version != self.worker_class.version:
+            self._forget()
+        seconds = self._rows.get(shape)
+        if seconds is None:
             priced = self._priced.get((rows, shape))
             if priced is not None:
                 return priced[2]
             if rows <= self.profile.max_batch:
-                line = self.row_seconds([shape])[0]
-        if line is not None and rows < len(line):
-            return float(line[rows])
+                seconds = self.row_seconds([shape])[0]
+        if seconds is not None and rows < len(seconds):
+            return float(seconds[rows])
         return float(self.seconds(*_parted([(rows, *shape)]))[0])
 
     def expect(self, requests: Iterable[tuple[int, Sizes]]) -> None:
         """Price requests (rows, shape) in one prediction, for `batched_share_s` and `second` to look up."""
-        self._remembered()
+        self._make_room()
         missing = [request for request in dict.fromkeys(requests) if request not in self._priced]
         if not missing:
             return
@@ -203,19 +195,22 @@ class BatchCosts:
         Batches of 1, 2, 4, ... equal requests are compared by seconds per request. The first figure is the least of them.
         The second is of the smallest batch within `CLOSE` of it.
         """
-        self.expect([(rows, shape)])
+        if self._version != self.worker_class.version or (rows, shape) not in self._priced:
+            self.expect([(rows, shape)])
         own_s, call_s, _ = self._priced[rows, shape]
         longest_s = self.longest_s(rows, shape)
         return min(own_s, longest_s), min(call_s, longest_s)
 
-    def _remembered(self) -> dict[Sizes, Floats]:
-        """Forget predictions of another version, or all where they are too many; return those by shape and rows."""
+    def _make_room(self) -> None:
+        """Forget predictions of another version, or all where they are too many."""
         too_many = len(self._rows) * self.profile.max_batch + len(self._priced) > _MOST_SECONDS
-        if self._version != self.worker_class.version or too_many:
-            self._rows.clear()
-            self._priced.clear()
-            self._version = self.worker_class.version
-        return self._rows
+        if too_many or self._version != self.worker_class.version:
+            self._forget()
+
+    def _forget(self) -> None:
+        self._rows.clear()
+        self._priced.clear()
+        self._version = self.worker_class.version
 
     def longest_s(self, rows: int, shape: Sizes) -> float:
         """Return the seconds of such a batch if each of its calls were the longest that was measured, or ran.
@@ -239,11 +234,6 @@ class BatchCosts:
 
     # ------------------------------------------------------------ preparation
 
-    @property
-    def prepares(self) -> bool:
-        """Whether a preparation was ever measured."""
-        return self.worker_class.new.measured
-
     def first_call_s(self, elements: float) -> float:
         """Return the extra seconds of a call of so many elements whose shape is new to the device; 0.0 while unknown."""
         new = self.worker_class.new
@@ -256,6 +246,8 @@ class BatchCosts:
         """
         new = self.worker_class.new
         if not new.measured or (not rows and self._row_calls is None) or 0 in shape:
+            return 0.0
+        if self._row_calls is None and (rows, *shape) in self._known:
             return 0.0
         unknown = [sizes for _, sizes in self.calls(rows, shape) if sizes not in self._known]
         return sum([self.first_call_s(elements_of(sizes)) for sizes in unknown])

@@ -1,9 +1,9 @@
 """Sizes that other sizes are rounded up to: a geometric grid first, then those that cost least over the traffic.
 
 Learned boundaries are worth 1.9 to 3.5 % of goodput with 32 shapes of one size, and 2.5 % with 64 shapes of two
-(docs/decisions.md). They are exact, by dynamic programming over a histogram of the sizes seen. Given sizes u1 < u2 < …
-with weights w, and what a request costs at each size, the cost of a set of boundaries is the sum over requests of
-cost(next boundary). With F(k, j) the least cost of all up to size j, of which j is a boundary and at most k are new:
+(docs/decisions.md). They are the best ones, found by dynamic programming over a histogram of the sizes seen. Its sizes are
+u1 < u2 < … with weights w, and a request has a cost at each size. A set of boundaries costs the sum, over requests, of
+cost(next boundary). Let F(k, j) be the least cost of all up to size j, where j is a boundary and at most k are new:
 
     F(k, j) = min over i < j of F(k - [j is new], i) + cost(j) * (w up to j - w up to i)
 """
@@ -132,7 +132,7 @@ class BoundaryChoices:
     def of(
         cls, sizes: Integers, weights: Floats, costs: Floats, kept: Sequence[int], most_new: int
     ) -> BoundaryChoices:
-        """`kept`: those that are boundaries anyway, the largest size among them. `costs` must not fall with the size."""
+        """Find them. `kept`: boundaries that stay, the largest size among them. `costs` must not fall with the size."""
         count = len(sizes)
         is_kept = np.isin(sizes, np.asarray(kept, np.intp))
         if not is_kept[-1]:
@@ -229,7 +229,7 @@ class LearnedBoundaries:
         return {axis: choices[axis].boundaries[count] for axis, count in counts.items()}
 
     def _usual(self, axis: int) -> int:
-        """A size that is neither rare nor extreme."""
+        """Return the median size along an axis; 1 where none was seen."""
         sizes, weights = self._seen[axis].columns(_CANDIDATES, ())
         return int(sizes[np.searchsorted(np.cumsum(weights), weights.sum() / 2)]) if len(sizes) else 1
 

@@ -38,27 +38,9 @@ class Call:
     preparation_s: float = 0.0
     """Seconds of preparing shapes that are new to the device."""
 
-    @property
-    def first_s(self) -> float:
-        """Expected seconds of the next such call: the preparation is included in full."""
-        return self.seconds + self.preparation_s * (1.0 - 1.0 / USES)
-
 
 class CallCosts:
     """The costs of one model's batches on one worker, each in the call that it is run as."""
-
-    __slots__ = (
-        "_best",
-        "_new",
-        "_prepares",
-        "_statics",
-        "_tables",
-        "batch_costs",
-        "bytes",
-        "profile",
-        "rounding",
-        "version",
-    )
 
     def __init__(
         self, batch_costs: BatchCosts, profile: ModelProfile, rounding: ShapeRounding | None = None
@@ -70,8 +52,10 @@ class CallCosts:
         self._statics = (
             [(shape[0], shape[1:]) for shape in profile.static_shapes] if profile.has_batch else []
         )
-        self.version = (-1, -1)
-        """A pair that changes whenever existing plans become invalid."""
+        self.measured = False
+        """Whether predictions are seconds. If not, they only compare calls, and no deadline is judged by them."""
+        self._version = (-1, -1)
+        """A pair that changes whenever prices become out of date."""
         self._tables: dict[Sizes, Floats] = {}
         self._best: dict[Sizes, tuple[int, int]] = {}
         # Preparations outlive versions: that a shape has become known is noted one by one.
@@ -80,11 +64,12 @@ class CallCosts:
 
     def renew(self) -> None:
         """Forget prices that are out of date. Call it before each batch."""
-        batch_costs = self.batch_costs
-        version = batch_costs.version, 0 if self.rounding is None else self.rounding.version
-        if version != self.version or self._prepares != batch_costs.prepares:
-            self.version = version
-            self._prepares = batch_costs.prepares
+        worker_class = self.batch_costs.worker_class
+        self.measured = worker_class.measured
+        version = worker_class.version, 0 if self.rounding is None else self.rounding.version
+        if version != self._version or self._prepares != worker_class.new.measured:
+            self._version = version
+            self._prepares = worker_class.new.measured
             self._tables.clear()
             self._best.clear()
 
@@ -114,10 +99,10 @@ class CallCosts:
 
         Without its preparation, it is expected to take no longer than the longest call that was measured, or ran.
         """
-        costs = self.batch_costs
-        if not costs.measured or not isfinite(call.seconds):
+        if not self.measured or not isfinite(call.seconds):
             return 0.0
-        return min(call.first_s, costs.longest_s(call.rows, call.shape) + call.preparation_s)
+        first_s = call.seconds + call.preparation_s * (1.0 - 1.0 / USES)
+        return min(first_s, self.batch_costs.longest_s(call.rows, call.shape) + call.preparation_s)
 
     def _static(self, rows: int, shape: Sizes, seconds: float) -> Sizes | None:
         """Return the shape of the static model that serves such a batch in the fewest seconds; None: no static model."""
@@ -166,65 +151,48 @@ class CallCosts:
             seconds[here] = np.minimum(seconds[here], self.batch_costs.second(static_rows, static))
         return seconds
 
-    def nbytes(self, rows: Integers, shapes: Integers) -> Floats:
-        """Return the bytes of the largest call of each of many batches."""
-        return self.bytes.of_batches(rows, shapes)
-
     def table(self, shapes: Integers, max_rows: int) -> Floats:
         """Return the seconds of 0 to `max_rows` rows at each of `shapes` (n, d): (n, max_rows + 1)."""
-        tables = self._remembered()
-        keys = [tuple(shape) for shape in shapes.tolist()]
-        self._learn([key for key in keys if key not in tables])
-        return np.concatenate([tables[key] for key in keys]).reshape(len(keys), -1)[:, : max_rows + 1]
+        rows = self._rows_at([tuple(shape) for shape in shapes.tolist()])
+        return np.concatenate(rows).reshape(len(rows), -1)[:, : max_rows + 1]
 
     def row_seconds(self, shape: Sizes) -> Floats:
         """Return the seconds of 0 to `max_batch` rows at one shape."""
-        tables = self._remembered()
-        if shape not in tables:
-            self._learn([shape])
-        return tables[shape]
+        return self._rows_at([shape])[0]
 
     @property
     def grows(self) -> bool:
-        """True where each batch is one call of its own sizes, so that a larger batch never takes less."""
+        """Whether each batch is one call of its own sizes, so that a larger batch never takes less."""
         return self.rounding is None and not self._statics and self.profile.row_calls is None
 
-    def full_rows(self, shape: Sizes) -> int:
-        """Return the number of rows at one shape that cost the least per row, or nearly so."""
-        return self._useful_rows(shape)[0]
-
-    def close_rows(self, shape: Sizes) -> int:
-        """Return the number of rows at one shape from which on more rows save little per row."""
-        return self._useful_rows(shape)[1]
-
-    def _useful_rows(self, shape: Sizes) -> tuple[int, int]:
+    def useful_rows(self, shape: Sizes) -> tuple[int, int]:
+        """Return two numbers of rows at one shape: with the least seconds per row, or nearly so; and within `CLOSE`."""
         best = self._best.get(shape)
         if best is None:
-            # Once all of them are known to the device: company of another shape might be had without preparing.
-            line = self._lines([shape])[0][1:]
-            each = line / np.arange(1, len(line) + 1)
+            # Once all of them are known to the device: requests of another shape may share a call without preparing.
+            seconds = self._steady_seconds([shape])[0][1:]
+            each = seconds / np.arange(1, len(seconds) + 1)
             least = each.min()
             full, close = [int((each <= near * least).argmax()) + 1 for near in (NEAR_BEST, CLOSE)]
             best = self._best[shape] = full, close
         return best
 
-    def _remembered(self) -> dict[Sizes, Floats]:
-        """Return the tables by shape; where they are too many, forget all of them first."""
-        if len(self._tables) > _REMEMBERED:
-            self._tables.clear()
+    def _rows_at(self, shapes: list[Sizes]) -> list[Floats]:
+        """Return the seconds of 0 to `max_batch` rows at each shape, parts of preparations included."""
+        tables = self._tables
+        if len(tables) > _REMEMBERED:
+            tables.clear()
             self._best.clear()
         if len(self._new) > _REMEMBERED:
             self._new.clear()
-        return self._tables
+        missing = [shape for shape in shapes if shape not in tables]
+        for shape, seconds in zip(missing, self._steady_seconds(missing) if missing else (), strict=True):
+            table = tables[shape] = seconds + self._preparations(shape)
+            table[0] = table[1]  # no batch has no rows
+        return [tables[shape] for shape in shapes]
 
-    def _learn(self, shapes: list[Sizes]) -> None:
-        if shapes:
-            for shape, line in zip(shapes, self._lines(shapes), strict=True):
-                table = self._tables[shape] = line + self._preparations(shape)
-                table[0] = table[1]  # no batch has no rows
-
-    def _lines(self, shapes: list[Sizes]) -> list[Floats]:
-        """Return the seconds of 0 to `max_batch` rows at each shape, without first calls."""
+    def _steady_seconds(self, shapes: list[Sizes]) -> list[Floats]:
+        """Return the seconds of 0 to `max_batch` rows at each shape, without preparations."""
         if self.rounding is None and not self._statics:
             return self.batch_costs.row_seconds(shapes)
         count = self.profile.max_batch + 1
@@ -264,7 +232,9 @@ class CallBytes:
         """The rows of the largest call, by the rows of a batch; None: all of them."""
         bounds = profile.bounds[first:] if profile.bounds else (None,) * (len(profile.dimensions) - first)
         sizes = [most for most in bounds if most is not None]
-        rows = profile.max_batch if self._largest is None else int(self._largest.max())
+        rows = profile.max_batch if rounding is None else rounding.most_rows
+        if self._largest is not None:
+            rows = int(self._largest.max())
         self.most = profile.max_batch_bytes if self._inputs else None
         """Bytes that a call may hold; None: any."""
         self.planned_most = self.most
@@ -274,7 +244,7 @@ class CallBytes:
             self.planned_most = None
 
     def of_call(self, rows: int, shape: Sizes) -> int:
-        """Bytes of a call of just these sizes."""
+        """Return the bytes of a call of just these sizes."""
         return rows * self._row_bytes(shape)
 
     def allow(self, rows: int, larger: Sizes, shape: Sizes) -> bool:
@@ -282,7 +252,7 @@ class CallBytes:
         return self.most is None or self.of_call(rows, larger) <= max(self.most, self.of_call(rows, shape))
 
     def of_batch(self, rows: int, shape: Sizes) -> int:
-        """Bytes of the largest call of a batch of these sizes, filled up as it would be run."""
+        """Return the bytes of the largest call of a batch of these sizes, filled up as it would be run."""
         if self._rounding is not None:
             rows, shape = self._rounding.call_sizes(rows, shape)
         if self._largest is not None:

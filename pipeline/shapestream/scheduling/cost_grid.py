@@ -18,9 +18,9 @@ finds batches in a row that are all off. Sizes that seldom run never make up suc
 were short are added up by themselves (`short_by`). Without the second rule, a device that from now on costs a fixed part
 only is not found within 50 batches (tests/workers/lab/test_tried_prices.py).
 
-**Why each question exists twice.** `line`, `expected` and `_place` answer for one call or one shape with Python numbers;
-`seconds` and `_places` answer for many calls with arrays. Per call numpy costs more than the arithmetic: the 17 calls of one
-lone request take 17 us by `line` and 83 us by `seconds`. Tests compare the two.
+**Why each question exists twice.** `row_seconds`, `expected` and `_place` answer for one call or one shape with Python
+numbers. `seconds` and `_places` answer for many calls with arrays. Per call numpy costs more than the arithmetic: the 17
+calls of one lone request take 17 us by `row_seconds` and 83 us by `seconds`. Tests compare the two.
 
 Not done: no decision which size to try (tries.py), no slowdown of a worker (worker_class.py), no clock.
 """
@@ -31,7 +31,8 @@ from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 from math import exp, log, prod
-from typing import TypeAlias
+from operator import itemgetter
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,8 +59,8 @@ FIRST_CLIP = log(4.0)
 """Largest logarithm by which the first call at a node may exceed its expectation, since the machine may have stalled. There
 is no bound below, since no stall makes a call shorter."""
 BEYOND = 1.5
-"""Factor by which a call must be larger than the last node along an axis to have one of its own; a calibration leaves out
-points that are nearer, too."""
+"""Factor by which a call must be larger than the last node along an axis to have a node of its own. A calibration also
+leaves out points that are nearer."""
 LATELY = 16
 """A node was visited *lately* if one of the last so many calls ran there."""
 _NEVER = -1
@@ -69,12 +70,12 @@ _REMEMBERED = 4096
 """Calls whose places are remembered; when so many are known, all are forgotten."""
 _MOST_SIZE = 1 << 62
 """Largest size on an axis."""
-_MOST_LINES = 1 << 18
+_MOST_ROW_SECONDS = 1 << 18
 """Seconds that are kept to price every number of rows at once."""
 _MOST_EXACT = 1 << 53
 """Products up to this are whole numbers as doubles too, in whatever order they are multiplied."""
 _MOST_ELEMENTS = 1 << 400
-"""Largest count of elements. Squared, as where a line is fitted, it is still finite."""
+"""Largest count of elements. Squared, as where a `LinearCost` is fitted, it is still finite."""
 
 
 def elements_of(sizes: Sequence[int]) -> float:
@@ -91,6 +92,17 @@ def elements_of_many(columns: Iterable[Integers | Floats]) -> Floats:
     for column in columns:
         elements = np.minimum(elements * column, float(_MOST_ELEMENTS))
     return elements
+
+
+class _Spot(NamedTuple):
+    """The place of a call among the nodes of a grid."""
+
+    near: list[tuple[int, float]]
+    """The nodes around it, and their weights."""
+    nearest: int
+    """The node of the largest weight; of two, the smaller call's, so that the larger one is still tried."""
+    beyond: float
+    """Elements by which the call exceeds the grid's edge."""
 
 
 class Grid:
@@ -148,8 +160,8 @@ class Grid:
         first = elements_of([int(axis[at]) for axis, at in zip(self.axes, before, strict=True)])
         self._elements = last - first if self._slope_from < len(self._values) - 1 else last
         """Elements between these two; of one node alone, all that it has."""
-        self._around: dict[Sizes, tuple[list[tuple[int, float]], float]] = {}
-        """`_corner_weights` of calls that ran."""
+        self._spots: dict[Sizes, _Spot] = {}
+        """`_find` of calls that ran."""
         self._starts = np.array([axis[:1] for axis in self.axes])
         self._ends = np.array([axis[-1:] for axis in self.axes])
         self._walks = [
@@ -160,7 +172,7 @@ class Grid:
         self._last = tuple([int(axis[-1]) for axis in self.axes])
         self._pitch = self._slope(self._values)
         """Published seconds per element beyond the grid."""
-        self._lines: tuple[int, Floats, float] | None = None
+        self._by_rows: tuple[int, Floats, float] | None = None
         """Most rows, the seconds (nodes of the other axes, rows) of 0 to as many, and those of the smallest call."""
 
     @property
@@ -183,7 +195,7 @@ class Grid:
             place += stride * below
         return place, shares
 
-    def line(self, most: int, shape: Sizes) -> Floats | None:
+    def row_seconds(self, most: int, shape: Sizes) -> Floats | None:
         """Return the published seconds of 0 to `most` rows at one shape: the same as `seconds`, from what is prepared.
 
         None where it is not prepared: too many rows, axes or elements, or no elements.
@@ -191,19 +203,23 @@ class Grid:
         elements = prod(shape)
         if not 0 < elements * most < _MOST_EXACT or self._dimensions > MOST_AXES:
             return None
-        if self._lines is None or self._lines[0] != most:
-            if (most + 1) * len(self._values) > _MOST_LINES * len(self.axes[0]):
+        if self._by_rows is None or self._by_rows[0] != most:
+            if (most + 1) * len(self._values) > _MOST_ROW_SECONDS * len(self.axes[0]):
                 return None
-            self._lines = most, self._all_lines(most), float(self.seconds(np.ones((len(self.axes), 1)))[0])
-        _, lines, least_s = self._lines
+            self._by_rows = (
+                most,
+                self._rows_of_nodes(most),
+                float(self.seconds(np.ones((len(self.axes), 1)))[0]),
+            )
+        _, nodes, least_s = self._by_rows
         place, shares = self._place((0, *shape))
         if self._walks and not self._walks[0][0]:
-            shares = shares[1:]  # the first axis is part of the lines already
+            shares = shares[1:]  # the first axis is part of them already
         corners = [place]
         for (_, _, stride), share in zip(self._walks[len(self._walks) - len(shares) :], shares, strict=True):
             if share:
                 corners = [corner + step for corner in corners for step in (0, stride)]
-        halves = [lines[corner] for corner in corners]
+        halves = [nodes[corner] for corner in corners]
         for share in shares:
             if share:
                 half = len(halves) // 2
@@ -220,7 +236,7 @@ class Grid:
         seconds[0] = least_s
         return seconds
 
-    def _all_lines(self, most: int) -> Floats:
+    def _rows_of_nodes(self, most: int) -> Floats:
         """Interpolate along the rows at every node of the other axes: (nodes, most + 1)."""
         values = self._values.reshape(len(self.axes[0]), -1).T
         axis = self.axes[0]
@@ -263,34 +279,33 @@ class Grid:
         return seconds
 
     def _slope(self, values: Floats) -> float:
-        """Seconds per element beyond the grid: one slope for all, so that nothing falls."""
+        """Return the seconds per element beyond the grid: one slope for all calls, so that nothing falls."""
         start_s = values[self._slope_from] if self._slope_from < len(values) - 1 else FIXED_SHARE * values[-1]
         return float(max(0.0, values[-1] - start_s)) / max(1.0, self._elements)
 
-    def _corner_weights(self, sizes: Sizes) -> tuple[list[tuple[int, float]], float]:
-        """Find the nodes around one call with their weights, and how many elements beyond the grid's edge it is."""
-        known = self._around.get(sizes)
-        if known is None:
-            folded = _folded_sizes(sizes)
-            place, shares = self._place(folded)
-            weights = [1.0]
-            for share in shares[::-1]:
-                rest = 1.0 - share
-                weights = [weight * rest for weight in weights] + [weight * share for weight in weights]
-            near = [
-                (place + corner, weight)
-                for corner, weight in zip(self._after, weights, strict=True)
-                if weight > 0.0
-            ]
-            if len(self._around) >= _REMEMBERED:
-                self._around.clear()
-            inside = [min(size, last) for size, last in zip(folded, self._last, strict=True)]
-            known = self._around[sizes] = near, elements_of(folded) - elements_of(inside)
-        return known
+    def _find(self, sizes: Sizes) -> _Spot:
+        """Find the place of one call, and remember it."""
+        folded = _folded_sizes(sizes)
+        place, shares = self._place(folded)
+        weights = [1.0]
+        for share in shares[::-1]:
+            rest = 1.0 - share
+            weights = [weight * rest for weight in weights] + [weight * share for weight in weights]
+        near = [
+            (place + corner, weight)
+            for corner, weight in zip(self._after, weights, strict=True)
+            if weight > 0.0
+        ]
+        nearest, _ = max(near, key=itemgetter(1))
+        inside = [min(size, last) for size, last in zip(folded, self._last, strict=True)]
+        if len(self._spots) >= _REMEMBERED:
+            self._spots.clear()
+        spot = self._spots[sizes] = _Spot(near, nearest, elements_of(folded) - elements_of(inside))
+        return spot
 
     def expected(self, sizes: Sizes) -> float:
         """Return the seconds of one call by all that was observed."""
-        near, beyond = self._corner_weights(sizes)
+        near, _, beyond = self._spots.get(sizes) or self._find(sizes)
         live, learned = self._live_flat, self._learned
         seconds = sum([weight * live[node] * exp(learned[node]) for node, weight in near])
         if beyond:
@@ -309,31 +324,33 @@ class Grid:
 
         Returns the logarithms by which these nodes are now off the published ones.
         """
-        near, _ = self._corner_weights(sizes)
+        near, nearest, _ = self._spots.get(sizes) or self._find(sizes)
         step = (STEP if len(self._varied) else LONE_STEP) * difference
         step /= sum([weight * weight for _, weight in near])
         learned, seen = self._learned, self._seen
         self._calls += 1
         for node, weight in near:
             learned[node] += weight * step
-        if seen[nearest := _nearest(near)] >= self._known_since and nearest not in self._short:
+        if seen[nearest] >= self._known_since and nearest not in self._short:
             seen[nearest] = self._calls
         return [learned[node] for node, _ in near]
 
     # ------------------------------------------------------------ what is known
 
-    def reaches(self, sizes: Sizes) -> bool:
-        """Tell whether a call lies within the grid, or not far beyond; its rows are not looked at."""
-        return self._dimensions > MOST_AXES or all(
-            size <= BEYOND * last for size, last in zip(sizes[1:], self._last[1:], strict=True)
-        )
-
     def extended(self, sizes: Sizes) -> Grid:
-        """Return this grid with nodes at the sizes of a call that lies beyond it, which are not known."""
+        """Return this grid, with nodes at the sizes of a call where it lies far beyond. They are not known.
+
+        The rows of the call are not looked at, and a call without elements extends nothing.
+        """
+        if self._dimensions > MOST_AXES or 0 in sizes:
+            return self
+        far = [size > BEYOND * last for size, last in zip(sizes[1:], self._last[1:], strict=True)]
+        if True not in far:
+            return self
         axes = [[int(size) for size in axis.tolist()] for axis in self.axes]
-        for number, size in enumerate(sizes):
-            if number and size > BEYOND * axes[number][-1]:
-                axes[number].append(size)
+        for axis, size, is_far in zip(axes[1:], sizes[1:], far, strict=True):
+            if is_far:
+                axis.append(size)
         if prod(map(len, axes)) > MOST_NODES:
             return self
         self.publish(0.0)
@@ -354,11 +371,11 @@ class Grid:
 
     def knows(self, sizes: Sizes) -> bool:
         """Tell whether the node nearest to such a call was measured, or visited since costs changed."""
-        return self._visited(sizes, self._known_since)
+        return self._seen[(self._spots.get(sizes) or self._find(sizes)).nearest] >= self._known_since
 
     def met_lately(self, sizes: Sizes) -> bool:
         """Tell whether such a call ran lately."""
-        return self._visited(sizes, self._calls - LATELY)
+        return self._seen[(self._spots.get(sizes) or self._find(sizes)).nearest] >= self._calls - LATELY
 
     def short_by(self, sizes: Sizes, difference: float) -> float:
         """Add up the differences of short calls in a row at sizes that had not run lately; return the sum.
@@ -366,9 +383,8 @@ class Grid:
         `difference`: the logarithm of observed / expected seconds of the newest call; 0.0 if it was not short, which ends
         the row.
         """
-        near, _ = self._corner_weights(sizes)
         if difference:
-            self._short.add(_nearest(near))
+            self._short.add(self._find(sizes).nearest)
             self._short_by += difference
         else:
             self._short.clear()
@@ -377,12 +393,7 @@ class Grid:
 
     def was_short(self, sizes: Sizes) -> bool:
         """Tell whether such a call is part of the sum of `short_by`."""
-        near, _ = self._corner_weights(sizes)
-        return _nearest(near) in self._short
-
-    def _visited(self, sizes: Sizes, since: int) -> bool:
-        near, _ = self._corner_weights(sizes)
-        return self._seen[_nearest(near)] >= since
+        return self._find(sizes).nearest in self._short
 
     def doubt(self, but: int) -> None:
         """Make all nodes unknown that none of the last `but` calls visited."""
@@ -395,7 +406,7 @@ class Grid:
 
         `difference`: the logarithm of observed / expected seconds.
         """
-        near, _ = self._corner_weights(sizes)
+        near, nearest, _ = self._find(sizes)
         self._calls += 1
         known = [(node, weight) for node, weight in near if self._seen[node] >= self._known_since]
         known_s = sum([weight * self._live_flat[node] * exp(self._learned[node]) for node, weight in known])
@@ -406,7 +417,7 @@ class Grid:
         for node, _ in near:
             if self._seen[node] < self._known_since:
                 self._learned[node] += min(FIRST_CLIP, difference)
-        self._seen[nearest := _nearest(near)] = self._calls
+        self._seen[nearest] = self._calls
         self._short.discard(nearest)
         self._unvisited = True
 
@@ -446,7 +457,7 @@ class Grid:
         self._live_flat = self._live.tolist()
         self._learned = [0.0] * len(self._live_flat)
         self._pitch = self._slope(self._values)
-        self._lines = None
+        self._by_rows = None
 
     def corrections(self, shift: float) -> dict[Sizes, float]:
         """Return the seconds of the nodes that are off the measured ones by more than 1 %, moved by `shift` besides."""
@@ -464,11 +475,6 @@ class Grid:
         self._seen = [max(seen, 0) if value else seen for seen, value in zip(self._seen, values, strict=True)]
         self._live = np.where(np.array(values) > 0.0, values, self._live)
         self.publish(0.0)
-
-
-def _nearest(near: Sequence[tuple[int, float]]) -> int:
-    """Return the node with the largest weight; of two, the smaller call's, so that the larger one is still tried."""
-    return max(near, key=lambda entry: entry[1])[0]
 
 
 def grid_over(points: Mapping[Sizes, float], most_rows: int) -> Grid:
@@ -564,7 +570,7 @@ def _filled(axes: list[Floats], points: Mapping[Sizes, float]) -> Floats:
     if np.isnan(factors).all():  # thinning left none of the points
         return trend
     while (missing := np.isnan(factors)).any():
-        # Each round fills nodes between two known ones of a line along some axis.
+        # Each round fills nodes between two known ones along some axis.
         found = np.stack([_along(factors, number, axis, np.nan) for number, axis in enumerate(axes)])
         filling = missing & ~np.isnan(found).all(axis=0)
         if not filling.any():
@@ -578,13 +584,13 @@ def _filled(axes: list[Floats], points: Mapping[Sizes, float]) -> Floats:
 
 
 def _along(factors: Floats, number: int, axis: Floats, beyond: float | None) -> Floats:
-    """Interpolate along one axis; nodes beyond the known ones of their line are `beyond`, or as the nearest one."""
+    """Interpolate along one axis; nodes beyond the known ones are `beyond`, or as the nearest one."""
 
-    def line(values: Floats) -> Floats:
+    def filled(values: Floats) -> Floats:
         known = ~np.isnan(values)
         return np.interp(axis, axis[known], values[known], beyond, beyond) if known.any() else values
 
-    return np.asarray(np.apply_along_axis(line, number, factors))
+    return np.asarray(np.apply_along_axis(filled, number, factors))
 
 
 def _monotone(values: Floats) -> Floats:
@@ -622,7 +628,17 @@ class LinearCost:
     Errors count in proportion (an observation weighs 1 / seconds²), so that long calls do not drown short ones.
     """
 
-    __slots__ = ("_clip", "_count", "_last", "_sums", "element_s", "fixed_s", "longest_s", "reach")
+    __slots__ = (
+        "_clip",
+        "_count",
+        "_last",
+        "_sums",
+        "element_s",
+        "fixed_s",
+        "longest_s",
+        "measured",
+        "reach",
+    )
 
     LEVEL_STEP = 0.1
     """Part of the difference (of logarithms) that both parts take over at once: a machine that becomes slower is followed
@@ -645,6 +661,8 @@ class LinearCost:
         """
         self._clip = clip
         self._count = 0
+        self.measured = False
+        """Whether anything was observed."""
         self.fixed_s = 0.0
         self.element_s = 0.0
         self.longest_s = 0.0
@@ -655,11 +673,6 @@ class LinearCost:
         """The two parts when `moved` was last true."""
         self.reach = (0.0, 0.0)
         """The fewest and the most elements of an observation."""
-
-    @property
-    def measured(self) -> bool:
-        """Whether anything was observed."""
-        return self._count > 0
 
     def second(self, elements: float) -> float:
         """Return the expected seconds of one call."""
@@ -678,6 +691,7 @@ class LinearCost:
             self.fixed_s = self.element_s * unit
             self.reach = (elements, elements)
         self._count += 1
+        self.measured = True
         self.reach = (min(self.reach[0], elements), max(self.reach[1], elements))
         expected = max(self.LEAST_S, calls * self.fixed_s + elements * self.element_s)
         taken, share = seconds, 1.0
@@ -698,7 +712,7 @@ class LinearCost:
         )
 
     def rescale(self, level: float) -> None:
-        """As if everything so far had taken `level` times as long."""
+        """Change both parts as if everything so far had taken `level` times as long."""
         self.fixed_s *= level
         self.element_s *= level
         n, s, ee, ns, es = self._sums
@@ -720,7 +734,7 @@ class LinearCost:
         return {elements: self.second(elements) for elements in self.reach} if self.measured else {}
 
     def recall(self, ends: Mapping[float, float]) -> None:
-        """Begin with the `ends` of another line."""
+        """Begin with the `ends` of another one."""
         if not ends:
             return
         few, most = min(ends), max(ends)
@@ -732,6 +746,7 @@ class LinearCost:
         self.longest_s = max(self.LEAST_S, ends[few], ends[most])
         self.reach = (few, most)
         self._count = self.FEW
+        self.measured = True
         for elements, seconds in ends.items():
             # Together they weigh as much as all observations that still count.
             taken = max(self.LEAST_S, seconds)

@@ -29,21 +29,6 @@ MOST_CLASSES = 32
 class ModelCosts:
     """The costs of one model's batches, by slot and by worker class."""
 
-    __slots__ = (
-        "_call_costs",
-        "_known",
-        "_most_common",
-        "_slots",
-        "_versions",
-        "call_bytes",
-        "mean_batch_s",
-        "mean_request_s",
-        "profile",
-        "rounding",
-        "steps",
-        "worker_classes",
-    )
-
     def __init__(
         self, profile: ModelProfile, known: Mapping[str, LearnedCosts], versions: Iterator[int]
     ) -> None:
@@ -119,12 +104,12 @@ class ModelCosts:
 
     def batch_costs(self, slot: int | None = None) -> BatchCosts:
         """Return the costs on a slot; without a slot, on the first worker of the class with the most slots."""
-        found = self._most_common if slot is None else self._slots.get(slot)
-        if found is None:
-            found = self._most_common
-        if found is None:
-            found = self._most_common = self._first_of_most_common()
-        return found
+        own = None if slot is None else self._slots.get(slot)
+        if own is not None:
+            return own
+        if self._most_common is None:
+            self._most_common = self._first_of_most_common()
+        return self._most_common
 
     def _first_of_most_common(self) -> BatchCosts:
         worker_classes = self.worker_classes
@@ -146,8 +131,8 @@ class ModelCosts:
         """
         if not (isfinite(busy_s) and busy_s >= 0.0):
             return
-        batch_costs = self.batch_costs(slot)
-        rows, shape = self._parted(sizes)
+        batch_costs = self._slots.get(slot) or self.batch_costs()
+        rows, shape = (sizes[0], sizes[1:]) if self.profile.has_batch else (1, sizes)
         calls = batch_costs.calls(rows, shape)
         steady_s = batch_costs.second(rows, shape) * batch_costs.slowdown if preparations else 0.0
         batch_costs.worker_class.observe(batch_costs, calls, busy_s, preparations, requests, steady_s)
@@ -162,7 +147,8 @@ class ModelCosts:
     def call_costs(self, slot: int | None = None) -> CallCosts:
         """Return the costs of the calls that batches become, on `batch_costs`."""
         batch_costs = self.batch_costs(slot)
-        owner = batch_costs if batch_costs.prepares else batch_costs.worker_class
+        worker_class = batch_costs.worker_class
+        owner = batch_costs if worker_class.new.measured else worker_class
         costs = self._call_costs.get(owner)
         if costs is None:
             costs = self._call_costs[owner] = CallCosts(batch_costs, self.profile, self.rounding)
@@ -182,9 +168,10 @@ class ModelCosts:
 
         It compares slots, and turns predictions without a slot (`batch_s`, `batched_share_s`) into seconds on this one.
         """
-        batch_costs = self.batch_costs(slot)
-        if batch_costs.worker_class is self.batch_costs().worker_class:
-            return batch_costs.slowdown if batch_costs.measured else None
+        usual = self.batch_costs()
+        batch_costs = self._slots.get(slot, usual)
+        if batch_costs.worker_class is usual.worker_class:
+            return batch_costs.slowdown if usual.worker_class.measured else None
         here_s, usual_s = self.batch_s(sizes, slot), self.batch_s(sizes)
         return here_s / usual_s if here_s and usual_s else None
 
@@ -201,7 +188,7 @@ class ModelCosts:
     def batch_s(self, sizes: Sizes, slot: int | None = None) -> float | None:
         """Return the predicted seconds of a batch; None while nothing is measured."""
         batch_costs = self.batch_costs(slot)
-        if not batch_costs.measured:
+        if not batch_costs.worker_class.measured:
             return None
         rows, shape = self._parted(sizes)
         slowdown = 1.0 if slot is None else batch_costs.slowdown
@@ -210,7 +197,10 @@ class ModelCosts:
     def batched_share_s(self, sizes: Sizes) -> tuple[float, float] | None:
         """Return `BatchCosts.batched_share_s` of the most common worker class; None while nothing is measured."""
         batch_costs = self.batch_costs()
-        return batch_costs.batched_share_s(*self._parted(sizes)) if batch_costs.measured else None
+        if not batch_costs.worker_class.measured:
+            return None
+        rows, shape = (sizes[0], sizes[1:]) if self.profile.has_batch else (1, sizes)
+        return batch_costs.batched_share_s(rows, shape)
 
     def rough_s(self, sizes: Sizes) -> float | None:
         """Return the seconds that a lone request took lately, preparation included; None before any ran.

@@ -4,12 +4,12 @@ A deadline is judged four times here:
 
 - on arrival (`Deadlines.consider`): refused if not even an optimistic prediction meets it, or if the predicted wait and
   call, with a margin, take longer than what is left;
-- while a model waits for company (`wait_until`): not at all if that could cost the deadline;
+- while a model waits for more requests (`wait_until`): not at all if that could cost the deadline;
 - while it waits for its turn (`due`): ended when not even the optimistic prediction of its arrival meets it any more;
 - in its turn under overload (`comes_too_late`): ended if an efficient batch would take longer than what is left.
 
-Elsewhere, admission.py refuses what is late on arrival, planner.py cuts a batch smaller rather than make a member late,
-and a slot leaves out of its call what has expired.
+Elsewhere, admission.py refuses what is late on arrival, and planner.py cuts a batch smaller rather than make a member late.
+A slot leaves expired requests out of its call.
 
 Until costs are measured, only deadlines that have passed refuse or end anything.
 """
@@ -28,7 +28,7 @@ from shapestream.scheduling.slots import Slot, SlotTable
 SAFETY: Final = 1.4
 """Factor by which estimated waits and calls are multiplied where they are compared with what is left of a deadline.
 
-Batches take longer in company, predictions err, and later requests may go first. Measured (docs/decisions.md): 1.2 loses
+Batches take longer beside others, predictions err, and later requests may go first. Measured (docs/decisions.md): 1.2 loses
 4 % of the goodput where calls vary by 40 %, and 1.0 loses 17 %. A factor learned from late results gained nothing over
 1.4, and one client's late results raised it for all."""
 
@@ -72,7 +72,7 @@ class Deadlines:
         return len(self._first)
 
     def living(self) -> list[Request]:
-        """Every live request with a deadline; for checks only."""
+        """Return every live request with a deadline; for checks only."""
         return self._first.living()
 
     # ------------------------------------------------------------ on arrival
@@ -94,7 +94,7 @@ class Deadlines:
         if alone_s is None or not pool.count:
             return None
         left_s = deadline - now
-        # A slot is free for it, also beside all that waits: they arrived together, or wait for company.
+        # A slot is free for it, also beside all that waits: they arrived together, or wait for more.
         idle = sum([other.waiting for other in queue.sharing]) < len(pool.free)
         free_s = pool.free_in_s(0.0, now)[0]
         if OPTIMISM * (free_s + alone_s) >= left_s:
@@ -113,11 +113,11 @@ class Deadlines:
         # A refusal a short while ago shows that the queue is as long as deadlines allow: it will not empty.
         crowded = queued_s > 0.0 and now - self._refused_at.get(arrival.model, -inf) < left_s
         again_s = sum([other.again_s / serving(other) for other in queue.sharing])
-        # Its company is queued already, and the planner cuts a call smaller that would take most of the time left.
+        # What shares its call is queued already, and the planner cuts a call smaller that would take most of the time left.
         call_s = max(alone_s, min(batched_call_s * pool.fastest, alone_s + queued_s, CALL_OF_LEFT * left_s))
 
         def wait_for_s(before_s: float) -> float:
-            """Seconds until the slots have done what they hold, reruns and suspects, and this work of the queue."""
+            """Return the seconds until the slots have done what they hold, reruns, suspects, and this work."""
             return pool.free_in_s((again_s + before_s) * pool.count, now)[0]
 
         if not crowded and SAFETY * (wait_for_s(queued_s) + call_s) <= left_s:
@@ -171,7 +171,7 @@ class Deadlines:
         self._first.push(start_by if start_by > request.arrived else deadline, request)
 
     def wait_until(self, arrival: Arrival, queue: ModelQueue, now: float) -> float:
-        """Return until when a request may wait for company."""
+        """Return until when a request may wait for others to share its call."""
         until = now + queue.delay_s if queue.delay_s else queue.waits_until
         if arrival.deadline is None:
             return until
@@ -183,8 +183,8 @@ class Deadlines:
         return all(request.deadline is None or until + call_s < request.deadline for request in members)
 
     def due(self, now: float) -> Request | None:
-        """A request whose deadline has passed, or, while it waits, cannot be met any more; None if there is none."""
-        while (first := self._first.first()) is not None and first[0] <= now:
+        """Return a request whose deadline has passed, or, while it waits, cannot be met any more; None if there is none."""
+        while self._first.entries and (first := self._first.first()) is not None and first[0] <= now:
             request = first[2]
             deadline = request.deadline
             if deadline is None or deadline <= now or request.state is not RUNNING:
@@ -194,12 +194,12 @@ class Deadlines:
         return None
 
     def next(self) -> float | None:
-        """When to look again."""
-        first = self._first.first()
+        """Return the time to look again; None if no live request has a deadline."""
+        first = self._first.first() if self._first.entries else None
         return None if first is None else first[0]
 
     def shrink(self, living: int) -> None:
-        """Throws out what has ended, if it outnumbers the `living` requests."""
+        """Drop the requests that have ended, if they outnumber the `living` ones."""
         self._first.shrink(living)
 
     # ------------------------------------------------------------ in its turn
@@ -207,9 +207,9 @@ class Deadlines:
     def comes_too_late(self, request: Request, slot: Slot, now: float) -> bool:
         """Tell whether the turn of a request on this slot comes too late for an efficient batch.
 
-        All must hold: a request of this model was refused for its predicted wait after this one came; this one did not run
-        before; and when the slot is free, it has waited for two thirds of its time at least. So a request that had little
-        time from the start is kept.
+        Three things must hold. A request of this model was refused for its predicted wait after this one came. This one did
+        not run before. When the slot is free, it has waited for two thirds of its time at least. So a request that had
+        little time from the start is kept.
 
         Some request will be late in any case, because the queue took longer than was estimated. A call that is cut so that
         this one is in time makes all behind it later, and they are as near to their deadlines. Then their calls are cut as
@@ -226,7 +226,7 @@ class Deadlines:
         if starts_at - request.arrived < WAITED_OF_TIME * (deadline - request.arrived):
             return False
         batch_costs = queue.costs.batch_costs(slot.id)
-        if not batch_costs.measured:
+        if not batch_costs.worker_class.measured:
             return False
         try:
             if queue.alone:

@@ -43,7 +43,7 @@ class ModelProfile:
     max_batch: int
     """Rows in one call, at most. A larger single request runs alone."""
     max_delay_s: float = 0.0
-    """Seconds that a free slot may wait for company; 0: as company.py says."""
+    """Seconds that a free slot may wait for more requests; 0: as answer_waits.py says."""
     max_padding_ratio: float | None = None
     """Elements computed only as padding / elements computed, at most, when requests are padded together.
     None: as much as measured costs make worth it."""
@@ -283,7 +283,7 @@ class CutReason(Enum):
     DEADLINE = "a member's deadline allows no more"
     RERUN = "its requests ran before, in a batch that failed or was lost"
     SUSPECT = "it runs alone in its worker, because it may have killed one, or was lost too often"
-    AUDITED = "an audit found that results differ in company, so requests run alone"
+    AUDITED = "an audit found that results differ in shared batches, so requests run alone"
     UNPLANNED = "its cost could not be worked out; the server's log tells of the defect"
 
 

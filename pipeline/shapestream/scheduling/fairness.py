@@ -6,8 +6,8 @@ A client is whatever the caller numbers as one: a key with all its connections, 
 1996) in two levels (P. Goyal, X. Guo, H. M. Vin, "A hierarchical CPU scheduler for multimedia operating systems", OSDI
 1996): first between clients, then between the models of one client. Predicted seconds take the place of packet lengths.
 
-- Each client has an account on the scale of virtual time (`ClientShare.start_s`), and one `Flow` per model with an account
-  on a scale of the client's own. The smallest account, less the bonus of priority, has the turn.
+- Each client has an account on the scale of virtual time (`ClientShare.start_s`). It has one `Flow` per model, with an
+  account on a scale of the client's own. The smallest account, less the bonus of priority, has the turn.
 - When a batch starts, its predicted seconds are charged to its members' clients, in proportion to what each request would
   cost in an efficient batch. A request that shares no call pays for the whole call.
 - A client that was held up is owed its share of at most `OWED_S` of work. A client that had nothing queued starts at virtual
@@ -28,9 +28,9 @@ A client counts if it *asked lately*: since the group's content was replaced las
 is replaced when as many requests were admitted, or as many clients asked, as the queue may hold requests. That bounds the
 clients that are remembered.
 
-It promises: clients with queued requests get equal shares of predicted seconds; no request waits for ever; a client or group
-without queued requests finds room once others have drained by its part. Shares have no weights. Without contention, the
-order is that of arrival.
+It promises that clients with queued requests get equal shares of predicted seconds, and that no request waits for ever. A
+client or group without queued requests finds room once others have drained by its part. Shares have no weights. Without
+contention, the order is that of arrival.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class ClientShare(Generic[FlowT]):
         self.unfinished = 0
         """Requests that have not ended."""
         self.queued = 0
-        """Lines with queued requests."""
+        """Flows with queued requests."""
         self.flows: dict[str, FlowT] = {}
         """By model."""
 
@@ -155,9 +155,6 @@ class FairShares(Generic[FlowT]):
         self._clients: dict[int, ClientShare[FlowT]] = {}
         self._clean_at = _FEW_CLIENTS
 
-    def __repr__(self) -> str:
-        return f"<fair shares at {self.virtual_s:.6f}: {self.present} clients>"
-
     def client(self, number: int) -> ClientShare[FlowT]:
         """Return the account of a client, and open one if there is none."""
         known = self._clients.get(number)
@@ -191,8 +188,8 @@ class FairShares(Generic[FlowT]):
         A client with queued requests starts at its account: it may have waited, and is owed what it did not get.
 
         Any other client starts at the virtual time. If the first client that waits has an earlier account, this one starts
-        beside it, but at most a second of the slots' work before virtual time. Virtual time follows all work, also the
-        company that batches take out of turn, so it passes requests that wait. Without this rule a newcomer would wait for
+        beside it, but at most a second of the slots' work before virtual time. Virtual time follows all work, also of
+        members that share a batch out of turn, so it passes requests that wait. Without this rule a newcomer would wait for
         all of these. The bound keeps endless newcomers from being the first for ever.
         """
         if client is not None and client.queued:
@@ -208,8 +205,8 @@ class FairShares(Generic[FlowT]):
         """Count a new request of `share_s` seconds of all slots. Return its rank, and the virtual seconds of its priority.
 
         Priority is counted in seconds of all clients' work: virtual time grows by 1/clients while the slots work for
-        one second, so a step is `AGEING_S / clients`. The number of clients changes; that must not turn around two
-        requests of one flow and one priority, so a rank is never smaller than that of one that is queued.
+        one second, so a step is `AGEING_S / clients`. The number of clients changes, but two requests of one flow and one
+        priority must keep their order. So a rank is never smaller than that of a queued one.
         """
         client: ClientShare[FlowT] = flow.client
         present = self.present + (not client.unfinished)
@@ -252,7 +249,7 @@ class FairShares(Generic[FlowT]):
         Why no client starves: all work that has its turn moves virtual time by its `share_s / (present + 1)` at least, and
         `present` is bounded by the queue. A client that comes later starts at most a second of work before the virtual
         time, less `MAX_PRIORITY` steps. Once virtual time is that much past the account of a client that waits, no new
-        client passes it, and those that were here pass it by what they are owed.
+        client passes it. Clients that were here pass it by what they are owed.
 
         The accounts of the other members do not count, since their turns may be far away. A priority changes the order,
         and must not move virtual time ahead.
@@ -321,7 +318,7 @@ class FairShares(Generic[FlowT]):
         self.present = sum([known.unfinished > 0 for known in self._clients.values()])
 
     def unfinished(self) -> dict[int, tuple[int, int, int]]:
-        """Unfinished and queued requests, and bytes of these, of each client that has any; for checks only."""
+        """Return unfinished and queued requests, and bytes of these, of each client that has any; for checks only."""
         return {
             client: (
                 known.unfinished,
@@ -355,7 +352,7 @@ def _bonus_s(priority: int, present: int) -> float:
 
 
 def _ahead_s(flow: Flow) -> float:
-    """Queued work of a client that goes before one more request of this flow.
+    """Return the queued work of a client that goes before one more request of this flow.
 
     Its models take turns, and those that had less of its time than this one catch up first.
     """
@@ -386,23 +383,9 @@ class QueueRoom:
         self.waiting = 0
         """Groups for which a request waits."""
 
-    def __repr__(self) -> str:
-        return f"<queue room: {self.requests} of {self.max_requests} requests, {self.groups} groups>"
-
 
 class GroupRoom:
     """The queued requests of models that share slots, and the clients that asked them lately."""
-
-    __slots__ = (
-        "_asked",
-        "_asked_before",
-        "_until_replaced",
-        "nbytes",
-        "requests",
-        "several",
-        "sharing",
-        "whole",
-    )
 
     def __init__(self, whole: QueueRoom) -> None:
         self.whole = whole
@@ -418,9 +401,6 @@ class GroupRoom:
         self._asked_before: dict[int, set[str]] = {}
         """Those that did while it was being replaced."""
         self._until_replaced = whole.max_requests
-
-    def __repr__(self) -> str:
-        return f"<room of a group: {self.requests} requests, {self.nbytes} bytes, {self.sharing} clients>"
 
     @property
     def parts(self) -> int:
@@ -464,19 +444,19 @@ class GroupRoom:
         if self.requests + 1 <= taken * most and self.nbytes + nbytes <= taken * most_bytes:
             return False  # a share is free, whatever the client has
         flows = client.flows.values()
-        return self._crowds(sum([flow.queued for flow in flows]), 1, self.requests, most) or self._crowds(
-            sum([flow.queued_bytes for flow in flows]), nbytes, self.nbytes, most_bytes
+        share, share_bytes = most / self.sharing, most_bytes / self.sharing
+        held, held_bytes = sum([flow.queued for flow in flows]), sum([flow.queued_bytes for flow in flows])
+        return _crowds(held, 1, self.requests, most, share, share) or _crowds(
+            held_bytes, nbytes, self.nbytes, most_bytes, share_bytes, share_bytes
         )
 
     def exceeds_s(self, client: ClientShare[Any], share_s: float, queued_s: float) -> bool:
         """Tell the same in seconds of predicted work; `queued_s` are queued."""
         most_s = self.whole.max_s
-        held_s = sum([flow.queued_s for flow in client.flows.values()])
-        return most_s is not None and self._crowds(held_s, share_s, queued_s, most_s)
-
-    def _crowds(self, held: float, more: float, used: float, most: float) -> bool:
-        share = most / self.sharing
-        return held > 0 and held + more > share and used + more + share > most
+        if most_s is None:
+            return False
+        held_s, part_s = sum([flow.queued_s for flow in client.flows.values()]), most_s / self.sharing
+        return _crowds(held_s, share_s, queued_s, most_s, part_s, part_s)
 
     def exceeds_part(
         self, flow: Flow, models: int, nbytes: int, share_s: float, queued_s: float, parts: int
@@ -486,21 +466,18 @@ class GroupRoom:
         The client asks so many `models`. Apart from a part for one of the others, a share for another client stays free.
         """
         whole = self.whole
-        requests, held_bytes, held_s = flow.queued, flow.queued_bytes, flow.queued_s
-        return (
-            self._crowds_models(models, requests, 1, self.requests, whole.max_requests / parts)
-            or self._crowds_models(models, held_bytes, nbytes, self.nbytes, whole.max_bytes / parts)
-            or (
-                whole.max_s is not None
-                and self._crowds_models(models, held_s, share_s, queued_s, whole.max_s)
-            )
-        )
-
-    def _crowds_models(self, models: int, held: float, more: float, used: float, most: float) -> bool:
-        share = most / self.sharing
-        part = share / models
-        kept = part + (share if self.sharing > 1 else 0.0)
-        return held > 0 and held + more > part and used + more + kept > most
+        bounds: list[tuple[float, float, float, float]] = [
+            (flow.queued, 1, self.requests, whole.max_requests / parts),
+            (flow.queued_bytes, nbytes, self.nbytes, whole.max_bytes / parts),
+        ]
+        if whole.max_s is not None:
+            bounds.append((flow.queued_s, share_s, queued_s, whole.max_s))
+        for held, more, used, most in bounds:
+            share = most / self.sharing
+            part = share / models
+            if _crowds(held, more, used, most, part, part + (share if self.sharing > 1 else 0.0)):
+                return True
+        return False
 
     def enter_new(self, nbytes: int) -> None:
         """Count a request that was admitted just now."""
@@ -550,3 +527,8 @@ class GroupRoom:
             for client, models in theirs.items():
                 own[client] = own.get(client, set()) | models
         self._count_sharing()
+
+
+def _crowds(held: float, more: float, used: float, most: float, part: float, kept: float) -> bool:
+    """Tell whether an owner of `held` that gets `more` exceeds its part, and leaves less than `kept` of `most` free."""
+    return held > 0 and held + more > part and used + more + kept > most

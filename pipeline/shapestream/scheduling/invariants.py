@@ -235,7 +235,7 @@ def _check_lane(queue: ModelQueue, lane: Lane) -> Iterable[int]:
         assert queue.buckets[bucket.name] is bucket
         fixed = tuple(size for size, padded in zip(bucket.shape, queue.padded, strict=True) if not padded)
         assert lane.key in (fixed, EMPTY), "a lane mixes what may not mix"
-        held = list(bucket.held())
+        held = bucket.held
         living = [request for request in held if request.state is QUEUED]
         assert len(held) <= 2 * len(living) + 32, "the dead were not thrown out"
         ranks = [(request.rank, request.order) for request in held]

@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from heapq import heappop, heappush
 from itertools import islice
 from math import inf, prod
+from operator import attrgetter
 from typing import NamedTuple
 
 from shapestream.scheduling.answers import OVER, Awaited, Returns
@@ -31,11 +32,6 @@ from shapestream.scheduling.queueing import (
 )
 from shapestream.scheduling.turns import ClientFlow, Turns
 
-
-def _by_turn(request: Request) -> tuple[float, int]:
-    return request.turn
-
-
 MOST_COUNTED = 512
 """Largest number of buckets that are counted by size, in about 1 ms. Longer lists are sampled at even distances."""
 
@@ -52,7 +48,7 @@ class QueuedSizes(NamedTuple):
 
 
 def size_bin(size: int) -> int:
-    """The lower end of the bin of a size. Bins begin at 0, 1, 2, 3, 4, 6, 8, 12, …: two for each power of two."""
+    """Return the lower end of the bin of a size. Bins begin at 0, 1, 2, 3, 4, 6, 8, 12, …: two for each power of two."""
     if size < 4:
         return size
     power = 1 << (size.bit_length() - 1)
@@ -66,45 +62,13 @@ MAX_SEEN = 1024
 class ModelQueue:
     """The queued requests of one model."""
 
-    __slots__ = (
-        "_again_ns",
-        "_cost_ns",
-        "alone",
-        "arrivals",
-        "awaited",
-        "buckets",
-        "costs",
-        "count",
-        "delay_s",
-        "due",
-        "full",
-        "has_batch",
-        "lanes",
-        "measured_s",
-        "padded",
-        "predicted_s",
-        "profile",
-        "rerun_count",
-        "reruns",
-        "returns",
-        "rows",
-        "seen",
-        "shares",
-        "sharing",
-        "suspect_count",
-        "suspects",
-        "turns",
-        "unavailable",
-        "waits",
-    )
-
     def __init__(self, profile: ModelProfile, costs: ModelCosts, room: QueueRoom) -> None:
         """`room`: of all models."""
         self.profile = profile
         self.costs = costs
         """The costs of its batches."""
         self.has_batch = profile.has_batch
-        # A request that runs alone has no company to wait for.
+        # A request that runs alone waits for no others.
         self.delay_s = profile.max_delay_s if profile.has_batch else 0.0
         self.padded = profile.paddable[1:] if profile.has_batch else profile.paddable
         self.buckets: dict[tuple[int, ...], Bucket] = {}
@@ -176,7 +140,7 @@ class ModelQueue:
 
     @property
     def waits_until(self) -> float:
-        """The time until which queued requests may wait for company; -inf if they do not wait."""
+        """The time until which queued requests may wait for others; -inf if they do not wait."""
         if self.delay_s:
             due = self.due.first()
             return -inf if due is None else due[0]
@@ -199,7 +163,7 @@ class ModelQueue:
     def _first_start_s(self) -> float | None:
         """Return the account of the client whose turn is first, of all models that share slots; None if none waits."""
         firsts = [first for queue in self.sharing if (first := queue.turns.first())]
-        return min(firsts, key=_by_turn).flow.client.start_s if firsts else None
+        return min(firsts, key=attrgetter("turn")).flow.client.start_s if firsts else None
 
     def flow_of(self, number: int) -> ClientFlow:
         """Return the flow of a client, and open one if there is none."""

@@ -1,8 +1,8 @@
 """Seconds that everything has spent in one place: requests in a queue, slots in work.
 
-With T the sum of the times at which things left, less the sum of those at which they entered, n things that are there
-have spent T + n * now seconds, together with all that left. So nothing is looked at one by one, and what is still there
-counts from its entry on. The rate of these seconds is the mean number of things in the place (Little's law).
+Let T be the sum of the times at which things left, less the sum of those at which they entered. If n things are there, all
+things together have spent T + n * now seconds. So nothing is looked at one by one, and a thing that is still there counts
+from its entry on. The rate of these seconds is the mean number of things in the place (Little's law).
 
 Times are kept in whole nanoseconds: the sums are large, and what is left of them is small.
 """
@@ -32,6 +32,6 @@ class Occupancy:
         self._ns += count * round(now * 1e9)
 
     def seconds(self, now: float) -> float:
-        """Seconds spent there until now, also by what is still there. They never become less."""
+        """Return the seconds spent there until now, also by things that are still there. They never become less."""
         still_ns = self.present * round(now * 1e9) if self.present else 0
         return (self._ns + still_ns) / 1e9

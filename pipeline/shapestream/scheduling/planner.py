@@ -6,8 +6,8 @@ holds the anchor. Nothing here changes a queue: the scheduler takes the members 
 How a batch is cut:
 
 1. Requests of one lane are sorted by the elements of a row. A window of about `WINDOW` of them around the anchor is cut
-   into contiguous segments of the least total cost (segments.py has the programme, its objective and its proof). The
-   anchor's segment is the batch. If all requests of the lane have equal sizes, only the number of rows is chosen.
+   into contiguous segments of the least total cost (segments.py). The anchor's segment is the batch. If all requests of
+   the lane have equal sizes, only the number of rows is chosen.
 2. A window is cut once per turn of the event loop (`Plan`). Slots that are free in the same turn take its other segments.
 3. A batch may be enlarged to try a size whose price is not tested (tries.py).
 4. `within_limits` drops members that would pass a limit of a batch or would make another member late.
@@ -16,13 +16,15 @@ How a batch is cut:
 It promises: the anchor is in the batch, alone if need be. Of every bucket the requests with the smallest ranks are taken, so
 no request overtakes an equal one of its client. No limit of `SegmentLimits` is passed by a batch of several requests.
 
-It does not look beyond the window, and does not wait for requests to come (company.py does). It does not decide whose turn
-it is (fairness.py does). With several padded dimensions the cuts are good, but not proven to be the best.
+It does not look beyond the window. It decides neither whose turn it is (fairness.py does) nor whether to wait for more
+requests (answer_waits.py does). With several padded dimensions the cuts are good, but not proven to be the best.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from itertools import pairwise
 from math import inf, isfinite, prod
 from typing import NamedTuple, TypeAlias
 
@@ -30,7 +32,7 @@ import numpy as np
 
 from shapestream.scheduling.buckets import Bucket, Lane
 from shapestream.scheduling.call_costs import CallCosts
-from shapestream.scheduling.cost_grid import elements_of
+from shapestream.scheduling.cost_grid import Sizes, elements_of
 from shapestream.scheduling.events import CutReason
 from shapestream.scheduling.queueing import Request
 from shapestream.scheduling.segments import SegmentLimits, Window, cut_window
@@ -40,9 +42,9 @@ from shapestream.scheduling.worker_class import BATCH_S, WorkerClass
 
 DELAYED = 2.0
 """Requests that a batch delays besides its members, per request that waits: half of these, and all that arrive before
-the queue is empty, which cannot be known. In simulations (60 % load to saturation, costs of two models) 1 to 4 differed
-little, and 2 was among the best throughout; 0.5, which is right if nothing arrives any more, cost 1 % of the goodput with
-64 in flight and 10 % in mean latency under overload; work alone, 7 % in p99 at 90 % load."""
+the queue is empty, which cannot be known. Simulated from 60 % load to saturation, with costs of two models: values from 1
+to 4 differed little. 0.5, which is right if nothing arrives any more, cost 1 % of the goodput with 64 in flight and 10 % in
+mean latency under overload. Minimising the work alone cost 7 % in p99 at 90 % load."""
 
 
 class Cut(NamedTuple):
@@ -73,7 +75,7 @@ class Cut(NamedTuple):
             costs.rounding.start(self.call_rows, self.shape)
 
     def sizes(self, has_batch: bool) -> tuple[int, ...]:
-        """The call's size of each of the model's dimensions."""
+        """Return the call's size of each of the model's dimensions."""
         return (self.call_rows, *self.shape) if has_batch else self.shape
 
 
@@ -107,8 +109,8 @@ def plan_batch(
         most_s=None if most_s is None else most_s / slowdown,
     )
     bucket = anchor.bucket
-    delayed = DELAYED * queue.count if costs.batch_costs.measured else None
-    if len(bucket.lane.buckets) == 1 or bucket.rows >= min(rows, costs.full_rows(bucket.shape)):
+    delayed = DELAYED * queue.count if costs.measured else None
+    if len(bucket.lane.buckets) == 1 or bucket.rows >= min(rows, costs.useful_rows(bucket.shape)[0]):
         members = bucket.prefix_with(anchor, _equal_rows(bucket, costs, limits, delayed), rows)
     else:
         members = plan.take(anchor, costs, limits, delayed)
@@ -192,7 +194,7 @@ def portion(
         return ALL
     portion_s = 0.0
     slots = len(pool.free)
-    if costs.batch_costs.measured:
+    if costs.measured:
         level_s, slots = pool.free_in_s(sum([other.queue.cost_s for other in slot.pools]), now)
         start_s = 0.0 if slot.batch is None else max(0.0, slot.batch.ends_at - now)
         portion_s = level_s - start_s
@@ -201,7 +203,7 @@ def portion(
     even = max(1, -(-rows // slots))
     if even >= max_batch:
         return ALL
-    if not costs.batch_costs.measured:
+    if not costs.measured:
         return Portion(max_rows=even)
     return Portion(most_s=max(portion_s, slowdown * costs.batch_costs.second(even, anchor.shape)))
 
@@ -228,9 +230,6 @@ class Plan:
     def __init__(self) -> None:
         self._left: dict[Lane, list[Segment]] = {}
 
-    def __repr__(self) -> str:
-        return f"<plan: {sum(map(len, self._left.values()))} segments left>"
-
     def forget(self, lane: Lane) -> None:
         """Forget the segments of a lane: some of their requests run in a batch that is none of them."""
         self._left.pop(lane, None)
@@ -242,7 +241,7 @@ class Plan:
     def take(
         self, anchor: Request, costs: CallCosts, limits: SegmentLimits, delayed: float | None
     ) -> list[Request]:
-        """The segment of an anchor: its bucket's requests first, and it before those. No other slot gets the segment."""
+        """Return the segment of an anchor, which no other slot gets: the anchor, its bucket's requests, then the others."""
         bucket = anchor.bucket
         left = self._left.get(bucket.lane, [])
         if not any(bucket in segment for segment in left):
@@ -265,8 +264,9 @@ def _optimal_segments(
     bucket: Bucket, costs: CallCosts, limits: SegmentLimits, delayed: float | None
 ) -> list[Segment]:
     """Return the optimal cuts of the window around a bucket."""
-    parts = bucket.lane.window(bucket, max(WINDOW, min(MOST_WINDOW, costs.close_rows(bucket.shape))))
-    batch_s = BATCH_S if costs.batch_costs.measured else 0.0
+    _, close_rows = costs.useful_rows(bucket.shape)
+    parts = bucket.lane.window(bucket, max(WINDOW, min(MOST_WINDOW, close_rows)))
+    batch_s = BATCH_S if costs.measured else 0.0
     if bucket.count == 1 and costs.grows and _runs_alone(bucket, parts, costs, batch_s):
         return [{bucket: 1}]
     ends = cut_window(_window(parts), costs, limits, delayed=delayed, batch_s=batch_s)
@@ -276,15 +276,15 @@ def _optimal_segments(
 def _runs_alone(bucket: Bucket, parts: list[tuple[Bucket, int]], costs: CallCosts, batch_s: float) -> bool:
     """Tell whether the only request of a bucket would cost more with each single other request than both alone.
 
-    No programme is needed then: where seconds are linear in rows and size, larger company pays no more than a pair. With
-    several padded dimensions that is a good guess, not a proof: others together may be as large as it.
+    No programme is needed then: where seconds are linear in rows and size, more requests together save no more than a
+    pair. With several padded dimensions that is a good guess, not a proof: others together may be as large as it.
     """
     rows, shape = bucket.rows, bucket.shape
     second = costs.batch_costs.second
     own_s = costs.call(rows, shape).seconds + batch_s
     others = [other.shape for other, _ in parts if other is not bucket]
     at = next(place for place, (other, _) in enumerate(parts) if other is bucket)
-    # Mostly a neighbour shows that company pays, and nothing more is looked at.
+    # Mostly a neighbour shows that sharing pays, and nothing more is looked at.
     for near in others[max(0, at - 1) : at + 1]:
         if second(rows + 1, tuple(map(max, near, shape))) <= own_s + second(1, near):
             return False
@@ -295,22 +295,8 @@ def _runs_alone(bucket: Bucket, parts: list[tuple[Bucket, int]], costs: CallCost
 
 def _segments(parts: list[tuple[Bucket, int]], ends: list[int]) -> list[Segment]:
     """Return the segments that end before these requests of the window."""
-    segments = []
-    remaining = iter(parts)
-    left = 0
-    start = 0
-    for end in ends:
-        counts: Segment = {}
-        missing = end - start
-        while missing:
-            if not left:
-                bucket, left = next(remaining)
-            counts[bucket] = taken = min(missing, left)
-            missing -= taken
-            left -= taken
-        segments.append(counts)
-        start = end
-    return segments
+    buckets = [bucket for bucket, count in parts for _ in range(count)]
+    return [Counter(buckets[start:end]) for start, end in pairwise([0, *ends])]
 
 
 def _window(parts: list[tuple[Bucket, int]]) -> Window:
@@ -334,22 +320,29 @@ def within_limits(
 
     The first member always stays. The reason is `otherwise` where all stay.
     """
-    if len(members) < 2:
-        return members, otherwise
-    is_legal = _legal(members, costs, limits)
-    if is_legal and _in_time(members, costs, slowdown, starts_at):
-        return members, otherwise
-    kept = members[:-1]
-    while len(kept) > 1 and not (_legal(kept, costs, limits) and _in_time(kept, costs, slowdown, starts_at)):
-        kept.pop()
-    return kept, CutReason.DEADLINE if is_legal else CutReason.LIMIT
+    reason = otherwise
+    for count in range(len(members), 1, -1):
+        kept = members[:count]
+        rows = sum([request.rows for request in kept])
+        shape = tuple(map(max, *[request.shape for request in kept]))
+        if not _legal(kept, rows, shape, costs, limits):
+            cause = CutReason.LIMIT
+        elif not _in_time(kept, rows, shape, costs, slowdown, starts_at):
+            cause = CutReason.DEADLINE
+        else:
+            return kept, reason
+        if reason is otherwise:
+            reason = cause
+    return members[:1], reason
 
 
-def _in_time(members: Sequence[Request], costs: CallCosts, slowdown: float, starts_at: float) -> bool:
+def _in_time(
+    members: Sequence[Request], rows: int, shape: Sizes, costs: CallCosts, slowdown: float, starts_at: float
+) -> bool:
     """Tell whether the batch ends before all deadlines that its members could meet alone."""
-    if not costs.batch_costs.measured or all(request.deadline is None for request in members):
+    if not costs.measured or all(request.deadline is None for request in members):
         return True
-    ends_at = starts_at + _seconds(members, costs) * slowdown
+    ends_at = starts_at + costs.call(rows, shape).seconds * slowdown
     return not any(
         request.deadline is not None
         and starts_at + costs.call(request.rows, request.shape).seconds * slowdown
@@ -359,22 +352,18 @@ def _in_time(members: Sequence[Request], costs: CallCosts, slowdown: float, star
     )
 
 
-def _legal(members: Sequence[Request], costs: CallCosts, limits: SegmentLimits) -> bool:
-    shape = tuple(map(max, *[request.shape for request in members]))
-    rows = sum([request.rows for request in members])
+def _legal(
+    members: Sequence[Request], rows: int, shape: Sizes, costs: CallCosts, limits: SegmentLimits
+) -> bool:
+    """Tell whether a batch of these members, with so many rows and this shape, passes no limit."""
     if limits.max_bytes is not None and costs.bytes.of_batch(rows, shape) > limits.max_bytes:
         return False
-    if limits.most_s is not None and _seconds(members, costs) > limits.most_s:
+    if limits.most_s is not None and costs.call(rows, shape).seconds > limits.most_s:
         return False
     if limits.max_padding_ratio is not None:
         real = sum([request.rows * elements_of(request.shape) for request in members])
         return real >= (1.0 - limits.max_padding_ratio) * rows * elements_of(shape)
     return True
-
-
-def _seconds(members: Sequence[Request], costs: CallCosts) -> float:
-    shape = tuple(map(max, *[request.shape for request in members]))
-    return costs.call(sum([request.rows for request in members]), shape).seconds
 
 
 def _equal_rows(bucket: Bucket, costs: CallCosts, limits: SegmentLimits, delayed: float | None) -> int:

@@ -1,7 +1,7 @@
 """Requests, their states, and the orders in which they are kept.
 
 A request is admitted once and ends once. In between it waits in a bucket (buckets.py) and in the flow of its client
-(turns.py), or in a group that runs again, or as a suspect (model_queue.py), or it is in a batch (slots.py).
+(turns.py), in a group that runs again or as a suspect (model_queue.py), or it is in a batch (batches.py).
 
 The states are an enum with a table: by the name of a change, which state follows which. A change that the table does not
 list raises KeyError. Only functions of `Request` write its state.
@@ -79,6 +79,7 @@ class Request:
         "bonus_s",
         "bucket",
         "cost_ns",
+        "empty",
         "flow",
         "losses",
         "order",
@@ -110,7 +111,7 @@ class Request:
         cost_ns: int = 0,
         share_s: float = 0.0,
     ) -> None:
-        """`shape`: the sizes that it is padded to in any company (size_steps.py); None: its own."""
+        """`shape`: the sizes that it is padded to in any batch (size_steps.py); None: its own."""
         self.arrival = arrival
         """The request as the caller submitted it: of whatever class that is."""
         self.queue = queue
@@ -121,6 +122,8 @@ class Request:
         else:
             self.rows, self.own_shape = 1, sizes
         self.shape = self.own_shape if shape is None else shape
+        self.empty = not self.rows or 0 in self.shape
+        """Whether it has no elements, whatever sizes it claims along the other dimensions."""
         self.arrived = now
         self.rank = rank
         self.order = order
@@ -170,11 +173,6 @@ class Request:
         """Its turn on the scale of virtual time while it is the first of its flow, and its order."""
         return self.flow.client.start_s - self.bonus_s, self.order
 
-    @property
-    def empty(self) -> bool:
-        """Whether it has no elements, whatever sizes it claims along the other dimensions."""
-        return not self.rows or 0 in self.shape
-
     def start(self) -> None:
         """Leave the queue with a batch."""
         self.state = _START[self.state]
@@ -190,7 +188,7 @@ class Request:
         self.state = _SUSPECT[self.state]
 
     def end(self) -> None:
-        """Have the one ending."""
+        """End, whatever the ending is."""
         self.state = _END[self.state]
 
     def __repr__(self) -> str:
@@ -225,23 +223,24 @@ class LazyHeap:
     A request in a later state is dead. It is skipped at the top, or dropped once the dead outnumber the living (`shrink`).
     """
 
-    __slots__ = ("_entries", "_last_live")
+    __slots__ = ("_last_live", "entries")
 
     def __init__(self, last_live: RequestState) -> None:
-        self._entries: list[tuple[float, int, Request]] = []
+        self.entries: list[tuple[float, int, Request]] = []
+        """A heap; the dead are included."""
         self._last_live = last_live
 
     def __len__(self) -> int:
-        """Entries held, the dead included."""
-        return len(self._entries)
+        """Count the entries, the dead included."""
+        return len(self.entries)
 
     def push(self, key: float, request: Request) -> None:
-        """Adds a request; its state must be a live one."""
-        heappush(self._entries, (key, request.order, request))
+        """Add a request, whose state must be a live one."""
+        heappush(self.entries, (key, request.order, request))
 
     def first(self) -> tuple[float, int, Request] | None:
-        """The earliest living entry, left where it is."""
-        entries = self._entries
+        """Return the earliest living entry, which stays where it is; None if none lives."""
+        entries = self.entries
         last_live = self._last_live
         while entries:
             entry = entries[0]
@@ -251,23 +250,23 @@ class LazyHeap:
         return None
 
     def postpone(self, key: float) -> None:
-        """Gives the first living entry, which must exist, a larger key."""
+        """Give the first living entry, which must exist, a larger key."""
         entry = self.first()
         assert entry is not None
-        heapreplace(self._entries, (key, entry[1], entry[2]))
+        heapreplace(self.entries, (key, entry[1], entry[2]))
 
     def shrink(self, living: int) -> None:
         """Drop the dead if they outnumber the `living`, or none lives."""
         if not living:
-            self._entries.clear()
-        elif len(self._entries) > 2 * living + FEW:
+            self.entries.clear()
+        elif len(self.entries) > 2 * living + FEW:
             last_live = self._last_live
-            self._entries = [entry for entry in self._entries if entry[2].state <= last_live]
-            heapify(self._entries)
+            self.entries = [entry for entry in self.entries if entry[2].state <= last_live]
+            heapify(self.entries)
 
     def living(self) -> list[Request]:
-        """Every living request, in no order; for checks only."""
-        return [entry[2] for entry in self._entries if entry[2].state <= self._last_live]
+        """Return every living request, in no order; for checks only."""
+        return [entry[2] for entry in self.entries if entry[2].state <= self._last_live]
 
 
 _by_order = attrgetter("order")
@@ -285,7 +284,7 @@ class Arrivals:
         self._requests: list[Request] = []
 
     def __len__(self) -> int:
-        """Requests held, those that wait no longer included."""
+        """Count the requests that are held, those that wait no longer included."""
         return len(self._requests)
 
     def add(self, request: Request) -> None:

@@ -23,9 +23,9 @@ from math import inf, isfinite
 from typing import TypeAlias
 
 from shapestream.scheduling.actions import Action, CancelBatch, KillSlot, ReportFault, StartBatch
+from shapestream.scheduling.answer_waits import SHARE
 from shapestream.scheduling.answers import AnsweredBatch
 from shapestream.scheduling.batches import Batch, BatchState, Suspicion
-from shapestream.scheduling.company import SHARE
 from shapestream.scheduling.costs import CostModel
 from shapestream.scheduling.events import BatchFailed, BatchFinished, SlotLeft
 from shapestream.scheduling.fairness import Rework

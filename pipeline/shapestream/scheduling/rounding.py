@@ -11,7 +11,7 @@ the profile's `max_shapes`. How C is spent:
   room is left, no new shape is given out: a call gets the smallest known shape that holds it.
 
 It promises that a device meets at most C shapes per group. A *group* has equal sizes in all dimensions that may not be
-rounded; rows are such a dimension unless the profile says that they may be filled up. A shape that was given to a call
+rounded. Rows are such a dimension unless the profile says that they may be filled up. A shape that was given to a call
 counts for the model's life. A boundary that was never given to a call is replaced at no cost when others are learned.
 
 It does not bound the number of groups, reads no clock, and leaves static shapes alone: these have models of their own.
@@ -109,6 +109,15 @@ class ShapeRounding:
         """All call sizes given out, rows first where there is a batch axis, static shapes apart; for checks only."""
         return frozenset([sizes[self._first :] for group in self._groups.values() for sizes in group.given])
 
+    @property
+    def most_rows(self) -> int:
+        """The most rows of a call that a batch of `max_batch` rows or fewer may become."""
+        most = self._profile.max_batch
+        if not self._rounds_rows or not self._profile.has_batch:
+            return most
+        filled = int(self._rounded_rows(np.array([most]))[0])
+        return max(filled, self._rows[-1], *[sizes[0] for sizes in self._profile.static_shapes])
+
     # ------------------------------------------------------------ rounding
 
     def call_sizes(self, rows: int, shape: Sizes) -> tuple[int, Sizes]:
@@ -171,7 +180,7 @@ class ShapeRounding:
         return rounded
 
     def _rounded_rows(self, rows: Integers) -> Integers:
-        """More rows than one call has are divided: whole calls, and what is left."""
+        """Round rows up. More rows than one call has are divided: whole calls, and what is left."""
         whole, rest = np.divmod(rows, self._rows[-1])
         return whole * self._rows[-1] + np.where((rest > 0) | (rows == 0), next_of(self._rows, rest), 0)
 
@@ -237,12 +246,12 @@ class ShapeRounding:
     # ------------------------------------------------------------ learning
 
     def _used(self) -> dict[int, set[int]]:
-        """Per axis that is rounded, the boundaries that some call was given."""
+        """Return, per axis that is rounded, the boundaries that some call was given."""
         given = [sizes for group in self._groups.values() for sizes in group.given - group.exact]
         return {axis: {sizes[axis] for sizes in given} for axis in self._bounds}
 
     def _spare(self) -> float:
-        """How many boundaries are left, if each is met with all the rows that calls had so far."""
+        """Return how many boundaries are left if each is met with all the rows that calls had so far."""
         taken = max([group.taken for group in self._groups.values()], default=len(self._rows))
         rows = (
             [sizes[0] for group in self._groups.values() for sizes in group.given]
@@ -294,8 +303,8 @@ def row_sizes(most: int, count: int) -> Sizes:
 def choose_row_sizes(most: int, shapes: int, spreads: list[float]) -> Sizes:
     """Return the numbers of rows that calls have, each of which can be combined with shapes / count others.
 
-    They are geometric from 1 row, so that a request alone is never filled up; a planner fills such calls as far as
-    requests go, and divides what is left. `spreads`: of each size that is rounded too, the largest / the smallest.
+    They are geometric from 1 row, so that a request alone is never filled up. `spreads`: the largest / the smallest of each
+    other size that is rounded.
     """
     if not spreads:
         return row_sizes(most, shapes)
@@ -307,8 +316,8 @@ def choose_row_sizes(most: int, shapes: int, spreads: list[float]) -> Sizes:
 def _loss(rows: Sizes, others: float, spreads: Iterable[float]) -> float:
     """Estimate what is computed / what was asked for: rows filled up or divided, times padding along the rest.
 
-    Rows by the prior of the cost model, where a call's fixed part weighs as much as one average request; padding for
-    sizes spread evenly, by their logarithm, over the middle half of what the bounds admit.
+    A call's fixed part is taken to weigh as much as one request, as where costs are not known yet. Sizes are taken to be
+    spread evenly, by their logarithm, over the middle half of what the bounds admit.
     """
     spreads = list(spreads)
     padding = 1.0

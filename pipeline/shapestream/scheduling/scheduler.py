@@ -9,7 +9,7 @@ Every event first changes the books (`_take`), and then slots get work (`_follow
 1. Deadlines that have passed end their requests (deadlines.py), and slots whose rest is over come back.
 2. The event changes the queue (queueing.py), the slots (slots.py) or the batches that ran there (recovery.py).
 3. While a slot is free, the request whose turn it is (fairness.py) gets a batch of what pays beside it (planner.py). A free
-   slot idles only while requests wait for company (company.py).
+   slot idles only while requests wait for company (answer_waits.py).
 4. Where all slots are busy, a batch may be queued behind the running one, shortly before that is predicted to end.
 5. Batches that nobody needs any more are stopped.
 
@@ -32,10 +32,10 @@ from typing import assert_never
 from shapestream.scheduling import rebuilding
 from shapestream.scheduling.actions import Action, CancelBatch, FailRequest, KillSlot, ReportFault, StartBatch
 from shapestream.scheduling.admission import Admission
+from shapestream.scheduling.answer_waits import AnswerWaits
 from shapestream.scheduling.audit import Audit, is_in_the_way
 from shapestream.scheduling.batches import Batch, BatchState, Suspicion
 from shapestream.scheduling.call_costs import CallCosts
-from shapestream.scheduling.company import Company
 from shapestream.scheduling.costs import NOTHING_LEARNED, CostModel
 from shapestream.scheduling.deadlines import Deadlines, Refusal
 from shapestream.scheduling.events import (
@@ -100,8 +100,8 @@ def next_up(
         if not ready(queue, now):
             continue
         request = next_anchor(queue, now, full)
-        if request is not None and request.turn < best_turn:
-            best, best_turn = request, request.turn
+        if request is not None and (turn := request.turn) < best_turn:
+            best, best_turn = request, turn
         if queue.rerun_count:
             again = min(queue.next_rerun(), key=by_rerun)
             if by_rerun(again) < best_turn:
@@ -136,7 +136,7 @@ def next_anchor(queue: ModelQueue, now: float, full: Callable[[Request], bool]) 
     """The request of this model that goes next, or None while all of them may wait for company.
 
     It is the first of the flow that has the turn. With a delay, nothing goes until some request's delay has ended or a batch
-    would be full; nor does it while requests are awaited that follow answers (company.py).
+    would be full; nor does it while requests are awaited that follow answers (answer_waits.py).
     """
     first = queue.turns.first()
     if first is not None and queue.waits_until > now:
@@ -229,7 +229,7 @@ class Scheduler:
             self._max_attempts,
         )
         self._audit = Audit(self._queues, self._slots, self._isolation, self._start_audit)
-        self._company = Company(self._slots, self._deadlines)
+        self._company = AnswerWaits(self._slots, self._deadlines)
         self._plan = Plan()
 
     # ------------------------------------------------------------ what the caller uses
@@ -542,7 +542,7 @@ class Scheduler:
             queues.wait(queue)
             if queue.delay_s:
                 queue.due.push(due, request)
-            elif due <= now:
+            elif queue.awaited is not None and due <= now:
                 queue.await_no_longer()
 
     def _refuse_unanswered(self, arrivals: tuple[Arrival, ...], actions: list[Action]) -> None:
@@ -570,7 +570,7 @@ class Scheduler:
     def _give_work(self, now: float, actions: list[Action]) -> None:
         """Start batches until no slot is free or nothing may start, then prefetch.
 
-        A free slot idles only while requests wait for company: for `max_delay_s`, or as company.py says.
+        A free slot idles only while requests wait for company: for `max_delay_s`, or as answer_waits.py says.
         """
         self._plan.begin_turn()
         waiting = self._queues.waiting()
@@ -677,7 +677,7 @@ class Scheduler:
                 cut = self._planned(group[0], slot, costs, slowdown, now)
             else:
                 cut = batch_of(group, costs, reason=fixed)
-            predicted_s = slowdown * cut.seconds if costs.batch_costs.measured else None
+            predicted_s = slowdown * cut.seconds if costs.measured else None
             cut.started(costs)
         except Exception as error:  # noqa: BLE001 - see above
             ids = tuple([request.id for request in group])
@@ -698,7 +698,7 @@ class Scheduler:
         cut.started(costs)
         batch = Batch(self._next_batch, slot, queue, (), cut.sizes(queue.has_batch))
         self._next_batch += 1
-        predicted_s = queue.costs.slowdown(slot.id) * cut.seconds if costs.batch_costs.measured else None
+        predicted_s = queue.costs.slowdown(slot.id) * cut.seconds if costs.measured else None
         self._slots.start_audit(slot, batch, predicted_s, now)
         self._watch.began(batch, now)
         return StartBatch(batches=(batch,))

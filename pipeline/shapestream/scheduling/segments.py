@@ -1,18 +1,18 @@
 """The optimal cuts of a sorted window: dynamic programming over contiguous segments.
 
-Requests are sorted by the size of one row. A batch is a segment of that order; its call has the elementwise
-largest shape and the sum of the rows. With one padded dimension, and seconds that never fall when a call grows
-in rows or in length, no other partition into sets of the same sizes is cheaper: exchanging members between two
-sets until one holds the smaller ones leaves the larger shape as it was and can only shrink the other's. Rows must
-be equal for that (or else sums would change), and the only limit on a batch its number of requests. In all
-other cases (several padded dimensions, unequal rows, a limit on padding) it is a good restriction, not a proof.
+Requests are sorted by the size of one row. A batch is a segment of that order. Its call has the elementwise largest
+shape and the sum of the rows.
 
-**The sum that is minimised.** All members of a batch end at once, and all requests behind it wait for its end. Let `W`
-requests wait, and let batch `i` take `s_i` seconds and have `k_i` members. Its members wait for all of it. Of the
-`W - k_i` others half come after it, when nothing is known about the order, and wait for it too; so do the `L` that
-arrive before nothing waits any more. It adds `s_i * (k_i + (W - k_i) / 2 + L) = s_i * (k_i / 2 + W / 2 + L)` to the
-sum of all waiting times, and that is summed over the batches, with `delayed = W / 2 + L`. With many delayed it is the
-work alone that counts; with few, it hesitates to let the first wait for the last.
+**Why segments are enough.** Assume one padded dimension, requests of equal rows, no limit but the number of requests, and
+seconds that never fall when a call grows. Then no other partition into sets of the same sizes is cheaper. Exchange members
+between two sets until one holds the smaller ones: the larger shape stays, and the other one can only shrink. In all other
+cases segments are a good restriction, not a proof.
+
+**The sum that is minimised** is that of all waiting times. Let `W` requests wait, and let batch `i` take `s_i` seconds and
+have `k_i` members. These wait for all of it. Of the `W - k_i` others, half come after it if nothing is known about the
+order, and wait for it too. So do the `L` that arrive before the queue is empty. The batch adds
+`s_i * (k_i + (W - k_i) / 2 + L) = s_i * (k_i / 2 + delayed)` to the sum, with `delayed = W / 2 + L`. If many are delayed,
+the work alone counts. If few are, a cut avoids that the first request waits for the last.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Window:
     """(n, d), without the batch axis."""
 
     def __len__(self) -> int:
-        """Requests in it."""
+        """Count its requests."""
         return len(self.rows)
 
 
@@ -83,9 +83,9 @@ def cut_window(
 def optimal_ends(costs: Floats) -> list[int]:
     """Cover `n` items at the least cost; return the ends (exclusive) of the segments, in order.
 
-    `costs[j, c]` is the cost of the segment that ends with item `j` and has `K - c` items, where `K` is the number
-    of columns; what reaches before the first item is not looked at. Costs must not be NaN, and each single
-    item's (the last column) must be finite. O(n K), one pass of NumPy per item.
+    `costs[j, c]` is the cost of the segment that ends with item `j` and has `K - c` items, with `K` columns. Segments that
+    reach before the first item are not looked at. Costs must not be NaN, and each single item's (the last column) must be
+    finite. O(n K), one pass of NumPy per item.
     """
     n, reach = costs.shape
     # best[reach - 1 + i]: the least cost of the first i items; infinite before the first.
@@ -121,7 +121,7 @@ def segment_seconds(window: Window, costs: CallCosts, limits: SegmentLimits) -> 
         rows = _sums(window.rows, reach)
     legal = None if single else rows <= limits.max_rows
     if limits.max_bytes is not None:
-        nbytes = costs.nbytes(rows.ravel(), shapes[places.ravel()]).reshape(rows.shape)
+        nbytes = costs.bytes.of_batches(rows.ravel(), shapes[places.ravel()]).reshape(rows.shape)
         legal = _both(legal, nbytes <= limits.max_bytes)
     if limits.max_padding_ratio is not None:
         real = _sums(window.rows * elements_of_many(list(window.shapes.T)), reach)
@@ -131,8 +131,8 @@ def segment_seconds(window: Window, costs: CallCosts, limits: SegmentLimits) -> 
         legal[:, -1] = True
     seconds = _look_up(rows, shapes, places, legal, costs, limits.max_rows)
     if limits.most_s is not None:
-        company = seconds[:, :-1]
-        company[company > limits.most_s] = np.inf
+        shared = seconds[:, :-1]
+        shared[shared > limits.most_s] = np.inf
     _make_singles_finite(seconds)
     return seconds
 
@@ -142,7 +142,7 @@ def _both(one: NDArray[np.bool_] | None, other: NDArray[np.bool_]) -> NDArray[np
 
 
 def _sums(values: NDArray[_Number], reach: int) -> NDArray[_Number]:
-    """The sum of every segment; before the first item there are zeros."""
+    """Return the sum of every segment: (n, reach). Before the first item there are zeros."""
     before = np.concatenate((np.zeros(reach, dtype=values.dtype), np.cumsum(values)))
     sums: NDArray[_Number] = before[reach:, None] - np.lib.stride_tricks.sliding_window_view(
         before[:-1], reach
@@ -151,7 +151,7 @@ def _sums(values: NDArray[_Number], reach: int) -> NDArray[_Number]:
 
 
 def _call_shapes(shapes: Integers, reach: int, most: int) -> tuple[Integers, Integers]:
-    """The elementwise largest shapes of all segments, and which of them each segment has.
+    """Return the elementwise largest shapes of all segments, and which of them each segment has.
 
     Equal ones are found only where there may be `most` different ones or fewer.
     """
@@ -191,7 +191,7 @@ def _call_shapes(shapes: Integers, reach: int, most: int) -> tuple[Integers, Int
 
 
 def _largest(ranks: Integers, reach: int) -> Integers:
-    """The largest of every segment: (n, reach)."""
+    """Return the largest value of every segment: (n, reach)."""
     n = len(ranks)
     padded = np.concatenate((np.zeros(reach - 1, dtype=ranks.dtype), ranks))
     # As `sliding_window_view`, without its checks.

@@ -317,7 +317,8 @@ class SlotPool:
     def show(self, slot: Slot) -> None:
         """List a slot that has become free, behind those that have been free for longer."""
         self.free[slot.id] = slot
-        self.queue.await_no_longer()
+        if self.queue.awaited is not None:
+            self.queue.await_no_longer()
 
     def add_pace(self, pace: float) -> None:
         """Count a slot with this pace."""

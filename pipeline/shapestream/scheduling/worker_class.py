@@ -16,7 +16,7 @@ Predictions follow only when one has moved by more than `MOVED`, so that plans m
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from math import exp, log
 
@@ -78,7 +78,7 @@ class WorkerClass:
         """By shape of a static model; None until it was measured or ran. Until then it costs as much as dynamic calls."""
         dynamic = {sizes: point.seconds for sizes, point in points.items() if sizes not in self._static}
         self._grid = grid_over(dynamic, profile.max_batch if profile.has_batch else 1) if dynamic else None
-        self._line = LinearCost()
+        self._linear = LinearCost()
         """The costs while there is no grid."""
         self.measured = self._grid is not None
         """Whether predictions are seconds. If not, they only compare calls."""
@@ -91,7 +91,9 @@ class WorkerClass:
         self._workers = 0
         """Workers present."""
         self._slowdowns_sum = 0.0
-        """Sum of `BatchCosts.slowdown_log` over the workers present; their mean is what the grid itself is off."""
+        """Sum of `BatchCosts.slowdown_log` over the workers present."""
+        self.mean_slowdown_log = 0.0
+        """Their mean, which is what the grid itself is off."""
         self._ran_s = 0.0
         """Seconds of the longest call that ran."""
         self.longest_s = 0.0
@@ -117,7 +119,8 @@ class WorkerClass:
             for sizes in self._static.keys() & corrections.keys():
                 self._static[sizes] = Grid({sizes: corrections[sizes]})
             if self._grid is not None:
-                self._extend(sorted(corrections.keys() - self._static.keys(), key=elements_of))
+                for sizes in sorted(corrections.keys() - self._static.keys(), key=elements_of):
+                    self._grid = self._grid.extended(sizes)
                 self._grid.recall(corrections)
             self.new.recall(learned.preparation)
         self._find_longest()
@@ -138,9 +141,9 @@ class WorkerClass:
                 # A worker that left had other prepared shapes.
                 self.batch_costs = {other.worker: other for other in here}
                 batch_costs = self.batch_costs[worker] = BatchCosts(self._profile, self, worker)
-            batch_costs.slowdown_log = self._slowdowns_sum / len(here) if here else 0.0
-            self._slowdowns_sum += batch_costs.slowdown_log
+            batch_costs.slowdown_log = 0.0
             self._workers += 1
+            self._slow_down(batch_costs, self._slowdowns_sum / len(here) if here else 0.0)
         batch_costs.slots += 1
         return batch_costs
 
@@ -152,14 +155,15 @@ class WorkerClass:
         if self._workers == 1:
             self._publish()
         self._workers -= 1
-        self._slowdowns_sum -= batch_costs.slowdown_log
+        self._slow_down(batch_costs, -batch_costs.slowdown_log)
         if len(self.batch_costs) > 1:
             del self.batch_costs[batch_costs.worker]
 
-    @property
-    def mean_slowdown_log(self) -> float:
-        """Mean of the present workers' `slowdown_log`."""
-        return self._slowdowns_sum / max(1, self._workers)
+    def _slow_down(self, batch_costs: BatchCosts, difference: float) -> None:
+        """Move the slowdown of a worker by a logarithm."""
+        batch_costs.slowdown_log += difference
+        self._slowdowns_sum += difference
+        self.mean_slowdown_log = self._slowdowns_sum / max(1, self._workers)
 
     # ------------------------------------------------------------ predictions
 
@@ -173,8 +177,8 @@ class WorkerClass:
             columns = np.where(empty, 1.0, columns)
         if self._grid is not None:
             seconds = self._grid.seconds(columns)
-        elif self._line.measured:
-            seconds = self._line.fixed_s + self._line.element_s * elements_of_many(columns)
+        elif self._linear.measured:
+            seconds = self._linear.fixed_s + self._linear.element_s * elements_of_many(columns)
         else:
             # Before anything is known a call's fixed part is taken to weigh as much as one row of it.
             seconds = (columns[0] + 1.0) * np.maximum(1.0, elements_of_many(columns[1:]))
@@ -183,9 +187,9 @@ class WorkerClass:
                 seconds[(columns == np.array([sizes], np.float64).T).all(axis=0)] = static.longest_s
         return seconds
 
-    def line(self, most: int, shape: Sizes) -> Floats | None:
+    def row_seconds(self, most: int, shape: Sizes) -> Floats | None:
         """Return the seconds of calls of 0 to `most` rows at one shape; None where `seconds` must be asked."""
-        return None if self._grid is None or self._static else self._grid.line(most, shape)
+        return None if self._grid is None or self._static else self._grid.row_seconds(most, shape)
 
     # ------------------------------------------------------------ what is known
 
@@ -198,7 +202,7 @@ class WorkerClass:
         if others or sizes in self._static:
             return True
         if self._grid is None:
-            return elements_of(sizes) <= self._line.reach[1]
+            return elements_of(sizes) <= self._linear.reach[1]
         return self._grid.knows(sizes) and not self._grid.was_short(sizes)
 
     def met_lately(self, calls: Calls) -> bool:
@@ -225,15 +229,20 @@ class WorkerClass:
         self.batches_since_try += 1
         self.busy_s_since_try += busy_s
         number = sum([count for count, _ in calls])
-        elements = sum([count * elements_of(sizes) for count, sizes in calls])
         self._ran_s = max(self._ran_s, busy_s / number)
         self.longest_s = max(self.longest_s, self._ran_s)
         if not preparations:
-            self._learn(batch_costs, calls, busy_s, number, elements, requests)
+            self._learn(batch_costs, calls, busy_s, number, requests)
         elif self.measured:
             self.prepared(elements_of(calls[0][1]), steady_s, busy_s, preparations)
         else:
-            self.paid.observe(number, elements, busy_s, request_elements=elements / max(1, requests))
+            self._fit(self.paid, calls, busy_s, number, requests)
+
+    @staticmethod
+    def _fit(linear: LinearCost, calls: Calls, seconds: float, number: int, requests: int) -> None:
+        """Fit a linear cost to the seconds of so many requests in these calls, of which there are `number`."""
+        elements = sum([count * elements_of(sizes) for count, sizes in calls])
+        linear.observe(number, elements, seconds, request_elements=elements / max(1, requests))
 
     def prepared(self, elements: float, steady_s: float, busy_s: float, calls: int = 1) -> None:
         """Learn the preparation of new shapes from a batch that would have taken `steady_s` without it."""
@@ -246,54 +255,57 @@ class WorkerClass:
         calls: Calls,
         busy_s: float,
         number: int,
-        elements: float,
         requests: int,
     ) -> None:
         own = batch_costs.slowdown_log if batch_costs.slots else 0.0
         if self._grid is None and batch_costs.slots:
-            own -= (
-                self.mean_slowdown_log
-            )  # a line has learned what all workers are off; a grid takes it over later
-        any_static = any(sizes in self._static for _, sizes in calls)
-        self._extend([sizes for _, sizes in calls if sizes not in self._static])
+            # A linear cost has learned what all workers are off; a grid takes it over later.
+            own -= self.mean_slowdown_log
+        dynamic = [sizes for _, sizes in calls if sizes not in self._static]
+        any_static = len(dynamic) < len(calls)
+        for sizes in dynamic:
+            if self._grid is not None:
+                self._grid = self._grid.extended(sizes)
         each_s = [self._expected_s(sizes) for _, sizes in calls]
         expected_s = sum([count * call_s for (count, _), call_s in zip(calls, each_s, strict=True)])
         off = log(max(busy_s, 1e-9) / max(expected_s, 1e-12)) - own
         grid = self._grid
-        if grid is not None and len(calls) == 1 and not any_static:
-            ((_, sizes),) = calls
-            if grid.knows(sizes) and (change := batch_costs.lasting_change(off)):
+        if grid is not None and len(calls) == 1 and dynamic:
+            (sizes,) = dynamic
+            known = grid.knows(sizes)
+            if known and (change := batch_costs.lasting_change(off)):
                 off = change - self._change(batch_costs, change)
                 if self._workers == 1:
                     grid.doubt(0)
+                    known = grid.knows(sizes)
             elif not grid.met_lately(sizes):
                 short = off if off < -CLIP else 0.0
                 if grid.short_by(sizes, short) <= -LASTING * CLIP:
                     grid.doubt(LATELY)  # what else has not run lately may be out of date as well
+                    known = grid.knows(sizes)
                 elif short:
                     self.awaits_try = False
-            if not grid.knows(sizes):
+            if not known:
                 grid.believe(sizes, off)
                 self.awaits_try = False
                 self._publish()
                 return
         elif grid is None and not any_static and (change := batch_costs.lasting_change(off)):
             if self._workers == 1:
-                self._line = LinearCost()  # how its two parts compare is out of date as well
+                self._linear = LinearCost()  # how its two parts compare is out of date as well
             else:
-                self._line.rescale(exp(change))
+                self._linear.rescale(exp(change))
         difference = max(-CLIP, min(CLIP, off))
         moved = False
         if self.measured:
-            if batch_costs.slots and (self._grid is not None or self._workers > 1):
-                batch_costs.slowdown_log += SLOWDOWN_STEP * difference
-                self._slowdowns_sum += SLOWDOWN_STEP * difference
+            if batch_costs.slots and (grid is not None or self._workers > 1):
+                self._slow_down(batch_costs, SLOWDOWN_STEP * difference)
             moved = self._correct(calls, each_s, difference)
-        if self._grid is None and not any_static:  # else the two parts cannot be told apart
-            steady_s = busy_s / exp(own) if self._line.measured else busy_s
-            self._line.observe(number, elements, steady_s, request_elements=elements / max(1, requests))
+        if grid is None and not any_static:  # else the two parts cannot be told apart
+            steady_s = busy_s / exp(own) if self._linear.measured else busy_s
+            self._fit(self._linear, calls, steady_s, number, requests)
             self.measured = True
-            if self._line.moved():
+            if self._linear.moved():
                 self.version = next(self._versions)
         if moved:
             self._publish()
@@ -309,15 +321,8 @@ class WorkerClass:
             return 0.0
         is_all = change < 0.0 or self._workers > 1
         moved = change if is_all else SLOWDOWN_STEP / (SLOWDOWN_STEP + STEP) * change
-        batch_costs.slowdown_log += moved
-        self._slowdowns_sum += moved
+        self._slow_down(batch_costs, moved)
         return moved
-
-    def _extend(self, calls: Iterable[Sizes]) -> None:
-        """Extend the grid by nodes for calls far beyond it."""
-        for sizes in calls:
-            if self._grid is not None and 0 not in sizes and not self._grid.reaches(sizes):
-                self._grid = self._grid.extended(sizes)
 
     def _expected_s(self, sizes: Sizes) -> float:
         """Return the expected seconds of one call by all observations, published or not."""
@@ -349,6 +354,7 @@ class WorkerClass:
         for batch_costs in self.batch_costs.values():
             batch_costs.slowdown_log -= shift
         self._slowdowns_sum -= shift * self._workers
+        self.mean_slowdown_log = self._slowdowns_sum / max(1, self._workers)
         for grid in (self._grid, *self._static.values()):
             if grid is not None:
                 # The only node of a static shape has followed what its calls took, on whichever worker.
@@ -369,7 +375,7 @@ class WorkerClass:
         for grid in (*self._static.values(), self._grid):
             if grid is not None:
                 corrections |= grid.corrections(shift)
-        # Nodes that were not measured, and lines, may reach further than anything that may be kept.
+        # Nodes that were not measured, and linear costs, may reach further than anything that may be kept.
         kept = (item for item in corrections.items() if elements_of(item[0]) <= MAX_ELEMENTS)
         ends = self.new.ends()
         return LearnedCosts(

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from shapestream.scheduling.call_costs import CallCosts
+from shapestream.scheduling.cost_grid import LinearCost
 from shapestream.scheduling.costs import CostModel
 from shapestream.scheduling.events import Arrival, InputBytes, ModelProfile
 from shapestream.scheduling.fairness import QueueRoom
@@ -17,7 +18,7 @@ from shapestream.scheduling.planner import Cut
 from shapestream.scheduling.queueing import Request
 
 
-class FormulaSurface:
+class FormulaPrices:
     """Costs by a formula of a call's rows and the elements of a row, and what new shapes cost extra."""
 
     def __init__(
@@ -30,7 +31,11 @@ class FormulaSurface:
     ) -> None:
         self.formula = formula
         self.measured = measured
-        self.new = new
+        self.worker_class = self
+        """What a `WorkerClass` says of itself is said here, too."""
+        self.new = LinearCost()
+        self.new.measured = new is not None
+        self._new = new
         self.exact = exact or {}
         """Costs of calls of just these sizes, rows first."""
         self.version = 1
@@ -38,7 +43,7 @@ class FormulaSurface:
         self.asked = 0
 
     def seconds(self, rows, shapes):
-        """Of batches, as `Surface.seconds`."""
+        """Of batches, as `BatchCosts.seconds`."""
         self.asked += len(rows)
         seconds = np.asarray(self.formula(rows, shapes.prod(axis=1)), dtype=np.float64)
         for (known_rows, *known), value in self.exact.items():
@@ -50,7 +55,7 @@ class FormulaSurface:
         return self.exact.get((rows, *shape), float(self.formula(rows, prod(shape))))
 
     def row_seconds(self, shapes):
-        """Of batches of 0 to `max_batch` rows, as `Surface.row_seconds`."""
+        """Of batches of 0 to `max_batch` rows, as `BatchCosts.row_seconds`."""
         rows = np.arange(self.max_batch + 1)
         return [
             self.seconds(rows, np.broadcast_to(np.array(shape, np.intp), (len(rows), len(shape))))
@@ -61,19 +66,14 @@ class FormulaSurface:
         """No bound."""
         return float("inf")
 
-    @property
-    def prepares(self) -> bool:
-        """Whether new shapes cost extra."""
-        return self.new is not None
-
     def preparation_s(self, rows: int, shape: tuple[int, ...]) -> float:
         """What `new` says."""
-        return 0.0 if self.new is None else self.new(rows, shape)
+        return 0.0 if self._new is None else self._new(rows, shape)
 
 
-def affine(fixed_s: float = 0.01, element_s: float = 0.001, **options: Any) -> FormulaSurface:
+def affine(fixed_s: float = 0.01, element_s: float = 0.001, **options: Any) -> FormulaPrices:
     """A fixed part per call, and so much per element."""
-    return FormulaSurface(lambda rows, elements: fixed_s + element_s * rows * elements, **options)
+    return FormulaPrices(lambda rows, elements: fixed_s + element_s * rows * elements, **options)
 
 
 def make_queue(padded: Sequence[bool] = (True,), **options: Any) -> ModelQueue:
@@ -97,12 +97,12 @@ class Waiting:
     def __init__(self, queue: ModelQueue) -> None:
         self.queue = queue
         self.count = 0
-        self._costs: dict[FormulaSurface, CallCosts] = {}
+        self._costs: dict[FormulaPrices, CallCosts] = {}
 
-    def costs(self, surface: FormulaSurface) -> CallCosts:
-        """The costs of calls on a surface, the same ones each time."""
-        surface.max_batch = self.queue.profile.max_batch
-        costs = self._costs.setdefault(surface, CallCosts(surface, self.queue.profile))
+    def costs(self, prices: FormulaPrices) -> CallCosts:
+        """The costs of calls by such prices, the same ones each time."""
+        prices.max_batch = self.queue.profile.max_batch
+        costs = self._costs.setdefault(prices, CallCosts(prices, self.queue.profile))
         costs.renew()
         return costs
 

@@ -36,7 +36,7 @@ from tests.pipeline.scheduling.seen import (
 
 from shapestream.scheduling import Scheduler
 from shapestream.scheduling.actions import ReportFault
-from shapestream.scheduling.company import SHARE
+from shapestream.scheduling.answer_waits import SHARE
 from shapestream.scheduling.events import (
     AuditWanted,
     BatchFailed,

@@ -34,7 +34,7 @@ def test_figures_depend_on_the_seed_alone():
 
 
 def test_a_mechanism_that_is_off_is_not_at_work():
-    """Slots that never wait for company are seen to wait only with it."""
-    played = [play(Task(SMALL, off, 0)) for off in ((), ("company",))]
-    assert [True, False] == [each.fired["company"] > 0 for each in played]
+    """Slots that never wait after answers are seen to wait only with it."""
+    played = [play(Task(SMALL, off, 0)) for off in ((), ("waits after answers",))]
+    assert [True, False] == [each.fired["waits after answers"] > 0 for each in played]
     assert played[0].figures["goodput"] > 1.2 * played[1].figures["goodput"]

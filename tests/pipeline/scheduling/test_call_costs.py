@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.pipeline.scheduling.planning_stage import FormulaSurface, affine
+from tests.pipeline.scheduling.planning_stage import FormulaPrices, affine
 
 from shapestream.scheduling import call_costs
 from shapestream.scheduling.call_costs import CallCosts
@@ -36,7 +36,7 @@ SHAPES = st.lists(st.integers(1, 40), min_size=1, max_size=6)
 def test_tables_and_single_calls_agree(lengths, static, max_shapes, seen, prepares, fills):
     """What the cuts are computed with is what a batch is then said to cost."""
     profile = _profile(static_shapes=static, max_shapes=max_shapes, fills_rows=fills, bounds=(8, 64))
-    surface = affine(
+    prices = affine(
         0.05,
         0.001,
         exact=dict.fromkeys(static, 0.01),
@@ -47,7 +47,7 @@ def test_tables_and_single_calls_agree(lengths, static, max_shapes, seen, prepar
         for length in seen:
             sizes.observe((1, length))
             sizes.start(1, (length,))
-    costs = CallCosts(surface, profile, sizes)
+    costs = CallCosts(prices, profile, sizes)
     costs.renew()
     table = costs.table(np.array([[length] for length in lengths]), 8)
     for place, length in enumerate(lengths):
@@ -61,17 +61,17 @@ def test_tables_and_single_calls_agree(lengths, static, max_shapes, seen, prepar
 
 def test_what_was_worked_out_is_forgotten_with_its_version():
     """New predictions give new tables; the same ones are not asked for twice."""
-    surface = affine()
-    costs = CallCosts(surface, _profile())
+    prices = affine()
+    costs = CallCosts(prices, _profile())
     costs.renew()
     shapes = np.array([[4], [5]])
     costs.table(shapes, 8)
-    asked = surface.asked
+    asked = prices.asked
     costs.renew()
     costs.table(shapes, 8)
-    assert asked == surface.asked
-    surface.formula = lambda rows, elements: 1.0 + rows * 0.0 * elements
-    surface.version = 2
+    assert asked == prices.asked
+    prices.formula = lambda rows, elements: 1.0 + rows * 0.0 * elements
+    prices.version = 2
     costs.renew()
     assert (costs.table(shapes, 8) == 1.0).all()
 
@@ -79,12 +79,12 @@ def test_what_was_worked_out_is_forgotten_with_its_version():
 def test_tables_of_endless_shapes_are_forgotten_all_together(monkeypatch):
     """A window of shapes, some of which were known before, is priced although there is no room for all of them."""
     monkeypatch.setattr(call_costs, "_REMEMBERED", 4)
-    surface = affine()
-    costs = CallCosts(surface, _profile())
+    prices = affine()
+    costs = CallCosts(prices, _profile())
     costs.renew()
     for length in range(1, 20):
         table = costs.table(np.array([[length], [length + 1], [length + 2]]), 8)
-        assert pytest.approx(surface.second(3, (length + 2,))) == table[2, 3]
+        assert pytest.approx(prices.second(3, (length + 2,))) == table[2, 3]
         assert len(costs._tables) <= 4 + 3
 
 
@@ -92,11 +92,11 @@ def test_a_full_batch_is_one_to_which_more_would_gain_nothing():
     """With a fixed part that is all rows; where seconds per row stop falling it is fewer."""
     costs = CallCosts(affine(1.0), _profile())
     costs.renew()
-    assert 8 == costs.full_rows((4,))
-    fours = FormulaSurface(lambda rows, elements: np.ceil(rows / 4) * elements)
+    assert 8 == costs.useful_rows((4,))[0]
+    fours = FormulaPrices(lambda rows, elements: np.ceil(rows / 4) * elements)
     costs = CallCosts(fours, _profile())
     costs.renew()
-    assert 4 == costs.full_rows((4,))
+    assert 4 == costs.useful_rows((4,))[0]
 
 
 def test_workers_that_are_alike_share_what_was_worked_out():

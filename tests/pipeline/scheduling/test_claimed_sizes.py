@@ -311,6 +311,22 @@ def test_no_batch_holds_more_than_a_call_may(stage, measured, max_shapes):
     assert all(4 * prod(start.sizes) <= most for start in together)
 
 
+def test_rows_are_not_filled_up_beyond_the_bytes_of_a_call(stage):
+    """A cap of two shapes leaves calls of 1 and of 100 rows: each request runs alone if 100 rows are too many bytes."""
+    stage.model(
+        inputs=FLOATS,
+        max_batch_bytes=4 * 16 * 50,
+        max_shapes=2,
+        fills_rows=True,
+        bounds=(100, 16),
+        max_batch=6,
+    )
+    stage.measured_slots(0, token_s=0.0)
+    stage.arrive(*[(1, 16)] * 4)
+    run_all(stage)
+    assert [(1, 16)] * 4 == [start.sizes for start in stage.started]
+
+
 # ---------------------------------------------------------------- without calibration
 
 
@@ -356,7 +372,7 @@ def test_one_prediction_and_many_agree_in_any_number_of_dimensions(dimensions):
         ModelProfile(name="m", dimensions=names, has_batch=True, paddable=(False,) * dimensions, max_batch=8)
     )
     costs.join(0, "w", {"m": many_table(names)}, ["m"])
-    surface = costs["m"].batch_costs()
+    prices = costs["m"].batch_costs()
     calls = [
         tuple([(number * 7919 + axis * 104729) % size for axis in range(dimensions)])
         for size in (3, 9, 50, HUGE)
@@ -364,9 +380,9 @@ def test_one_prediction_and_many_agree_in_any_number_of_dimensions(dimensions):
     ]
     rows = np.array([call[0] for call in calls], np.intp)
     shapes = np.array([call[1:] for call in calls], np.intp)
-    together = surface.seconds(rows, shapes)
+    together = prices.seconds(rows, shapes)
     assert np.isfinite(together).all()
-    one_by_one = [surface.second(call[0], call[1:]) for call in calls]
+    one_by_one = [prices.second(call[0], call[1:]) for call in calls]
     assert pytest.approx(one_by_one, rel=1e-6) == together.tolist()
 
 

@@ -238,8 +238,8 @@ def test_predictions_are_remembered_until_the_version_changes():
     """The same question has the same answer while plans made with it are valid."""
     costs = costs_over({(1, 8): 0.001, (8, 64): 0.01})
     over = costs["m"].batch_costs()
-    before, version = over.second(4, (20,)), over.version
-    while over.version == version:
+    before, version = over.second(4, (20,)), over.worker_class.version
+    while over.worker_class.version == version:
         assert before == over.second(4, (20,))
         learned(costs, 4, 20, 2 * before)
     assert over.second(4, (20,)) > before
@@ -367,17 +367,17 @@ def test_small_changes_leave_the_version_alone():
     """Within 5 % plans stay valid, however many batches confirm it."""
     costs = with_table()
     over = costs["m"].batch_costs()
-    version = over.version
+    version = over.worker_class.version
     random = np.random.default_rng(1)
     for _ in range(200):
         learned(costs, 4, 64, float(linear((4, 64)) * random.uniform(0.98, 1.02)))
-    assert version == over.version
+    assert version == over.worker_class.version
 
 
 def test_traffic_alone_finds_both_parts_of_a_call():
     """Without a table: the fixed part and the part per element, from batches of different sizes."""
     over = without_table()["m"].batch_costs()
-    assert over.measured
+    assert over.worker_class.measured
     for rows, seq in ((1, 8), (7, 40), (64, 512)):
         assert linear((rows, seq)) == pytest.approx(over.second(rows, (seq,)), rel=0.02)
 
@@ -411,7 +411,7 @@ def test_whatever_is_observed_predictions_stay_sensible(batches):
 def test_before_anything_ran_calls_can_be_compared():
     """The prior: sharing a call pays, padding costs, and a longer row is dearer."""
     over = costs_of({})
-    assert not over.measured
+    assert not over.worker_class.measured
     one, two, longer, apart = predicted(over, [(1, (16,)), (2, (16,)), (2, (17,)), (1, (17,))])
     assert one < two < 2 * one
     assert two < longer < one + apart
@@ -478,7 +478,7 @@ def test_nothing_is_known_before_the_first_batch_which_is_the_first_estimate():
     costs = costs_with(("a", None))
     for busy_s in (-1.0, math.nan, math.inf):
         costs["m"].observe(0, (1, 1), busy_s)
-    assert not costs["m"].batch_costs().measured
+    assert not costs["m"].batch_costs().worker_class.measured
     assert (None, None) == (costs["m"].batch_s((4, 16)), costs["m"].batched_share_s((1, 16)))
     assert (None, None, 0) == (costs["m"].mean_request_s, costs["m"].mean_batch_s, costs["m"].shapes)
     costs["m"].observe(0, (4, 16), 2.0, requests=4)
@@ -535,7 +535,7 @@ def test_a_table_for_other_dimensions_is_no_table():
     """What does not fit the model is left aside, not misread."""
     wrong = replace(table(), dimensions=("batch", "width"))
     costs = costs_with(("a", wrong))
-    assert not costs["m"].batch_costs().measured
+    assert not costs["m"].batch_costs().worker_class.measured
 
 
 def test_requests_cost_what_they_cost_in_good_company():

@@ -1,4 +1,4 @@
-"""`max_delay_s`: how long a free slot waits for company. Without it, test_company.py says when one does."""
+"""`max_delay_s`: how long a free slot waits for company. Without it, test_answer_waits.py says when one does."""
 
 from __future__ import annotations
 

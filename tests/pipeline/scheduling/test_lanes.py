@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shapestream.scheduling.buckets import CHUNK, Bucket, Lane
+from shapestream.scheduling.buckets import Bucket, Lane
 from shapestream.scheduling.costs import CostModel
 from shapestream.scheduling.events import Arrival, ModelProfile
 from shapestream.scheduling.fairness import QueueRoom
@@ -50,8 +50,8 @@ def test_a_bucket_is_always_in_order(steps, max_rows):
             bucket.count -= 1
             bucket.rows -= gone.rows
             bucket.drop_dead()
-        assert living == [request for request in bucket.held() if request.state is QUEUED]
-        assert len(list(bucket.held())) <= 2 * len(living) + 32
+        assert living == [request for request in bucket.held if request.state is QUEUED]
+        assert len(bucket.held) <= 2 * len(living) + 32
         if living:
             assert living[0] is bucket.first()
         expected: list[Request] = []
@@ -61,21 +61,6 @@ def test_a_bucket_is_always_in_order(steps, max_rows):
             expected.append(request)
         assert expected == bucket.prefix(max_rows)
         assert expected[:1] == bucket.prefix(max_rows, 1)
-
-
-def test_a_long_bucket_is_held_in_pieces():
-    """An insertion at the front of a hundred thousand moves no more than a piece."""
-    queue = _queue()
-    bucket = Bucket(Lane(()), (4,), 4)
-    count = 5 * CHUNK
-    for order in range(count):
-        bucket.add(_request(queue, order, float(order)))
-    for order in range(count, count + 3 * CHUNK):
-        bucket.add(_request(queue, order, float(order % 700) + 0.5))
-    ranks = [(request.rank, request.order) for request in bucket.held()]
-    assert sorted(ranks) == ranks
-    assert count + 3 * CHUNK == len(ranks) == bucket.count
-    assert max(map(len, bucket._chunks)) <= CHUNK
 
 
 @given(

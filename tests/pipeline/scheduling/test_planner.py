@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.pipeline.scheduling.planning_stage import (
-    FormulaSurface,
+    FormulaPrices,
     Waiting,
     affine,
     ids,
@@ -30,23 +30,21 @@ SURFACES = st.sampled_from(
         affine(),
         affine(1.0),
         affine(measured=False),
-        FormulaSurface(lambda rows, elements: (rows * 7919 + elements * 104729) % 97 * 0.01 + 0.01),
+        FormulaPrices(lambda rows, elements: (rows * 7919 + elements * 104729) % 97 * 0.01 + 0.01),
     ]
 )
 
 
-def _plan(waiting, surface, plan=None, **options):
+def _plan(waiting, prices, plan=None, **options):
     """The next batch, in a turn of its own unless a plan is given."""
-    return plan_batch(
-        waiting.first(), waiting.costs(surface), plan or Plan(), **{"starts_at": 0.0, **options}
-    )
+    return plan_batch(waiting.first(), waiting.costs(prices), plan or Plan(), **{"starts_at": 0.0, **options})
 
 
 def _in_order(queue, members) -> bool:
     """Whether of every shape only the first by rank are taken."""
     taken = {request.id for request in members}
     for bucket in queue.buckets.values():
-        order = [request.id for request in bucket.held() if request.state is QUEUED]
+        order = [request.id for request in bucket.held if request.state is QUEUED]
         chosen = [id_ for id_ in order if id_ in taken]
         if chosen != order[: len(chosen)]:
             return False
@@ -77,7 +75,7 @@ def _in_order(queue, members) -> bool:
     st.integers(1, 4),
 )
 def test_every_batch_is_legal_until_the_queue_is_empty(
-    arrivals, padded, surface, limits, most_s, slowdown, slots
+    arrivals, padded, prices, limits, most_s, slowdown, slots
 ):
     """Anchor, lanes, order, rows, bytes, padding, share and deadlines, whatever arrives between turns."""
     queue = make_queue(padded, **limits)
@@ -95,7 +93,7 @@ def test_every_batch_is_legal_until_the_queue_is_empty(
                 waiting.arrive(sizes, rank=rank, deadline=deadline)
         batches += 1
         anchor = waiting.first()
-        cut = _plan(waiting, surface, plan, most_s=most_s, slowdown=slowdown)
+        cut = _plan(waiting, prices, plan, most_s=most_s, slowdown=slowdown)
         members = list(cut.members)
         assert anchor in members
         assert len(members) == len(ids(cut))
@@ -106,15 +104,15 @@ def test_every_batch_is_legal_until_the_queue_is_empty(
         assert tuple(map(max, zip(*[request.shape for request in members], strict=True))) == cut.shape
         real = sum(request.rows * prod(request.shape) for request in members)
         assert cut.rows * prod(cut.shape) - real == cut.padding
-        if surface.measured:
-            assert pytest.approx(surface.second(cut.rows, cut.shape)) == cut.seconds
+        if prices.measured:
+            assert pytest.approx(prices.second(cut.rows, cut.shape)) == cut.seconds
         if len(members) > 1:
-            _check_limits(cut, limits, surface, real, most_s, slowdown)
+            _check_limits(cut, limits, prices, real, most_s, slowdown)
         waiting.start(cut)
 
 
-def _check_limits(cut, limits, surface, real, most_s, slowdown) -> None:
-    predicted = surface.second(max(1, cut.rows), cut.shape)
+def _check_limits(cut, limits, prices, real, most_s, slowdown) -> None:
+    predicted = prices.second(max(1, cut.rows), cut.shape)
     assert cut.rows <= limits["max_batch"]
     if limits["max_batch_bytes"] is not None:
         assert cut.rows * prod(cut.shape) <= limits["max_batch_bytes"]
@@ -122,9 +120,9 @@ def _check_limits(cut, limits, surface, real, most_s, slowdown) -> None:
         assert real >= (1.0 - limits["max_padding_ratio"]) * cut.rows * prod(cut.shape)
     if most_s is not None:
         assert predicted <= most_s / slowdown * 1.000001
-    if surface.measured:
+    if prices.measured:
         for request in cut.members:
-            alone = surface.second(max(1, request.rows), request.shape) * slowdown
+            alone = prices.second(max(1, request.rows), request.shape) * slowdown
             if request.deadline is not None and alone <= request.deadline:
                 assert predicted * slowdown <= request.deadline * 1.000001
 
@@ -133,18 +131,18 @@ def test_lengths_that_are_near_share_a_batch_and_far_ones_do_not():
     """The fixed part of a call is worth some padding, not any."""
     waiting = Waiting(make_queue())
     waiting.arrive((1, 20), (1, 100), (1, 21), (1, 104), (1, 19))
-    surface = affine(0.1, 0.001)
-    cut = _plan(waiting, surface)
+    prices = affine(0.1, 0.001)
+    cut = _plan(waiting, prices)
     assert {0, 2, 4} == ids(cut)
     waiting.start(cut)
-    assert {1, 3} == ids(_plan(waiting, surface))
+    assert {1, 3} == ids(_plan(waiting, prices))
 
 
 def test_where_batches_save_nothing_requests_run_alone():
     """Long rows on a CPU: a call of two costs twice as much, so nobody waits for a second one."""
     waiting = Waiting(make_queue())
     waiting.arrive(*[(1, 200)] * 6, *[(1, 201)] * 6)
-    cut = _plan(waiting, FormulaSurface(lambda rows, elements: rows * elements * 1e-3 + 1e-6))
+    cut = _plan(waiting, FormulaPrices(lambda rows, elements: rows * elements * 1e-3 + 1e-6))
     assert 1 == cut.rows
 
 
@@ -225,40 +223,40 @@ def test_a_model_without_a_batch_axis_runs_requests_alone():
 
 def test_the_slots_share_bounds_a_batch():
     """It lasts no longer than wanted, on a slot of that slowdown, unless its first request does."""
-    surface = affine(0.01, 0.001)
+    prices = affine(0.01, 0.001)
     for slowdown, most_s, rows in ((1.0, 0.05, 4), (2.0, 0.06, 2)):
         waiting = Waiting(make_queue())
         waiting.arrive(*[(1, 10)] * 8)
-        assert rows == _plan(waiting, surface, most_s=most_s, slowdown=slowdown).rows
-        assert 1 == _plan(waiting, surface, most_s=1e-9, slowdown=slowdown).rows
-    assert 2 == _plan(waiting, surface, max_rows=2).rows
+        assert rows == _plan(waiting, prices, most_s=most_s, slowdown=slowdown).rows
+        assert 1 == _plan(waiting, prices, most_s=1e-9, slowdown=slowdown).rows
+    assert 2 == _plan(waiting, prices, max_rows=2).rows
 
 
 def test_a_batch_is_cut_smaller_rather_than_make_a_member_late():
     """The urgent one stays, the others are left for the next batch."""
     waiting = Waiting(make_queue())
-    surface = affine(1.0, 0.001)
+    prices = affine(1.0, 0.001)
     waiting.arrive((1, 100), (1, 101), (1, 102))
     waiting.arrive((1, 101), deadline=1.25)
-    cut = _plan(waiting, surface)
+    cut = _plan(waiting, prices)
     assert {0, 1} == ids(cut)
     waiting = Waiting(make_queue())
     waiting.arrive((1, 100), (1, 102), (1, 103))
     waiting.arrive((1, 101), deadline=1.25)
-    assert {0, 3} == ids(_plan(waiting, surface))
-    assert {0, 1, 2, 3} == ids(_plan(waiting, surface, starts_at=1.0))
+    assert {0, 3} == ids(_plan(waiting, prices))
+    assert {0, 1, 2, 3} == ids(_plan(waiting, prices, starts_at=1.0))
     assert 4 == _plan(waiting, affine(1.0, 0.001, measured=False)).rows
 
 
 def test_shapes_that_the_device_knows_are_preferred():
     """A new shape whose share of its preparation is more than padding wastes is not made."""
     known = {(2, (24,)), (1, (20,)), (1, (24,))}
-    surface = affine(0.1, 0.001, new=lambda rows, shape: 0.0 if (rows, shape) in known else USES)
+    prices = affine(0.1, 0.001, new=lambda rows, shape: 0.0 if (rows, shape) in known else USES)
     waiting = Waiting(make_queue())
     waiting.arrive((1, 20), (1, 24), (1, 20))
     calls = []
     while waiting.queue.count:
-        cut = _plan(waiting, surface)
+        cut = _plan(waiting, prices)
         calls.append((cut.rows, cut.shape, round(cut.seconds, 6)))
         waiting.start(cut)
     assert [(1, (20,), 0.12), (2, (24,), 0.148)] == calls
@@ -266,10 +264,10 @@ def test_shapes_that_the_device_knows_are_preferred():
 
 def test_a_new_shape_is_an_investment():
     """A queue does not keep to single requests for ever, because only their shapes are known already."""
-    surface = affine(0.1, 0.001, new=lambda rows, shape: 0.0 if rows == 1 else 0.3)
+    prices = affine(0.1, 0.001, new=lambda rows, shape: 0.0 if rows == 1 else 0.3)
     waiting = Waiting(make_queue())
     waiting.arrive((1, 20), (1, 20), (1, 21), (1, 21))
-    cut = _plan(waiting, surface)
+    cut = _plan(waiting, prices)
     assert (4, pytest.approx(0.1 + 0.084 + 0.3)) == (cut.rows, cut.seconds)
 
 
@@ -282,24 +280,24 @@ def test_a_model_without_other_dimensions_is_cut_within_limits():
 
 
 def test_a_started_call_counts_as_known():
-    """The second batch of a shape is not charged for its preparation; the surface may still say otherwise."""
+    """The second batch of a shape is not charged for its preparation; the prices may still say otherwise."""
     made: set[tuple[int, tuple[int, ...]]] = set()
-    surface = affine(new=lambda rows, shape: 0.0 if (rows, shape) in made else 5.0)
+    prices = affine(new=lambda rows, shape: 0.0 if (rows, shape) in made else 5.0)
     waiting = Waiting(make_queue())
     waiting.arrive((2, 20), (1, 21), (1, 22))
-    first = _plan(waiting, surface)
+    first = _plan(waiting, prices)
     made.add((first.rows, first.shape))
-    again = _plan(waiting, surface)
+    again = _plan(waiting, prices)
     assert first.members == again.members
     assert pytest.approx(first.seconds - 5.0) == again.seconds
 
 
 def test_a_batch_runs_at_a_static_shape_that_is_faster():
     """Exactly its rows, its shape fits under it, and the call's sizes are the static model's."""
-    surface = affine(0.01, 0.001, exact={(2, 32): 0.02})
+    prices = affine(0.01, 0.001, exact={(2, 32): 0.02})
     waiting = Waiting(make_queue(static_shapes=((2, 32),)))
     waiting.arrive((1, 30), (1, 31))
-    cut = _plan(waiting, surface)
+    cut = _plan(waiting, prices)
     assert ((2, 32), 3, 0.02) == (cut.sizes(True), cut.padding, cut.seconds)
     slow = affine(0.01, 0.001, exact={(2, 32): 9.0})
     assert ((2, 31), 1) == (_plan(waiting, slow).sizes(True), _plan(waiting, slow).padding)
@@ -307,10 +305,10 @@ def test_a_batch_runs_at_a_static_shape_that_is_faster():
 
 def test_a_static_shape_is_not_padded_to_where_padding_is_forbidden():
     """The dimension that may not be padded has to agree."""
-    surface = affine(0.01, 0.001, exact={(1, 8, 32): 1e-6})
+    prices = affine(0.01, 0.001, exact={(1, 8, 32): 1e-6})
     waiting = Waiting(make_queue((False, True), static_shapes=((1, 8, 32),)))
     waiting.arrive((1, 7, 30))
-    assert (1, 7, 30) == _plan(waiting, surface).sizes(True)
+    assert (1, 7, 30) == _plan(waiting, prices).sizes(True)
 
 
 def test_reruns_keep_exactly_their_members():
@@ -324,14 +322,14 @@ def test_reruns_keep_exactly_their_members():
 
 def test_a_deep_lane_costs_no_more_than_a_shallow_one():
     """Of all that wait only those around the anchor are looked at."""
-    surface = affine()
+    prices = affine()
     asked = []
     for count in (1_000, 5_000):
         waiting = Waiting(make_queue(max_batch=64))
         waiting.arrive(*[(1, 10 + order * 7919 % count) for order in range(count)])
-        surface.asked = 0
-        _plan(waiting, surface)
-        asked.append(surface.asked)
+        prices.asked = 0
+        _plan(waiting, prices)
+        asked.append(prices.asked)
     assert asked[0] == asked[1]
 
 
@@ -351,15 +349,15 @@ def _partitions(members):
 )
 def test_a_new_plan_is_optimal(lengths, fixed_s, measured):
     """The batch is part of a partition of all that waits than which none is cheaper."""
-    surface = affine(fixed_s, 0.001, measured=measured)
+    prices = affine(fixed_s, 0.001, measured=measured)
     waiting = Waiting(make_queue())
     waiting.arrive(*[(1, length) for length in lengths])
     with _programmes() as programmes:
-        cut = _plan(waiting, surface)
+        cut = _plan(waiting, prices)
 
     def cost(batches) -> float:
         return sum(
-            (surface.second(len(batch), (max(batch),)) + (BATCH_S if measured else 0.0))
+            (prices.second(len(batch), (max(batch),)) + (BATCH_S if measured else 0.0))
             * (DELAYED * len(lengths) + 0.5 * len(batch) if measured else 1.0)
             for batch in batches
         )
@@ -379,13 +377,13 @@ def test_a_new_plan_is_optimal(lengths, fixed_s, measured):
 
 def test_what_cannot_be_run_takes_nobody_along():
     """No call is said to take such a shape; it goes alone, and the model says why."""
-    surface = FormulaSurface(
+    prices = FormulaPrices(
         lambda rows, elements: np.where(elements > 50, np.inf, 0.01 + rows * elements * 1e-4)
     )
     waiting = Waiting(make_queue())
     waiting.arrive((1, 60), (1, 60), (1, 20))
-    cut = _plan(waiting, surface)
+    cut = _plan(waiting, prices)
     assert ({0}, 0.0) == (ids(cut), cut.seconds)
     waiting = Waiting(make_queue())
     waiting.arrive((1, 60), (1, 60))
-    assert {0} == ids(_plan(waiting, surface))
+    assert {0} == ids(_plan(waiting, prices))

@@ -1,4 +1,4 @@
-"""Company: how long a free slot waits for the requests that follow the answers it has just given.
+"""How long a free slot waits for the requests that follow the answers it has just given.
 
 Clients that keep a number of requests in flight send the next ones a round trip after their answers. If the slot starts at
 once with the queued requests, the new ones wait for a whole call. So the requests in flight part into two waves, and a slot
@@ -13,9 +13,9 @@ A slot that has just answered a batch waits if all of these hold:
 - No member of the batch that could start would miss its deadline.
 - Every free slot of the model has just answered, and no request is to run again. A slot that has idled is not held back.
 
-The wait ends with its time, when as many rows have come as were answered, when a batch would be full, when another slot is
-free, or when a request comes that has no time for it. A batch that would wait is not prefetched. A model with `max_delay_s`
-waits for that time instead.
+The wait ends with its time, when as many rows have come as were answered, or when a batch would be full. It also ends when
+another slot is free, or when a request comes that has no time for it. A batch that would wait is not prefetched. A model
+with `max_delay_s` waits for that time instead.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ MOST_SLOTS = 8
 """Largest number of free slots of a model that wait; all are looked at. Where more are free, requests seldom wait."""
 
 
-class Company:
-    """Decides which free slots wait."""
+class AnswerWaits:
+    """Decides which free slots wait for requests that follow answers."""
 
     __slots__ = ("_deadlines", "_slots")
 
@@ -114,7 +114,7 @@ def saved_s(
     """
     profile = costs.profile
     joined = min(more_rows, profile.max_batch - rows)
-    if joined <= 0 or not costs.batch_costs.measured:
+    if joined <= 0 or not costs.measured:
         return 0.0
     if any(
         own != other and not padded for own, other, padded in zip(shape, more_shape, paddable, strict=True)

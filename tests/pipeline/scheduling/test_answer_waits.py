@@ -1,4 +1,4 @@
-"""Company: a slot that has just answered requests waits a little for those that follow them."""
+"""A slot that has just answered requests waits a little for those that follow them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from shapestream.scheduling.company import SHARE
+from shapestream.scheduling.answer_waits import SHARE
 from shapestream.scheduling.events import BatchFailed, RequestCancelled, SlotJoined
 from shapestream_engine.cost_table import CostPoint, CostTable
 
