@@ -11,9 +11,9 @@ fail because of it. The answers of a batch are part of its end; each other end o
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf, prod
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 from shapestream.scheduling.actions import FailRequest
 from shapestream.scheduling.batches import Batch, CutFacts
@@ -42,19 +42,8 @@ class BatchEnded:
     outputs: Sequence[Tensors | None] = ()
     """Their results."""
 
-    _run: Run | None = None
-
-    @property
-    def in_vain(self) -> bool:
-        """Whether it ran although it was to be stopped or given back, perhaps for nobody."""
-        return self.code is None and (self.batch.cancelled or self.batch.recalled)
-
-    @property
-    def run(self) -> Run:
-        """What is remembered of it: made once, for all observers."""
-        if self._run is None:
-            self._run = run_of(self.batch, self)
-        return self._run
+    run: Run = field(init=False)
+    """The record of it that observers keep. `Ends.tell` makes it, once for all of them."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -110,6 +99,8 @@ class Ends:
         if self._ends:
             ends, self._ends = self._ends, []
             for end in ends:
+                if type(end) is BatchEnded:
+                    end.run = run_of(end.batch, end)
                 for observer in self._observers:
                     observer.ended(end)
 
@@ -162,8 +153,8 @@ class Run(NamedTuple):
     rows: int
     useful: int
     """Elements of the requests that ran."""
-    members: Sequence[tuple[Any, ...]]
-    """The requests that it answered, as rows of `Member`: plain, since there is one for each request."""
+    members: Sequence[Member]
+    """The requests that it answered."""
 
     @property
     def computed(self) -> int:
@@ -210,7 +201,7 @@ def run_of(batch: Batch, end: BatchEnded | None = None) -> Run:
         len(ran),
         sum([record.shape.rows for record in arrivals]),
         sum([shape.elements for shape in ran]),
-        [row_of(record) for record in answered],
+        [member_of(record) for record in answered],
     )
 
 
@@ -219,8 +210,10 @@ def clients_of(batch: Batch) -> dict[int, ClientId]:
     return {record.id: record.session.client for record in batch.arrivals}
 
 
-def row_of(record: RequestRecord) -> tuple[Any, ...]:
-    """A row of `Member`."""
+def member_of(record: RequestRecord) -> Member:
+    """Return what is remembered of one request."""
     tags = record.tags
     own_id = None if tags is None else tags.get(REQUEST_ID)
-    return record.arrived, record.id, record.session.client, record.sequence, record.shape.sizes, own_id
+    return Member(
+        record.arrived, record.id, record.session.client, record.sequence, record.shape.sizes, own_id
+    )

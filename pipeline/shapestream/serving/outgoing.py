@@ -52,7 +52,8 @@ class Outgoing:
         self.statistics = statistics
         self.codec = codec
         self._port = port
-        self._ready: list[PeerLink] = []
+        self.ready: list[PeerLink] = []
+        """Links with entries that are not sent yet."""
         self._limit = RateLimit()
         self.lost: list[tuple[PeerLink, str]] = []
         """Links that could not be sent to, with the reason, until the next `flush` returns them."""
@@ -62,7 +63,7 @@ class Outgoing:
         if link.peer is None:
             return
         if not link.outgoing:
-            self._ready.append(link)
+            self.ready.append(link)
         link.outgoing.append(entry)
 
     def say_once(self, peer: bytes, entry: Entry) -> None:
@@ -74,9 +75,7 @@ class Outgoing:
 
     def flush(self) -> list[tuple[PeerLink, str]]:
         """Send what was queued. Returns the links that are lost, with the reason: gone, or their peers do not read."""
-        if not self._ready and not self.lost:
-            return []
-        ready, self._ready = self._ready, []
+        ready, self.ready = self.ready, []
         for link in ready:
             entries, link.outgoing = link.outgoing, []
             if link.peer is None:

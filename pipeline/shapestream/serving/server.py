@@ -332,7 +332,7 @@ class Server:
         """The state from which metrics are computed."""
         settings, sessions, now = self._settings, list(self._client_port.sessions), trio.current_time()
         for model in self._models:
-            self._counters.of(model.name)  # its series begin with 0
+            self._counters.models[model.name]  # its series begin with 0
         workers = {slot.worker for slot in self._dispatcher.slots.values()}
         serving = sum(worker.state is WorkerState.SERVING for worker in workers)
         return ServerSnapshot(
@@ -550,12 +550,9 @@ class Server:
 
     def _flush(self) -> None:
         """Send all ready messages, and end the links that could not be sent to. That may make more messages ready."""
-        lost = True
-        while lost:
-            lost = False
-            for port in self._ports:
+        while ready := [port for port in self._ports if port.outgoing.ready or port.outgoing.lost]:
+            for port in ready:
                 for link, why in port.outgoing.flush():
-                    lost = True
                     port.lost(link, why, trio.current_time())
 
     async def _beat(self) -> None:

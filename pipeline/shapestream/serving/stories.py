@@ -34,7 +34,7 @@ from shapestream.serving.ends import (
     RequestRefused,
     Run,
     clients_of,
-    row_of,
+    member_of,
     run_of,
 )
 from shapestream.serving.kept_replies import ClientId
@@ -165,8 +165,8 @@ class Stories:
         self._errors: dict[str, deque[RecentError]] = {}
         """By code."""
         self._failed_runs: deque[Run] = deque(maxlen=MOST_FAILED_RUNS)
-        self._failed: deque[tuple[Any, ...]] = deque(maxlen=MOST_FAILED)
-        """The first fields of `Past`, each."""
+        self._failed: deque[Past] = deque(maxlen=MOST_FAILED)
+        """Requests that ended without a result, each with the last of its runs."""
         self._slow: deque[list[_Slow]] = deque(maxlen=MINUTES + 1)
         """By minute, a heap of the slowest."""
         self._minute_ends = -inf
@@ -187,7 +187,7 @@ class Stories:
             self._keep_error(None, request_id, end)
         elif end.action is not None:
             self._failed_request(end)
-            self._keep_error(end.record.model, Member(*row_of(end.record)).id, end)
+            self._keep_error(end.record.model, member_of(end.record).id, end)
 
     def _keep_error(self, model: str | None, request_id: str, end: RequestEnded | RequestRefused) -> None:
         """Keep an error that a client was told, for the page; the oldest one of its code goes."""
@@ -197,7 +197,7 @@ class Stories:
     def _ran(self, end: BatchEnded) -> None:
         """Remember a batch that ran, and the members that it answered."""
         run, now = end.run, end.at
-        if end.in_vain:
+        if end.batch.cancelled or end.batch.recalled:
             why, clients = "its results were not needed", clients_of(end.batch)
             self._lost(run._replace(code=str(ErrorCode.CANCELLED), why=why, clients=clients, members=()))
         runs, members = self._runs, run.members
@@ -210,8 +210,8 @@ class Stories:
             self._forgotten = gone.ended
         if members:
             oldest = min(members)
-            if now - oldest[0] > self._slow_from or now >= self._minute_ends:
-                self._keep_slow(self._answered_by(run, Member(*oldest)), now)
+            if now - oldest.arrived > self._slow_from or now >= self._minute_ends:
+                self._keep_slow(self._answered_by(run, oldest), now)
 
     def _lost(self, run: Run) -> None:
         """Remember a batch that began, and failed, was lost or ran for nobody."""
@@ -227,10 +227,10 @@ class Stories:
             newest = takewhile(lambda run: run.ended >= now, reversed(self._failed_runs))
             runs = (next((run for run in newest if run.batch == last.batch), last),)
         ahead = None if action is None else action.ahead
-        row = (row_of(record), record.model, now, end.code, end.message, ahead, runs)
-        self._failed.append(row)
+        past = Past(member_of(record), record.model, now, end.code, end.message, ahead, runs)
+        self._failed.append(past)
         if now - record.arrived > self._slow_from or now >= self._minute_ends:
-            self._keep_slow(self._failed_as(row), now)
+            self._keep_slow(self._whole(past), now)
 
     def _keep_slow(self, past: Past, now: float) -> None:
         if now >= self._minute_ends:
@@ -288,13 +288,13 @@ class Stories:
         client, sequence = (bytes.fromhex(match[1]), int(match[2])) if match else (b"", -1)
         shares: _Shares = {}
 
-        def asked(row: tuple[Any, ...]) -> bool:
-            mine = (row[3] == sequence and row[2][0] == client) or row[5] == text
-            return mine and may_see(asker, row[2])
+        def asked(one: Member) -> bool:
+            mine = (one.sequence == sequence and one.client[0] == client) or one.own_id == text
+            return mine and may_see(asker, one.client)
 
         # Copies of what the next turns change; the newest first.
         runs = list(reversed(self._runs))
-        failed = (row for row in reversed(self._failed) if asked(row[0]))
+        failed = (past for past in reversed(self._failed) if asked(past.member))
         open_ = [
             record
             for record in records
@@ -306,23 +306,25 @@ class Stories:
             for entry in heap:
                 if asked(entry[2].member):
                     found[entry[1]] = partial(self._looked_at, entry, heap, now, shares)
-        for row in islice(failed, MOST_STORIES):
-            found.setdefault(row[0][1], partial(self._failed_as, row))
-        mine = (record for record in reversed(open_) if asked(row_of(record)))
+        for past in islice(failed, MOST_STORIES):
+            found.setdefault(past.member.number, partial(self._whole, past))
+        mine = (record for record in reversed(open_) if asked(member_of(record)))
         for record in islice(mine, MOST_STORIES):
-            found[record.id] = partial(_itself, self._open(record, Member(*row_of(record))))
+            found[record.id] = partial(self._whole, self._open(record))
         yield
         left, seen = MOST_STORIES, 0
         for run in runs:
             if seen >= ROWS_PER_SLICE:
                 seen = 0
                 yield
-            # In one expression: an id that is not there takes a quarter of a microsecond per row.
-            rows = [row for row in run.members if (row[3] == sequence or row[5] == text) and asked(row)]
-            for row in rows[::-1][:left]:
-                found.setdefault(row[1], partial(self._answered_by, run, Member(*row)))
+            # `asked` is called for few of them: this takes most of the time of an id that is not there.
+            own = [
+                one for one in run.members if (one.sequence == sequence or one.own_id == text) and asked(one)
+            ]
+            for member in own[::-1][:left]:
+                found.setdefault(member.number, partial(self._answered_by, run, member))
             seen += 1 + len(run.members)
-            left -= len(rows)
+            left -= len(own)
             if left <= 0:
                 break
         pasts = []
@@ -351,23 +353,20 @@ class Stories:
         """The runs of this request, which ends in this turn, that did not answer it, as far as remembered."""
         since = takewhile(lambda run: run.ended >= record.arrived, reversed(self._failed_runs))
         runs = [run for run in since if record.id in run.requests][::-1]
-        if self._failed and self._failed[-1][0][1] == record.id:
-            runs += [run for run in self._failed[-1][-1] if run.began < run.ended == inf]
+        if self._failed and self._failed[-1].member.number == record.id:
+            runs += [run for run in self._failed[-1].runs if run.began < run.ended == inf]
         return runs
 
     def reach_s(self, now: float) -> float:
         """Seconds since the end of the first batch that is remembered."""
         return now - self._runs[0].ended if self._runs else 0.0
 
-    def _failed_as(self, row: tuple[Any, ...]) -> Past:
-        return self._whole(Past(Member(*row[0]), *row[1:]))
-
     def _answered_by(self, run: Run, member: Member) -> Past:
         return self._whole(Past(member, run.model, run.ended, None, "", None, (run,)))
 
-    def _open(self, record: RequestRecord, member: Member) -> Past:
-        own = [run_of(batch) for batch in self._batches().values() if member.number in batch.ids]
-        return self._whole(Past(member, record.model, inf, None, "", None, tuple(own)))
+    def _open(self, record: RequestRecord) -> Past:
+        own = [run_of(batch) for batch in self._batches().values() if record.id in batch.ids]
+        return Past(member_of(record), record.model, inf, None, "", None, tuple(own))
 
     def _whole(self, past: Past) -> Past:
         """The same, with what is remembered elsewhere: runs that failed, the queue, troubles."""
@@ -489,10 +488,6 @@ _IN_VAIN = (None, ErrorCode.CANCELLED)
 """Codes of a run that went on, or was interrupted, after its request had ended."""
 
 
-def _itself(past: Past) -> Past:
-    return past
-
-
 def _first_on_each(slots: Collection[str], runs: Iterable[Run]) -> Iterator[Run]:
     """The first of these runs on each of the slots: of those that ended after a wait, only it may have begun before."""
     awaited = set(slots)
@@ -506,7 +501,7 @@ def _first_on_each(slots: Collection[str], runs: Iterable[Run]) -> Iterator[Run]
 
 def _share(client: ClientId, run: Run) -> float:
     """The part of a run's members that belong to this client, or to its key where clients prove keys."""
-    clients = [row[2] for row in run.members] or run.clients.values()
+    clients = [member.client for member in run.members] or run.clients.values()
     own = [one for one in clients if one == client or (one[1] is not None and one[1] == client[1])]
     return len(own) / len(clients)
 
@@ -561,7 +556,7 @@ def story_of(past: Past, now: float, asker: ClientId | None) -> dict[str, Any]:
     }
     if last is not None:
         facts = last.facts
-        mates = [Member(*row) for row in last.members[: COMPANY + 1] if row[1] != member.number]
+        mates = [mate for mate in last.members[: COMPANY + 1] if mate.number != member.number]
         story |= {
             "batch": last.batch,
             "batch_sizes": list(last.sizes),

@@ -30,7 +30,7 @@ from opentelemetry.trace import Link, Span, SpanKind, StatusCode, set_span_in_co
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.util.types import AttributeValue
 
-from shapestream.serving.ends import BatchEnded, End, Member, RequestEnded, Run, row_of
+from shapestream.serving.ends import BatchEnded, End, RequestEnded, Run, member_of
 from shapestream.serving.sessions import RequestRecord
 from shapestream.serving.stories import Past, Stories
 from shapestream.telemetry.logging import RateLimit
@@ -117,9 +117,7 @@ class RequestTracer:
         last = () if run is None else (run,)
         failed_runs = self._stories.failed_runs
         pasts = [
-            Past(
-                Member(*row_of(record)), record.model, now, code, message, None, (*failed_runs(record), *last)
-            )
+            Past(member_of(record), record.model, now, code, message, None, (*failed_runs(record), *last))
             for record in traced
         ]
         tags = [record.tags or {} for record in traced]

@@ -5,20 +5,23 @@ Their memory does not grow with the number of requests: counters, histograms of 
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from copy import copy
 from itertools import zip_longest
 from math import prod
 from typing import Any, Self
 
 from shapestream.slices import Slices
+from shapestream_engine.batch import BatchReport
 
-_SUB_BITS = 3
-_BUCKETS_PER_OCTAVE = 1 << _SUB_BITS
-"""Buckets between two powers of two: a quantile is wrong by 1/16 (6 %) at most."""
-_MAX = (1 << 40) - 1
-"""Largest number that a histogram tells apart: 12 days in microseconds."""
+_LOWEST = (*range(16), *[(8 + eighth) << shift for shift in range(1, 37) for eighth in range(8)], 1 << 40)
+"""The smallest number of each bucket, and the end of the last one: 2^40, which is 12 days in microseconds.
+
+Eight buckets lie between two powers of two, so a quantile is wrong by 1/16 (6 %) at most.
+"""
+_BUCKETS = len(_LOWEST) - 1
 _MOST = (1 << 63) - 1
 """Largest integer that the wire carries."""
 MAX_DISTINCT_SHAPES = 10_000
@@ -43,13 +46,7 @@ class Histogram:
 
     def record(self, number: int, times: int = 1) -> None:
         """Count `times` measurements of `number` each."""
-        bucket = _bucket_of(number if number < _MAX else _MAX)
-        try:
-            self._buckets[bucket] += times
-        except IndexError:
-            self._buckets += [0] * (bucket - len(self._buckets)) + [times]
-        self.count += times
-        self.total += number * times
+        record_all([(self, number, times)])
 
     def quantile(self, q: float) -> int:
         """The number that a share `q` of the measurements did not exceed; 0 without any."""
@@ -59,7 +56,7 @@ class Histogram:
         """Numbers of measurements below 2^exponent, for each of these ascending exponents."""
         below, counted, seen = [], 0, 0
         for exponent in exponents:
-            end = _bucket_of(1 << exponent)
+            end = bisect_left(_LOWEST, 1 << exponent)
             seen += sum(self._buckets[counted:end])
             counted = end
             below.append(seen)
@@ -108,22 +105,19 @@ class Histogram:
         return whole
 
 
-def _bucket_of(number: int) -> int:
-    """Bucket of a number. Numbers below 8 have one each; above, the leading 1 and the next three bits choose it."""
-    if number < _BUCKETS_PER_OCTAVE:
-        return number if number > 0 else 0
-    shift = number.bit_length() - 1 - _SUB_BITS
-    return (shift << _SUB_BITS) + (number >> shift)
+def record_all(measured: Iterable[tuple[Histogram, int, int]]) -> None:
+    """Count measurements: for each a histogram, the number, and how many times it was measured.
 
-
-def _lowest_of(bucket: int) -> int:
-    if bucket < 2 * _BUCKETS_PER_OCTAVE:
-        return bucket
-    shift = (bucket >> _SUB_BITS) - 1
-    return ((bucket & (_BUCKETS_PER_OCTAVE - 1)) + _BUCKETS_PER_OCTAVE) << shift
-
-
-_LOWEST = tuple([_lowest_of(bucket) for bucket in range(_bucket_of(_MAX) + 2)])
+    One call serves a whole batch. Negative numbers count as 0, and too large ones belong to the last bucket.
+    """
+    for histogram, number, times in measured:
+        bucket = bisect_right(_LOWEST, number, 1, _BUCKETS) - 1
+        buckets = histogram._buckets
+        if bucket >= len(buckets):
+            buckets += [0] * (bucket + 1 - len(buckets))
+        buckets[bucket] += times
+        histogram.count += times
+        histogram.total += number * times
 
 
 def _quantile(filled: Iterable[tuple[int, int]], rank: float) -> int:
@@ -272,10 +266,6 @@ class ServerStatistics:
         """Counters by name of the model. The number of models of a server is limited (`MAX_MODELS`)."""
         self._shapes: set[tuple[str, tuple[int, ...]]] = set()
 
-    def of(self, model: str) -> ModelCounters:
-        """The counters of a model."""
-        return self.models[model]
-
     @property
     def refused(self) -> Counter[str]:
         """Requests that were refused before the scheduler received them, by code. No model counts them."""
@@ -303,34 +293,43 @@ class ServerStatistics:
     def count_batch(
         self,
         model: str,
-        calls: Sequence[tuple[int, tuple[int, ...]]],
+        sizes: tuple[int, ...],
+        report: BatchReport,
         *,
         requests: int,
         rows: int,
         elements: int,
-        gather_us: int,
-        run_us: int,
-        busy_us: int,
-        reallocations: int,
-        preparations: int,
+        waits: Iterable[tuple[int, int, int]] = (),
     ) -> None:
-        """Count a batch that ran: its `calls` by number and sizes, the `elements` of its requests without padding."""
-        counters = self.of(model)
-        counters.batch_requests.record(requests)
+        """Count a batch of these `sizes` that ran.
+
+        requests, rows, elements: those that were in its calls, without padding.
+        waits: microseconds in the queue, microseconds to the answer, and the number of answered requests with both.
+        """
+        counters = self.models[model]
         # A caller may claim any number of rows that have no elements.
         counters.rows = min(_MOST, counters.rows + rows)
-        counters.reallocations += reallocations
-        counters.preparations += preparations
-        counters.gather_us.record(gather_us)
-        counters.run_us.record(run_us)
-        counters.split_us.record(max(0, busy_us - gather_us - run_us))
-        counters.busy_us.record(busy_us)
+        counters.reallocations += report.reallocations
+        counters.preparations += report.preparations
+        gather_us, run_us, busy_us = (
+            round(seconds * 1e6) for seconds in (report.gather_s, report.run_s, report.busy_s)
+        )
+        measured = [
+            (counters.batch_requests, requests, 1),
+            (counters.gather_us, gather_us, 1),
+            (counters.run_us, run_us, 1),
+            (counters.split_us, max(0, busy_us - gather_us - run_us), 1),
+            (counters.busy_us, busy_us, 1),
+        ]
+        for queue_us, total_us, times in waits:
+            measured += [(counters.queue_us, queue_us, times), (counters.total_us, total_us, times)]
+        record_all(measured)
         computed = 0
-        for count, sizes in calls:
+        for count, call in report.calls or ((1, sizes),):
             counters.calls += count
-            computed += count * prod(sizes)
+            computed += count * prod(call)
             if len(self._shapes) < MAX_DISTINCT_SHAPES:
-                self._shapes.add((model, sizes))
+                self._shapes.add((model, call))
         counters.elements_computed += computed
         counters.elements_padding += max(0, computed - elements)
 

@@ -29,6 +29,7 @@ from shapestream.telemetry.logging import (
 )
 from shapestream.telemetry.metrics import read_metrics
 from shapestream.wire.messages import BatchFailedEntry, Execute, Failure, ResultEntry
+from shapestream_engine.batch import BatchReport
 
 
 class Terminal(io.StringIO):
@@ -244,18 +245,8 @@ def test_shapes_are_counted_up_to_a_bound() -> None:
     """Random shapes cannot make the statistics grow for ever."""
     statistics = ServerStatistics()
     for number in range(10_050):
-        statistics.count_batch(
-            "m",
-            [(1, (number,))],
-            requests=1,
-            rows=1,
-            elements=number,
-            gather_us=0,
-            run_us=1,
-            busy_us=1,
-            reallocations=0,
-            preparations=1,
-        )
+        report = BatchReport(batch=number, outputs=())
+        statistics.count_batch("m", (number,), report, requests=1, rows=1, elements=number)
     assert 10_000 == statistics.distinct_shapes
     assert 10_050 == statistics.batches
 
@@ -263,18 +254,8 @@ def test_shapes_are_counted_up_to_a_bound() -> None:
 def test_calls_and_padding_are_counted_by_the_requests_real_sizes() -> None:
     """A batch of 5 rows of 10 that took 4 + 2 of 16 computed 96 elements for 50."""
     statistics = ServerStatistics()
-    statistics.count_batch(
-        "m",
-        [(1, (4, 16)), (1, (2, 16))],
-        requests=2,
-        rows=5,
-        elements=50,
-        gather_us=0,
-        run_us=1,
-        busy_us=1,
-        reallocations=0,
-        preparations=1,
-    )
+    report = BatchReport(batch=1, outputs=(), preparations=1, calls=((1, (4, 16)), (1, (2, 16))))
+    statistics.count_batch("m", (5, 10), report, requests=2, rows=5, elements=50)
     plain = at_once(statistics.to_dict())
     assert (1, 2, 1, 1, 2) == tuple(
         plain[name] for name in ("batches", "calls", "preparations", "prepared_hits", "distinct_shapes")
