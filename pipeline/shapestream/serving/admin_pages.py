@@ -46,20 +46,20 @@ class EventStream:
     """A path whose answer is a stream of server-sent events, until its viewer leaves."""
 
     read: Callable[[int], Slices[dict[str, Any]]]
-    """`Server.live`, called on the main loop."""
+    """`Readings.live`, called on the main loop."""
 
 
 def server_pages(server: Server) -> dict[str, Page | EventStream]:
     """The pages of a server."""
 
     def standstill() -> list[str]:
-        why = server.standstill()
+        why = server.readings.standstill()
         return [] if why is None else [why]
 
     def slowest_stories(slowest: str = "10") -> Slices[dict[str, Any]]:
         if not (slowest.isdecimal() and len(slowest) < 5):
             raise ConfigurationError(["slowest is a number of requests"])
-        return server.explain("", int(slowest))
+        return server.readings.explain("", int(slowest))
 
     def change_log_level(asked: Any) -> dict[str, str]:
         for level in LEVELS:
@@ -73,16 +73,16 @@ def server_pages(server: Server) -> dict[str, Page | EventStream]:
 
     return {
         "/": html_page(),
-        "/events": EventStream(read=server.live),
+        "/events": EventStream(read=server.readings.live),
         "/health/live": health_page("live", standstill),
         "/health/ready": ready_page(server),
-        "/statistics": json_page(server.statistics_in_slices),
-        "/audit": json_page(server.audit),
+        "/statistics": json_page(server.readings.statistics),
+        "/audit": json_page(server.readings.audits.to_dict),
         "/logging": Page(read=log_settings, write=JSONResponse, change=change_log_level),
-        "/metrics": Page(read=lambda: read_metrics(server.snapshot()), write=_exposition),
+        "/metrics": Page(read=lambda: read_metrics(server.readings.snapshot()), write=_exposition),
         "/requests": Page(read=slowest_stories, write=JSONResponse, takes=("slowest",)),
         "/requests/{request}": Page(
-            read=lambda request: server.explain(request, 0),
+            read=lambda request: server.readings.explain(request, 0),
             write=lambda found: JSONResponse(found, status_code=404 if "unknown" in found else 200),
             takes=("request",),
         ),
@@ -110,10 +110,10 @@ def ready_page(server: Server) -> Page:
 
     def look(model: str | None = None) -> dict[str, Any]:
         if model is None:
-            why = server.not_ready()
+            why = server.readings.not_ready()
             return {"ready": not why, "why": why}
-        known = server.knows(model)
-        why = server.not_ready(model) if known else [f"no model {model!r}"]
+        known = model in server.readings.models.names
+        why = server.readings.not_ready(model) if known else [f"no model {model!r}"]
         return {"ready": not why, "model": model, "why": why, "known": known}
 
     def write(found: dict[str, Any]) -> Response:

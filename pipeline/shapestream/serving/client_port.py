@@ -65,6 +65,7 @@ class ClientPort:
         egress: Egress,
         dispatcher: Dispatcher,
         models: ServedModels,
+        sessions: Sessions,
         settings: ServerSettings,
         *,
         epoch: bytes,
@@ -72,9 +73,9 @@ class ClientPort:
         acknowledge: Callable[[str], None],
         explain: Callable[[str, int, ClientId | None], Slices[dict[str, Any]]],
     ) -> None:
-        """`describe` reads the counters for `StatisticsEntry`. The others are `Auditor.acknowledge` and `Server.explain`."""
+        """`describe` and `explain` are methods of `Readings`, `acknowledge` one of `Auditor`."""
         self.outgoing = egress.outgoing
-        self.sessions = Sessions(settings, egress.kept)
+        self.sessions = sessions
         self._egress = egress
         self._socket = egress.outgoing.socket
         self._inbox = Inbox(

@@ -377,7 +377,10 @@ async def test_metrics_tell_refused_requests_from_failed_ones() -> None:
     """A request that no model takes has a code and no model; the series of a model begin with 0."""
 
     def samples(running: Running, name: str) -> dict[tuple[str, ...], object]:
-        found = {metric.name: dict(read) for metric, read in at_once(read_metrics(running.server.snapshot()))}
+        found = {
+            metric.name: dict(read)
+            for metric, read in at_once(read_metrics(running.server.readings.snapshot()))
+        }
         return found[f"shapestream_{name}"]
 
     async with memory_serving() as running:
