@@ -119,7 +119,7 @@ class Member(NamedTuple):
 
     @property
     def id(self) -> str:
-        """The id that its user knows it by."""
+        """Return the id by which its user knows it."""
         return self.own_id or f"{self.client[0].hex()}-{self.sequence}"
 
 
@@ -158,18 +158,18 @@ class Run(NamedTuple):
 
     @property
     def computed(self) -> int:
-        """Elements that its calls computed."""
+        """Return the elements that its calls computed."""
         return sum([count * prod(sizes) for count, sizes in self.calls or ((1, self.sizes),)])
 
     @property
     def padding_ratio(self) -> float:
-        """Elements of these that were padding / all of these."""
+        """Return the share of computed elements that are padding."""
         computed = self.computed
         return round(min(1.0, self.facts.padding / computed), 4) if computed else 0.0
 
 
 def run_of(batch: Batch, end: BatchEnded | None = None) -> Run:
-    """The run of a batch, as far as it is known now, or of one that ended."""
+    """Make the record of a run: of a batch as far as it is known now, or of one that ended."""
     report, arrivals = batch.report, batch.arrivals
     left_out = () if report is None else batch.left_out
     ran = [record.shape for record in arrivals if record.id not in left_out]
@@ -206,7 +206,7 @@ def run_of(batch: Batch, end: BatchEnded | None = None) -> Run:
 
 
 def clients_of(batch: Batch) -> dict[int, ClientId]:
-    """The clients of a batch's requests, by the scheduler's ids."""
+    """Return the clients of a batch's requests, by the scheduler's ids."""
     return {record.id: record.session.client for record in batch.arrivals}
 
 

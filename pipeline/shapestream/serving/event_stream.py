@@ -51,7 +51,7 @@ class Feed:
 
     @property
     def full(self) -> bool:
-        """Whether there is no room for one more viewer."""
+        """Tell whether there is no room for one more viewer."""
         return self._viewers >= MOST_VIEWERS
 
     async def run(self) -> None:
@@ -80,7 +80,7 @@ class Feed:
         return state
 
     def _stalled(self, why: str, began: float) -> dict[str, Any]:
-        """What is told instead of a reading; `for_s`: seconds without one, while there were viewers."""
+        """Return what viewers are told instead of a reading. `for_s`: seconds without one."""
         self._read_at = began if self._read_at is None else self._read_at
         return {"stalled": why, "for_s": trio.current_time() - self._read_at}
 

@@ -127,7 +127,7 @@ class Inbox:
 
     @property
     def read_empty(self) -> bool:
-        """True if all arrived messages were read. Only then is a quiet peer silent, and not just unread."""
+        """Tell whether all arrived messages were read. Only then is a quiet peer silent, and not just unread."""
         return self._socket.drained
 
     async def run(self) -> None:

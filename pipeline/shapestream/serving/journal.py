@@ -129,7 +129,7 @@ class Journal:
             log.debug("results delivered", batch=end.batch.id, requests=requests)
 
     def _failed(self, end: BatchEnded) -> None:
-        """Clients may cause this at will, so the rate of lines is limited."""
+        """Write that a batch failed. Clients may cause this at will, so the rate of lines is limited."""
         batch, code = end.batch, end.code
         if code == ErrorCode.RECALLED:
             if PRESENT.debug:

@@ -19,14 +19,14 @@ class ProcessOwner(Protocol):
     """The starter of worker processes for this server. Its calls return at once."""
 
     def owns(self, worker: str) -> bool:
-        """Whether the process that greets by this name is one of its own, and its end has not been told yet."""
+        """Tell whether the process that greets by this name is one of its own, and its end was not told yet."""
 
     def kill(self, worker: str, reason: str) -> None:
         """Kill that process; its end is told like any other."""
 
     @property
     def presences(self) -> Mapping[str, WorkerPresence]:
-        """The presence of each worker that it keeps running, by name."""
+        """Return the presence of each worker that it keeps running, by name."""
 
     def memory_bytes(self) -> Mapping[str, int]:
         """Memory in RAM of their processes, by the same names."""
@@ -45,7 +45,7 @@ class OwnProcesses:
         """Processes whose greeting was refused and that have not ended yet, and why."""
 
     def own(self, name: str) -> bool:
-        """Whether the worker of this name is one of these processes."""
+        """Tell whether the worker of this name is one of these processes."""
         return self.owner is not None and self.owner.owns(name)
 
     def greeted(self, name: str) -> None:

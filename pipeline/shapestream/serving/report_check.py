@@ -33,7 +33,7 @@ class ReportCheck:
         self._good: set[tuple[tuple[int, ...], Layout]] = set()
 
     def check(self, batch: BatchInputs, report: BatchReport) -> None:
-        """Raises ReportRefused unless each member has its outputs, or lacks them as its time had passed."""
+        """Raise ReportRefused unless each member has its outputs, or lacks them because its deadline had passed."""
         outputs = report.outputs or ()
         self._check_calls(batch, report)
         if len(outputs) != len(batch.members):
@@ -98,7 +98,7 @@ class ReportCheck:
 
 
 def _check_shape(port: OutputPort, shape: tuple[int, ...], own: dict[str, int]) -> None:
-    """Dimensions that follow the request's have its sizes; the others lie within the signature's bounds.
+    """Check that dimensions follow the request's sizes, or lie within the signature's bounds.
 
     Of the axis along which the data decides a request may have any part, nothing included.
     """

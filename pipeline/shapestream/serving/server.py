@@ -247,12 +247,12 @@ class Server:
             self._availability.hope_again(name)
 
     def settings_of(self, name: str) -> ModelSettings | None:
-        """The settings by which this server batches a model, which never change; None before a worker serves it."""
+        """Return the settings by which a model is batched, which never change; None before a worker serves it."""
         model = self._models.get(name)
         return None if model is None else model.settings
 
     def was_never_served(self, name: str) -> bool:
-        """True for a model that was added while the server ran, and that no worker has served since."""
+        """Tell whether a model was added while the server ran, and no worker has served it since."""
         return name in self._models.new
 
     def count_reloads(self, results: Iterable[str]) -> None:

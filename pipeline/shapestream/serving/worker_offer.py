@@ -102,7 +102,7 @@ def read_tolerances(
 
 
 def check_form(hello: WorkerHello) -> None:
-    """Raises GreetingRefused for a name that cannot be shown, and for a number of slots that cannot be."""
+    """Raise GreetingRefused for a name that cannot be shown, or an impossible number of slots."""
     if len(hello.worker) > MAX_NAME or not hello.worker.isprintable():
         raise GreetingRefused(f"a worker's name is printable, of at most {MAX_NAME} characters")
     if not 1 <= hello.slots <= MAX_SLOTS:
@@ -110,7 +110,7 @@ def check_form(hello: WorkerHello) -> None:
 
 
 def check_number(hello: WorkerHello) -> None:
-    """Raises GreetingRefused for more models than the event loop has time for."""
+    """Raise GreetingRefused for more models than the event loop has time for."""
     number = max(len(hello.models), len(hello.costs))
     if number > MOST_OFFERED:
         raise GreetingRefused(f"it has {number} models; {MOST_OFFERED} it may have at most")

@@ -49,11 +49,11 @@ class Histogram:
         record_all([(self, number, times)])
 
     def quantile(self, q: float) -> int:
-        """The number that a share `q` of the measurements did not exceed; 0 without any."""
+        """Return the number that a share `q` of the measurements did not exceed; 0 without any."""
         return _quantile(self._filled(), q * self.count)
 
     def up_to(self, exponents: Iterable[int]) -> list[int]:
-        """Numbers of measurements below 2^exponent, for each of these ascending exponents."""
+        """Return the numbers of measurements below 2^exponent, for each of these ascending exponents."""
         below, counted, seen = [], 0, 0
         for exponent in exponents:
             end = bisect_left(_LOWEST, 1 << exponent)
@@ -81,7 +81,7 @@ class Histogram:
         return twin
 
     def __sub__(self, earlier: Histogram) -> Histogram:
-        """The measurements since an earlier copy."""
+        """Return the measurements since an earlier copy."""
         later = copy(self)
         for bucket, count in enumerate(earlier._buckets):
             later._buckets[bucket] -= count
@@ -91,7 +91,7 @@ class Histogram:
 
     @classmethod
     def of_all(cls, parts: Iterable[Histogram]) -> Slices[Histogram]:
-        """The sum of several histograms."""
+        """Return the sum of several histograms."""
         whole = cls()
         for place, part in enumerate(parts):
             if place % HISTOGRAMS_PER_SLICE == 0:
@@ -121,7 +121,7 @@ def record_all(measured: Iterable[tuple[Histogram, int, int]]) -> None:
 
 
 def _quantile(filled: Iterable[tuple[int, int]], rank: float) -> int:
-    """The middle of the bucket that holds the measurement of this rank; 0 without measurements."""
+    """Return the middle of the bucket that holds the measurement of this rank; 0 without measurements."""
     seen = 0
     for bucket, count in filled:
         seen += count
@@ -167,17 +167,17 @@ class ModelCounters:
 
     @property
     def results(self) -> int:
-        """Requests that were answered with a result."""
+        """Return the number of requests that were answered with a result."""
         return self.total_us.count
 
     @property
     def batches(self) -> int:
-        """Batches that ran."""
+        """Return the number of batches that ran."""
         return self.run_us.count
 
     @property
     def activity(self) -> int:
-        """A number that grows with every change of the counters."""
+        """Return a number that grows with every change of the counters."""
         ended = self.results + self.failures.total()
         return self.arrived + ended + self.batches + self.batches_failed + self.failed_us
 
@@ -185,7 +185,7 @@ class ModelCounters:
         return self._made_of({name: copy(value) for name, value in vars(self).items()})
 
     def __sub__(self, earlier: ModelCounters) -> ModelCounters:
-        """The counters since an earlier copy."""
+        """Return the counters since an earlier copy."""
         return self._made_of({name: value - getattr(earlier, name) for name, value in vars(self).items()})
 
     @classmethod
@@ -195,7 +195,7 @@ class ModelCounters:
         return made
 
     def to_dict(self) -> dict[str, Any]:
-        """The counters as plain data, for the last minute."""
+        """Return the counters as plain data, for the last minute."""
         return {
             "arrived": self.arrived,
             "results": self.results,
@@ -268,7 +268,7 @@ class ServerStatistics:
 
     @property
     def refused(self) -> Counter[str]:
-        """Requests that were refused before the scheduler received them, by code. No model counts them."""
+        """Return the numbers of requests refused before the scheduler received them, by code. No model counts them."""
         refused = Counter(self.failures)
         for model in self.models.values():
             refused.subtract(model.failures)
@@ -276,12 +276,12 @@ class ServerStatistics:
 
     @property
     def results(self) -> int:
-        """Requests that were answered with a result."""
+        """Return the number of requests that were answered with a result."""
         return self._sum("results")
 
     @property
     def batches(self) -> int:
-        """Batches that ran."""
+        """Return the number of batches that ran."""
         return self._sum("batches")
 
     def _sum(self, name: str) -> int:
@@ -335,24 +335,24 @@ class ServerStatistics:
 
     @property
     def distinct_shapes(self) -> int:
-        """Distinct shapes of calls, over all models, counted up to `MAX_DISTINCT_SHAPES`."""
+        """Return the number of distinct shapes of calls, over all models, counted up to `MAX_DISTINCT_SHAPES`."""
         return len(self._shapes)
 
     @property
     def padding_ratio(self) -> float:
-        """Padding elements / computed elements; requests count with their real sizes."""
+        """Return the share of computed elements that are padding; requests count with their real sizes."""
         computed = self._sum("elements_computed")
         return self._sum("elements_padding") / computed if computed else 0.0
 
     @property
     def scheduling_us_per_request(self) -> float:
-        """Mean microseconds of the scheduler's decisions per request."""
+        """Return the mean microseconds of the scheduler's decisions per request."""
         if not self.scheduled_requests:
             return 0.0
         return round(self.scheduling_s / self.scheduled_requests * 1e6, 2)
 
     def to_dict(self) -> Slices[dict[str, Any]]:
-        """The counters as plain data, for `StatisticsEntry`."""
+        """Return the counters as plain data, for `StatisticsEntry`."""
         sizes = yield from self._all("batch_requests")
         times = {}
         for name in ("queue_us", "run_us", "total_us"):
