@@ -15,8 +15,8 @@ import re
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
-from functools import partial
 from heapq import heappush, heapreplace
 from itertools import chain, islice, takewhile
 from math import inf, nan
@@ -167,7 +167,7 @@ class Stories:
         self._failed_runs: deque[Run] = deque(maxlen=MOST_FAILED_RUNS)
         self._failed: deque[Past] = deque(maxlen=MOST_FAILED)
         """Requests that ended without a result, each with the last of its runs."""
-        self._slow: deque[list[_Slow]] = deque(maxlen=MINUTES + 1)
+        self._slow: deque[list[_SlowRequest]] = deque(maxlen=MINUTES + 1)
         """By minute, a heap of the slowest."""
         self._minute_ends = -inf
         self._slow_from = -inf
@@ -211,7 +211,7 @@ class Stories:
         if members:
             oldest = min(members)
             if now - oldest.arrived > self._slow_from or now >= self._minute_ends:
-                self._keep_slow(self._answered_by(run, oldest), now)
+                self._keep_slow(self._whole(_answered_by(run, oldest)), now)
 
     def _lost(self, run: Run) -> None:
         """Remember a batch that began, and failed, was lost or ran for nobody."""
@@ -236,14 +236,14 @@ class Stories:
         if now >= self._minute_ends:
             self._slow.append([])
             self._minute_ends = now + 60.0
-        runs = [run._replace(members=run.members[: COMPANY + 1]) for run in past.runs]
-        entry = (now - past.member.arrived, past.member.number, past._replace(runs=tuple(runs)))
+        runs = tuple([run._replace(members=run.members[: COMPANY + 1]) for run in past.runs])
+        slow = _SlowRequest(now - past.member.arrived, past.member.number, past._replace(runs=runs))
         heap = self._slow[-1]
         if len(heap) < SLOWEST:
-            heappush(heap, entry)
+            heappush(heap, slow)
         else:
-            heapreplace(heap, entry)
-        self._slow_from = heap[0][0] if len(heap) == SLOWEST else -inf
+            heapreplace(heap, slow)
+        self._slow_from = heap[0].seconds if len(heap) == SLOWEST else -inf
 
     # ------------------------------------------------------------ what is asked for
 
@@ -252,13 +252,11 @@ class Stories:
 
         Each takes a slice of the event loop's time, of up to two milliseconds.
         """
-        kept = [
-            (entry, heap) for heap in self._slow for entry in heap if entry[2].ended > now - 60.0 * MINUTES
-        ]
+        kept = [slow for slow in chain(*self._slow) if slow.past.ended > now - 60.0 * MINUTES]
         shares: _Shares = {}
-        for entry, heap in sorted(kept, key=lambda one: -one[0][0]):
-            if may_see(asker, entry[2].member.client):
-                yield self._looked_at(entry, heap, now, shares)
+        for slow in sorted(kept, key=attrgetter("seconds"), reverse=True):
+            if may_see(asker, slow.past.member.client):
+                yield self._looked_at(slow, now, shares)
 
     def look(self, now: float) -> None:
         """Look at what the slowest request waited behind, unless that is known: soon it is forgotten.
@@ -266,18 +264,16 @@ class Stories:
         It takes the event loop about a millisecond at most, and is to be done now and then. At the end of a request it would
         slow down each batch of a queue that grows.
         """
-        news = [(entry, heap) for heap in self._slow for entry in heap if entry[2].behind is None]
+        news = [slow for slow in chain(*self._slow) if slow.past.behind is None]
         if news:
-            self._looked_at(*max(news, key=lambda one: one[0][0]), now, {})
+            self._looked_at(max(news), now, {})
 
-    def _looked_at(self, entry: _Slow, heap: list[_Slow], now: float, shares: _Shares) -> Past:
-        past = entry[2]
+    def _looked_at(self, slow: _SlowRequest, now: float, shares: _Shares) -> Past:
+        past = slow.past
         if past.behind is None:
             past = self._told(past, now, shares)
-            # A slower one may have taken its place since the question was asked.
-            place = next((place for place, kept in enumerate(heap) if kept is entry), None)
-            if place is not None and (not past.runs or past.runs[-1].ended != inf):
-                heap[place] = (*entry[:2], past)  # its key stays
+            if not past.runs or past.runs[-1].ended != inf:
+                slow.past = past
         return past
 
     def of(
@@ -295,22 +291,19 @@ class Stories:
         # Copies of what the next turns change; the newest first.
         runs = list(reversed(self._runs))
         failed = (past for past in reversed(self._failed) if asked(past.member))
-        open_ = [
+        unended = [
             record
             for record in records
-            if record.sequence == sequence
-            or (record.tags is not None and record.tags.get(REQUEST_ID) == text)
+            if (record.sequence == sequence or (record.tags or {}).get(REQUEST_ID) == text)
+            and asked(member_of(record))
         ]
-        found: dict[int, Callable[[], Past]] = {}
-        for heap in self._slow:
-            for entry in heap:
-                if asked(entry[2].member):
-                    found[entry[1]] = partial(self._looked_at, entry, heap, now, shares)
+        found = {slow.number: slow.past for slow in chain(*self._slow) if asked(slow.past.member)}
         for past in islice(failed, MOST_STORIES):
-            found.setdefault(past.member.number, partial(self._whole, past))
-        mine = (record for record in reversed(open_) if asked(member_of(record)))
-        for record in islice(mine, MOST_STORIES):
-            found[record.id] = partial(self._whole, self._open(record))
+            found.setdefault(past.member.number, past)
+        for record in unended[-MOST_STORIES:]:
+            runs_now = [run_of(batch) for batch in self._batches().values() if record.id in batch.ids]
+            past = Past(member_of(record), record.model, inf, None, "", None, tuple(runs_now))
+            found[record.id] = past
         yield
         left, seen = MOST_STORIES, 0
         for run in runs:
@@ -322,7 +315,7 @@ class Stories:
                 one for one in run.members if (one.sequence == sequence or one.own_id == text) and asked(one)
             ]
             for member in own[::-1][:left]:
-                found.setdefault(member.number, partial(self._answered_by, run, member))
+                found.setdefault(member.number, _answered_by(run, member))
             seen += 1 + len(run.members)
             left -= len(own)
             if left <= 0:
@@ -330,8 +323,8 @@ class Stories:
         pasts = []
         for number in sorted(found)[-MOST_STORIES:]:
             yield
-            past = found[number]()
-            pasts.append(past if past.behind is not None else self._told(past, now, shares))
+            past = found[number]
+            pasts.append(past if past.behind is not None else self._told(self._whole(past), now, shares))
         return pasts
 
     @property
@@ -361,22 +354,15 @@ class Stories:
         """Return the seconds since the end of the first batch that is remembered."""
         return now - self._runs[0].ended if self._runs else 0.0
 
-    def _answered_by(self, run: Run, member: Member) -> Past:
-        return self._whole(Past(member, run.model, run.ended, None, "", None, (run,)))
-
-    def _open(self, record: RequestRecord) -> Past:
-        own = [run_of(batch) for batch in self._batches().values() if record.id in batch.ids]
-        return Past(member_of(record), record.model, inf, None, "", None, tuple(own))
-
     def _whole(self, past: Past) -> Past:
         """Return the same, with what is remembered elsewhere: runs that failed, the queue, troubles."""
         number, runs = past.member.number, past.runs
-        troubles: Sequence[tuple[float, str]] = ()
+        troubles = past.troubles
         if past.code is not None or not runs or runs[-1].facts.reason in _AGAIN:
             known = {run.batch for run in runs}
             earlier = [run for run in self._failed_runs if number in run.clients and run.batch not in known]
             runs = (*earlier, *runs)
-            troubles = self._troubles(number)
+            troubles = troubles or self._troubles(number)
         ahead = past.ahead
         if ahead is None and runs and runs[0].facts.ahead:
             ahead = runs[0].facts.ahead[runs[0].requests.index(number)]
@@ -446,10 +432,23 @@ class Stories:
 _AGAIN = (CutReason.RERUN, CutReason.SUSPECT)
 _ENDED = attrgetter("ended")
 _WAITS = (PhaseKind.QUEUED, PhaseKind.BEHIND)
-_Slow: TypeAlias = tuple[float, int, Past]
-"""Seconds, the request's number, and its story."""
 _Shares: TypeAlias = dict[tuple[ClientId, int], float]
 """A client's part of a batch, by its number: the stories of one answer have the same batches behind them."""
+
+
+@dataclass(slots=True, order=True)
+class _SlowRequest:
+    """One of the slowest requests of a minute. Requests are ordered by their seconds."""
+
+    seconds: float
+    number: int
+    past: Past = field(compare=False)
+    """Its `behind` is added when it is first looked at: soon after, batches are forgotten."""
+
+
+def _answered_by(run: Run, member: Member) -> Past:
+    """Return what a run tells of a member that it answered."""
+    return Past(member, run.model, run.ended, None, "", None, (run,))
 
 
 def phases_of(past: Past, now: float) -> list[Phase]:
