@@ -1,12 +1,12 @@
-"""Stories of requests: arrival, queue, company, padding, attempts and times, to answer why one was slow. Pure.
+"""Stories of requests explain why one was slow: arrival, queue, batch, padding, attempts and times. Pure.
 
-The recorder keeps one tuple per batch that ran, and one per request that failed: numbers and ids, never tensors. A story
-is put together when it is asked for, from these tuples and the scheduler's troubles (scheduling/scheduler_statistics.py).
-The slowest requests are kept apart, since the rings move on.
+The recorder keeps one record per batch that ran, and one per request that failed: numbers and ids, never tensors. A story
+is made when somebody asks for it, from these records and the scheduler's troubles (scheduling/scheduler_statistics.py).
+The slowest requests are kept apart, because old records are dropped.
 
 A story divides the request's time into phases (`Phase`). Each begins where the one before it ends, the first one at the
-arrival, and the last one ends with the request: their milliseconds sum to the whole. What ran meanwhile on the slots of its
-model (`Behind`) is divided by model, and into work of its own client and of others.
+arrival, and the last one ends with the request. So their milliseconds sum to the whole. The batches that ran meanwhile on
+the slots of its model (`Behind`) are divided by model, and into work of its own client and of others.
 """
 
 from __future__ import annotations
@@ -44,25 +44,25 @@ from shapestream.wire.tags import REQUEST_ID
 from shapestream_engine.batch import ErrorCode
 
 MOST_ANSWERED = 16_384
-"""Answered requests that are remembered, at most; 0.8 KB each where each runs alone, 0.2 KB in batches of 64."""
+"""Most answered requests that are remembered. Each takes 0.8 KB if it runs alone, 0.2 KB in batches of 64."""
 MOST_FAILED = 4_096
-"""Failed requests that are remembered, at most; 0.5 KB each, and 0.6 KB more where each was in a batch of its own."""
+"""Most failed requests that are remembered. Each takes 0.5 KB, and 0.6 KB more if it was alone in a batch."""
 MOST_FAILED_RUNS = 256
-"""Batches that failed, were lost, or ran for nobody, at most."""
+"""Most batches that are remembered of those that failed, were lost, or whose results were not needed."""
 SLOWEST = 32
-"""Batches that are kept of each minute for their slowest member, at most."""
+"""Most batches of a minute that are kept for their slowest member."""
 MINUTES = 10
 """Minutes that these are kept for."""
 COMPANY = 16
-"""Other members of a batch that a story names, at most; and models and slots that it waited behind."""
+"""Most other members of a batch that a story names, and most models and slots that it waited behind."""
 MOST_STORIES = 16
-"""Requests of one id that are told of, at most: the newest."""
+"""Most requests of one id in an answer: the newest."""
 MOST_SLOWEST = 32
-"""Stories of the slowest that one answer tells, at most: a message holds so many, also with long errors."""
+"""Most stories of the slowest in an answer: they fit in a message, even with long errors."""
 ROWS_PER_SLICE = 2048
 """Answered requests that are compared with an id in one turn of the event loop: half a millisecond."""
 MOST_BEHIND = 512
-"""Batches that ended during a wait and are looked at, at most: the last ones. Each takes the event loop a microsecond."""
+"""Most batches that are counted of those that ended during a wait: the last ones. Each takes a microsecond."""
 ERRORS_PER_CODE = 10
 """Errors that are kept of each code for the page, so that a flood of one code leaves the others in sight."""
 MOST_MESSAGE = 200
@@ -95,9 +95,9 @@ class PhaseKind(Enum):
     WAY = "way"
     """On the way to the slot and back, the event loops' turns included."""
     FAILED = "failed"
-    """In an attempt that failed or was lost, up to the server's hearing of it."""
+    """In an attempt that failed or was lost, until the server heard of it."""
     RUNNING = "running"
-    """In an attempt that still ran when the request ended, or that runs now."""
+    """In an attempt that was still running when the request ended, or that runs now."""
 
 
 class Phase(NamedTuple):
@@ -111,17 +111,17 @@ class Phase(NamedTuple):
 
 
 class Behind(NamedTuple):
-    """What ran on the slots of a request's model while it waited."""
+    """The batches that ran on the slots of a request's model while it waited."""
 
     slots: tuple[str, ...]
     models: Mapping[str, tuple[int, float, float]]
     """Batches, and seconds of the slots, for the request's own client and for others. A batch is divided by its members."""
     complete: bool
-    """False where some of the batches are not remembered, or were too many."""
+    """False if some of the batches were forgotten, or were too many."""
 
 
 class Past(NamedTuple):
-    """Everything that is known of one request."""
+    """The known facts of one request."""
 
     member: Member
     model: str
@@ -132,14 +132,14 @@ class Past(NamedTuple):
     ahead: int | None
     """Requests of its model that were queued when it arrived; None where that is not known."""
     runs: tuple[Run, ...] = ()
-    """The last is the one that answered it, if any did."""
+    """The last run answered it, if any did."""
     troubles: Sequence[tuple[float, str]] = ()
     behind: Behind | None = None
-    """None where nobody has looked yet."""
+    """None until it is computed."""
 
 
 class Stories:
-    """The recorder: what ran and what failed lately, and the slowest of the last minutes."""
+    """The recorder of the latest batches and failed requests, and of the slowest requests of the last minutes."""
 
     def __init__(
         self,
@@ -147,9 +147,9 @@ class Stories:
         batches: Callable[[], Mapping[int, Batch]],
         slots_of: Callable[[str], Collection[str]],
     ) -> None:
-        """`troubles` gives those that the scheduler remembers of a request, `batches` what runs, by number.
+        """`troubles`: returns the scheduler's troubles with a request. `batches`: returns the open batches by number.
 
-        `slots_of` gives the labels of the slots that serve a model.
+        `slots_of`: returns the labels of the slots that serve a model.
         """
         self._troubles = troubles
         self._batches = batches
@@ -157,11 +157,11 @@ class Stories:
         self._runs: deque[Run] = deque()
         """The batches that ran, in the order of their ends."""
         self._held = 0
-        """Members of all these; a batch that answered nobody counts as one."""
+        """Members of all these; a batch that answered no request counts as one."""
         self.ran = 0
         """Batches that ever ran."""
         self._forgotten = -inf
-        """When the last one ended that is remembered no more."""
+        """End of the last batch that was dropped from `_runs`."""
         self._errors: dict[str, deque[RecentError]] = {}
         """By code."""
         self._failed_runs: deque[Run] = deque(maxlen=MOST_FAILED_RUNS)
@@ -171,7 +171,7 @@ class Stories:
         """By minute, a heap of the slowest."""
         self._minute_ends = -inf
         self._slow_from = -inf
-        """Only a request that took longer can be one of the slowest."""
+        """Seconds: only a request that took longer can be one of the slowest."""
 
     # ------------------------------------------------------------ ends
 
@@ -214,7 +214,7 @@ class Stories:
                 self._keep_slow(self._whole(_answered_by(run, oldest)), now)
 
     def _lost(self, run: Run) -> None:
-        """Remember a batch that began, and failed, was lost or ran for nobody."""
+        """Remember a batch that began and failed, was lost, or whose results were not needed."""
         if run.began < inf:
             self._failed_runs.append(run)
 
@@ -245,7 +245,7 @@ class Stories:
             heapreplace(heap, slow)
         self._slow_from = heap[0].seconds if len(heap) == SLOWEST else -inf
 
-    # ------------------------------------------------------------ what is asked for
+    # ------------------------------------------------------------ questions
 
     def slowest(self, now: float, asker: ClientId | None = None) -> Iterator[Past]:
         """Yield the slowest requests of the last minutes that the asker may see, one of each batch, the slowest first.
@@ -259,10 +259,10 @@ class Stories:
                 yield self._looked_at(slow, now, shares)
 
     def look(self, now: float) -> None:
-        """Look at what the slowest request waited behind, unless that is known: soon it is forgotten.
+        """Compute what the slowest request waited behind, while its batches are still remembered.
 
-        It takes the event loop about a millisecond at most, and is to be done now and then. At the end of a request it would
-        slow down each batch of a queue that grows.
+        It takes the event loop about a millisecond. Call it once per heartbeat: at each end of a request it would slow down
+        all batches of a growing queue.
         """
         news = [slow for slow in chain(*self._slow) if slow.past.behind is None]
         if news:
@@ -288,7 +288,7 @@ class Stories:
             mine = (one.sequence == sequence and one.client[0] == client) or one.own_id == text
             return mine and may_see(asker, one.client)
 
-        # Copies of what the next turns change; the newest first.
+        # Copies, since later turns change the originals; the newest first.
         runs = list(reversed(self._runs))
         failed = (past for past in reversed(self._failed) if asked(past.member))
         unended = [
@@ -310,7 +310,7 @@ class Stories:
             if seen >= ROWS_PER_SLICE:
                 seen = 0
                 yield
-            # `asked` is called for few of them: this takes most of the time of an id that is not there.
+            # The two comparisons in front keep `asked` from being called for each member.
             own = [
                 one for one in run.members if (one.sequence == sequence or one.own_id == text) and asked(one)
             ]
@@ -355,7 +355,7 @@ class Stories:
         return now - self._runs[0].ended if self._runs else 0.0
 
     def _whole(self, past: Past) -> Past:
-        """Return the same, with what is remembered elsewhere: runs that failed, the queue, troubles."""
+        """Return `past` with its failed runs, its place in the queue, and its troubles."""
         number, runs = past.member.number, past.runs
         troubles = past.troubles
         if past.code is not None or not runs or runs[-1].facts.reason in _AGAIN:
@@ -369,7 +369,7 @@ class Stories:
         return past._replace(ahead=ahead, runs=runs, troubles=troubles)
 
     def _told(self, past: Past, now: float, shares: _Shares) -> Past:
-        """Return the same, with the end of a call that went on without the request, and what it waited behind."""
+        """Return `past` with the end of a call that went on without the request, and with what it waited behind."""
         if past.code is not None and past.runs and past.runs[-1].ended == inf:
             *earlier, last = past.runs
             past = past._replace(runs=(*earlier, last._replace(ended=self._end_of(last, past.ended))))
@@ -433,7 +433,7 @@ _AGAIN = (CutReason.RERUN, CutReason.SUSPECT)
 _ENDED = attrgetter("ended")
 _WAITS = (PhaseKind.QUEUED, PhaseKind.BEHIND)
 _Shares: TypeAlias = dict[tuple[ClientId, int], float]
-"""A client's part of a batch, by its number: the stories of one answer have the same batches behind them."""
+"""A client's part of a batch, by client and batch: the stories of one answer share them."""
 
 
 @dataclass(slots=True, order=True)
