@@ -1,4 +1,4 @@
-"""The counters of what has ended: batches, results, failures, padding and times, by model."""
+"""The observer that counts ends: batches, results, failures, padding and times, by model."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Ends of batches and requests, and the row of observers that they are told to.
+"""Ends of batches and requests, and the row of observers that hear of them.
 
 The dispatcher and egress add each end to the turn's list. Once the turn's messages have left, `Ends.tell` hands every end to
-every observer, in order: so no client waits for counters, stories, log lines, spans or samples. A new observer is one more
+every observer, in order. So no client waits for counters, stories, log lines, spans or samples. A new observer is one more
 entry of the row, which server.py makes, and one method `ended`.
 
-An end is told once. `BatchEnded` comes for each batch that was started, before the ends of those of its requests that
+Each end is told once. `BatchEnded` comes for each batch that was started, before the ends of those of its requests that
 fail because of it. The answers of a batch are part of its end; each other end of a request is a `RequestEnded`.
 """
 
@@ -58,7 +58,7 @@ class RequestEnded:
     run: Run | None
     """The attempt that it was in, as far as that was known then."""
     action: FailRequest | None
-    """None: its client is gone, and was told nothing."""
+    """None: its client is gone, and got no answer."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -76,7 +76,7 @@ End: TypeAlias = BatchEnded | RequestEnded | RequestRefused
 
 
 class Observer(Protocol):
-    """Follows ends, and decides nothing."""
+    """An observer of ends. It decides nothing."""
 
     def ended(self, end: End) -> None:
         """Take note of an end."""
@@ -86,16 +86,16 @@ class Ends:
     """The ends of this turn, and the observers."""
 
     def __init__(self, *observers: Observer) -> None:
-        """Each end is told to the observers in their order."""
+        """The observers hear of each end in this order."""
         self._observers = observers
         self._ends: list[End] = []
 
     def add(self, end: End) -> None:
-        """Note an end; it is told when this turn's messages have left."""
+        """Add an end. The observers hear of it when this turn's messages have left."""
         self._ends.append(end)
 
     def tell(self) -> None:
-        """Tell the observers of the ends so far."""
+        """Tell the observers of the added ends."""
         if self._ends:
             ends, self._ends = self._ends, []
             for end in ends:
@@ -124,7 +124,7 @@ class Member(NamedTuple):
 
 
 class Run(NamedTuple):
-    """One run of a batch, as it is remembered: numbers, ids and times, neither tensors nor sessions."""
+    """One run of a batch, as observers remember it: numbers, ids and times, neither tensors nor sessions."""
 
     batch: int
     model: str
@@ -136,9 +136,9 @@ class Run(NamedTuple):
     slot: str
     sent: float
     began: float
-    """`inf` where it did not begin: the request was queued at the slot, or left out of the call."""
+    """`inf` if it did not begin: it was queued at the slot, or its request was left out of the call."""
     ended: float
-    """`inf` while it runs; `nan` where it went on after its request had ended, and its end is forgotten."""
+    """`inf` while it runs; `nan` if it went on after its request had ended, and its end was forgotten."""
     run_us: int
     busy_s: float
     preparations: int
@@ -147,7 +147,7 @@ class Run(NamedTuple):
     """The code of a run that failed."""
     why: str
     clients: Mapping[int, ClientId]
-    """Those of all its requests by the scheduler's ids, where it answered none."""
+    """The clients of all its requests, by the scheduler's ids, if it answered none; else empty."""
     ran: int
     """Requests that were in its calls."""
     rows: int
@@ -177,7 +177,7 @@ def run_of(batch: Batch, end: BatchEnded | None = None) -> Run:
     began = batch.began
     if report is not None:
         if end is None or not ran:
-            began = inf  # it left out the request that is asked for, since its deadline had passed; or all
+            began = inf  # it left out the request in question, or all, since their deadlines had passed
     elif batch.behind is not None:
         began = inf if batch.is_behind else batch.started
     return Run(

@@ -34,7 +34,7 @@ class Feed:
     """The readings, and the viewers of them. `serve` is an ASGI application."""
 
     def __init__(self, read: Callable[[int], Awaitable[dict[str, Any]]]) -> None:
-        """`read` gives the state, with the batches after the first so many; raises TooSlowError."""
+        """`read`: returns the state with the batches after a number of them; raises TooSlowError."""
         self._read = read
         self._viewers = 0
         self._asked = trio.Event()
@@ -62,7 +62,7 @@ class Feed:
                 await self._asked.wait()
                 self._batches.clear()
                 self._batches_in_all = 0
-                self._read_at = None  # nothing is known of the time without viewers
+                self._read_at = None  # without viewers nothing was read
             due = trio.current_time() + INTERVAL_S
             self._publish(await self._reading())
             await trio.sleep_until(due)

@@ -29,8 +29,6 @@ class Quarantine:
 
     def __init__(self, max_requests: int, keep_s: float) -> None:
         """With 0 requests, or 0 s, nothing is ever refused."""
-        if max_requests < 0 or keep_s < 0.0:
-            raise ValueError("a quarantine takes no less than 0 requests for 0 s")
         self.max_requests = max_requests
         self.keep_s = keep_s
         self._kept: dict[bytes, tuple[float, _Fingerprint]] = {}

@@ -1,7 +1,7 @@
 """What a server tells of itself: readiness, metrics, counters, stories, and the data of the admin port's page.
 
-Everything is read when somebody asks. What takes long is read in slices, one per turn of the event loop (slices.py). So some
-numbers of one answer are a few turns older than others.
+Each answer is made when it is asked for. Long answers are read in slices, one per turn of the event loop (slices.py). So
+some numbers of one answer are a few turns older than others.
 """
 
 from __future__ import annotations
@@ -243,7 +243,7 @@ class Readings:
         }
 
     def _notices(self, workers: Sequence[ConfiguredWorker]) -> list[str]:
-        """Return sentences about what an operator should look at."""
+        """Return sentences about things that an operator should look at."""
         notices = [*self.not_ready(), *map(_no_slot_for, sorted(self.models.new))]
         if (standstill := self.standstill()) is not None:
             notices.append(standstill)

@@ -1,4 +1,4 @@
-"""The server: its parts, the tree of their tasks, and what its caller may ask of it.
+"""The server: its parts, the tree of their tasks, and the commands of its caller.
 
     serve                                     opens the sockets, makes the Server, closes the sockets
     ├── sockets of clients, workers, slots    one watcher task each; per turn: read, decide, act, send
@@ -10,7 +10,7 @@
     └── _drain                                waits for `Server.drain`, then ends the others
 
 A turn never awaits between reading and sending. So the parts call each other as plain methods and share no lock.
-The admin port reads the server on this loop, too: what takes long is read in slices, one per turn (slices.py).
+The admin port reads the server on this loop, too (readings.py).
 """
 
 from __future__ import annotations
