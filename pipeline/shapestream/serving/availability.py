@@ -62,9 +62,7 @@ class Availability:
 
     def workers_changed(self, now: float) -> None:
         """Update the models that are new or were given up: a worker may serve them now."""
-        for name in list(self._models.new):
-            if self.is_served(name):
-                self._models.brought(name)
+        self._models.new -= {name for name in self._models.new if self.is_served(name)}
         for name, why in self._given_up.items():
             known = name in self._models.unavailable
             if self.is_served(name):

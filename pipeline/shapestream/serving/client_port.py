@@ -357,7 +357,7 @@ class ClientPort:
         """
         key = self._socket.key_of(peer)
         client = (hello.client, key)
-        known = self.sessions.of_client(client)
+        known = self.sessions.by_client.get(client)
         if session is not None and session is not known:
             self._end(session, "another client on its connection", now)
         if known is None:

@@ -13,7 +13,6 @@ from zlib import crc32
 
 import numpy as np
 
-from shapestream.settings import ServerSettings
 from shapestream.wire.messages import Failure, ResultEntry
 from shapestream_engine.layout import Layout, Tensors
 
@@ -99,16 +98,6 @@ class KeptReplies:
         self._holders: dict[ClientReplies, None] = {}
         """The clients with kept replies; the values have no meaning."""
         self.nbytes = 0
-
-    @classmethod
-    def of_settings(cls, settings: ServerSettings, now: float) -> KeptReplies:
-        """Return the kept replies of a server with these settings."""
-        return cls(
-            max_bytes=settings.kept_bytes,
-            max_age_s=settings.kept_s,
-            max_replies=settings.window_requests,
-            now=now,
-        )
 
     def __len__(self) -> int:
         """Return the number of kept replies."""

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import zip_longest
 from math import prod
-from typing import Any
 
 import structlog
 
@@ -56,7 +55,7 @@ _BATCH_ITEMS = 64
 class ServedModel:
     """One model: its number on the wire, its signature, and how it is batched."""
 
-    __slots__ = ("_description", "name", "number", "profile", "resolve", "settings", "signature")
+    __slots__ = ("description", "name", "number", "profile", "resolve", "settings", "signature")
 
     def __init__(self, number: int, name: str, signature: ModelSignature, settings: ModelSettings) -> None:
         self.number = number
@@ -64,19 +63,13 @@ class ServedModel:
         self.signature = signature
         self.settings = settings
         self.profile = _profile(name, signature, settings)
-        self._description: dict[str, Any] | None = None
+        self.description = signature.to_dict()
+        """The signature as plain data."""
         self.resolve = Memo(signature.resolve)
         """`ModelSignature.resolve`, remembered by layout. Raises ShapeError.
 
         Use it only for layouts that the codec has read, which holds no `True` or `1.0` in place of an equal 1.
         """
-
-    @property
-    def description(self) -> dict[str, Any]:
-        """Return the signature as plain data, computed once."""
-        if self._description is None:
-            self._description = self.signature.to_dict()
-        return self._description
 
 
 def _profile(name: str, signature: ModelSignature, settings: ModelSettings) -> ModelProfile:
@@ -207,8 +200,8 @@ class ServedModels:
         self._expected = dict(expected)
         self._withdrawn: set[str] = set()
         """Names that were removed from the configuration."""
-        self._new: set[str] = set()
-        """Names that were added to the configuration after the start, and that no worker has brought yet."""
+        self.new: set[str] = set()
+        """Promised names that were added to the configuration after the start, and that no worker has brought yet."""
         self.digests = dict(digests or {})
         """Known sha256 digests of the models' files, by name."""
         self._by_name: dict[str, ServedModel] = {}
@@ -242,24 +235,15 @@ class ServedModels:
         """Return the names that the configuration has, sorted."""
         return sorted(self._expected.keys() - self._withdrawn)
 
-    @property
-    def new(self) -> Set[str]:
-        """Return the promised names that were added after the start, and that no worker has brought yet."""
-        return self._new
-
     def withdraw(self, name: str) -> None:
         """Note that a name was removed from the configuration."""
         self._withdrawn.add(name)
-        self._new.discard(name)
-
-    def brought(self, name: str) -> None:
-        """Note that a worker serves this model."""
-        self._new.discard(name)
+        self.new.discard(name)
 
     def expect(self, name: str, settings: ModelSettings) -> None:
         """Expect a model that the configuration promises. A model that is here already keeps its settings."""
         if name not in self._expected or name in self._withdrawn:
-            self._new.add(name)
+            self.new.add(name)
         self._withdrawn.discard(name)
         if name not in self._by_name or name not in self._expected:
             self._expected[name] = settings

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -106,7 +106,6 @@ class Server:
         started, epoch = trio.current_time(), os.urandom(16)
         folder = None if cost_cache is None else cost_cache.folder
 
-        # What is counted, remembered and decided.
         self._counters = ServerStatistics()
         self._last_minute = LastMinute(self._counters, started)
         self._cost_keeper = None if cost_cache is None else CostKeeper(cost_cache)
@@ -115,18 +114,15 @@ class Server:
         trace = None if settings.record_trace is None else TraceRecorder(Path(settings.record_trace))
         self._journal = Journal(self._counters, trace)
         audits = AuditBook(models, kept_in(folder))
-        kept = KeptReplies.of_settings(settings, started)
+        kept = KeptReplies(
+            max_bytes=settings.kept_bytes,
+            max_age_s=settings.kept_s,
+            max_replies=settings.window_requests,
+            now=started,
+        )
 
-        # Every end is told to these, in this order, once its answer has left. Spans use what the stories have kept.
-        observers: list[Observer] = [EndCounter(self._counters), self._stories, self._journal]
-        if tracer is not None:
-            tracer.follow(self._stories)
-            observers.append(tracer)
-        observers.append(audits)
-
-        # From the decisions to the ports.
         outgoing = Outgoing(clients, "clients", self._counters, codec_of(Role.SERVER_OF_CLIENTS))
-        egress = Egress(outgoing, kept, Ends(*observers))
+        egress = Egress(outgoing, kept, Ends(*self._observers(audits)))
         self._dispatcher = Dispatcher(
             self._scheduler,
             egress,
@@ -166,27 +162,43 @@ class Server:
             acknowledge=self._auditor.acknowledge,
             explain=self.readings.explain,
         )
-        availability = Availability(
+        self._availability = Availability(
             models, self._dispatcher, self._client_port, workers_may_come=workers is not None
         )
-        self._availability = availability
         self._ports: list[ClientPort | WorkerPort | LocalPort] = [self._client_port]
         self._remote_ports: list[ClientPort | WorkerPort] = [self._client_port]
         """The ports whose peers are other processes."""
         self._worker_port: WorkerPort | None = None
-        if workers is not None:
-            outgoing = Outgoing(workers, "workers", self._counters, codec_of(Role.SERVER_OF_WORKERS))
-            port = WorkerPort(outgoing, self._dispatcher, models, availability, settings, epoch=epoch)
-            self._worker_port = self.readings.worker_port = port
-            self.readings.sockets.append(workers)
-            self._ports.append(port)
-            self._remote_ports.append(port)
         self._local_port: LocalPort | None = None
+        if workers is not None:
+            self._listen_to_workers(workers, epoch)
         if local is not None:
-            socket, codec = local.listen()
-            outgoing = Outgoing(socket, "slots", self._counters, codec)
-            self._local_port = LocalPort(outgoing, self._dispatcher, models, availability, local)
-            self._ports.append(self._local_port)
+            self._listen_to_slots(local)
+
+    def _observers(self, audits: AuditBook) -> Iterator[Observer]:
+        """Yield the observers of ends. Spans use runs that the stories have kept, so the tracer comes after them."""
+        yield from (EndCounter(self._counters), self._stories, self._journal)
+        if self._tracer is not None:
+            self._tracer.follow(self._stories)
+            yield self._tracer
+        yield audits
+
+    def _listen_to_workers(self, socket: PeerSocket, epoch: bytes) -> None:
+        outgoing = Outgoing(socket, "workers", self._counters, codec_of(Role.SERVER_OF_WORKERS))
+        port = WorkerPort(
+            outgoing, self._dispatcher, self._models, self._availability, self._settings, epoch=epoch
+        )
+        self._worker_port = self.readings.worker_port = port
+        self.readings.sockets.append(socket)
+        self._ports.append(port)
+        self._remote_ports.append(port)
+
+    def _listen_to_slots(self, threads: SlotThreads) -> None:
+        socket, codec = threads.listen()
+        outgoing = Outgoing(socket, "slots", self._counters, codec)
+        port = LocalPort(outgoing, self._dispatcher, self._models, self._availability, threads)
+        self._local_port = port
+        self._ports.append(port)
 
     # ---------------------------------------------------------------- for the caller
 
