@@ -21,7 +21,8 @@ from shapestream.serving.event_stream import MOST_BATCHES
 from shapestream.serving.kept_replies import ClientId, KeptReplies
 from shapestream.serving.served_models import ServedModels
 from shapestream.serving.sessions import Sessions
-from shapestream.serving.stories import MOST_SLOWEST, Stories, nothing_of, story_of
+from shapestream.serving.stories import MOST_SLOWEST, Stories
+from shapestream.serving.story_words import nothing_of, story_of
 from shapestream.serving.worker_port import WorkerPort
 from shapestream.serving.worker_states import WorkerState
 from shapestream.serving.workers import ConnectedWorker

@@ -43,10 +43,9 @@ from shapestream.serving.stories import (
     MOST_STORIES,
     SLOWEST,
     Stories,
-    cut_reason,
     may_see,
-    story_of,
 )
+from shapestream.serving.story_words import cut_reason, story_of
 from shapestream.serving.worker_offer import Offer
 from shapestream.serving.workers import ConnectedWorker
 from shapestream.slices import at_once
