@@ -363,7 +363,7 @@ class ClientPort:
         if known is None:
             if (absent := self.sessions.session_to_end(key)) is not None:
                 self._end(absent, "makes room for another", now)
-            known = self.sessions.open(client, peer, hello.software, now)
+            known = self.sessions.open(client, peer, now)
             if known is None:
                 most = self._settings.max_clients
                 self.cut_off(peer, f"more than {most} sessions, or too many with its key", now)

@@ -145,7 +145,6 @@ class Run(NamedTuple):
     calls: tuple[tuple[int, tuple[int, ...]], ...]
     code: str | None
     """The code of a run that failed."""
-    why: str
     clients: Mapping[int, ClientId]
     """The clients of all its requests, by the scheduler's ids, if it answered none; else empty."""
     ran: int
@@ -196,7 +195,6 @@ def run_of(batch: Batch, end: BatchEnded | None = None) -> Run:
         0 if report is None else report.preparations,
         () if report is None else report.calls,
         None if end is None or end.code is None else str(end.code),
-        "" if end is None else end.why,
         {} if answered else clients_of(batch),
         len(ran),
         sum([record.shape.rows for record in arrivals]),

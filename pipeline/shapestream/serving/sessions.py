@@ -69,7 +69,6 @@ class ClientSession(PeerLink):
         "number",
         "questions",
         "running",
-        "software",
         "statistics_asked",
     )
 
@@ -78,7 +77,6 @@ class ClientSession(PeerLink):
         number: int,
         answered: ClientReplies,
         peer: bytes,
-        software: str,
         now: float,
         key_use: KeyUse | None = None,
     ) -> None:
@@ -92,7 +90,6 @@ class ClientSession(PeerLink):
         self.client = answered.client
         self.answered = answered
         """The replies to this client, also in earlier sessions."""
-        self.software = software
         self.running: dict[int, RequestRecord] = {}
         """Unanswered requests by sequence number."""
         self.held_bytes = 0
@@ -166,7 +163,7 @@ class Sessions:
             return _beyond("key", self._key_requests, self._key_bytes)
         return None
 
-    def open(self, client: ClientId, peer: bytes, software: str, now: float) -> ClientSession | None:
+    def open(self, client: ClientId, peer: bytes, now: float) -> ClientSession | None:
         """Open a session. None if there are too many, of all clients or of this key; the caller then tells the peer."""
         key = client[1]
         use = None
@@ -175,7 +172,7 @@ class Sessions:
         if len(self.by_client) >= self._max_sessions or self._is_at_cap(use):
             return None
         number = next(self._numbers) if use is None else use.number
-        session = ClientSession(number, self._kept.of(client), peer, software, now, use)
+        session = ClientSession(number, self._kept.of(client), peer, now, use)
         if use is not None:
             use.sessions += 1
         self.by_client[client] = self.by_peer[peer] = session

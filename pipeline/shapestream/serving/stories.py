@@ -204,8 +204,8 @@ class Stories:
         """Remember a batch that ran, and the members that it answered."""
         run, now = end.run, end.at
         if end.batch.cancelled or end.batch.recalled:
-            why, clients = "its results were not needed", clients_of(end.batch)
-            self._lost(run._replace(code=str(ErrorCode.CANCELLED), why=why, clients=clients, members=()))
+            clients = clients_of(end.batch)
+            self._lost(run._replace(code=str(ErrorCode.CANCELLED), clients=clients, members=()))
         runs, members = self._runs, run.members
         runs.append(run)
         self.ran += 1

@@ -52,10 +52,6 @@ class Histogram:
         """Count `times` measurements of `number` each."""
         record_all([(self, number, times)])
 
-    def quantile(self, q: float) -> int:
-        """Return the number that a share `q` of the measurements did not exceed; 0 without any."""
-        return _quantile(self._filled(), q * self.count)
-
     def up_to(self, exponents: Iterable[int]) -> list[int]:
         """Return the numbers of measurements below 2^exponent, for each of these ascending exponents."""
         below, counted, seen = [], 0, 0
@@ -68,16 +64,13 @@ class Histogram:
 
     def to_dict(self) -> dict[str, Any]:
         """Count, mean and quantiles as plain data, and each filled bucket as `[largest number of the bucket, count]`."""
-        filled = self._filled()
+        filled = [(bucket, count) for bucket, count in enumerate(self._buckets) if count]
         return {
             "count": self.count,
             "mean": round(self.total / self.count, 1) if self.count else 0.0,
             **{f"p{percent}": _quantile(filled, percent / 100 * self.count) for percent in (50, 90, 95, 99)},
             "buckets": [[_LOWEST[bucket + 1] - 1, count] for bucket, count in filled],
         }
-
-    def _filled(self) -> list[tuple[int, int]]:
-        return [(bucket, count) for bucket, count in enumerate(self._buckets) if count]
 
     def __copy__(self) -> Histogram:
         twin = Histogram.__new__(Histogram)

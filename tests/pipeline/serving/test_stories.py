@@ -102,7 +102,7 @@ class Bench:
 
     def session(self, client: ClientId = CLIENT) -> ClientSession:
         """A session of a client."""
-        return ClientSession(0, ClientReplies(client), b"peer", "test", 0.0)
+        return ClientSession(0, ClientReplies(client), b"peer", 0.0)
 
     def record(
         self, number: int, arrived: float, client: ClientId = CLIENT, model: str = "m", tags: Any = None

@@ -197,7 +197,7 @@ def test_an_attempt_that_goes_on_when_its_request_ends_has_a_beginning_only() ->
 
 def test_an_engines_words_that_are_no_utf_8_keep_no_span_back() -> None:
     """They are replaced: an export with them could not be written."""
-    session = ClientSession(0, ClientReplies((b"c" * 16, None)), b"peer", "test", 0.0)
+    session = ClientSession(0, ClientReplies((b"c" * 16, None)), b"peer", 0.0)
     model, tensors = ServedModel(0, "echo", SIGNATURE, model_settings()), echo_tensors()
     record = record_of(session, 1, model, SIGNATURE.resolve(tensors.layout), tensors)
     record = dataclasses.replace(record, tags=parent(1))
