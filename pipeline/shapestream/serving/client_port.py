@@ -379,13 +379,13 @@ class ClientPort:
 
     def _open_model(self, session: ClientSession, name: str) -> None:
         """Answer at once, or when a worker has brought the promised model."""
-        model = self._models.get(name)
+        model = self._models.by_name.get(name)
         why = self._models.unavailable.get(name)
         if why is not None:
             self.outgoing.say(session, ModelRefused(name=name, code="unavailable", message=why))
         elif model is not None:
             self.outgoing.say(session, _opened(model))
-        elif self._models.is_expected(name):
+        elif name in self._models.expected:
             self._waiting.setdefault(name, {})[session] = None
         else:
             known = ", ".join(self._models.names) or "none"

@@ -196,15 +196,16 @@ class ServedModels:
     def __init__(
         self, expected: Mapping[str, ModelSettings], digests: Mapping[str, str] | None = None
     ) -> None:
-        """`digests`: as for `serve_files`."""
-        self._expected = dict(expected)
+        self.expected = dict(expected)
+        """Settings of the models that the configuration has or had, by name."""
         self._withdrawn: set[str] = set()
         """Names that were removed from the configuration."""
         self.new: set[str] = set()
         """Promised names that were added to the configuration after the start, and that no worker has brought yet."""
         self.digests = dict(digests or {})
-        """Known sha256 digests of the models' files, by name."""
-        self._by_name: dict[str, ServedModel] = {}
+        """Known sha256 digests of the models' files, by name. The first worker of a model without one sets it."""
+        self.by_name: dict[str, ServedModel] = {}
+        """The models that a worker has brought."""
         self.by_number: list[ServedModel] = []
         self.unavailable: dict[str, str] = {}
         """The reason for each model whose requests are refused, by name. `Availability` keeps it."""
@@ -215,15 +216,7 @@ class ServedModels:
     @property
     def names(self) -> list[str]:
         """Return every name that may be asked for, sorted."""
-        return sorted(self._by_name.keys() | self._expected.keys())
-
-    def get(self, name: str) -> ServedModel | None:
-        """Return the model, if a worker has brought it."""
-        return self._by_name.get(name)
-
-    def serve_files(self, digests: Mapping[str, str]) -> None:
-        """Set the digests of the models' files. For a model without one, the first worker that joins sets it."""
-        self.digests = dict(digests)
+        return sorted(self.by_name.keys() | self.expected.keys())
 
     def other_files(self, names: Iterable[str], digests: Mapping[str, str]) -> dict[str, str]:
         """Return the models among `names` that a worker read from other files, each with the served digest."""
@@ -233,7 +226,7 @@ class ServedModels:
     @property
     def promised(self) -> list[str]:
         """Return the names that the configuration has, sorted."""
-        return sorted(self._expected.keys() - self._withdrawn)
+        return sorted(self.expected.keys() - self._withdrawn)
 
     def withdraw(self, name: str) -> None:
         """Note that a name was removed from the configuration."""
@@ -242,15 +235,11 @@ class ServedModels:
 
     def expect(self, name: str, settings: ModelSettings) -> None:
         """Expect a model that the configuration promises. A model that is here already keeps its settings."""
-        if name not in self._expected or name in self._withdrawn:
+        if name not in self.expected or name in self._withdrawn:
             self.new.add(name)
         self._withdrawn.discard(name)
-        if name not in self._by_name or name not in self._expected:
-            self._expected[name] = settings
-
-    def is_expected(self, name: str) -> bool:
-        """Tell whether the configuration names it."""
-        return name in self._expected
+        if name not in self.by_name or name not in self.expected:
+            self.expected[name] = settings
 
     def add_all(
         self,
@@ -271,7 +260,7 @@ class ServedModels:
             if model is not None:
                 new.append(model)
             yield
-        if any(model.name in self._by_name for model in new):  # another port has added it meanwhile
+        if any(model.name in self.by_name for model in new):  # another port has added it meanwhile
             return (yield from self.add_all(signatures, digests, once))
         if len(self.by_number) + len(new) > MAX_MODELS:
             raise ConfigurationError(
@@ -279,7 +268,7 @@ class ServedModels:
             )
         for model in new:
             model.number = len(self.by_number)
-            self._by_name[model.name] = model
+            self.by_name[model.name] = model
             self.by_number.append(model)
         for name, digest in (digests or {}).items():
             self.digests.setdefault(name, digest)
@@ -294,7 +283,7 @@ class ServedModels:
         shapes = [port.shape for port in signature.inputs] + [port.shape for port in signature.outputs]
         if any(shape.rank > MAX_RANK for shape in shapes):
             raise ConfigurationError([f"model {name!r} has a tensor of more than {MAX_RANK} dimensions"])
-        known = self._by_name.get(name)
+        known = self.by_name.get(name)
         if known is not None:
             if known.description != signature.to_dict():
                 text = (
@@ -309,7 +298,7 @@ class ServedModels:
                 )
                 raise ConfigurationError([text])
             return None
-        settings = self._expected.get(name) or ModelSettings(name=name)
+        settings = self.expected.get(name) or ModelSettings(name=name)
         if once:
             settings = settings.model_copy(update={"idempotent": False})
         return ServedModel(-1, name, signature, settings)

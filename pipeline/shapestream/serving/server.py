@@ -260,7 +260,7 @@ class Server:
 
     def settings_of(self, name: str) -> ModelSettings | None:
         """Return the settings by which a model is batched, which never change; None before a worker serves it."""
-        model = self._models.get(name)
+        model = self._models.by_name.get(name)
         return None if model is None else model.settings
 
     def was_never_served(self, name: str) -> bool:
@@ -286,7 +286,7 @@ class Server:
             before = self._models.digests.get(name)
             if before is not None and before != digest:
                 log.info("model has other files", model=name, digest=digest, before=before)
-        self._models.serve_files(digests)
+        self._models.digests = dict(digests)
         self._auditor.files_changed()
 
     def let_in(self, ring: KeyRing) -> None:

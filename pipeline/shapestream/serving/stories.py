@@ -391,48 +391,54 @@ class Stories:
         return next(ends, nan)
 
     def _behind(self, past: Past, now: float, shares: _Shares) -> Behind:
-        waits = [(at, until) for kind, at, until, _ in phases_of(past, now) if kind in WAITS and until > at]
+        """Return what ran on the slots of the request's model while it waited."""
         slots = {*self._slots_of(past.model), *[run.slot for run in past.runs]}
+        client = past.member.client
         own = {run.batch for run in past.runs if run.began < inf}
-        runs, complete = self._runs, True
-        taken: dict[str, tuple[int, float, float]] = {}
+        complete = True
+        models: dict[str, tuple[int, float, float]] = {}
         counted: set[int] = set()
-        for since, until in waits:
-            high = bisect_right(runs, until, key=_ENDED)
-            low = max(bisect_right(runs, since, key=_ENDED), high - MOST_BEHIND)
-            complete = complete and since >= (runs[low - 1].ended if low else self._forgotten)
-            if len(self._failed_runs) == MOST_FAILED_RUNS:
-                complete = complete and since >= self._failed_runs[0].ended
-            others = [run for run in self._failed_runs if run.ended > since]
-            others += [
-                run_of(batch)
-                for batch in self._batches().values()
-                if batch.arrivals and batch.slot.peer.label in slots
-            ]
-            seen = chain(islice(runs, low, high), _first_on_each(slots, islice(runs, high, None)), others)
+        for kind, since, until, _ in phases_of(past, now):
+            if kind not in WAITS or until <= since:
+                continue
+            runs, all_known = self._runs_during(since, until, slots)
+            complete = complete and all_known
             free = dict.fromkeys(slots, since)
-            for run in sorted(seen, key=_ENDED):
-                slot = run.slot
-                if slot not in free or run.batch in own:
+            for run in sorted(runs, key=_ENDED):
+                if run.slot not in free or run.batch in own:
                     continue
                 # An end is known when it is heard of; the next batch on the slot has begun a little before.
-                began = run.began if run.began > free[slot] else free[slot]
-                ended = run.ended if run.ended < until else until
+                began, ended = max(run.began, free[run.slot]), min(run.ended, until)
                 if began >= ended:
                     continue
-                free[slot] = ended
-                asked = past.member.client, run.batch
-                share = shares.get(asked)
-                if share is None:
-                    share = shares[asked] = _share(past.member.client, run)
-                batches, own_s, others_s = taken.get(run.model, (0, 0.0, 0.0))
-                taken[run.model] = (
+                free[run.slot] = ended
+                if (client, run.batch) not in shares:
+                    shares[client, run.batch] = _share(client, run)
+                own_s = (ended - began) * shares[client, run.batch]
+                batches, all_own_s, others_s = models.get(run.model, (0, 0.0, 0.0))
+                models[run.model] = (
                     batches + (run.batch not in counted),
-                    own_s + (ended - began) * share,
-                    others_s + (ended - began) * (1.0 - share),
+                    all_own_s + own_s,
+                    others_s + (ended - began) - own_s,
                 )
                 counted.add(run.batch)
-        return Behind(tuple(sorted(slots)), taken, complete)
+        return Behind(tuple(sorted(slots)), models, complete)
+
+    def _runs_during(self, since: float, until: float, slots: Collection[str]) -> tuple[Iterable[Run], bool]:
+        """Return the runs that may overlap a wait on these slots, and whether none of them was left out."""
+        runs, failed = self._runs, self._failed_runs
+        high = bisect_right(runs, until, key=_ENDED)
+        low = max(bisect_right(runs, since, key=_ENDED), high - MOST_BEHIND)
+        all_known = since >= (runs[low - 1].ended if low else self._forgotten)
+        if len(failed) == MOST_FAILED_RUNS:
+            all_known = all_known and since >= failed[0].ended
+        open_now = [
+            run_of(batch)
+            for batch in self._batches().values()
+            if batch.arrivals and batch.slot.peer.label in slots
+        ]
+        ended = chain(islice(runs, low, high), _first_on_each(slots, islice(runs, high, None)))
+        return [*ended, *[run for run in failed if run.ended > since], *open_now], all_known
 
 
 _AGAIN = (CutReason.RERUN, CutReason.SUSPECT)
