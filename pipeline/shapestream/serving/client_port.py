@@ -141,7 +141,7 @@ class ClientPort:
         elif isinstance(item, BadEntry):
             self._refuse(peer, session, item, now)
         else:
-            self._obey(peer, session, item, now)
+            self._carry_out(peer, session, item, now)
         # Making the counters, or a story, takes about a millisecond, in later turns.
         return QUANTUM if type(item) in (StatisticsRequest, Explain) else DEAR
 
@@ -156,7 +156,7 @@ class ClientPort:
             arrived, self._arrived = self._arrived, []
             self._dispatcher.submit(arrived, now)
 
-    def _obey(self, peer: bytes, session: ClientSession | None, entry: Entry, now: float) -> None:
+    def _carry_out(self, peer: bytes, session: ClientSession | None, entry: Entry, now: float) -> None:
         """Carry out a control entry."""
         self._submit(now)
         if type(entry) is Hello:

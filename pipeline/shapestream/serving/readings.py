@@ -59,8 +59,8 @@ class Readings:
     kept: KeptReplies
     stories: Stories
     audits: AuditBook
-    sockets: list[PeerSocket]
-    """Those that other processes reach."""
+    sockets: Sequence[PeerSocket]
+    """The sockets that other processes reach."""
     started: float
     drain_asked: trio.Event
     worker_port: WorkerPort | None = None

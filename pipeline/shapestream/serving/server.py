@@ -103,6 +103,8 @@ class Server:
         """Where clients can connect."""
         self.worker_addresses: tuple[str, ...] = () if workers is None else workers.addresses
         """Where workers can connect."""
+        self._sockets = [clients]
+        """The sockets that other processes reach."""
         started, epoch = trio.current_time(), os.urandom(16)
         folder = None if cost_cache is None else cost_cache.folder
 
@@ -146,7 +148,7 @@ class Server:
             kept=kept,
             stories=self._stories,
             audits=audits,
-            sockets=[clients],
+            sockets=self._sockets,
             started=started,
             drain_asked=self._drain_asked,
         )
@@ -189,7 +191,7 @@ class Server:
             outgoing, self._dispatcher, self._models, self._availability, self._settings, epoch=epoch
         )
         self._worker_port = self.readings.worker_port = port
-        self.readings.sockets.append(socket)
+        self._sockets.append(socket)
         self._ports.append(port)
         self._remote_ports.append(port)
 
@@ -291,7 +293,7 @@ class Server:
 
     def let_in(self, ring: KeyRing) -> None:
         """Replace the list of keys, and cut off peers with other keys. Does nothing where no keys are required."""
-        for socket in self.readings.sockets:
+        for socket in self._sockets:
             if isinstance(socket, ProtectedRouter):
                 socket.let_in(ring)
 

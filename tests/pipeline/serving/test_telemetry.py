@@ -305,8 +305,7 @@ def test_lines_about_a_request_name_its_trace() -> None:
             await client.hear(Failure)
             client.say(request(2, model=99, tags={"traceparent": parent}))
             client.say(request(3, model=98, tags={"traceparent": parent[:-1]}))
-            for _ in range(2):
-                await client.hear(Failure)
+            await client.hear_each(Failure, 2)
 
     file = io.StringIO()
     configure("debug", stream=file)

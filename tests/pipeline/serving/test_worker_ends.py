@@ -206,8 +206,7 @@ async def test_the_busy_slots_of_a_worker_that_leaves_get_none_of_its_batches(
             executes = [await leaver.hear(Execute) for _ in range(slots)]
             await trio.sleep(0.01)
             leaver.say(*[done(execute, busy_us=10_000, preparations=0) for execute in executes])
-            for _ in range(slots):
-                await client.hear(ResultEntry)
+            await client.hear_each(ResultEntry, slots)
             total += slots
         left = slots * (1 + 2 * behind)
         client.say(*[request(total + number) for number in range(left)])
