@@ -212,6 +212,6 @@ def member_of(record: RequestRecord) -> Member:
     """Return what is remembered of one request."""
     tags = record.tags
     own_id = None if tags is None else tags.get(REQUEST_ID)
-    return Member(
-        record.arrived, record.id, record.session.client, record.sequence, record.shape.sizes, own_id
-    )
+    row = record.arrived, record.id, record.session.client, record.sequence, record.shape.sizes, own_id
+    # One is made per request: this takes a third of the time of `Member(*row)`.
+    return tuple.__new__(Member, row)
