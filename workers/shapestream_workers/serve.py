@@ -240,7 +240,7 @@ class _Serving:
                 nursery.start_soon(self._admin.run, self._pages(server, reloads))
             keep_what_is_loaded()
             notify("READY=1")
-            nursery.start_soon(tend_watchdog, server.standstill)
+            nursery.start_soon(tend_watchdog, server.readings.standstill)
             in_process = self._loaded.settings.in_process
             if in_process is not None and in_process.memory_limit is not None:
                 warn = partial(_warn_of_memory, in_process.memory_limit)

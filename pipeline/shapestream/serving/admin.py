@@ -11,7 +11,7 @@ Where the main loop does not answer within `PATIENCE_S`, the caller gets 503.
 The port limits its connections, so that its callers cannot use up the process's open files (`Connections`). Without a
 token, a port on loopback refuses calls that a browser makes for a page of another site (`_Callers`).
 
-The port does not know what the pages say: admin_pages.py does. These two modules import what the extra `[admin]` brings.
+admin_pages.py defines the pages. Only these two modules import packages of the extra `[admin]`.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ class _Callers:
         )
 
     def may_see(self, request: Request) -> bool:
-        """True for a caller that showed the token, or where no token is required."""
+        """Tell whether a caller showed the token, or none is required."""
         if self._token is None:
             return True
         given = request.headers.get("authorization", "")

@@ -46,20 +46,20 @@ class EventStream:
     """A path whose answer is a stream of server-sent events, until its viewer leaves."""
 
     read: Callable[[int], Slices[dict[str, Any]]]
-    """`Server.live`, called on the main loop."""
+    """`Readings.live`, called on the main loop."""
 
 
 def server_pages(server: Server) -> dict[str, Page | EventStream]:
-    """The pages of a server."""
+    """Return the pages of a server."""
 
     def standstill() -> list[str]:
-        why = server.standstill()
+        why = server.readings.standstill()
         return [] if why is None else [why]
 
     def slowest_stories(slowest: str = "10") -> Slices[dict[str, Any]]:
         if not (slowest.isdecimal() and len(slowest) < 5):
             raise ConfigurationError(["slowest is a number of requests"])
-        return server.explain("", int(slowest))
+        return server.readings.explain("", int(slowest))
 
     def change_log_level(asked: Any) -> dict[str, str]:
         for level in LEVELS:
@@ -73,16 +73,16 @@ def server_pages(server: Server) -> dict[str, Page | EventStream]:
 
     return {
         "/": html_page(),
-        "/events": EventStream(read=server.live),
+        "/events": EventStream(read=server.readings.live),
         "/health/live": health_page("live", standstill),
         "/health/ready": ready_page(server),
-        "/statistics": json_page(server.statistics_in_slices),
-        "/audit": json_page(server.audit),
+        "/statistics": json_page(server.readings.statistics),
+        "/audit": json_page(server.readings.audits.to_dict),
         "/logging": Page(read=log_settings, write=JSONResponse, change=change_log_level),
-        "/metrics": Page(read=lambda: read_metrics(server.snapshot()), write=_exposition),
+        "/metrics": Page(read=lambda: read_metrics(server.readings.snapshot()), write=_exposition),
         "/requests": Page(read=slowest_stories, write=JSONResponse, takes=("slowest",)),
         "/requests/{request}": Page(
-            read=lambda request: server.explain(request, 0),
+            read=lambda request: server.readings.explain(request, 0),
             write=lambda found: JSONResponse(found, status_code=404 if "unknown" in found else 200),
             takes=("request",),
         ),
@@ -90,7 +90,7 @@ def server_pages(server: Server) -> dict[str, Page | EventStream]:
 
 
 def health_page(word: str, reasons: Callable[[], list[str]]) -> Page:
-    """A check that fails while there are `reasons`. Callers without the token do not see the reasons."""
+    """Return a check that fails while there are `reasons`. Callers without the token do not see the reasons."""
 
     def answer(why: list[str], more: dict[str, Any]) -> Response:
         return JSONResponse({word: not why, **more}, status_code=503 if why else 200)
@@ -103,17 +103,17 @@ def health_page(word: str, reasons: Callable[[], list[str]]) -> Page:
 
 
 def ready_page(server: Server) -> Page:
-    """The check whether a server may get requests, for all its models or for the `model` of the query.
+    """Return the check whether a server may get requests, for all its models or for the `model` of the query.
 
     The answer to a caller without the token does not say whether such a model exists.
     """
 
     def look(model: str | None = None) -> dict[str, Any]:
         if model is None:
-            why = server.not_ready()
+            why = server.readings.not_ready()
             return {"ready": not why, "why": why}
-        known = server.knows(model)
-        why = server.not_ready(model) if known else [f"no model {model!r}"]
+        known = model in server.readings.models.names
+        why = server.readings.not_ready(model) if known else [f"no model {model!r}"]
         return {"ready": not why, "model": model, "why": why, "known": known}
 
     def write(found: dict[str, Any]) -> Response:
@@ -128,12 +128,12 @@ def ready_page(server: Server) -> Page:
 
 
 def json_page(read: Callable[[], dict[str, Any] | Slices[dict[str, Any]]]) -> Page:
-    """A page of plain data."""
+    """Return a page of plain data."""
     return Page(read=read, write=JSONResponse)
 
 
 def html_page() -> Page:
-    """The HTML page, without data, which it fetches from `/events`. Only its own styles and script may run."""
+    """Return the HTML page, without data, which it fetches from `/events`. Only its own styles and script may run."""
     html = files("shapestream.serving").joinpath("page.html").read_text(encoding="utf-8")
 
     def digest(tag: str) -> str:
@@ -161,7 +161,7 @@ def html_page() -> Page:
 def reload_page(
     ask: Callable[[], dict[str, Any]], find: Callable[[int | None], dict[str, Any] | None]
 ) -> Page:
-    """A page that asks for a reload (PUT of `{}`), and reads the last one, or the one with the query's `number` (GET).
+    """Return a page that asks for a reload (PUT of `{}`), and reads the last one, or the one with a `number` (GET).
 
     Neither waits for the end of the reload. `find` returns None for an unknown one.
     """

@@ -85,5 +85,8 @@ def _resident_bytes() -> int:
 
 @cache
 def _of_the_c_library(name: str) -> Any:
-    """A function of glibc; None if there is none. Kept: each `CDLL` makes a class, which only the collector frees."""
+    """Return a function of glibc; None if there is none.
+
+    It is kept: each `CDLL` makes a class, which only the collector frees.
+    """
     return getattr(ctypes.CDLL(None), name, None) if sys.platform == "linux" else None

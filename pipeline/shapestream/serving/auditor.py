@@ -1,11 +1,13 @@
-"""The auditor: it runs sampled requests again, alone, and stops a model from sharing calls whose answers differ.
+"""The auditor runs sampled requests again, alone, and stops batching for a model whose answers differ.
 
-A proof ends when serving begins; this goes on. Alone, a request is its own reference: the comparison is the proof's, with
-the proof's tolerances. A model that differs from itself alone varies, and cannot be judged. Nor can an answer whose
-difference is no more than rounding, which the request itself shows (`probing/movement.py`). Two mismatches, not too far
-apart, stop batching and padding for their model, until someone acknowledges that (`shapestream audit`).
+The proof of a model ends when serving begins; audits go on. The result of the request alone is the reference, and the
+tolerances are those of the proof. Two kinds of answers cannot be judged. A model may give two answers to one request
+alone: it varies. Or rounding explains the difference, as changes of the same request show (`probing/movement.py`). Two
+mismatches within `WITHIN` answers stop batching and padding for their model, until an operator acknowledges that
+(`shapestream audit`).
 
-Where a strategy names the sizes of calls, alone means in the smallest allowed call: then only company is judged.
+Where a strategy names the sizes of calls, alone means in the smallest allowed call. Then only other requests are judged,
+and not padding.
 """
 
 from __future__ import annotations
@@ -37,21 +39,24 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 WITHIN = 1000
-"""Audited answers of a model within which two mismatches are one defect. A rounding error may flip a threshold, or the
-first of two equal scores, once in ten thousand answers; what mixes rows does so again and again."""
+"""Audited answers of a model within which two mismatches count as one defect.
+
+A rounding error may flip a threshold, or the first of two equal scores, once in ten thousand answers. A defect that mixes
+rows does so again and again.
+"""
 LARGE_BYTES = 64 * 1024
-"""Answers from which on they are compared in a thread: comparing 64 KiB takes a millisecond."""
+"""Bytes of a sample from which on it is compared in a thread: comparing 64 KiB takes a millisecond."""
 TRIES = 10
-"""Times that a run is begun to confirm a mismatch, at most: work may interrupt it."""
+"""Most runs that are begun to confirm a mismatch: other work may interrupt each."""
 SUFFIX = ".audit.json"
-"""Of the files of models that were stopped."""
+"""Ending of the names of files with the findings of stopped models."""
 
 
 class Auditor:
-    """Runs what the book holds, one after another."""
+    """Audits the samples of the book, one after another."""
 
     def __init__(self, book: AuditBook, dispatcher: Dispatcher, folder: Path | None) -> None:
-        """`folder`: where it is kept which models were stopped; None: nowhere."""
+        """`folder`: keeps the findings of stopped models for the next server; None: nothing is kept."""
         self._book = book
         self._dispatcher = dispatcher
         self._folder = folder
@@ -62,14 +67,17 @@ class Auditor:
             sample = await self._book.next()
             try:
                 await self._audit(sample)
-            except Exception:  # a defect of what only looks on must not end what is served
+            except Exception:  # a defect of an observer must not end the server
                 log.exception("audit failed", model=sample.record.model)
 
     async def _audit(self, sample: AuditSample) -> None:
         state = self._book.states[sample.record.model]
-        alone = None if state.varies or state.stopped else await self._alone(sample)
-        if alone is None:
+        if state.varies or state.stopped:
             return
+        run = await self._run(sample, sample.record)
+        if run is None or run.outputs is None:
+            return
+        alone = run.outputs
         output, difference = await _compare(sample, alone, sample.answer)
         is_rounding = None
         if not difference.within:
@@ -86,7 +94,7 @@ class Auditor:
             if is_rounding is None:
                 return
         if self._book.states[sample.record.model] is not state:
-            return  # other files are served meanwhile
+            return  # the model's files have changed meanwhile
         if is_rounding:
             self._unjudged(state, output)
             return
@@ -95,7 +103,7 @@ class Auditor:
             await self._mismatch(state, sample, output, difference)
 
     async def _run(self, sample: AuditSample, record: RequestRecord, copies: int = 1) -> AuditRun | None:
-        """A run of the request, or of one like it, that has ended; None where the worker has left."""
+        """Run the request, or one like it, to its end. Returns None where the worker has left."""
         dispatcher = self._dispatcher
         slots = frozenset(slot.number for slot in sample.slot.worker.slots) & dispatcher.slots.keys()
         if not slots:
@@ -104,13 +112,8 @@ class Auditor:
         await run.done.wait()
         return run
 
-    async def _alone(self, sample: AuditSample) -> Tensors | None:
-        """The results of the request alone; None where it was interrupted, failed, or its worker has left."""
-        run = await self._run(sample, sample.record)
-        return None if run is None else run.outputs
-
     async def _again(self, sample: AuditSample, record: RequestRecord, copies: int = 1) -> AuditRun | None:
-        """A run that came to its end, or failed; None where it was interrupted again and again, or its worker has left."""
+        """Run it until a run ends or fails. Returns None if each was interrupted, or the worker has left."""
         for _ in range(TRIES):
             run = await self._run(sample, record, copies)
             if run is None or run.outputs is not None or run.is_broken:
@@ -118,7 +121,7 @@ class Auditor:
         return None
 
     async def _is_rounding(self, sample: AuditSample, alone: Tensors) -> bool | None:
-        """Tell whether rounding explains what an answer differs by; None where too much work comes to find out."""
+        """Tell whether rounding explains a difference; None where other work interrupts each run."""
         record, signature = sample.record, sample.record.served.signature
         tolerances = sample.slot.worker.tolerances[record.model]
         known = [tolerances.get(port.name) for port in signature.outputs]
@@ -139,10 +142,10 @@ class Auditor:
         return False
 
     def _unjudged(self, state: ModelAudit, output: str) -> None:
-        """Count an answer that cannot be judged, and say so of a model of which most cannot."""
-        said = state.judges_little
+        """Count an answer that cannot be judged. Warn once if most answers of its model cannot."""
+        warned = state.judges_little
         state.unjudged += 1
-        if state.judges_little and not said:
+        if state.judges_little and not warned:
             why = f"alone, rounding moves most results by as much as they differ in company, the last in output {output!r}"
             log.warning("audits judge little", model=state.model.name, why=why)
 
@@ -181,7 +184,7 @@ class Auditor:
     # ---------------------------------------------------------------- for the server
 
     def acknowledge(self, name: str) -> None:
-        """Let the requests of a model share calls again; unknown models, and those that do so, are left as they are."""
+        """Let the requests of a stopped model share calls again. Does nothing for other models."""
         state = self._book.states.get(name)
         if state is None or not state.stopped:
             return
@@ -194,7 +197,7 @@ class Auditor:
                 (self._folder / f"{state.key}{SUFFIX}").unlink(missing_ok=True)
 
     def files_changed(self) -> None:
-        """Begin anew with the models whose files are others now."""
+        """Start the audits again for the models whose files have changed."""
         for name, before in list(self._book.states.items()):
             state = self._book.renewed(before)
             if state is not before and (before.stopped or state.stopped):
@@ -202,7 +205,7 @@ class Auditor:
 
 
 async def _compare(sample: AuditSample, alone: Tensors, other: Tensors) -> tuple[str, Difference]:
-    """The output that differs most, in proportion to its tolerance, and by how much."""
+    """Return the `worst_difference` of a sample's model."""
     model = sample.record.served
     tolerances = sample.slot.worker.tolerances[model.name]
     names = [port.name for port in model.signature.outputs]
@@ -210,14 +213,14 @@ async def _compare(sample: AuditSample, alone: Tensors, other: Tensors) -> tuple
 
 
 async def _computed(sample: AuditSample, function: Callable[[*Ts], T], *arguments: *Ts) -> T:
-    """What a function of a sample returns, in a thread where that takes long."""
+    """Return `function(*arguments)`, which runs in a thread if the sample is large."""
     if sample.nbytes < LARGE_BYTES:
         return function(*arguments)
     return await trio.to_thread.run_sync(function, *arguments)
 
 
 def _copies(sample: AuditSample) -> list[int]:
-    """The numbers of copies of a request in the calls that are tried: first as many as its call had room for."""
+    """Return the numbers of copies of the request to run in one call: first as many as its own call had room for."""
     record, profile = sample.record, sample.record.served.profile
     if not profile.has_batch or not record.shape.rows:
         return []
@@ -230,7 +233,10 @@ def _copies(sample: AuditSample) -> list[int]:
 def worst_difference(
     names: Sequence[str], tolerances: Mapping[str, OutputTolerance], alone: Tensors, other: Tensors
 ) -> tuple[str, Difference]:
-    """The same of these results. Outputs without a tolerance are left out: the proof could say nothing of them."""
+    """Return the output that differs most, in proportion to its tolerance, and its difference.
+
+    Outputs without a tolerance are left out: the proof could not judge them.
+    """
     differences = [
         (name, compare(one, two, tolerances[name]))
         for name, one, two in zip(names, arrays_of(alone), arrays_of(other), strict=True)
@@ -240,7 +246,7 @@ def worst_difference(
 
 
 def kept_in(folder: Path | None) -> dict[str, list[dict[str, Any]]]:
-    """The findings of models that were stopped, by `ModelAudit.key`."""
+    """Return the findings of models that were stopped, by `ModelAudit.key`."""
     found = {}
     for path in sorted(folder.glob(f"*{SUFFIX}")) if folder is not None else ():
         plain = read_plain(path)

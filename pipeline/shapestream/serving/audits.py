@@ -1,8 +1,8 @@
-"""The book of audits: which answers are looked at again, what is kept of them, and how each model stands.
+"""The book of audits: it samples answers, holds the samples until they run again, and keeps the state of each model.
 
-An answer is worth a look if its call held more than its request: rows of others, or padding that the request alone would
-not have. Of those, each is taken with the model's share (`models[].audit`) as its probability, by random numbers that no
-client can foresee. Its tensors stay here as they came, after the answer has left. `auditor.py` runs them again.
+Only answers are sampled whose call held more than their request: rows of others, or padding that the request alone would
+not have. Each of these is taken with the model's share (`models[].audit`) as its probability, by random numbers that no
+client can foresee. Its tensors are kept as they came, after the answer has left. `auditor.py` runs them again.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from shapestream.serving.workers import SlotRecord
 from shapestream_engine.layout import Tensors
 
 MOST_SAMPLES = 64
-"""Requests that wait to run again, at most; the oldest go."""
+"""Most samples that wait to run again. Beyond it the oldest is dropped."""
 MOST_BYTES = 32 << 20
-"""Bytes of their tensors and answers, the one that runs included; a larger request is not taken."""
+"""Most bytes of their tensors and answers, including the sample that runs. A larger request is not taken."""
 SEVERAL = 10
-"""Answers that could not be judged before it is said of a model: fewer tell little of their share."""
+"""Answers that could not be judged before a warning: fewer say little about their share."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -41,7 +41,7 @@ class AuditSample:
     """As it was, without its deadline."""
     answer: Tensors
     slot: SlotRecord
-    """The slot that it ran on. Only its worker can tell what the same call gives alone."""
+    """The slot that it ran on. It runs again in the same worker: others may compute other digits."""
     call: tuple[int, ...]
     """Sizes of its batch."""
     requests: int
@@ -51,21 +51,21 @@ class AuditSample:
 
 @dataclass(slots=True, kw_only=True)
 class ModelAudit:
-    """The audits of one model. `share` 0: there are none."""
+    """The audits of one model. With a `share` of 0 there are none."""
 
     model: ServedModel
     key: str
-    """Names the model's files, signature and settings; see `key_of`."""
+    """The model's name with its files, signature and settings; see `key_of`."""
     share: float
     after: int = 0
-    """Requests worth a look that are passed over before the next is taken."""
+    """Answers that could be sampled and are passed over before the next is taken."""
     seen: int = 0
-    """Answers that were worth a look."""
+    """Answers that could be sampled."""
     sampled: int = 0
     audited: int = 0
     """Answers that were compared."""
     unjudged: int = 0
-    """Answers besides whose difference rounding explains: whatever company did to them, it cannot be told."""
+    """Answers that could not be judged, because rounding explains their difference."""
     mismatches: int = 0
     mismatched_at: int | None = None
     """`audited` when the last mismatch was found; None: there was none, or it was acknowledged."""
@@ -77,19 +77,19 @@ class ModelAudit:
     """The last mismatches, as plain data."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, for people and scripts."""
+        """Return plain data, for people and scripts."""
         counts = ("share", "seen", "sampled", "audited", "unjudged", "mismatches")
         names = (*counts, "judges_little", "varies", "stopped")
         return {**{name: getattr(self, name) for name in names}, "findings": list(self.findings)}
 
     @property
     def judges_little(self) -> bool:
-        """Whether most answers cannot be judged, as far as several show."""
+        """Tell whether most answers cannot be judged, once there are several of these."""
         return self.unjudged >= SEVERAL and self.unjudged > self.audited
 
 
 class AuditRun:
-    """One run of a sample, alone: from when it is wanted to its end."""
+    """One run of a sample, alone, from the request for it to its end."""
 
     __slots__ = ("batch", "done", "is_broken", "outputs", "record", "slots")
 
@@ -98,19 +98,19 @@ class AuditRun:
         self.slots = slots
         """The slots that may run it."""
         self.batch: Batch | None = None
-        """Once it has started."""
+        """Set when it starts."""
         self.done = trio.Event()
         self.outputs: Tensors | None = None
-        """Its results, when it is done; None where it was interrupted, failed or lost."""
+        """Its results, once it is done; None if it was interrupted, failed or was lost."""
         self.is_broken = False
-        """Whether it failed, so that it would again."""
+        """Whether it failed in a way that would happen again."""
 
 
 class AuditBook:
-    """What waits to be audited, and how each model stands."""
+    """The samples that wait to be audited, and the state of each model's audits."""
 
     def __init__(self, models: ServedModels, kept: Mapping[str, Sequence[dict[str, Any]]]) -> None:
-        """`kept`: findings because of which an earlier server stopped to share calls, by `ModelAudit.key`."""
+        """`kept`: findings for which an earlier server stopped batching, by `ModelAudit.key`."""
         self._models = models
         self.kept = dict(kept)
         self.states: dict[str, ModelAudit] = {}
@@ -125,7 +125,7 @@ class AuditBook:
         return f"<audits: {len(self._samples)} wait, {self._nbytes} bytes>"
 
     def add(self, model: ServedModel) -> ModelAudit:
-        """Begin with a model, or anew with one whose files are others now."""
+        """Start the audits of a model; start again if its files have changed."""
         share = model.settings.effective_audit if model.profile.idempotent else 0.0
         key = key_of(model, self._models.digests.get(model.name))
         state = self.states[model.name] = ModelAudit(model=model, key=key, share=share)
@@ -137,19 +137,19 @@ class AuditBook:
         return state
 
     def renewed(self, state: ModelAudit) -> ModelAudit:
-        """The state of a model; a new one where its files are known to be others now."""
+        """Return the state of a model; a new one if its files have changed."""
         digest = self._models.digests.get(state.model.name)
         same = digest is None or state.key == key_of(state.model, digest)
         return state if same else self.add(state.model)
 
     def _gap(self, share: float) -> int:
-        """How many are passed over before the next is taken: geometric, as if each were drawn for."""
+        """Draw the number of answers to pass over: geometric, as if each were drawn for with its own random number."""
         return 0 if share >= 1.0 else int(log(1.0 - self._random.random()) / log1p(-share))
 
     # ---------------------------------------------------------------- sampling
 
     def ended(self, end: End) -> None:
-        """Take some of a batch's requests, which were answered."""
+        """Sample the answered requests of a batch."""
         if not isinstance(end, BatchEnded) or not end.answered:
             return
         batch, records = end.batch, end.answered
@@ -171,7 +171,7 @@ class AuditBook:
             return
         served = self._models.digests.get(record.model)
         if not worker.tolerances.get(record.model) or served not in (None, worker.digests.get(record.model)):
-            return  # nothing can be compared, or it serves files that are no longer served
+            return  # nothing can be compared, or the worker's files are no longer served
         nbytes = record.nbytes + sum([memoryview(buffer).nbytes for buffer in answer.buffers])
         if nbytes > MOST_BYTES:
             return
@@ -195,7 +195,7 @@ class AuditBook:
     # ---------------------------------------------------------------- for the auditor
 
     async def next(self) -> AuditSample:
-        """The sample that waits longest. Its bytes count until the next is asked for."""
+        """Wait for a sample, and return the oldest. Its bytes count until the next call."""
         if self._running is not None:
             self._nbytes -= self._running.nbytes
             self._running = None
@@ -206,7 +206,7 @@ class AuditBook:
         return self._running
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
-        """How each model stands, as plain data, with the samples that are kept of it."""
+        """Return the state of each model's audits as plain data, with the number of its waiting samples."""
         kept = Counter(
             sample.record.model for sample in (*self._samples, self._running) if sample is not None
         )
@@ -214,7 +214,7 @@ class AuditBook:
 
 
 def key_of(model: ServedModel, digest: str | None) -> str:
-    """Name a model by its files, its signature and its settings. Where these are others, its audits begin anew."""
+    """Return a name for a model's files, signature and settings. If one of these changes, its audits start again."""
     settings = model.settings.model_dump(mode="json", exclude={"audit", "path"})
     plain = {"digest": digest, "signature": model.description, "settings": settings}
     return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:40]

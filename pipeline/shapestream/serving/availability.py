@@ -1,4 +1,4 @@
-"""Which models clients may ask for, as workers come and go.
+"""The availability of models: whether clients may ask for them, as workers come and go.
 
 A model without a worker *yet*, or whose worker is being started again, stays available: its requests wait. A model is
 unavailable when its workers were given up, since its requests would wait for ever. A worker that dials in with it makes it
@@ -19,7 +19,7 @@ log = structlog.get_logger()
 
 
 class Availability:
-    """Tells dispatcher and clients' port when a model comes, becomes unavailable, and is back."""
+    """Tells the dispatcher and the clients' port when a model comes, becomes unavailable, and is available again."""
 
     def __init__(
         self, models: ServedModels, dispatcher: Dispatcher, clients: ClientPort, *, workers_may_come: bool
@@ -29,7 +29,7 @@ class Availability:
         self._clients = clients
         self._workers_may_come = workers_may_come
         self._given_up: dict[str, str] = {}
-        """Why, by name; at most as many as the configuration has models."""
+        """Reasons by name of model; at most one for each model of the configuration."""
 
     def models_added(self, models: Iterable[ServedModel], now: float) -> None:
         """Admit requests for these models, which no worker has brought before."""
@@ -38,7 +38,7 @@ class Availability:
             self._clients.model_added(model)
 
     def is_served(self, name: str) -> bool:
-        """Whether any worker that is here has this model."""
+        """Tell whether any worker that is here has this model."""
         return any(name in slot.worker.models for slot in self._dispatcher.slots.values())
 
     def give_up(self, name: str, why: str, now: float) -> None:
@@ -47,7 +47,7 @@ class Availability:
         self.workers_changed(now)
 
     def own_slots_ended(self, now: float) -> None:
-        """Give up the models that only slots of this process had: nothing brings those back where no worker can come."""
+        """Give up the models that only slots of this process had, if no worker can connect: they cannot come back."""
         if self._workers_may_come:
             return
         for name in self._models.names:
@@ -56,15 +56,13 @@ class Availability:
                 self.give_up(name, why, now)
 
     def hope_again(self, name: str) -> None:
-        """Let requests wait for a model whose processes are started again; whether they come up is to be seen."""
+        """Let requests wait for a model whose processes are started again."""
         if self._given_up.pop(name, None) is not None:
             self._models.unavailable.pop(name, None)
 
     def workers_changed(self, now: float) -> None:
-        """Find which of the models that are new, or were given up, a worker serves now."""
-        for name in list(self._models.new):
-            if self.is_served(name):
-                self._models.brought(name)
+        """Update the models that are new or were given up: a worker may serve them now."""
+        self._models.new -= {name for name in self._models.new if self.is_served(name)}
         for name, why in self._given_up.items():
             known = name in self._models.unavailable
             if self.is_served(name):

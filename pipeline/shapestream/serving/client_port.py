@@ -65,6 +65,7 @@ class ClientPort:
         egress: Egress,
         dispatcher: Dispatcher,
         models: ServedModels,
+        sessions: Sessions,
         settings: ServerSettings,
         *,
         epoch: bytes,
@@ -72,9 +73,9 @@ class ClientPort:
         acknowledge: Callable[[str], None],
         explain: Callable[[str, int, ClientId | None], Slices[dict[str, Any]]],
     ) -> None:
-        """`describe` reads the counters for `StatisticsEntry`. The others are `Auditor.acknowledge` and `Server.explain`."""
+        """`describe` and `explain` are methods of `Readings`, `acknowledge` one of `Auditor`."""
         self.outgoing = egress.outgoing
-        self.sessions = Sessions(settings, egress.kept)
+        self.sessions = sessions
         self._egress = egress
         self._socket = egress.outgoing.socket
         self._inbox = Inbox(
@@ -140,7 +141,7 @@ class ClientPort:
         elif isinstance(item, BadEntry):
             self._refuse(peer, session, item, now)
         else:
-            self._obey(peer, session, item, now)
+            self._carry_out(peer, session, item, now)
         # Making the counters, or a story, takes about a millisecond, in later turns.
         return QUANTUM if type(item) in (StatisticsRequest, Explain) else DEAR
 
@@ -155,7 +156,7 @@ class ClientPort:
             arrived, self._arrived = self._arrived, []
             self._dispatcher.submit(arrived, now)
 
-    def _obey(self, peer: bytes, session: ClientSession | None, entry: Entry, now: float) -> None:
+    def _carry_out(self, peer: bytes, session: ClientSession | None, entry: Entry, now: float) -> None:
         """Carry out a control entry."""
         self._submit(now)
         if type(entry) is Hello:
@@ -221,7 +222,7 @@ class ClientPort:
         self.outgoing.say(session, Explanation(question=entry.question, values=values))
 
     def _for_clients(self) -> dict[str, Any]:
-        """The part of the counters for keys without the role `admin`: the models, and nothing of other clients."""
+        """Return the counters for keys without the role `admin`: the models, and nothing of other clients."""
         return {
             "models": self._models.names,
             "unavailable": dict(self._models.unavailable),
@@ -286,7 +287,7 @@ class ClientPort:
         return True
 
     def _deadline(self, session: ClientSession, remaining_ms: int, now: float) -> float:
-        """The deadline by the server's clock, counted from sending. Asks for the client's clock if half has passed."""
+        """Return the deadline by the server's clock, counted from sending. Ask for the client's clock if half has passed."""
         deadline = session.clock.sent_at(now) + remaining_ms * 0.001
         if remaining_ms and deadline - now < remaining_ms * 0.0005 and session.clock.ask(now):
             # The client answers with its clock, which tells whether it stopped or the message was slow.
@@ -356,13 +357,13 @@ class ClientPort:
         """
         key = self._socket.key_of(peer)
         client = (hello.client, key)
-        known = self.sessions.of_client(client)
+        known = self.sessions.by_client.get(client)
         if session is not None and session is not known:
             self._end(session, "another client on its connection", now)
         if known is None:
             if (absent := self.sessions.session_to_end(key)) is not None:
                 self._end(absent, "makes room for another", now)
-            known = self.sessions.open(client, peer, hello.software, now)
+            known = self.sessions.open(client, peer, now)
             if known is None:
                 most = self._settings.max_clients
                 self.cut_off(peer, f"more than {most} sessions, or too many with its key", now)
@@ -378,13 +379,13 @@ class ClientPort:
 
     def _open_model(self, session: ClientSession, name: str) -> None:
         """Answer at once, or when a worker has brought the promised model."""
-        model = self._models.get(name)
+        model = self._models.by_name.get(name)
         why = self._models.unavailable.get(name)
         if why is not None:
             self.outgoing.say(session, ModelRefused(name=name, code="unavailable", message=why))
         elif model is not None:
             self.outgoing.say(session, _opened(model))
-        elif self._models.is_expected(name):
+        elif name in self._models.expected:
             self._waiting.setdefault(name, {})[session] = None
         else:
             known = ", ".join(self._models.names) or "none"

@@ -1,7 +1,7 @@
-"""Replies to clients: results and failures become entries, with the timings of their way.
+"""Replies to clients: results and failures become entries, with the timings of each request.
 
-They leave at the end of the turn, grouped by client (`outgoing.py`). Large results are sent straight from
-the arrays that the slot copied out; nothing here touches tensor bytes.
+They leave at the end of the turn, grouped by client (`outgoing.py`). Large results are sent from the arrays that the slot
+copied out. Nothing here reads or copies tensor bytes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ REFUSALS = frozenset({Draining.code, Overloaded.code, Unavailable.code})
 
 
 class Egress:
-    """Turns ends of requests into replies."""
+    """Makes replies of the ends of requests."""
 
     def __init__(self, outgoing: Outgoing, kept: KeptReplies, ends: Ends) -> None:
         self.outgoing = outgoing
@@ -97,7 +97,7 @@ class Egress:
 
 
 def _timings(batch: Batch, record: RequestRecord, now: float) -> Timings:
-    """The timings of a member that is answered now."""
+    """Return the timings of a member that is answered now."""
     slot, arrived = batch.slot.peer, record.arrived
     return Timings(
         queue_us=round((batch.began - arrived) * 1e6),

@@ -1,4 +1,4 @@
-"""The counters of what has ended: batches, results, failures, padding and times, by model."""
+"""The observer that counts ends: batches, results, failures, padding and times, by model."""
 
 from __future__ import annotations
 
@@ -30,36 +30,26 @@ class EndCounter:
         if isinstance(end, RequestEnded):
             if end.action is None:
                 return
-            statistics.of(end.record.model).failures[end.code] += 1
+            statistics.models[end.record.model].failures[end.code] += 1
             if end.action.cause is not None:
                 statistics.overloaded[end.action.cause] += 1
         statistics.failures[end.code] += 1
 
     def _count_ran(self, end: BatchEnded, report: BatchReport) -> None:
-        batch, run = end.batch, end.run
+        batch, run, began, now = end.batch, end.run, end.batch.began, end.at
+        waits = []
+        for arrived, alike in groupby(end.answered, _ARRIVED):
+            queue_us, total_us = round((began - arrived) * 1e6), round((now - arrived) * 1e6)
+            waits.append((queue_us, total_us, len(list(alike))))
         self._statistics.count_batch(
-            run.model,
-            report.calls or ((1, batch.sizes),),
-            requests=run.ran,
-            rows=run.rows,
-            elements=run.useful,
-            gather_us=round(report.gather_s * 1e6),
-            run_us=batch.run_us,
-            busy_us=round(report.busy_s * 1e6),
-            reallocations=report.reallocations,
-            preparations=report.preparations,
+            run.model, batch.sizes, report, requests=run.ran, rows=run.rows, elements=run.useful, waits=waits
         )
-        counters = self._statistics.of(run.model)
-        for arrived, alike in groupby(map(_ARRIVED, end.answered)):
-            times = len(list(alike))
-            counters.queue_us.record(round((batch.began - arrived) * 1e6), times)
-            counters.total_us.record(round((end.at - arrived) * 1e6), times)
 
     def _count_failed(self, end: BatchEnded) -> None:
         if end.code == ErrorCode.RECALLED:
             self._statistics.batches_recalled += 1
             return
-        counters = self._statistics.of(end.batch.model)
+        counters = self._statistics.models[end.batch.model]
         counters.failed_us += round(end.batch.held_s(end.at) * 1e6)
         if end.report is not None:  # those that were lost with their slot are no failures of the model
             counters.batches_failed += 1

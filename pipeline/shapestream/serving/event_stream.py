@@ -34,7 +34,7 @@ class Feed:
     """The readings, and the viewers of them. `serve` is an ASGI application."""
 
     def __init__(self, read: Callable[[int], Awaitable[dict[str, Any]]]) -> None:
-        """`read` gives the state, with the batches after the first so many; raises TooSlowError."""
+        """`read`: returns the state with the batches after a number of them; raises TooSlowError."""
         self._read = read
         self._viewers = 0
         self._asked = trio.Event()
@@ -51,7 +51,7 @@ class Feed:
 
     @property
     def full(self) -> bool:
-        """Whether there is no room for one more viewer."""
+        """Tell whether there is no room for one more viewer."""
         return self._viewers >= MOST_VIEWERS
 
     async def run(self) -> None:
@@ -62,7 +62,7 @@ class Feed:
                 await self._asked.wait()
                 self._batches.clear()
                 self._batches_in_all = 0
-                self._read_at = None  # nothing is known of the time without viewers
+                self._read_at = None  # without viewers nothing was read
             due = trio.current_time() + INTERVAL_S
             self._publish(await self._reading())
             await trio.sleep_until(due)
@@ -80,7 +80,7 @@ class Feed:
         return state
 
     def _stalled(self, why: str, began: float) -> dict[str, Any]:
-        """What is told instead of a reading; `for_s`: seconds without one, while there were viewers."""
+        """Return what viewers are told instead of a reading. `for_s`: seconds without one."""
         self._read_at = began if self._read_at is None else self._read_at
         return {"stalled": why, "for_s": trio.current_time() - self._read_at}
 

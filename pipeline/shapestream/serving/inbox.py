@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Set
+from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 import trio
@@ -77,48 +78,23 @@ class Receiver(Protocol):
         """End a turn: nothing more is served in it."""
 
 
+@dataclass(slots=True, eq=False)
 class _Mailbox:
     """The unserved messages of one connection, in their order, and its balance."""
 
-    __slots__ = ("balance", "behind", "entries", "items", "nbytes", "next", "peer", "price")
-
-    def __init__(self, peer: bytes, message: Message) -> None:
-        self.peer = peer
-        self.items: Iterator[Item] | None = None
-        """The remaining items of the message that is being served; None between two messages."""
-        self.price = 0
-        """Points of each entry of that message for its unpacking, in addition to the price of its serving."""
-        self.next: Message | None = message
-        self.behind: deque[tuple[Message, int, int]] = deque()
-        """Messages behind the next one, each with its numbers of announced entries and of bytes."""
-        self.entries = 0
-        """Announced entries of `behind`."""
-        self.nbytes = 0
-        """Bytes of `behind`."""
-        self.balance = 0
-        """The debt in points from its last turn, as a negative number; 0 without one."""
-
-    def put(self, message: Message) -> None:
-        """Append a message."""
-        entries, nbytes = entries_announced(message[0]), sum(map(len, message))
-        self.behind.append((message, entries, nbytes))
-        self.entries += entries
-        self.nbytes += nbytes
-
-    def take(self) -> Message | None:
-        """Remove the next message; None if there is none."""
-        message, self.next = self.next, None
-        if message is None and self.behind:
-            message, entries, nbytes = self.behind.popleft()
-            self.entries -= entries
-            self.nbytes -= nbytes
-        return message
-
-    def clear(self) -> None:
-        """Drop all messages."""
-        self.items = self.next = None
-        self.behind.clear()
-        self.entries = self.nbytes = 0
+    peer: bytes
+    messages: deque[tuple[Message, int, int]]
+    """Each with its numbers of announced entries and of bytes; the first message of an empty mailbox counts none."""
+    entries: int = 0
+    """Announced entries of `messages`."""
+    nbytes: int = 0
+    """Bytes of `messages`."""
+    items: Iterator[Item] | None = None
+    """The remaining items of the message that is being served; None between two messages."""
+    price: int = 0
+    """Points of each entry of that message for its unpacking, in addition to the price of its serving."""
+    balance: int = 0
+    """The debt in points from its last turn, as a negative number; 0 without one."""
 
 
 class Inbox:
@@ -151,7 +127,7 @@ class Inbox:
 
     @property
     def read_empty(self) -> bool:
-        """True if all arrived messages were read. Only then is a quiet peer silent, and not just unread."""
+        """Tell whether all arrived messages were read. Only then is a quiet peer silent, and not just unread."""
         return self._socket.drained
 
     async def run(self) -> None:
@@ -191,40 +167,44 @@ class Inbox:
         mailbox = self._mailboxes.pop(peer, None)
         if mailbox is None:
             return
-        mailbox.clear()
+        mailbox.items = None
+        mailbox.messages.clear()
         for queue in (self._fresh, self._backlogged):
             if mailbox in queue:
                 queue.remove(mailbox)
 
     def _turn(self, messages: list[Addressed]) -> None:
-        """Queue these messages, and serve one turn."""
-        now = trio.current_time()
-        self._keep(messages, now)
-        left = TURN
-        while self._fresh and left > 0:
-            left -= self._serve(self._fresh.popleft(), now)
-        if self._backlogged:
-            self._serve(self._backlogged.popleft(), now)
-        self._receiver.end_turn(now)
+        """Put these messages into their mailboxes, and serve one turn.
 
-    def _keep(self, messages: list[Addressed], now: float) -> None:
-        """Put these messages into their mailboxes. The receiver ends the connections that exceed the limits."""
+        The receiver ends the connections that exceed the limits.
+        """
+        now = trio.current_time()
         self.messages += len(messages)
+        mailboxes, fresh = self._mailboxes, self._fresh
         beyond: dict[bytes, str] = {}
         for peer, message in messages:
-            mailbox = self._mailboxes.get(peer)
+            mailbox = mailboxes.get(peer)
             if mailbox is None:
-                mailbox = self._mailboxes[peer] = _Mailbox(peer, message)
-                self._fresh.append(mailbox)
+                mailbox = mailboxes[peer] = _Mailbox(peer, deque(((message, 0, 0),)))
+                fresh.append(mailbox)
             elif mailbox.entries > self._max_entries or mailbox.nbytes > self._max_bytes:
                 beyond[peer] = (
                     f"{mailbox.entries} entries of {mailbox.nbytes} bytes unread; it sends beyond its credit"
                 )
             else:
-                mailbox.put(message)
+                entries, nbytes = entries_announced(message[0]), sum(map(len, message))
+                mailbox.messages.append((message, entries, nbytes))
+                mailbox.entries += entries
+                mailbox.nbytes += nbytes
         self._receiver.heard({peer for peer, _ in messages}, now)
         for peer, why in beyond.items():
             self._receiver.cut_off(peer, why, now)
+        left = TURN
+        while fresh and left > 0:
+            left -= self._serve(fresh.popleft(), now)
+        if self._backlogged:
+            self._serve(self._backlogged.popleft(), now)
+        self._receiver.end_turn(now)
 
     def _serve(self, mailbox: _Mailbox, now: float) -> int:
         """Serve a connection until its balance is spent; what remains waits for another turn.
@@ -244,17 +224,19 @@ class Inbox:
                     mailbox.items = None
                 else:
                     balance -= mailbox.price + serve(peer, item, now)
-            elif (message := mailbox.take()) is not None:
+            elif mailbox.messages:
+                message, entries, nbytes = mailbox.messages.popleft()
+                mailbox.entries -= entries
+                mailbox.nbytes -= nbytes
                 mailbox.items = iter(self._read(message))
-                entries = entries_announced(message[0])
-                mailbox.price = len(message[0]) // entries // BYTES_PER_POINT
+                mailbox.price = len(message[0]) // entries_announced(message[0]) // BYTES_PER_POINT
                 # An empty message costs as much as one with the smallest entry.
                 balance -= 1 + len(message) // FRAMES_PER_POINT + (len(message[0]) < SHORTEST)
             else:
                 break
         mailbox.balance = balance
         if self._mailboxes.get(peer) is mailbox:  # otherwise it was cut off meanwhile
-            if mailbox.items is not None or mailbox.next is not None or mailbox.behind:
+            if mailbox.items is not None or mailbox.messages:
                 self._backlogged.append(mailbox)
             else:
                 del self._mailboxes[peer]

@@ -1,6 +1,6 @@
-"""The log's lines about requests and batches, which follow each by its id; and the trace of arrivals.
+"""The journal writes the log lines about requests and batches, each with its id, and the trace of arrivals.
 
-The lines of single requests and batches are for `level: debug`. At `info` they cost a look at a boolean per batch.
+The lines about single requests and batches need `level: debug`. At `info` they cost one test of a boolean per batch.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ log = structlog.get_logger()
 
 
 class Journal:
-    """Writes down what the dispatcher does, and decides nothing."""
+    """Writes log lines about the dispatcher's actions. It decides nothing."""
 
     def __init__(self, statistics: ServerStatistics, trace: TraceRecorder | None = None) -> None:
         """`trace` records the sizes of all requests; the journal closes it."""
@@ -129,7 +129,7 @@ class Journal:
             log.debug("results delivered", batch=end.batch.id, requests=requests)
 
     def _failed(self, end: BatchEnded) -> None:
-        """Clients may cause this at will, so the rate of lines is limited."""
+        """Write that a batch failed. Clients may cause this at will, so the rate of lines is limited."""
         batch, code = end.batch, end.code
         if code == ErrorCode.RECALLED:
             if PRESENT.debug:

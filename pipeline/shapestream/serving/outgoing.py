@@ -52,7 +52,8 @@ class Outgoing:
         self.statistics = statistics
         self.codec = codec
         self._port = port
-        self._ready: list[PeerLink] = []
+        self.ready: list[PeerLink] = []
+        """Links with entries that are not sent yet."""
         self._limit = RateLimit()
         self.lost: list[tuple[PeerLink, str]] = []
         """Links that could not be sent to, with the reason, until the next `flush` returns them."""
@@ -62,7 +63,7 @@ class Outgoing:
         if link.peer is None:
             return
         if not link.outgoing:
-            self._ready.append(link)
+            self.ready.append(link)
         link.outgoing.append(entry)
 
     def say_once(self, peer: bytes, entry: Entry) -> None:
@@ -74,9 +75,7 @@ class Outgoing:
 
     def flush(self) -> list[tuple[PeerLink, str]]:
         """Send what was queued. Returns the links that are lost, with the reason: gone, or their peers do not read."""
-        if not self._ready and not self.lost:
-            return []
-        ready, self._ready = self._ready, []
+        ready, self.ready = self.ready, []
         for link in ready:
             entries, link.outgoing = link.outgoing, []
             if link.peer is None:
@@ -97,7 +96,7 @@ class Outgoing:
         return lost
 
     def _pack_singly(self, link: PeerLink, entries: list[Entry], why: RequestError) -> list[list[Buffer]]:
-        """The messages of these entries, one of which fits none."""
+        """Pack each of these entries by itself, since one of them fits no message."""
         skipped = self._limit.admit("unsendable", trio.current_time())
         if skipped is not None:
             log.error("an entry cannot be sent", port=self._port, why=str(why), like_it_before=skipped)
@@ -145,7 +144,7 @@ class Outgoing:
 
 
 def _instead_of(result: ResultEntry, why: str) -> Failure:
-    """A model may give outputs that no message can hold: too many dimensions, say."""
+    """Return the failure that replaces a result. A model may give outputs that no message can hold."""
     text = f"the result cannot be sent: {why}"
     return Failure(
         sequence=result.sequence, code="model_error", message=text, retryable=False, retry_after_ms=None

@@ -1,6 +1,6 @@
-"""The worker processes that were started beside the server: which workers they are, and when one must be killed.
+"""The worker processes that were started for this server: their names, and when one must be killed.
 
-How such a process ends is told by its owner. Of a worker that dialled in, the server knows only what it says.
+The owner of the processes tells how each ends. Of a worker that dialled in, the server knows only its messages.
 """
 
 from __future__ import annotations
@@ -10,26 +10,28 @@ from typing import Protocol
 
 from shapestream.telemetry.roll import WorkerPresence
 
-# A process of this server that was silent for so many times `worker_silence_s` is killed, and so replaced: it is lost
-# already, and its batches were run elsewhere. One that was only stopped for a while may come back before that.
 SILENCES_TO_KILL = 10
+"""Multiple of `worker_silence_s` after which a silent process of this server is killed, and so replaced.
+
+It is lost already, and its batches ran elsewhere. One that was only stopped for a while may come back before that.
+"""
 
 
 class ProcessOwner(Protocol):
     """The starter of worker processes for this server. Its calls return at once."""
 
     def owns(self, worker: str) -> bool:
-        """Whether the process that greets by this name is one of its own, and its end has not been told yet."""
+        """Tell whether the process that greets by this name is one of its own, and its end was not told yet."""
 
     def kill(self, worker: str, reason: str) -> None:
-        """Kill that process; its end is told like any other."""
+        """Kill that process. Its end is reported like any other."""
 
     @property
     def presences(self) -> Mapping[str, WorkerPresence]:
-        """The presence of each worker that it keeps running, by name."""
+        """Return the presence of each worker that it keeps running, by name."""
 
     def memory_bytes(self) -> Mapping[str, int]:
-        """Memory in RAM of their processes, by the same names."""
+        """Return the bytes of RAM of their processes, by the same names."""
 
 
 class OwnProcesses:
@@ -37,15 +39,15 @@ class OwnProcesses:
 
     def __init__(self, silence_s: float) -> None:
         self.owner: ProcessOwner | None = None
-        """The starter of the processes, if this server has one."""
+        """The starter of the processes; None if this server has none."""
         self._silence_s = silence_s
         self._silent_since: dict[str, float] = {}
-        """Processes that left for their silence, and when."""
+        """Times at which processes were lost for their silence, by name."""
         self._refused: dict[str, str] = {}
-        """Processes whose greeting was refused and that have not ended yet, and why."""
+        """Reasons why greetings were refused, by name, of processes that have not ended yet."""
 
     def own(self, name: str) -> bool:
-        """Whether the worker of this name is one of these processes."""
+        """Tell whether the worker of this name is one of these processes."""
         return self.owner is not None and self.owner.owns(name)
 
     def greeted(self, name: str) -> None:
@@ -58,7 +60,7 @@ class OwnProcesses:
             self._refused[name] = why
 
     def ended(self, name: str) -> str:
-        """Forget a process that has ended; returns why its greeting was refused, or nothing."""
+        """Forget a process that has ended. Returns why its greeting was refused; empty if it was not."""
         self._silent_since.pop(name, None)
         return self._refused.pop(name, "")
 

@@ -1,19 +1,22 @@
-"""When a message was sent, by our own clock: so a deadline counts while it waits in a network or at a stopped process.
+"""The clock of a peer tells when its messages were sent, so that deadlines count while a message is delayed.
 
-The peer says its own clock's time (`Clock`) with each message that has deadlines. Our time of reading less the peer's time
-of sending is the difference of the clocks plus the way. The least one belongs to the fastest message; the excess of
-another message is time that it lost (NTP's clock filter: RFC 5905, section 10). The fastest way itself does not show.
+The peer sends the time of its own clock (`Clock`) with each message that has deadlines. Our time of reading minus the
+peer's time of sending is the difference of the clocks plus the time on the way. The smallest such value belongs to the
+fastest message. A larger value means that the message was delayed by the excess (NTP's clock filter: RFC 5905, section
+10). The time of the fastest message on its way stays unknown.
 
-A peer whose clock stood still, as in a suspended laptop, seems late with everything from then on. A question corrects
-this: a message that the peer sends after it has received our question was sent after the question. The server uses this
-for its clients, and workers use it for the server.
+If the peer's clock stood still, as in a suspended laptop, all its later messages seem delayed. A question corrects this:
+a message that the peer sends after it received our question was sent after the question. The server uses this for its
+clients, and workers use it for the server.
 """
 
 from __future__ import annotations
 
-# Two clocks may drift apart by so much (crystals by 1e-4 at worst, while NTP may steer either by some more): the least
-# difference grows by this per second, or a peer whose clock is slower would seem later and later.
 DRIFT = 2e-4
+"""Seconds per second that two clocks may drift apart: crystals by 1e-4 at worst, and NTP may steer either by some more.
+
+The smallest difference grows by this, or the messages of a slower clock would seem more and more delayed.
+"""
 
 
 class PeerClock:
@@ -34,18 +37,18 @@ class PeerClock:
         self._answered = False
 
     def ask(self, now: float) -> bool:
-        """Whether to ask the peer now to repeat a message. Until it has, it is not asked again."""
+        """Tell whether to ask the peer now to repeat a message. Until it has, it is not asked again."""
         if self._asked_at is not None:
             return False
         self._asked_at = now
         return True
 
     def repeated(self) -> None:
-        """Note that the peer has received the question: its next messages were sent after that."""
+        """Note that the peer has received the question, so that its next messages were sent after the question."""
         self._answered = self._asked_at is not None
 
     def heard(self, sent_us: int, now: float) -> None:
-        """Take the peer's time of sending, in microseconds, of what is being read now."""
+        """Note the peer's time of sending, in microseconds, of the message that is being read."""
         peer_s = sent_us * 1e-6
         difference_s = now - peer_s
         if self._difference_s is not None:
@@ -58,9 +61,9 @@ class PeerClock:
 
     @property
     def difference_s(self) -> float | None:
-        """Our clock less the peer's, and the fastest message's way; None before the peer has sent its time."""
+        """Return our clock minus the peer's, plus the fastest way; None before the peer has sent its time."""
         return self._difference_s
 
     def sent_at(self, now: float) -> float:
-        """When the messages behind the last `Clock` were sent, late by the fastest message's way; at most `now`."""
+        """Return when the entries after the last `Clock` were sent, plus the fastest way; never later than `now`."""
         return now if self._difference_s is None else min(now, self._sent_at)

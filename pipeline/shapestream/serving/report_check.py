@@ -13,12 +13,12 @@ from shapestream_engine.layout import Layout
 from shapestream_engine.ports import OutputPort, With
 from shapestream_engine.signature import ModelSignature
 
-# Layouts remembered per worker; beyond it all are forgotten and checked afresh.
 MAX_REMEMBERED = 4096
-# More than any honest batch takes, and so little that sums over years still fit the messages that carry them.
+"""Layouts that are remembered per worker. Beyond it all are forgotten and checked again."""
 MAX_TIME_S = 30 * 86_400.0
 MAX_CALLS = 1 << 20
 MAX_ELEMENTS = 1 << 53
+"""More than any honest batch takes, and so little that sums over years still fit in messages."""
 
 
 class ReportRefused(Exception):
@@ -33,7 +33,7 @@ class ReportCheck:
         self._good: set[tuple[tuple[int, ...], Layout]] = set()
 
     def check(self, batch: BatchInputs, report: BatchReport) -> None:
-        """Raises ReportRefused unless each member has its outputs, or lacks them as its time had passed."""
+        """Raise ReportRefused unless each member has its outputs, or lacks them because its deadline had passed."""
         outputs = report.outputs or ()
         self._check_calls(batch, report)
         if len(outputs) != len(batch.members):
@@ -42,9 +42,7 @@ class ReportCheck:
         for index, tensors in enumerate(outputs):
             if tensors is None:
                 if start_before is None or start_before[index] is None:
-                    raise ReportRefused(
-                        f"member {index} has no result, and no deadline that could have passed"
-                    )
+                    raise ReportRefused(f"member {index} has no result, but no deadline could have passed")
                 continue
             key = (batch.shapes[index].sizes, tensors.layout)
             if key in self._good:
@@ -55,17 +53,20 @@ class ReportCheck:
             self._good.add(key)
 
     def _check_calls(self, batch: BatchInputs, report: BatchReport) -> None:
-        """Times and calls are for the statistics and for the costs; each call covers a row that no other did."""
+        """Check times and calls, which statistics and costs use. Each call runs a row that no other call runs."""
         signature, calls = self._signature, report.calls
         preparations, reallocations = report.preparations, report.reallocations
         if max(report.gather_s, report.run_s, report.busy_s) > MAX_TIME_S:
-            raise ReportRefused(f"it ran for {report.run_s:.0f} s and was busy for {report.busy_s:.0f} s")
+            text = f"it ran for {report.run_s:.0f} s and was busy for {report.busy_s:.0f} s"
+            raise ReportRefused(f"{text}; at most {MAX_TIME_S:.0f} s are allowed")
         total = 0
         for count, sizes in calls:
             if count < 1 or len(sizes) != len(signature.dimensions):
-                raise ReportRefused(f"{count} calls of {list(sizes)} are none of this model")
+                raise ReportRefused(
+                    f"{count} calls of {list(sizes)}; the dimensions are {list(signature.dimensions)}"
+                )
             if count * prod(sizes) > MAX_ELEMENTS:
-                raise ReportRefused(f"{count} calls of {list(sizes)} are more than anything computes")
+                raise ReportRefused(f"{count} calls of {list(sizes)} are more than {MAX_ELEMENTS} elements")
             total += count
         total = total or 1
         most = max(batch.sizes[0] if signature.has_batch else 1, len(batch.members))
@@ -98,7 +99,7 @@ class ReportCheck:
 
 
 def _check_shape(port: OutputPort, shape: tuple[int, ...], own: dict[str, int]) -> None:
-    """Dimensions that follow the request's have its sizes; the others lie within the signature's bounds.
+    """Check that dimensions follow the request's sizes, or lie within the signature's bounds.
 
     Of the axis along which the data decides a request may have any part, nothing included.
     """

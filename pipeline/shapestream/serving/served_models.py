@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import zip_longest
 from math import prod
-from typing import Any
 
 import structlog
 
@@ -56,7 +55,7 @@ _BATCH_ITEMS = 64
 class ServedModel:
     """One model: its number on the wire, its signature, and how it is batched."""
 
-    __slots__ = ("_description", "name", "number", "profile", "resolve", "settings", "signature")
+    __slots__ = ("description", "name", "number", "profile", "resolve", "settings", "signature")
 
     def __init__(self, number: int, name: str, signature: ModelSignature, settings: ModelSettings) -> None:
         self.number = number
@@ -64,19 +63,13 @@ class ServedModel:
         self.signature = signature
         self.settings = settings
         self.profile = _profile(name, signature, settings)
-        self._description: dict[str, Any] | None = None
+        self.description = signature.to_dict()
+        """The signature as plain data."""
         self.resolve = Memo(signature.resolve)
         """`ModelSignature.resolve`, remembered by layout. Raises ShapeError.
 
         Use it only for layouts that the codec has read, which holds no `True` or `1.0` in place of an equal 1.
         """
-
-    @property
-    def description(self) -> dict[str, Any]:
-        """The signature as plain data, computed once."""
-        if self._description is None:
-            self._description = self.signature.to_dict()
-        return self._description
 
 
 def _profile(name: str, signature: ModelSignature, settings: ModelSettings) -> ModelProfile:
@@ -104,7 +97,7 @@ def _profile(name: str, signature: ModelSignature, settings: ModelSettings) -> M
 
 
 def _input_bytes(signature: ModelSignature) -> tuple[InputBytes, ...]:
-    """The bytes of each input as a function of the sizes of a call."""
+    """Return the bytes of each input as a function of the sizes of a call."""
     return tuple(
         InputBytes(
             nbytes=prod(
@@ -122,7 +115,7 @@ def _input_bytes(signature: ModelSignature) -> tuple[InputBytes, ...]:
 
 
 def _max_batch(signature: ModelSignature, settings: ModelSettings) -> int:
-    """Largest number of rows of a batch: as configured, or as the model allows, and never more than fit in a message."""
+    """Return the most rows of a batch: as configured, or as the model allows, and never more than fit in a message."""
     if not settings.idempotent or signature.strategy.alone:
         return 1  # a request with more rows runs alone
     allowed = signature.strategy.sizes.get(signature.dimensions[0]) if signature.has_batch else None
@@ -147,7 +140,7 @@ def _max_batch(signature: ModelSignature, settings: ModelSettings) -> int:
 
 
 def _row_calls(signature: ModelSignature, max_batch: int) -> tuple[tuple[int, ...], ...] | None:
-    """The rows of each call of a batch, by the rows of the batch; None if every batch is one call."""
+    """Return the rows of each call of a batch, by the rows of the batch; None if every batch is one call."""
     if not signature.has_batch or signature.allowed[0] is None:
         return None
     planner = CallPlanner(signature)
@@ -167,14 +160,14 @@ def _row_calls(signature: ModelSignature, max_batch: int) -> tuple[tuple[int, ..
 
 
 def _difference(known: ModelSignature, other: ModelSignature) -> str:
-    """The first line in which two descriptions differ."""
+    """Return the first line in which two descriptions differ."""
     lines = zip_longest(known.describe(), other.describe(), fillvalue="nothing")
     ours, theirs = next((pair for pair in lines if pair[0] != pair[1]), ("", ""))
     return f"{ours.strip()!r} here, {theirs.strip()!r} there"
 
 
 def most_rows(signature: ModelSignature, limits: Limits = WORKER_LIMITS) -> int:
-    """Rows of a batch that fit in a message in the worst case; at least 1, since a single request always fits.
+    """Return the rows of a batch that fit in a message in the worst case; at least 1: one request always fits.
 
     A batch is sent as one `Execute` and returned as one `BatchDone`; neither can be divided. In the worst case each row is
     a request, and its tensors are as large as the header allows, or each is a frame of its own.
@@ -191,7 +184,7 @@ def most_rows(signature: ModelSignature, limits: Limits = WORKER_LIMITS) -> int:
 
 
 def _header_bytes(ports: Sequence[InputPort | OutputPort]) -> int:
-    """Header bytes of one request, or of one result, with every tensor inline."""
+    """Return the header bytes of one request, or of one result, with every tensor inline."""
     return _MEMBER_BYTES + sum(
         MAX_INLINE_BYTES + _TENSOR_BYTES + _SIZE_BYTES * port.shape.rank for port in ports
     )
@@ -203,15 +196,16 @@ class ServedModels:
     def __init__(
         self, expected: Mapping[str, ModelSettings], digests: Mapping[str, str] | None = None
     ) -> None:
-        """`digests`: as for `serve_files`."""
-        self._expected = dict(expected)
+        self.expected = dict(expected)
+        """Settings of the models that the configuration has or had, by name."""
         self._withdrawn: set[str] = set()
         """Names that were removed from the configuration."""
-        self._new: set[str] = set()
-        """Names that were added to the configuration after the start, and that no worker has brought yet."""
+        self.new: set[str] = set()
+        """Promised names that were added to the configuration after the start, and that no worker has brought yet."""
         self.digests = dict(digests or {})
-        """Known sha256 digests of the models' files, by name."""
-        self._by_name: dict[str, ServedModel] = {}
+        """Known sha256 digests of the models' files, by name. The first worker of a model without one sets it."""
+        self.by_name: dict[str, ServedModel] = {}
+        """The models that a worker has brought."""
         self.by_number: list[ServedModel] = []
         self.unavailable: dict[str, str] = {}
         """The reason for each model whose requests are refused, by name. `Availability` keeps it."""
@@ -221,52 +215,31 @@ class ServedModels:
 
     @property
     def names(self) -> list[str]:
-        """Every name that may be asked for, sorted."""
-        return sorted(self._by_name.keys() | self._expected.keys())
-
-    def get(self, name: str) -> ServedModel | None:
-        """The model, if a worker has brought it."""
-        return self._by_name.get(name)
-
-    def serve_files(self, digests: Mapping[str, str]) -> None:
-        """Set the digests of the models' files. For a model without one, the first worker that joins sets it."""
-        self.digests = dict(digests)
+        """Return every name that may be asked for, sorted."""
+        return sorted(self.by_name.keys() | self.expected.keys())
 
     def other_files(self, names: Iterable[str], digests: Mapping[str, str]) -> dict[str, str]:
-        """The models among `names` that a worker read from other files than those served, with the served digest."""
+        """Return the models among `names` that a worker read from other files, each with the served digest."""
         served = ((name, self.digests.get(name)) for name in names)
         return {name: digest for name, digest in served if digest not in (None, digests.get(name))}
 
     @property
     def promised(self) -> list[str]:
-        """The names that the configuration has, sorted."""
-        return sorted(self._expected.keys() - self._withdrawn)
-
-    @property
-    def new(self) -> Set[str]:
-        """The promised names that were added after the start, and that no worker has brought yet."""
-        return self._new
+        """Return the names that the configuration has, sorted."""
+        return sorted(self.expected.keys() - self._withdrawn)
 
     def withdraw(self, name: str) -> None:
         """Note that a name was removed from the configuration."""
         self._withdrawn.add(name)
-        self._new.discard(name)
-
-    def brought(self, name: str) -> None:
-        """Note that a worker serves this model."""
-        self._new.discard(name)
+        self.new.discard(name)
 
     def expect(self, name: str, settings: ModelSettings) -> None:
         """Expect a model that the configuration promises. A model that is here already keeps its settings."""
-        if name not in self._expected or name in self._withdrawn:
-            self._new.add(name)
+        if name not in self.expected or name in self._withdrawn:
+            self.new.add(name)
         self._withdrawn.discard(name)
-        if name not in self._by_name or name not in self._expected:
-            self._expected[name] = settings
-
-    def is_expected(self, name: str) -> bool:
-        """Whether the configuration names it."""
-        return name in self._expected
+        if name not in self.by_name or name not in self.expected:
+            self.expected[name] = settings
 
     def add_all(
         self,
@@ -287,7 +260,7 @@ class ServedModels:
             if model is not None:
                 new.append(model)
             yield
-        if any(model.name in self._by_name for model in new):  # another port has added it meanwhile
+        if any(model.name in self.by_name for model in new):  # another port has added it meanwhile
             return (yield from self.add_all(signatures, digests, once))
         if len(self.by_number) + len(new) > MAX_MODELS:
             raise ConfigurationError(
@@ -295,14 +268,14 @@ class ServedModels:
             )
         for model in new:
             model.number = len(self.by_number)
-            self._by_name[model.name] = model
+            self.by_name[model.name] = model
             self.by_number.append(model)
         for name, digest in (digests or {}).items():
             self.digests.setdefault(name, digest)
         return new
 
     def _checked(self, name: str, signature: ModelSignature, once: bool) -> ServedModel | None:
-        """A new model, without its number; None if it is known already."""
+        """Return a new model, without its number; None if it is known already."""
         if name != signature.name:
             raise ConfigurationError([f"model {name!r} calls itself {signature.name!r}"])
         if max(len(signature.inputs), len(signature.outputs)) > MAX_TENSORS:
@@ -310,7 +283,7 @@ class ServedModels:
         shapes = [port.shape for port in signature.inputs] + [port.shape for port in signature.outputs]
         if any(shape.rank > MAX_RANK for shape in shapes):
             raise ConfigurationError([f"model {name!r} has a tensor of more than {MAX_RANK} dimensions"])
-        known = self._by_name.get(name)
+        known = self.by_name.get(name)
         if known is not None:
             if known.description != signature.to_dict():
                 text = (
@@ -325,7 +298,7 @@ class ServedModels:
                 )
                 raise ConfigurationError([text])
             return None
-        settings = self._expected.get(name) or ModelSettings(name=name)
+        settings = self.expected.get(name) or ModelSettings(name=name)
         if once:
             settings = settings.model_copy(update={"idempotent": False})
         return ServedModel(-1, name, signature, settings)

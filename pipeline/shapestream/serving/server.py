@@ -1,4 +1,4 @@
-"""The server: its parts, the tree of their tasks, and what its caller may ask of it.
+"""The server: its parts, the tree of their tasks, and the commands of its caller.
 
     serve                                     opens the sockets, makes the Server, closes the sockets
     ├── sockets of clients, workers, slots    one watcher task each; per turn: read, decide, act, send
@@ -10,16 +10,14 @@
     └── _drain                                waits for `Server.drain`, then ends the others
 
 A turn never awaits between reading and sending. So the parts call each other as plain methods and share no lock.
-The admin port reads the server on this loop, too: what takes long is read in slices, one per turn (slices.py).
+The admin port reads the server on this loop, too (readings.py).
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict
-from itertools import islice
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,26 +36,24 @@ from shapestream.serving.dispatcher import Dispatcher
 from shapestream.serving.egress import Egress
 from shapestream.serving.end_counter import EndCounter
 from shapestream.serving.ends import Ends, Observer
-from shapestream.serving.event_stream import MOST_BATCHES
 from shapestream.serving.journal import Journal
-from shapestream.serving.kept_replies import ClientId, KeptReplies
+from shapestream.serving.kept_replies import KeptReplies
 from shapestream.serving.listening import listen
 from shapestream.serving.local_port import LocalPort
 from shapestream.serving.outgoing import Outgoing
 from shapestream.serving.own_processes import ProcessOwner
 from shapestream.serving.quarantine import Quarantine
+from shapestream.serving.readings import Readings
 from shapestream.serving.served_models import ServedModels
+from shapestream.serving.sessions import Sessions
 from shapestream.serving.slot_threads import SlotThreads
-from shapestream.serving.stories import MOST_SLOWEST, Stories, nothing_of, story_of
+from shapestream.serving.stories import Stories
 from shapestream.serving.worker_port import LastState, WorkerPort
-from shapestream.serving.worker_states import WorkerState
 from shapestream.settings import ModelSettings, ServerSettings
-from shapestream.slices import Slices, at_once
+from shapestream.slices import at_once
 from shapestream.telemetry.counters import ServerStatistics
 from shapestream.telemetry.last_minute import LastMinute
 from shapestream.telemetry.logging import LogFormat, LogLevel, change
-from shapestream.telemetry.metrics import ServerSnapshot
-from shapestream.telemetry.roll import ConfiguredWorker, Presence
 from shapestream.telemetry.trace import TraceRecorder
 from shapestream.transport.curve import KeyRing, KeyRole, ProtectedRouter, ServerSecurity
 from shapestream.transport.interface import PeerSocket
@@ -80,14 +76,6 @@ before it counts the server as gone.
 """
 STALL_S = 0.5
 """Delay of a heartbeat, in seconds, beyond which this process itself stood still: it was stopped, or busy."""
-MOST_SLOTS = 1024
-"""Slots that the counters name, the first that joined: a message holds 1 MiB, and its maps 4096 keys."""
-MOST_SLOTS_SHOWN = 128
-"""Slots on the page, which has a row for each."""
-SLOWEST_SHOWN = 12
-"""Stories on the page; each takes about 50 us to make."""
-
-_NO_GROUPS: Mapping[str, int] = {}
 
 
 class Server:
@@ -105,37 +93,38 @@ class Server:
         tracer: RequestTracer | None = None,
     ) -> None:
         self._settings = settings
-        self._started = trio.current_time()
         self._drain_asked = trio.Event()
         self._ended = False
         self._grace_s = settings.grace_s
+        self._models = models
+        self._local = local
+        self._tracer = tracer
         self.addresses = clients.addresses
         """Where clients can connect."""
         self.worker_addresses: tuple[str, ...] = () if workers is None else workers.addresses
         """Where workers can connect."""
-        self._epoch = os.urandom(16)
-        self._groups = _NO_GROUPS
-        """The configured workers by name, each with the number of its entry of `workers`."""
+        self._sockets = [clients]
+        """The sockets that other processes reach."""
+        started, epoch = trio.current_time(), os.urandom(16)
+        folder = None if cost_cache is None else cost_cache.folder
+
         self._counters = ServerStatistics()
-        self._last_minute = LastMinute(self._counters, self._started)
-        self._models = models
+        self._last_minute = LastMinute(self._counters, started)
         self._cost_keeper = None if cost_cache is None else CostKeeper(cost_cache)
         self._scheduler = _scheduler_of(settings, self._cost_keeper)
-        trace = None if settings.record_trace is None else TraceRecorder(Path(settings.record_trace))
         self._stories = Stories(self._scheduler.troubles, lambda: self._dispatcher.batches, self._labels_of)
-        self._tracer = tracer
+        trace = None if settings.record_trace is None else TraceRecorder(Path(settings.record_trace))
         self._journal = Journal(self._counters, trace)
-        folder = None if cost_cache is None else cost_cache.folder
-        self._audits = AuditBook(models, kept_in(folder))
-        # Every end is told to these, in this order, once its answer has left. Spans use what the stories have kept.
-        observers: list[Observer] = [EndCounter(self._counters), self._stories, self._journal]
-        if tracer is not None:
-            tracer.follow(self._stories)
-            observers.append(tracer)
-        observers.append(self._audits)
-        self._kept = KeptReplies.of_settings(settings, self._started)
+        audits = AuditBook(models, kept_in(folder))
+        kept = KeptReplies(
+            max_bytes=settings.kept_bytes,
+            max_age_s=settings.kept_s,
+            max_replies=settings.window_requests,
+            now=started,
+        )
+
         outgoing = Outgoing(clients, "clients", self._counters, codec_of(Role.SERVER_OF_CLIENTS))
-        egress = Egress(outgoing, self._kept, Ends(*observers))
+        egress = Egress(outgoing, kept, Ends(*self._observers(audits)))
         self._dispatcher = Dispatcher(
             self._scheduler,
             egress,
@@ -144,53 +133,74 @@ class Server:
             flush=self._flush,
             prefetch=settings.prefetch,
             quarantine=Quarantine(settings.quarantine_requests, settings.quarantine_s),
-            audits=self._audits,
+            audits=audits,
         )
-        self._auditor = Auditor(self._audits, self._dispatcher, folder)
+        self._auditor = Auditor(audits, self._dispatcher, folder)
+        self.readings = Readings(
+            settings=settings,
+            addresses=self.addresses,
+            models=models,
+            counters=self._counters,
+            last_minute=self._last_minute,
+            scheduler=self._scheduler,
+            dispatcher=self._dispatcher,
+            sessions=Sessions(settings, kept),
+            kept=kept,
+            stories=self._stories,
+            audits=audits,
+            sockets=self._sockets,
+            started=started,
+            drain_asked=self._drain_asked,
+        )
+        """What the server tells of itself."""
         self._client_port = ClientPort(
             egress,
             self._dispatcher,
-            self._models,
+            models,
+            self.readings.sessions,
             settings,
-            epoch=self._epoch,
-            describe=self.statistics_in_slices,
+            epoch=epoch,
+            describe=self.readings.statistics,
             acknowledge=self._auditor.acknowledge,
-            explain=self.explain,
+            explain=self.readings.explain,
         )
         self._availability = Availability(
-            self._models, self._dispatcher, self._client_port, workers_may_come=workers is not None
+            models, self._dispatcher, self._client_port, workers_may_come=workers is not None
         )
-        self._sockets = [clients]
         self._ports: list[ClientPort | WorkerPort | LocalPort] = [self._client_port]
-        """By the sockets that they read."""
         self._remote_ports: list[ClientPort | WorkerPort] = [self._client_port]
-        """Those of them whose peers are other processes."""
+        """The ports whose peers are other processes."""
         self._worker_port: WorkerPort | None = None
-        if workers is not None:
-            self._worker_port = WorkerPort(
-                Outgoing(workers, "workers", self._counters, codec_of(Role.SERVER_OF_WORKERS)),
-                self._dispatcher,
-                self._models,
-                self._availability,
-                settings,
-                epoch=self._epoch,
-            )
-            self._sockets.append(workers)
-            self._ports.append(self._worker_port)
-            self._remote_ports.append(self._worker_port)
-        self._local = local
         self._local_port: LocalPort | None = None
+        if workers is not None:
+            self._listen_to_workers(workers, epoch)
         if local is not None:
-            socket, codec = local.listen()
-            self._local_port = LocalPort(
-                Outgoing(socket, "slots", self._counters, codec),
-                self._dispatcher,
-                self._models,
-                self._availability,
-                local,
-            )
-            self._sockets.append(socket)
-            self._ports.append(self._local_port)
+            self._listen_to_slots(local)
+
+    def _observers(self, audits: AuditBook) -> Iterator[Observer]:
+        """Yield the observers of ends. Spans use runs that the stories have kept, so the tracer comes after them."""
+        yield from (EndCounter(self._counters), self._stories, self._journal)
+        if self._tracer is not None:
+            self._tracer.follow(self._stories)
+            yield self._tracer
+        yield audits
+
+    def _listen_to_workers(self, socket: PeerSocket, epoch: bytes) -> None:
+        outgoing = Outgoing(socket, "workers", self._counters, codec_of(Role.SERVER_OF_WORKERS))
+        port = WorkerPort(
+            outgoing, self._dispatcher, self._models, self._availability, self._settings, epoch=epoch
+        )
+        self._worker_port = self.readings.worker_port = port
+        self._sockets.append(socket)
+        self._ports.append(port)
+        self._remote_ports.append(port)
+
+    def _listen_to_slots(self, threads: SlotThreads) -> None:
+        socket, codec = threads.listen()
+        outgoing = Outgoing(socket, "slots", self._counters, codec)
+        port = LocalPort(outgoing, self._dispatcher, self._models, self._availability, threads)
+        self._local_port = port
+        self._ports.append(port)
 
     # ---------------------------------------------------------------- for the caller
 
@@ -203,12 +213,13 @@ class Server:
             self._grace_s = grace_s
         self._drain_asked.set()
 
-    def own_processes(self, owner: ProcessOwner, groups: Mapping[str, int] = _NO_GROUPS) -> None:
+    def own_processes(self, owner: ProcessOwner, groups: Mapping[str, int] | None = None) -> None:
         """Let `owner` kill workers that hang. It calls `worker_ended` when a process has ended.
 
         `groups`: the workers that it keeps running, by name, each with the number of its entry of `workers`.
         """
-        self._groups = groups
+        groups = {} if groups is None else groups
+        self.readings.groups = groups
         self._counters.worker_ends.update(
             {(group, how): 0 for group in groups.values() for how in ("died", "ended")}
         )
@@ -250,12 +261,12 @@ class Server:
             self._availability.hope_again(name)
 
     def settings_of(self, name: str) -> ModelSettings | None:
-        """The settings by which this server batches a model, which never change; None before a worker serves it."""
-        model = self._models.get(name)
+        """Return the settings by which a model is batched, which never change; None before a worker serves it."""
+        model = self._models.by_name.get(name)
         return None if model is None else model.settings
 
     def was_never_served(self, name: str) -> bool:
-        """True for a model that was added while the server ran, and that no worker has served since."""
+        """Tell whether a model was added while the server ran, and no worker has served it since."""
         return name in self._models.new
 
     def count_reloads(self, results: Iterable[str]) -> None:
@@ -277,7 +288,7 @@ class Server:
             before = self._models.digests.get(name)
             if before is not None and before != digest:
                 log.info("model has other files", model=name, digest=digest, before=before)
-        self._models.serve_files(digests)
+        self._models.digests = dict(digests)
         self._auditor.files_changed()
 
     def let_in(self, ring: KeyRing) -> None:
@@ -293,221 +304,13 @@ class Server:
             self._worker_port.set_log_level(level)
             self._dispatcher.end_turn()
 
-    def standstill(self) -> str | None:
-        """The reason why only a restart helps: the calls of all slots hang, and none could be ended. None without one."""
-        scheduler = self._scheduler.statistics()
-        if scheduler.slots and scheduler.slots_lost == scheduler.slots:
-            return "the calls of all slots hang"
-        return None
-
-    def not_ready(self, model: str | None = None) -> list[str]:
-        """The reasons why this server should get no requests now. There is none if each model has a slot.
-
-        A slot joins after its model was proved and its costs were measured. A model that was added while the server ran
-        counts from its first slot on. `model`: only the reasons that concern this model.
-        """
-        offered = self._offered()
-        reasons = ["the server drains"] if self._drain_asked.is_set() else []
-        if model is not None:
-            reasons += [self._models.unavailable[model]] if model in self._models.unavailable else []
-            return reasons or ([] if model in offered else [_no_slot_for(model)])
-        counted = (name for name in self._models.promised if name not in self._models.new)
-        reasons += [_no_slot_for(name) for name in counted if name not in offered]
-        return reasons or ([] if offered else ["no slot"])
-
-    def knows(self, model: str) -> bool:
-        """True if this server has, expects or had a model of this name."""
-        return model in self._models.names
-
-    def _offered(self) -> set[str]:
-        """The names of the models that have a slot which takes batches."""
-        workers = {slot.worker for slot in self._dispatcher.slots.values()}
-        return {name for worker in workers if worker.state is WorkerState.SERVING for name in worker.models}
-
-    def audit(self) -> dict[str, dict[str, Any]]:
-        """The findings of audits, by model, as plain data."""
-        return self._audits.to_dict()
-
-    def snapshot(self) -> ServerSnapshot:
-        """The state from which metrics are computed."""
-        settings, sessions, now = self._settings, list(self._client_port.sessions), trio.current_time()
-        for model in self._models:
-            self._counters.of(model.name)  # its series begin with 0
-        workers = {slot.worker for slot in self._dispatcher.slots.values()}
-        serving = sum(worker.state is WorkerState.SERVING for worker in workers)
-        return ServerSnapshot(
-            ready=not self.not_ready(),
-            counters=self._counters,
-            scheduler=self._scheduler.statistics(now),
-            settings=settings,
-            slots_busy_s=self._dispatcher.busy_s(now),
-            configured_workers=self._configured_workers(),
-            clients=len(sessions),
-            pending=self._dispatcher.unfinished,
-            pending_bytes=sum(session.held_bytes for session in sessions),
-            credit_used=max(
-                [
-                    share
-                    for session in sessions
-                    for share in (
-                        len(session.running) / settings.window_requests,
-                        session.held_bytes / settings.window_bytes,
-                    )
-                ],
-                default=0.0,
-            ),
-            workers={"serving": serving, "leaving": len(workers) - serving},
-            quarantined=len(self._dispatcher.quarantine),
-            kept_replies=len(self._kept),
-            kept_bytes=self._kept.nbytes,
-            peers_refused=self._peers_refused(),
-            audit=self.audit(),
-        )
-
-    def _configured_workers(self) -> list[ConfiguredWorker]:
-        owner = None if self._worker_port is None else self._worker_port.owner
-        if owner is None:
-            return []
-        memory = owner.memory_bytes()
-        return [
-            ConfiguredWorker(name, self._groups[name], state, memory[name])
-            for name, state in owner.presences.items()
-            if name in self._groups
-        ]
-
-    def _peers_refused(self) -> dict[str, dict[str, int]]:
-        return {
-            socket.port: dict(socket.refused)
-            for socket in self._sockets
-            if isinstance(socket, ProtectedRouter)
-        }
-
     def statistics(self) -> dict[str, Any]:
-        """The counters, as plain data (`StatisticsEntry`)."""
-        return at_once(self.statistics_in_slices())
-
-    def statistics_in_slices(self) -> Slices[dict[str, Any]]:
-        """The counters, read in slices: some numbers are a few turns older than others."""
-        dispatcher, now = self._dispatcher, trio.current_time()
-        last_minute = yield from self._last_minute.to_dict(now, self._models.names)
-        counters = yield from self._counters.to_dict()
-        scheduler = self._scheduler.statistics(now)
-        in_scheduler = scheduler.to_dict(last_minute["models"])
-        yield
-        return {
-            "uptime_s": round(now - self._started, 3),
-            "pid": os.getpid(),
-            "draining": scheduler.draining,
-            "clients": len(self._client_port.sessions),
-            "models": self._models.names,
-            "unavailable": dict(self._models.unavailable),
-            "digests": dict(self._models.digests),
-            "unfinished": dispatcher.unfinished,
-            "suspects": scheduler.suspects,
-            "quarantined": len(dispatcher.quarantine),
-            "kept_replies": len(self._kept),
-            "kept_bytes": self._kept.nbytes,
-            "scheduler": in_scheduler,
-            "last_minute": last_minute,
-            "slots": {
-                slot.label: {"batches": slot.batches, "busy_s": round(slot.busy_s, 6)}
-                for slot in islice(dispatcher.slots.values(), MOST_SLOTS)
-            },
-            "slots_in_all": len(dispatcher.slots),
-            "peers_refused": self._peers_refused(),
-            "audit": self.audit(),
-            **counters,
-        }
-
-    def explain(self, request: str, slowest: int, asker: ClientId | None = None) -> Slices[dict[str, Any]]:
-        """The `stories` of the requests with this id, as plain data. If there are none, `unknown` says why.
-
-        Without an id: the stories of the slowest requests. Only requests of the `asker` are read; None: an admin, all.
-        """
-        if not request:
-            return {"stories": (yield from self._slowest_stories(slowest, asker))}
-        now = trio.current_time()
-        stories = []
-        for past in (yield from self._stories.of(request, self._dispatcher.requests, now, asker)):
-            stories.append(story_of(past, now, asker))
-            yield
-        unknown = {} if stories else {"unknown": nothing_of(request, self._stories.reach_s(now))}
-        return {"stories": stories, **unknown}
-
-    def _slowest_stories(self, count: int, asker: ClientId | None = None) -> Slices[list[dict[str, Any]]]:
-        """The slowest requests of the last ten minutes that the asker may see: one of each batch, the slowest first."""
-        now = trio.current_time()
-        stories = []
-        for past in islice(self._stories.slowest(now, asker), min(count, MOST_SLOWEST)):
-            stories.append(story_of(past, now, asker))
-            yield
-        return stories
+        """Return the counters, as plain data (`StatisticsEntry`)."""
+        return at_once(self.readings.statistics())
 
     def _labels_of(self, model: str) -> list[str]:
-        """The labels of the slots that serve a model."""
+        """Return the labels of the slots that serve a model."""
         return [slot.label for slot in self._dispatcher.slots.values() if model in slot.worker.models]
-
-    def live(self, batches: int) -> Slices[dict[str, Any]]:
-        """The page's data: counters, queue by size, slots, errors, and the batches after the first `batches` ones.
-
-        Times are those of this process's monotonic clock, in seconds, beside `now`.
-        """
-        statistics = yield from self.statistics_in_slices()
-        slowest = yield from self._slowest_stories(SLOWEST_SHOWN)
-        standstill = self.standstill()
-        workers = self._configured_workers()
-        return {
-            "now": trio.current_time(),
-            "addresses": list(self.addresses),
-            "notices": [
-                *self.not_ready(),
-                *map(_no_slot_for, sorted(self._models.new)),
-                *([] if standstill is None else [standstill]),
-                *[
-                    f"worker {name} of entry {group} is {state.presence}"
-                    for name, group, state, _ in workers
-                    if state.presence in (Presence.MISSING, Presence.GIVEN_UP)
-                ],
-                *[
-                    f"{name} shares no calls: audits found answers that differ (see shapestream audit)"
-                    for name, audit in self.audit().items()
-                    if audit["stopped"]
-                ],
-            ],
-            "statistics": statistics,
-            "queues": {
-                name: [
-                    queue.waiting,
-                    queue.dimensions,
-                    [[*bins, count] for bins, count in queue.cells.items()],
-                ]
-                for name, queue in self._scheduler.sizes_waiting().items()
-            },
-            "dialled_in": 0 if self._worker_port is None else self._worker_port.dialled_in,
-            "workers": [
-                {"worker": name, "entry": group, **asdict(state), "memory_bytes": memory_bytes}
-                for name, group, state, memory_bytes in workers
-            ],
-            "slots": [
-                {
-                    "slot": slot.label,
-                    "worker": slot.worker.name,
-                    "pid": slot.worker.pid,
-                    "state": self._scheduler.standing(slot.number),
-                    "batches": slot.batches,
-                    "busy_s": slot.busy_s,
-                    "running": [[batch.model, batch.began] for batch in slot.running.values()],
-                }
-                for slot in islice(self._dispatcher.slots.values(), MOST_SLOTS_SHOWN)
-            ],
-            "errors": [
-                [error.time, error.model, error.code, error.message, error.request_id]
-                for error in self._stories.errors
-            ],
-            "slowest": slowest,
-            "batches_in_all": self._stories.ran,
-            "batches": self._stories.since(batches, MOST_BATCHES),
-        }
 
     # ---------------------------------------------------------------- its tasks
 
@@ -515,8 +318,8 @@ class Server:
         cost_keeper = self._cost_keeper
         try:
             async with trio.open_nursery() as nursery:
-                for socket, port in zip(self._sockets, self._ports, strict=True):
-                    await nursery.start(socket.run)
+                for port in self._ports:
+                    await nursery.start(port.outgoing.socket.run)
                     nursery.start_soon(port.run)
                 nursery.start_soon(self._dispatcher.run_alarm)
                 nursery.start_soon(self._beat)
@@ -544,18 +347,15 @@ class Server:
             self._journal.close()
             if self._tracer is not None:
                 self._tracer.stop()
-            if self._local is not None:
+            if self._local is not None and self._local_port is not None:
                 await self._local.aclose()
-                self._sockets[-1].close()
+                self._local_port.outgoing.socket.close()
 
     def _flush(self) -> None:
         """Send all ready messages, and end the links that could not be sent to. That may make more messages ready."""
-        lost = True
-        while lost:
-            lost = False
-            for port in self._ports:
+        while ready := [port for port in self._ports if port.outgoing.ready or port.outgoing.lost]:
+            for port in ready:
                 for link, why in port.outgoing.flush():
-                    lost = True
                     port.lost(link, why, trio.current_time())
 
     async def _beat(self) -> None:
@@ -612,10 +412,6 @@ def _scheduler_of(settings: ServerSettings, cost_keeper: CostKeeper | None) -> S
         hangs=HangLimits(min_s=settings.effective_hang_min_s, grace_s=settings.hang_grace_s),
         learned={} if cost_keeper is None else cost_keeper.read(),
     )
-
-
-def _no_slot_for(model: str) -> str:
-    return f"no slot for model {model!r}"
 
 
 async def serve(

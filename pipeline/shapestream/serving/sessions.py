@@ -69,7 +69,6 @@ class ClientSession(PeerLink):
         "number",
         "questions",
         "running",
-        "software",
         "statistics_asked",
     )
 
@@ -78,7 +77,6 @@ class ClientSession(PeerLink):
         number: int,
         answered: ClientReplies,
         peer: bytes,
-        software: str,
         now: float,
         key_use: KeyUse | None = None,
     ) -> None:
@@ -92,7 +90,6 @@ class ClientSession(PeerLink):
         self.client = answered.client
         self.answered = answered
         """The replies to this client, also in earlier sessions."""
-        self.software = software
         self.running: dict[int, RequestRecord] = {}
         """Unanswered requests by sequence number."""
         self.held_bytes = 0
@@ -106,7 +103,7 @@ class ClientSession(PeerLink):
 
     @property
     def label(self) -> str:
-        """Name of the client in logs: the first bytes of its id."""
+        """Return the client's name in logs: the first bytes of its id."""
         return self.client[0].hex()[:12]
 
     def begin(self, record: RequestRecord) -> None:
@@ -146,17 +143,14 @@ class Sessions:
         """Every key that was ever used here. The operator's lists of keys limit their number."""
         self._numbers = count()
         self.by_peer: dict[bytes, ClientSession] = {}
-        self._by_client: dict[ClientId, ClientSession] = {}
+        self.by_client: dict[ClientId, ClientSession] = {}
+        """The session of each client, on any connection."""
 
     def __iter__(self) -> Iterator[ClientSession]:
-        return iter(tuple(self._by_client.values()))
+        return iter(tuple(self.by_client.values()))
 
     def __len__(self) -> int:
-        return len(self._by_client)
-
-    def of_client(self, client: ClientId) -> ClientSession | None:
-        """The session of this client, on any connection."""
-        return self._by_client.get(client)
+        return len(self.by_client)
 
     def excess(self, session: ClientSession, nbytes: int) -> str | None:
         """Name the limit that one more request of `nbytes` bytes exceeds; None if it exceeds none."""
@@ -169,34 +163,34 @@ class Sessions:
             return _beyond("key", self._key_requests, self._key_bytes)
         return None
 
-    def open(self, client: ClientId, peer: bytes, software: str, now: float) -> ClientSession | None:
+    def open(self, client: ClientId, peer: bytes, now: float) -> ClientSession | None:
         """Open a session. None if there are too many, of all clients or of this key; the caller then tells the peer."""
         key = client[1]
         use = None
         if key is not None and (use := self._keys.get(key)) is None:
             use = self._keys[key] = KeyUse(next(self._numbers))
-        if len(self._by_client) >= self._max_sessions or self._is_at_cap(use):
+        if len(self.by_client) >= self._max_sessions or self._is_at_cap(use):
             return None
         number = next(self._numbers) if use is None else use.number
-        session = ClientSession(number, self._kept.of(client), peer, software, now, use)
+        session = ClientSession(number, self._kept.of(client), peer, now, use)
         if use is not None:
             use.sessions += 1
-        self._by_client[client] = self.by_peer[peer] = session
+        self.by_client[client] = self.by_peer[peer] = session
         return session
 
     def session_to_end(self, key: str | None) -> ClientSession | None:
-        """The session to end to make room for one more with this key; None if there is room, or no such session.
+        """Return the session to end to make room for one more with this key; None if there is room, or no such session.
 
         It is the session without a connection that was heard longest ago. If the key is at its limit, only sessions of
         that key count.
         """
         use = None if key is None else self._keys.get(key)
         at_cap = self._is_at_cap(use)
-        if not at_cap and len(self._by_client) < self._max_sessions:
+        if not at_cap and len(self.by_client) < self._max_sessions:
             return None
         absent = [
             session
-            for session in self._by_client.values()
+            for session in self.by_client.values()
             if session.peer is None and (session.key_use is use or not at_cap)
         ]
         return min(absent, key=lambda session: session.heard_at, default=None)
@@ -219,7 +213,7 @@ class Sessions:
         """Remove the session. Messages to it are dropped from now on."""
         self.detach(session)
         self.by_peer.pop(session.heard_by, None)
-        if self._by_client.pop(session.client, None) is not None:
+        if self.by_client.pop(session.client, None) is not None:
             self._kept.left(session.client)
             if session.key_use is not None:
                 session.key_use.sessions -= 1

@@ -1,12 +1,12 @@
-"""Stories of requests: arrival, queue, company, padding, attempts and times, to answer why one was slow. Pure.
+"""Stories of requests explain why one was slow: arrival, queue, batch, padding, attempts and times. Pure.
 
-The recorder keeps one tuple per batch that ran, and one per request that failed: numbers and ids, never tensors. A story
-is put together when it is asked for, from these tuples and the scheduler's troubles (scheduling/scheduler_statistics.py).
-The slowest requests are kept apart, since the rings move on.
+The recorder keeps one record per batch that ran, and one per request that failed: numbers and ids, never tensors. A story
+is made when somebody asks for it, from these records and the scheduler's troubles (scheduling/scheduler_statistics.py).
+The slowest requests are kept apart, because old records are dropped.
 
 A story divides the request's time into phases (`Phase`). Each begins where the one before it ends, the first one at the
-arrival, and the last one ends with the request: their milliseconds sum to the whole. What ran meanwhile on the slots of its
-model (`Behind`) is divided by model, and into work of its own client and of others.
+arrival, and the last one ends with the request. So their milliseconds sum to the whole. The batches that ran meanwhile on
+the slots of its model (`Behind`) are divided by model, and into work of its own client and of others.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import re
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
-from functools import partial
 from heapq import heappush, heapreplace
 from itertools import chain, islice, takewhile
 from math import inf, nan
-from operator import attrgetter, itemgetter
+from operator import attrgetter
 from typing import Any, NamedTuple, TypeAlias
 
 from shapestream.scheduling.batches import Batch
@@ -34,7 +34,7 @@ from shapestream.serving.ends import (
     RequestRefused,
     Run,
     clients_of,
-    row_of,
+    member_of,
     run_of,
 )
 from shapestream.serving.kept_replies import ClientId
@@ -44,25 +44,25 @@ from shapestream.wire.tags import REQUEST_ID
 from shapestream_engine.batch import ErrorCode
 
 MOST_ANSWERED = 16_384
-"""Answered requests that are remembered, at most; 0.8 KB each where each runs alone, 0.2 KB in batches of 64."""
+"""Most answered requests that are remembered. Each takes 0.8 KB if it runs alone, 0.2 KB in batches of 64."""
 MOST_FAILED = 4_096
-"""Failed requests that are remembered, at most; 0.5 KB each, and 0.6 KB more where each was in a batch of its own."""
+"""Most failed requests that are remembered. Each takes 0.5 KB, and 0.6 KB more if it was alone in a batch."""
 MOST_FAILED_RUNS = 256
-"""Batches that failed, were lost, or ran for nobody, at most."""
+"""Most batches that are remembered of those that failed, were lost, or whose results were not needed."""
 SLOWEST = 32
-"""Batches that are kept of each minute for their slowest member, at most."""
+"""Most batches of a minute that are kept for their slowest member."""
 MINUTES = 10
 """Minutes that these are kept for."""
 COMPANY = 16
-"""Other members of a batch that a story names, at most; and models and slots that it waited behind."""
+"""Most other members of a batch that a story names, and most models and slots that it waited behind."""
 MOST_STORIES = 16
-"""Requests of one id that are told of, at most: the newest."""
+"""Most requests of one id in an answer: the newest."""
 MOST_SLOWEST = 32
-"""Stories of the slowest that one answer tells, at most: a message holds so many, also with long errors."""
+"""Most stories of the slowest in an answer: they fit in a message, even with long errors."""
 ROWS_PER_SLICE = 2048
 """Answered requests that are compared with an id in one turn of the event loop: half a millisecond."""
 MOST_BEHIND = 512
-"""Batches that ended during a wait and are looked at, at most: the last ones. Each takes the event loop a microsecond."""
+"""Most batches that are counted of those that ended during a wait: the last ones. Each takes a microsecond."""
 ERRORS_PER_CODE = 10
 """Errors that are kept of each code for the page, so that a flood of one code leaves the others in sight."""
 MOST_MESSAGE = 200
@@ -95,9 +95,15 @@ class PhaseKind(Enum):
     WAY = "way"
     """On the way to the slot and back, the event loops' turns included."""
     FAILED = "failed"
-    """In an attempt that failed or was lost, up to the server's hearing of it."""
+    """In an attempt that failed or was lost, until the server heard of it."""
     RUNNING = "running"
-    """In an attempt that still ran when the request ended, or that runs now."""
+    """In an attempt that was still running when the request ended, or that runs now."""
+
+
+WAITS = (PhaseKind.QUEUED, PhaseKind.BEHIND)
+"""Kinds of phases in which a request waits."""
+ATTEMPTS = (PhaseKind.CALLS, PhaseKind.FAILED, PhaseKind.RUNNING)
+"""Kinds of phases of which each attempt has exactly one, of whatever length."""
 
 
 class Phase(NamedTuple):
@@ -111,17 +117,17 @@ class Phase(NamedTuple):
 
 
 class Behind(NamedTuple):
-    """What ran on the slots of a request's model while it waited."""
+    """The batches that ran on the slots of a request's model while it waited."""
 
     slots: tuple[str, ...]
     models: Mapping[str, tuple[int, float, float]]
     """Batches, and seconds of the slots, for the request's own client and for others. A batch is divided by its members."""
     complete: bool
-    """False where some of the batches are not remembered, or were too many."""
+    """False if some of the batches were forgotten, or were too many."""
 
 
 class Past(NamedTuple):
-    """Everything that is known of one request."""
+    """The known facts of one request."""
 
     member: Member
     model: str
@@ -132,14 +138,14 @@ class Past(NamedTuple):
     ahead: int | None
     """Requests of its model that were queued when it arrived; None where that is not known."""
     runs: tuple[Run, ...] = ()
-    """The last is the one that answered it, if any did."""
+    """The last run answered it, if any did."""
     troubles: Sequence[tuple[float, str]] = ()
     behind: Behind | None = None
-    """None where nobody has looked yet."""
+    """None until it is computed."""
 
 
 class Stories:
-    """The recorder: what ran and what failed lately, and the slowest of the last minutes."""
+    """The recorder of the latest batches and failed requests, and of the slowest requests of the last minutes."""
 
     def __init__(
         self,
@@ -147,9 +153,9 @@ class Stories:
         batches: Callable[[], Mapping[int, Batch]],
         slots_of: Callable[[str], Collection[str]],
     ) -> None:
-        """`troubles` gives those that the scheduler remembers of a request, `batches` what runs, by number.
+        """`troubles`: returns the scheduler's troubles with a request. `batches`: returns the open batches by number.
 
-        `slots_of` gives the labels of the slots that serve a model.
+        `slots_of`: returns the labels of the slots that serve a model.
         """
         self._troubles = troubles
         self._batches = batches
@@ -157,21 +163,21 @@ class Stories:
         self._runs: deque[Run] = deque()
         """The batches that ran, in the order of their ends."""
         self._held = 0
-        """Members of all these; a batch that answered nobody counts as one."""
+        """Members of all these; a batch that answered no request counts as one."""
         self.ran = 0
         """Batches that ever ran."""
         self._forgotten = -inf
-        """When the last one ended that is remembered no more."""
+        """End of the last batch that was dropped from `_runs`."""
         self._errors: dict[str, deque[RecentError]] = {}
         """By code."""
         self._failed_runs: deque[Run] = deque(maxlen=MOST_FAILED_RUNS)
-        self._failed: deque[tuple[Any, ...]] = deque(maxlen=MOST_FAILED)
-        """The first fields of `Past`, each."""
-        self._slow: deque[list[_Slow]] = deque(maxlen=MINUTES + 1)
+        self._failed: deque[Past] = deque(maxlen=MOST_FAILED)
+        """Requests that ended without a result, each with the last of its runs."""
+        self._slow: deque[list[_SlowRequest]] = deque(maxlen=MINUTES + 1)
         """By minute, a heap of the slowest."""
         self._minute_ends = -inf
         self._slow_from = -inf
-        """Only a request that took longer can be one of the slowest."""
+        """Seconds: only a request that took longer can be one of the slowest."""
 
     # ------------------------------------------------------------ ends
 
@@ -187,7 +193,7 @@ class Stories:
             self._keep_error(None, request_id, end)
         elif end.action is not None:
             self._failed_request(end)
-            self._keep_error(end.record.model, Member(*row_of(end.record)).id, end)
+            self._keep_error(end.record.model, member_of(end.record).id, end)
 
     def _keep_error(self, model: str | None, request_id: str, end: RequestEnded | RequestRefused) -> None:
         """Keep an error that a client was told, for the page; the oldest one of its code goes."""
@@ -197,9 +203,9 @@ class Stories:
     def _ran(self, end: BatchEnded) -> None:
         """Remember a batch that ran, and the members that it answered."""
         run, now = end.run, end.at
-        if end.in_vain:
-            why, clients = "its results were not needed", clients_of(end.batch)
-            self._lost(run._replace(code=str(ErrorCode.CANCELLED), why=why, clients=clients, members=()))
+        if end.batch.cancelled or end.batch.recalled:
+            clients = clients_of(end.batch)
+            self._lost(run._replace(code=str(ErrorCode.CANCELLED), clients=clients, members=()))
         runs, members = self._runs, run.members
         runs.append(run)
         self.ran += 1
@@ -210,11 +216,11 @@ class Stories:
             self._forgotten = gone.ended
         if members:
             oldest = min(members)
-            if now - oldest[0] > self._slow_from or now >= self._minute_ends:
-                self._keep_slow(self._answered_by(run, Member(*oldest)), now)
+            if now - oldest.arrived > self._slow_from or now >= self._minute_ends:
+                self._keep_slow(self._whole(_answered_by(run, oldest)), now)
 
     def _lost(self, run: Run) -> None:
-        """Remember a batch that began, and failed, was lost or ran for nobody."""
+        """Remember a batch that began and failed, was lost, or whose results were not needed."""
         if run.began < inf:
             self._failed_runs.append(run)
 
@@ -227,119 +233,114 @@ class Stories:
             newest = takewhile(lambda run: run.ended >= now, reversed(self._failed_runs))
             runs = (next((run for run in newest if run.batch == last.batch), last),)
         ahead = None if action is None else action.ahead
-        row = (row_of(record), record.model, now, end.code, end.message, ahead, runs)
-        self._failed.append(row)
+        past = Past(member_of(record), record.model, now, end.code, end.message, ahead, runs)
+        self._failed.append(past)
         if now - record.arrived > self._slow_from or now >= self._minute_ends:
-            self._keep_slow(self._failed_as(row), now)
+            self._keep_slow(self._whole(past), now)
 
     def _keep_slow(self, past: Past, now: float) -> None:
         if now >= self._minute_ends:
             self._slow.append([])
             self._minute_ends = now + 60.0
-        runs = [run._replace(members=run.members[: COMPANY + 1]) for run in past.runs]
-        entry = (now - past.member.arrived, past.member.number, past._replace(runs=tuple(runs)))
+        runs = tuple([run._replace(members=run.members[: COMPANY + 1]) for run in past.runs])
+        slow = _SlowRequest(now - past.member.arrived, past.member.number, past._replace(runs=runs))
         heap = self._slow[-1]
         if len(heap) < SLOWEST:
-            heappush(heap, entry)
+            heappush(heap, slow)
         else:
-            heapreplace(heap, entry)
-        self._slow_from = heap[0][0] if len(heap) == SLOWEST else -inf
+            heapreplace(heap, slow)
+        self._slow_from = heap[0].seconds if len(heap) == SLOWEST else -inf
 
-    # ------------------------------------------------------------ what is asked for
+    # ------------------------------------------------------------ questions
 
     def slowest(self, now: float, asker: ClientId | None = None) -> Iterator[Past]:
-        """The slowest requests of the last minutes that the asker may see, one of a batch, the slowest first.
+        """Yield the slowest requests of the last minutes that the asker may see, one of each batch, the slowest first.
 
         Each takes a slice of the event loop's time, of up to two milliseconds.
         """
-        kept = [
-            (entry, heap) for heap in self._slow for entry in heap if entry[2].ended > now - 60.0 * MINUTES
-        ]
+        kept = [slow for slow in chain(*self._slow) if slow.past.ended > now - 60.0 * MINUTES]
         shares: _Shares = {}
-        for entry, heap in sorted(kept, key=lambda one: -one[0][0]):
-            if may_see(asker, entry[2].member.client):
-                yield self._looked_at(entry, heap, now, shares)
+        for slow in sorted(kept, key=attrgetter("seconds"), reverse=True):
+            if may_see(asker, slow.past.member.client):
+                yield self._looked_at(slow, now, shares)
 
     def look(self, now: float) -> None:
-        """Look at what the slowest request waited behind, unless that is known: soon it is forgotten.
+        """Compute what the slowest request waited behind, while its batches are still remembered.
 
-        It takes the event loop about a millisecond at most, and is to be done now and then. At the end of a request it would
-        slow down each batch of a queue that grows.
+        It takes the event loop about a millisecond. Call it once per heartbeat: at each end of a request it would slow down
+        all batches of a growing queue.
         """
-        news = [(entry, heap) for heap in self._slow for entry in heap if entry[2].behind is None]
+        news = [slow for slow in chain(*self._slow) if slow.past.behind is None]
         if news:
-            self._looked_at(*max(news, key=lambda one: one[0][0]), now, {})
+            self._looked_at(max(news), now, {})
 
-    def _looked_at(self, entry: _Slow, heap: list[_Slow], now: float, shares: _Shares) -> Past:
-        past = entry[2]
+    def _looked_at(self, slow: _SlowRequest, now: float, shares: _Shares) -> Past:
+        past = slow.past
         if past.behind is None:
             past = self._told(past, now, shares)
-            # A slower one may have taken its place since the question was asked.
-            place = next((place for place, kept in enumerate(heap) if kept is entry), None)
-            if place is not None and (not past.runs or past.runs[-1].ended != inf):
-                heap[place] = (*entry[:2], past)  # its key stays
+            if not past.runs or past.runs[-1].ended != inf:
+                slow.past = past
         return past
 
     def of(
         self, text: str, records: Iterable[RequestRecord], now: float, asker: ClientId | None = None
     ) -> Slices[list[Past]]:
-        """The newest requests with this id that the asker may see, the latest last; `records` are those without an end."""
+        """Find the newest requests with this id that the asker may see, the latest last; `records` have no end yet."""
         match = _ID.fullmatch(text)
         client, sequence = (bytes.fromhex(match[1]), int(match[2])) if match else (b"", -1)
         shares: _Shares = {}
 
-        def asked(row: tuple[Any, ...]) -> bool:
-            mine = (row[3] == sequence and row[2][0] == client) or row[5] == text
-            return mine and may_see(asker, row[2])
+        def asked(one: Member) -> bool:
+            mine = (one.sequence == sequence and one.client[0] == client) or one.own_id == text
+            return mine and may_see(asker, one.client)
 
-        # Copies of what the next turns change; the newest first.
+        # Copies, since later turns change the originals; the newest first.
         runs = list(reversed(self._runs))
-        failed = (row for row in reversed(self._failed) if asked(row[0]))
-        open_ = [
+        failed = (past for past in reversed(self._failed) if asked(past.member))
+        unended = [
             record
             for record in records
-            if record.sequence == sequence
-            or (record.tags is not None and record.tags.get(REQUEST_ID) == text)
+            if (record.sequence == sequence or (record.tags or {}).get(REQUEST_ID) == text)
+            and asked(member_of(record))
         ]
-        found: dict[int, Callable[[], Past]] = {}
-        for heap in self._slow:
-            for entry in heap:
-                if asked(entry[2].member):
-                    found[entry[1]] = partial(self._looked_at, entry, heap, now, shares)
-        for row in islice(failed, MOST_STORIES):
-            found.setdefault(row[0][1], partial(self._failed_as, row))
-        mine = (record for record in reversed(open_) if asked(row_of(record)))
-        for record in islice(mine, MOST_STORIES):
-            found[record.id] = partial(_itself, self._open(record, Member(*row_of(record))))
+        found = {slow.number: slow.past for slow in chain(*self._slow) if asked(slow.past.member)}
+        for past in islice(failed, MOST_STORIES):
+            found.setdefault(past.member.number, past)
+        for record in unended[-MOST_STORIES:]:
+            runs_now = [run_of(batch) for batch in self._batches().values() if record.id in batch.ids]
+            past = Past(member_of(record), record.model, inf, None, "", None, tuple(runs_now))
+            found[record.id] = past
         yield
         left, seen = MOST_STORIES, 0
         for run in runs:
             if seen >= ROWS_PER_SLICE:
                 seen = 0
                 yield
-            # In one expression: an id that is not there takes a quarter of a microsecond per row.
-            rows = [row for row in run.members if (row[3] == sequence or row[5] == text) and asked(row)]
-            for row in rows[::-1][:left]:
-                found.setdefault(row[1], partial(self._answered_by, run, Member(*row)))
+            # The two comparisons in front keep `asked` from being called for each member.
+            own = [
+                one for one in run.members if (one.sequence == sequence or one.own_id == text) and asked(one)
+            ]
+            for member in own[::-1][:left]:
+                found.setdefault(member.number, _answered_by(run, member))
             seen += 1 + len(run.members)
-            left -= len(rows)
+            left -= len(own)
             if left <= 0:
                 break
         pasts = []
         for number in sorted(found)[-MOST_STORIES:]:
             yield
-            past = found[number]()
-            pasts.append(past if past.behind is not None else self._told(past, now, shares))
+            past = found[number]
+            pasts.append(past if past.behind is not None else self._told(self._whole(past), now, shares))
         return pasts
 
     @property
     def errors(self) -> list[RecentError]:
-        """The last errors of each code, newest first, for the page."""
+        """Return the last errors of each code, newest first, for the page."""
         errors = [error for of_code in self._errors.values() for error in of_code]
         return sorted(errors, key=attrgetter("time"), reverse=True)
 
     def since(self, number: int, most: int) -> list[list[Any]]:
-        """The batches that ran after the first `number` ones, oldest first, `most` of them, for the page.
+        """Return the batches that ran after the first `number` ones, oldest first, at most `most`, for the page.
 
         Of each: begin, end, slot, model, requests, rows, elements of the requests, elements computed, calls at new shapes,
         sizes. Times are the server's own clock, in seconds.
@@ -348,50 +349,40 @@ class Stories:
         return [_for_page(run) for run in islice(self._runs, len(self._runs) - count, None)]
 
     def failed_runs(self, record: RequestRecord) -> list[Run]:
-        """The runs of this request, which ends in this turn, that did not answer it, as far as remembered."""
+        """Return the runs of a request that ends in this turn that did not answer it, as far as remembered."""
         since = takewhile(lambda run: run.ended >= record.arrived, reversed(self._failed_runs))
         runs = [run for run in since if record.id in run.requests][::-1]
-        if self._failed and self._failed[-1][0][1] == record.id:
-            runs += [run for run in self._failed[-1][-1] if run.began < run.ended == inf]
+        if self._failed and self._failed[-1].member.number == record.id:
+            runs += [run for run in self._failed[-1].runs if run.began < run.ended == inf]
         return runs
 
     def reach_s(self, now: float) -> float:
-        """Seconds since the end of the first batch that is remembered."""
+        """Return the seconds since the end of the first batch that is remembered."""
         return now - self._runs[0].ended if self._runs else 0.0
 
-    def _failed_as(self, row: tuple[Any, ...]) -> Past:
-        return self._whole(Past(Member(*row[0]), *row[1:]))
-
-    def _answered_by(self, run: Run, member: Member) -> Past:
-        return self._whole(Past(member, run.model, run.ended, None, "", None, (run,)))
-
-    def _open(self, record: RequestRecord, member: Member) -> Past:
-        own = [run_of(batch) for batch in self._batches().values() if member.number in batch.ids]
-        return self._whole(Past(member, record.model, inf, None, "", None, tuple(own)))
-
     def _whole(self, past: Past) -> Past:
-        """The same, with what is remembered elsewhere: runs that failed, the queue, troubles."""
+        """Return `past` with its failed runs, its place in the queue, and its troubles."""
         number, runs = past.member.number, past.runs
-        troubles: Sequence[tuple[float, str]] = ()
+        troubles = past.troubles
         if past.code is not None or not runs or runs[-1].facts.reason in _AGAIN:
             known = {run.batch for run in runs}
             earlier = [run for run in self._failed_runs if number in run.clients and run.batch not in known]
             runs = (*earlier, *runs)
-            troubles = self._troubles(number)
+            troubles = troubles or self._troubles(number)
         ahead = past.ahead
         if ahead is None and runs and runs[0].facts.ahead:
             ahead = runs[0].facts.ahead[runs[0].requests.index(number)]
         return past._replace(ahead=ahead, runs=runs, troubles=troubles)
 
     def _told(self, past: Past, now: float, shares: _Shares) -> Past:
-        """The same, with what became of a call that the request did not wait for, and with what it waited behind."""
+        """Return `past` with the end of a call that went on without the request, and with what it waited behind."""
         if past.code is not None and past.runs and past.runs[-1].ended == inf:
             *earlier, last = past.runs
             past = past._replace(runs=(*earlier, last._replace(ended=self._end_of(last, past.ended))))
         return past._replace(behind=self._behind(past, now, shares))
 
     def _end_of(self, run: Run, after: float) -> float:
-        """When a run ended that had not `after`; `inf` if it still runs, `nan` if that is forgotten."""
+        """Return when a run ended that had not `after`; `inf` if it still runs, `nan` if that is forgotten."""
         batch = run.batch
         if batch in self._batches():
             return inf
@@ -400,68 +391,86 @@ class Stories:
         return next(ends, nan)
 
     def _behind(self, past: Past, now: float, shares: _Shares) -> Behind:
-        waits = [(at, until) for kind, at, until, _ in phases_of(past, now) if kind in _WAITS and until > at]
+        """Return what ran on the slots of the request's model while it waited."""
         slots = {*self._slots_of(past.model), *[run.slot for run in past.runs]}
+        client = past.member.client
         own = {run.batch for run in past.runs if run.began < inf}
-        runs, complete = self._runs, True
-        taken: dict[str, tuple[int, float, float]] = {}
+        complete = True
+        models: dict[str, tuple[int, float, float]] = {}
         counted: set[int] = set()
-        for since, until in waits:
-            high = bisect_right(runs, until, key=_ENDED)
-            low = max(bisect_right(runs, since, key=_ENDED), high - MOST_BEHIND)
-            complete = complete and since >= (runs[low - 1].ended if low else self._forgotten)
-            if len(self._failed_runs) == MOST_FAILED_RUNS:
-                complete = complete and since >= self._failed_runs[0].ended
-            others = [run for run in self._failed_runs if run.ended > since]
-            others += [
-                run_of(batch)
-                for batch in self._batches().values()
-                if batch.arrivals and batch.slot.peer.label in slots
-            ]
-            seen = chain(islice(runs, low, high), _first_on_each(slots, islice(runs, high, None)), others)
+        for kind, since, until, _ in phases_of(past, now):
+            if kind not in WAITS or until <= since:
+                continue
+            runs, all_known = self._runs_during(since, until, slots)
+            complete = complete and all_known
             free = dict.fromkeys(slots, since)
-            for run in sorted(seen, key=_ENDED):
-                slot = run.slot
-                if slot not in free or run.batch in own:
+            for run in sorted(runs, key=_ENDED):
+                if run.slot not in free or run.batch in own:
                     continue
                 # An end is known when it is heard of; the next batch on the slot has begun a little before.
-                began = run.began if run.began > free[slot] else free[slot]
-                ended = run.ended if run.ended < until else until
+                began, ended = max(run.began, free[run.slot]), min(run.ended, until)
                 if began >= ended:
                     continue
-                free[slot] = ended
-                asked = past.member.client, run.batch
-                share = shares.get(asked)
-                if share is None:
-                    share = shares[asked] = _share(past.member.client, run)
-                batches, own_s, others_s = taken.get(run.model, (0, 0.0, 0.0))
-                taken[run.model] = (
+                free[run.slot] = ended
+                if (client, run.batch) not in shares:
+                    shares[client, run.batch] = _share(client, run)
+                own_s = (ended - began) * shares[client, run.batch]
+                batches, all_own_s, others_s = models.get(run.model, (0, 0.0, 0.0))
+                models[run.model] = (
                     batches + (run.batch not in counted),
-                    own_s + (ended - began) * share,
-                    others_s + (ended - began) * (1.0 - share),
+                    all_own_s + own_s,
+                    others_s + (ended - began) - own_s,
                 )
                 counted.add(run.batch)
-        return Behind(tuple(sorted(slots)), taken, complete)
+        return Behind(tuple(sorted(slots)), models, complete)
+
+    def _runs_during(self, since: float, until: float, slots: Collection[str]) -> tuple[Iterable[Run], bool]:
+        """Return the runs that may overlap a wait on these slots, and whether none of them was left out."""
+        runs, failed = self._runs, self._failed_runs
+        high = bisect_right(runs, until, key=_ENDED)
+        low = max(bisect_right(runs, since, key=_ENDED), high - MOST_BEHIND)
+        all_known = since >= (runs[low - 1].ended if low else self._forgotten)
+        if len(failed) == MOST_FAILED_RUNS:
+            all_known = all_known and since >= failed[0].ended
+        open_now = [
+            run_of(batch)
+            for batch in self._batches().values()
+            if batch.arrivals and batch.slot.peer.label in slots
+        ]
+        ended = chain(islice(runs, low, high), _first_on_each(slots, islice(runs, high, None)))
+        return [*ended, *[run for run in failed if run.ended > since], *open_now], all_known
 
 
 _AGAIN = (CutReason.RERUN, CutReason.SUSPECT)
 _ENDED = attrgetter("ended")
-_WAITS = (PhaseKind.QUEUED, PhaseKind.BEHIND)
-_Slow: TypeAlias = tuple[float, int, Past]
-"""Seconds, the request's number, and its story."""
 _Shares: TypeAlias = dict[tuple[ClientId, int], float]
-"""A client's part of a batch, by its number: the stories of one answer have the same batches behind them."""
+"""A client's part of a batch, by client and batch: the stories of one answer share them."""
+
+
+@dataclass(slots=True, order=True)
+class _SlowRequest:
+    """One of the slowest requests of a minute. Requests are ordered by their seconds."""
+
+    seconds: float
+    number: int
+    past: Past = field(compare=False)
+    """Its `behind` is added when it is first looked at: soon after, batches are forgotten."""
+
+
+def _answered_by(run: Run, member: Member) -> Past:
+    """Return what a run tells of a member that it answered."""
+    return Past(member, run.model, run.ended, None, "", None, (run,))
 
 
 def phases_of(past: Past, now: float) -> list[Phase]:
-    """The parts of a request's time, in their order: they leave nothing out and do not overlap."""
+    """Return the parts of a request's time, in their order: they leave nothing out and do not overlap."""
     arrived, ended = past.member.arrived, now if past.ended == inf else past.ended
     phases: list[Phase] = []
 
     def until(time: float, kind: PhaseKind, run: Run | None = None) -> None:
         begins = phases[-1].ends if phases else arrived
         ends = min(max(begins, time), ended)
-        if _us(ends - arrived) > _us(begins - arrived) or kind in _ATTEMPTS:
+        if microseconds(ends - arrived) > microseconds(begins - arrived) or kind in ATTEMPTS:
             phases.append(Phase(kind, begins, ends, run))
 
     for run in past.runs:
@@ -483,18 +492,20 @@ def phases_of(past: Past, now: float) -> list[Phase]:
     return phases
 
 
-_ATTEMPTS = (PhaseKind.CALLS, PhaseKind.FAILED, PhaseKind.RUNNING)
-"""Kinds that an attempt has one of, of whatever length."""
 _IN_VAIN = (None, ErrorCode.CANCELLED)
 """Codes of a run that went on, or was interrupted, after its request had ended."""
 
 
-def _itself(past: Past) -> Past:
-    return past
+def may_see(asker: ClientId | None, client: ClientId) -> bool:
+    """Tell whether a client's stories may be told to another. None: the admin port, or a key with the role admin.
+
+    The key proves identity, not the client's id, which stands in each request's id. Without security nobody has a key.
+    """
+    return asker is None or asker[1] == client[1]
 
 
 def _first_on_each(slots: Collection[str], runs: Iterable[Run]) -> Iterator[Run]:
-    """The first of these runs on each of the slots: of those that ended after a wait, only it may have begun before."""
+    """Yield the first of these runs on each slot: of those that ended after a wait, only it may have begun before."""
     awaited = set(slots)
     for run in runs:
         if not awaited:
@@ -505,230 +516,19 @@ def _first_on_each(slots: Collection[str], runs: Iterable[Run]) -> Iterator[Run]
 
 
 def _share(client: ClientId, run: Run) -> float:
-    """The part of a run's members that belong to this client, or to its key where clients prove keys."""
-    clients = [row[2] for row in run.members] or run.clients.values()
+    """Return the part of a run's members that belong to this client, or to its key where clients prove keys."""
+    clients = [member.client for member in run.members] or run.clients.values()
     own = [one for one in clients if one == client or (one[1] is not None and one[1] == client[1])]
     return len(own) / len(clients)
 
 
 def _for_page(run: Run) -> list[Any]:
-    """The columns of a batch on the page."""
+    """Return the columns of a batch on the page."""
     began = run.sent if run.began == inf else run.began
     columns = began, run.ended, run.slot, run.model, run.ran, run.rows, run.useful
     return [*columns, run.computed, run.preparations, run.sizes]
 
 
-# ---------------------------------------------------------------- words
-
-
-def may_see(asker: ClientId | None, client: ClientId) -> bool:
-    """Whether a client's stories may be told to another one; None: the admin port, or a key with the role admin.
-
-    The key proves identity, not the client's id, which stands in each request's id. Without security nobody has a key.
-    """
-    return asker is None or asker[1] == client[1]
-
-
-def nothing_of(text: str, reach_s: float) -> str:
-    """The answer about a request of which nothing is remembered, or nothing that the asker may see."""
-    return (
-        f"nothing is known of request {text!r}, or another key sent it; stories are kept of the last {MOST_ANSWERED:,} "
-        f"answered requests (at present {reach_s:.0f} s), of the last {MOST_FAILED:,} failed ones, and of the slowest in "
-        f"each of the last {MINUTES} minutes"
-    )
-
-
-def story_of(past: Past, now: float, asker: ClientId | None) -> dict[str, Any]:
-    """A request's story as plain data: numbers, `events` in ms since its arrival, and `why` it took so long."""
-    member, runs = past.member, past.runs
-    arrived, last = member.arrived, runs[-1] if runs else None
-    phases = phases_of(past, now)
-    open_end = past.ended == inf
-    runs_now = open_end and bool(phases) and phases[-1].kind is PhaseKind.RUNNING
-    story: dict[str, Any] = {
-        "request_id": member.id,
-        "model": past.model,
-        "sizes": list(member.sizes),
-        "state": past.code or ("running" if runs_now else "queued" if open_end else "answered"),
-        "arrived_s_ago": round(now - arrived, 3),
-        "queued_before": past.ahead,
-        "total_ms": _ms((now if open_end else past.ended) - arrived),
-        "phases": _plain_phases(phases, arrived),
-        "waited_behind": None if past.behind is None else _plain_behind(past.behind),
-        "slot": None if last is None else last.slot,
-        "attempts": len([run for run in runs if run.began < inf]),
-        "code": past.code,
-    }
-    if last is not None:
-        facts = last.facts
-        mates = [Member(*row) for row in last.members[: COMPANY + 1] if row[1] != member.number]
-        story |= {
-            "batch": last.batch,
-            "batch_sizes": list(last.sizes),
-            "batch_requests": len(last.requests),
-            "with": [mate.id for mate in mates if may_see(asker, mate.client)],
-            "cut": cut_reason(last),
-            "padding_ratio": last.padding_ratio,
-            "new_shape": facts.new_shape or last.preparations > 0,
-            "predicted_ms": None if facts.predicted_s is None else _ms(facts.predicted_s),
-        }
-    story["events"] = [[_ms(time - arrived), text] for time, text in sorted(_events(past), key=itemgetter(0))]
-    story["why"] = " ".join(_sentences(story, past, phases))
-    return story
-
-
-def _plain_phases(phases: Sequence[Phase], arrived: float) -> list[dict[str, Any]]:
-    """Rounded at their borders, so that the parts add up to the whole."""
-    borders = [_us(phase.ends - arrived) for phase in phases]
-    return [
-        {
-            "phase": phase.kind.value,
-            "ms": (ends - begins) / 1000,
-            "batch": None if phase.run is None else phase.run.batch,
-            "slot": None if phase.run is None else phase.run.slot,
-        }
-        for phase, begins, ends in zip(phases, [0, *borders], borders, strict=False)
-    ]
-
-
-def _plain_behind(behind: Behind) -> dict[str, Any]:
-    longest = sorted(behind.models.items(), key=lambda one: -(one[1][1] + one[1][2]))
-    return {
-        "slots": list(behind.slots[:COMPANY]),
-        "batches": sum([batches for batches, _, _ in behind.models.values()]),
-        "own_ms": _ms(sum([own_s for _, own_s, _ in behind.models.values()])),
-        "others_ms": _ms(sum([others_s for _, _, others_s in behind.models.values()])),
-        "models": {
-            model: {"batches": batches, "own_ms": _ms(own_s), "others_ms": _ms(others_s)}
-            for model, (batches, own_s, others_s) in longest[:COMPANY]
-        },
-        "complete": behind.complete,
-    }
-
-
-def cut_reason(run: Run) -> str:
-    """The reason why a batch holds no more requests."""
-    facts = run.facts
-    if facts.reason in (CutReason.COST, CutReason.DIVIDED):
-        if not facts.left:
-            return "nothing else was queued"
-        if run.sizes and run.sizes[0] >= facts.max_batch:
-            return "the batch is full"
-    return facts.reason.value
-
-
-def _events(past: Past) -> Iterator[tuple[float, str]]:
-    before = (
-        "" if past.ahead is None else f"; queued before it for {past.model}: {_count(past.ahead, 'request')}"
-    )
-    yield past.member.arrived, f"arrived{before}"
-    yield from past.troubles
-    for run in past.runs:
-        behind = "" if run.behind is None else f", queued behind batch {run.behind}"
-        company = (
-            f"batch {run.batch}: {_count(len(run.requests), 'request')} at {list(run.sizes)} for {run.slot}"
-        )
-        yield run.sent, f"{company}{behind}; {cut_reason(run)}"
-        if run.sent < run.began < inf:
-            yield run.began, f"batch {run.batch} began"
-        if past.ended < run.ended < inf:
-            yield run.ended, f"batch {run.batch} ended without it"
-        elif run.ended < inf and run.code is not None:
-            yield run.ended, f"batch {run.batch} failed: {run.code}"
-        elif run.ended < inf and past.code is None:
-            yield run.ended, f"answered; its calls took {_ms(run.run_us * 1e-6)} ms"
-    if past.code is not None:
-        yield past.ended, f"failed: {past.code}: {past.message}"
-
-
-def _sentences(story: dict[str, Any], past: Past, phases: Sequence[Phase]) -> Iterator[str]:
-    """Sentences that say where the time went, the longest part first, and what else is worth knowing."""
-    parts = [(ms, text) for ms, text in _parts(story, past, phases) if ms or not story["total_ms"]]
-    parts.sort(key=itemgetter(0), reverse=True)
-    yield f"Of {story['total_ms']:g} ms it " + "; it ".join([text for _, text in parts]) + "."
-    if past.behind is not None and any(kind in _WAITS for kind, *_ in phases):
-        yield _meanwhile(story["waited_behind"], len(past.behind.slots), past.model)
-    if past.code is not None and phases and phases[-1].kind is PhaseKind.RUNNING:
-        ended = past.runs[-1].ended
-        if ended == inf:
-            yield "Its call runs on without it."
-        elif ended > past.ended:
-            yield f"Its call ran on without it for {_ms(ended - past.ended):g} ms."
-    if story.get("padding_ratio"):
-        yield f"{story['padding_ratio']:.0%} of what its batch computed was padding."
-    if story.get("new_shape"):
-        yield f"The shape {story['batch_sizes']} was new."
-    if past.code is not None:
-        yield f"It ended without a result: {past.code}."
-    elif story["state"] in ("queued", "running"):
-        yield f"It is still {story['state']}."
-
-
-def _parts(story: dict[str, Any], past: Past, phases: Sequence[Phase]) -> Iterator[tuple[float, str]]:
-    """The phases in words, with their milliseconds; like ones are one part."""
-    plain = list(zip(phases, story["phases"], strict=True))
-
-    def ms_of(*kinds: PhaseKind, among: Sequence[tuple[Phase, dict[str, Any]]] = plain) -> float:
-        ms: float = sum([part["ms"] for phase, part in among if phase.kind in kinds])
-        return round(ms, 3)
-
-    begun = next((at for at, (phase, _) in enumerate(plain) if phase.kind in _ATTEMPTS), len(plain))
-    at_slot = [phase.run.behind for phase in phases if phase.run and phase.kind is PhaseKind.BEHIND]
-    behind = (
-        f", {ms_of(PhaseKind.BEHIND):g} ms of it at the slot behind batch {at_slot[-1]}" if at_slot else ""
-    )
-    queue = "" if not past.ahead else f", behind {_count(past.ahead, 'queued request')}"
-    first_ms = ms_of(*_WAITS, among=plain[:begun])
-    company_ms = min(first_ms, _ms(past.runs[0].facts.company_s)) if past.runs else 0.0
-    company = (
-        f", {company_ms:g} ms of it while the slot was free and waited for company" if company_ms else ""
-    )
-    yield first_ms, f"waited {first_ms:g} ms for a slot{queue}{behind}{company}"
-    again_ms = ms_of(*_WAITS, among=plain[begun:])
-    yield again_ms, f"waited {again_ms:g} ms to run again"
-    failed = [phase.run for phase in phases if phase.run and phase.kind is PhaseKind.FAILED]
-    if failed:
-        codes = ", ".join([f"batch {run.batch} on {run.slot}: {run.code}" for run in failed])
-        attempts = "a failed attempt" if len(failed) == 1 else f"{len(failed)} failed attempts"
-        yield ms_of(PhaseKind.FAILED), f"spent {ms_of(PhaseKind.FAILED):g} ms in {attempts} ({codes})"
-    if phases and phases[-1].kind is PhaseKind.RUNNING:
-        ran = "has run" if past.code is None else "ran"
-        yield (
-            ms_of(PhaseKind.RUNNING),
-            f"{ran} {ms_of(PhaseKind.RUNNING):g} ms in batch {story['batch']} on {story['slot']}",
-        )
-    if any(phase.kind is PhaseKind.CALLS for phase in phases):
-        held_ms = ms_of(PhaseKind.CALLS, PhaseKind.COPIES)
-        predicted = "" if story["predicted_ms"] is None else f", predicted {story['predicted_ms']:g} ms"
-        company = f"in a batch of {story['batch_requests']} on {story['slot']}"
-        yield held_ms, f"ran {held_ms:g} ms {company} (calls {ms_of(PhaseKind.CALLS):g} ms{predicted})"
-        yield ms_of(PhaseKind.WAY), f"spent {ms_of(PhaseKind.WAY):g} ms on the way to the slot and back"
-
-
-def _meanwhile(behind: dict[str, Any], slots: int, model: str) -> str:
-    """A sentence about what ran on the slots of a request's model while it waited."""
-    if not slots:
-        return f"No slot served {model}."
-    where = behind["slots"][0] if slots == 1 else f"its {slots} slots"
-    if not behind["batches"]:
-        return f"Meanwhile no batch that is remembered ran on {where}."
-    whose = [(behind["others_ms"], "other clients"), (behind["own_ms"], "its own client")]
-    shares = ", ".join([f"{ms:g} ms for {client}" for ms, client in whose if ms])
-    models = [
-        f"{part['own_ms'] + part['others_ms']:g} ms for {name}" for name, part in behind["models"].items()
-    ]
-    which = f"all for {next(iter(behind['models']))}" if len(models) == 1 else ", ".join(models)
-    least = "" if behind["complete"] else "at least "
-    return f"Meanwhile {where} ran {least}{_count(behind['batches'], 'batch', 'batches')}: {shares}; {which}."
-
-
-def _count(number: int, noun: str, plural: str = "") -> str:
-    return f"{number} {noun if number == 1 else plural or noun + 's'}"
-
-
-def _ms(seconds: float) -> float:
-    return _us(seconds) / 1000
-
-
-def _us(seconds: float) -> int:
+def microseconds(seconds: float) -> int:
+    """Return a time in whole microseconds."""
     return round(seconds * 1e6)

@@ -1,9 +1,7 @@
-"""Spans of requests and batches, by OpenTelemetry, once they have ended.
+"""Spans of requests and batches, made by OpenTelemetry after they have ended.
 
-The event loop notes the stories of requests in a trace. A thread makes spans of them and gives these to the SDK, whose own
-thread sends them.
-
-The one module of the server that imports what the extra `[otel]` brings.
+The event loop notes the ends of requests that belong to a trace. A thread makes spans of them for OpenTelemetry's SDK,
+whose own thread sends them. Only this module of the server imports packages of the extra `[otel]`.
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ from opentelemetry.trace import Link, Span, SpanKind, StatusCode, set_span_in_co
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.util.types import AttributeValue
 
-from shapestream.serving.ends import BatchEnded, End, Member, RequestEnded, Run, row_of
+from shapestream.serving.ends import BatchEnded, End, RequestEnded, Run, member_of
 from shapestream.serving.sessions import RequestRecord
 from shapestream.serving.stories import Past, Stories
 from shapestream.telemetry.logging import RateLimit
@@ -39,14 +37,14 @@ from shapestream.wire.tags import TRACEPARENT
 
 log = structlog.get_logger()
 
-# Seconds between two looks of the thread: a burst of work is then cheaper than a wake-up per batch.
 INTERVAL_S = 0.2
-# Ends that wait for the thread, at most: two seconds of 10,000 lone requests per second. Later ones get no span.
+"""Seconds between two rounds of the thread: one burst of work is cheaper than a wake-up per batch."""
 MAX_WAITING = 20_000
-# Seconds between two lines about spans that were lost.
+"""Most ends that wait for the thread: two seconds of 10,000 lone requests per second. Beyond it requests get no span."""
 COMPLAINT_S = 60.0
-# Seconds at the server's end for what is not sent yet.
+"""Seconds between two log lines about lost spans."""
 FLUSH_S = 2.0
+"""Seconds at the server's end to send the remaining spans."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +52,7 @@ class _End:
     """Requests that ended together: by the results of their last run, or without one."""
 
     epoch_s: float
-    """What makes a point in Unix time of a time of the server, by addition."""
+    """Unix time minus the server's time, in seconds."""
     pasts: Sequence[Past]
     tags: Sequence[Mapping[str, str]]
     """Parallel to `pasts`."""
@@ -62,12 +60,12 @@ class _End:
 
 
 class RequestTracer:
-    """Notes what happens to requests that belong to a trace, and makes spans of it in a thread of its own."""
+    """The observer that makes spans of requests that belong to a trace, in a thread of its own."""
 
     def __init__(self, exporter: SpanExporter) -> None:
-        """Environment variables `OTEL_*` say the rest: the sampler, the queue's bounds, the service's name.
+        """Environment variables `OTEL_*` set the sampler, the queue's bounds and the service's name.
 
-        Raises ValueError for one that cannot be used.
+        Raises ValueError for an unusable one.
         """
         self._roots = "OTEL_TRACES_SAMPLER" in os.environ
         """Whether requests without a trace may begin one."""
@@ -89,7 +87,7 @@ class RequestTracer:
         self._thread.start()
 
     def follow(self, stories: Stories) -> None:
-        """Take the failed attempts of requests from these stories, which are told of each end before."""
+        """Take the failed attempts of requests from these stories. They must be told of each end before the tracer."""
         self._stories = stories
 
     def ended(self, end: End) -> None:
@@ -117,9 +115,7 @@ class RequestTracer:
         last = () if run is None else (run,)
         failed_runs = self._stories.failed_runs
         pasts = [
-            Past(
-                Member(*row_of(record)), record.model, now, code, message, None, (*failed_runs(record), *last)
-            )
+            Past(member_of(record), record.model, now, code, message, None, (*failed_runs(record), *last))
             for record in traced
         ]
         tags = [record.tags or {} for record in traced]
@@ -134,7 +130,7 @@ class RequestTracer:
                 while self._ends:
                     self._make(self._ends.popleft())
                     time.sleep(0)  # the event loop may be waiting for the interpreter
-            except Exception as error:  # noqa: BLE001 - of the SDK, which must not end what is traced
+            except Exception as error:  # noqa: BLE001 - an error of the SDK must not end the tracing
                 complaints.write(f"a span could not be made: {error!r}")
             if self._lost:
                 lost, self._lost = self._lost, 0
@@ -158,7 +154,7 @@ class RequestTracer:
             if span.is_recording():
                 spans.append((span, past))
         if end.run is not None and spans:
-            # A child of one of its requests, so that a trace shows what ran; links lead to and from the others.
+            # The batch is a child of one of its requests, so that a trace shows it. Links lead to and from the others.
             batch = self._tracer.start_span(
                 f"batch {end.run.model}",
                 set_span_in_context(spans[0][0], Context()),
@@ -178,7 +174,7 @@ class RequestTracer:
                     )
             if past.code is not None:
                 span.set_attribute("error.type", past.code)
-                # An engine's words may be no UTF-8, and would keep a whole export back.
+                # An engine's message that is not UTF-8 would make a whole export fail.
                 words = past.message[:MAX_MESSAGE_CHARACTERS].encode(errors="replace").decode()
                 span.set_status(StatusCode.ERROR, words)
             span.end(at(past.ended))
@@ -186,22 +182,22 @@ class RequestTracer:
     # ---------------------------------------------------------------- its end
 
     def stop(self) -> None:
-        """Send what is not sent yet, and end, in the thread."""
+        """Tell the thread to send the remaining spans and end."""
         self._stopped.set()
 
     def join(self) -> None:
-        """Wait for that."""
+        """Wait until the thread has ended."""
         self._thread.join()
 
     async def aclose(self) -> None:
-        """Stop, and wait for that, but no longer than `FLUSH_S`."""
+        """Stop the thread, and wait for its end, but no longer than `FLUSH_S` seconds."""
         self.stop()
         with trio.move_on_after(FLUSH_S):
             await trio.to_thread.run_sync(self.join, abandon_on_cancel=True)
 
 
 def _attributes(past: Past, run: Run | None) -> dict[str, AttributeValue]:
-    """The facts of a request."""
+    """Return the facts of a request."""
     facts: dict[str, AttributeValue] = {
         "shapestream.request_id": past.member.id,
         "shapestream.model": past.model,
@@ -212,7 +208,7 @@ def _attributes(past: Past, run: Run | None) -> dict[str, AttributeValue]:
 
 
 def _attributes_of_batch(run: Run) -> dict[str, AttributeValue]:
-    """The facts of a batch; requests of other clients are counted, not named."""
+    """Return the facts of a batch; requests of other clients are counted, not named."""
     return {
         **_where(run),
         "shapestream.model": run.model,
@@ -228,14 +224,14 @@ def _where(run: Run) -> dict[str, AttributeValue]:
 
 
 def otlp_exporter(endpoint: str) -> SpanExporter:
-    """An exporter to the collector at this address, `http://HOST:PORT`, by OTLP over HTTP."""
+    """Return an exporter to the collector at this address, `http://HOST:PORT`, by OTLP over HTTP."""
     return OTLPSpanExporter(endpoint=f"{endpoint.rstrip('/')}/v1/traces", session=_HeadsOnly())
 
 
 class _HeadsOnly(requests.Session):
-    """A session that reads the head of an answer, and no body, which a collector may make endless.
+    """A session that reads only the head of an answer: a collector may send an endless body.
 
-    Status and reason are all that the exporter uses. A connection with an unread body carries no other request.
+    The exporter uses only status and reason. A connection with an unread body carries no other request.
     """
 
     def __init__(self) -> None:
@@ -251,7 +247,7 @@ class _HeadsOnly(requests.Session):
 
 
 class _SpanLossLog(logging.Handler):
-    """The lines about lost spans, one in `COMPLAINT_S`; also for what OpenTelemetry logs, as of a collector that is gone."""
+    """The log lines about lost spans, one in `COMPLAINT_S` seconds. OpenTelemetry's own warnings are among them."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -261,12 +257,12 @@ class _SpanLossLog(logging.Handler):
         self._logger.propagate = False
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a line of OpenTelemetry's as one of ours, unless it is about what a client sent."""
+        """Write a warning of OpenTelemetry to our log, unless it is about the tags of a client."""
         if not record.name.startswith("opentelemetry.trace"):
             self.write(record.getMessage())
 
     def write(self, why: str) -> None:
-        """Write a line, unless there was one lately."""
+        """Write a line, unless one was written within the last `COMPLAINT_S` seconds."""
         left_out = self._limit.admit("", time.monotonic())
         if left_out is not None:
             log.warning("traces are incomplete", why=why, like_it_before=left_out)

@@ -1,6 +1,6 @@
-"""What a worker offers in its greeting, read and checked.
+"""A worker's offer: its greeting, read and checked.
 
-A greeting is from a peer that is half-trusted: it is bounded before it is read, and read in slices.
+Workers are trusted only in part. So the size of a greeting is checked before it is read, and it is read in slices.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from shapestream_engine.machine import MAX_SLOTS
 from shapestream_engine.probing.tolerances import OutputTolerance
 from shapestream_engine.signature import ModelSignature
 
-# Clients are told the name with every result, and people read it in logs.
 MAX_NAME = 200
-# Models of one worker, and the same times its slots: for each pair the scheduler takes 2 us when the worker joins.
+"""Characters of a worker's name, which every result and many log lines carry."""
 MOST_OFFERED = 256
+"""Models of one worker."""
 MOST_PAIRS = 2048
-# Points of a table of costs: the most that a calibration measures, where only certain sizes are allowed. They take the
-# scheduler 9 ms when they are told.
+"""Models of one worker times its slots: the scheduler takes 2 us for each pair when the worker joins."""
 MOST_COST_POINTS = 1024
+"""Points of a table of costs: the most that a calibration measures. The scheduler takes 9 ms to read them."""
 
 _DIGEST = re.compile("[0-9a-f]{64}")
 
 
 class GreetingRefused(Exception):
-    """A worker cannot be welcomed; the text says why, about "it"."""
+    """A worker cannot be welcomed. The message gives the reason, and calls the worker "it"."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,17 +43,17 @@ class Offer:
     slots: int
     models: Mapping[str, ModelSignature]
     costs: Mapping[str, CostTable] = field(default_factory=dict)
-    """Measured costs of calls, of some of the models."""
+    """Measured costs of calls, by model; some models may have none."""
     digests: Mapping[str, str] = field(default_factory=dict)
-    """The sha256 of the files that models were read from, of some of them."""
+    """The sha256 of models' files, by model; some models may have none."""
     tolerances: Mapping[str, Mapping[str, OutputTolerance]] = field(default_factory=dict)
-    """How far two equal results may lie apart, by model and output."""
+    """The largest difference between two results that count as equal, by model and output."""
 
 
 def read_offer(hello: WorkerHello) -> Slices[Offer]:
-    """Read what a worker offers, a model per slice.
+    """Read a worker's offer, a model per slice.
 
-    Raises GreetingRefused for what is no signature, or no table of costs of a model that it serves.
+    Raises GreetingRefused for an invalid signature, and for costs, digests or tolerances of a model that it does not serve.
     """
     models, costs = {}, {}
     try:
@@ -68,12 +68,18 @@ def read_offer(hello: WorkerHello) -> Slices[Offer]:
         raise GreetingRefused(str(error)) from None
     for name, table in costs.items():
         if name not in models or table.dimensions != models[name].dimensions:
-            raise GreetingRefused(f"its costs of {name!r} are not those of a model that it serves")
+            raise GreetingRefused(
+                f"it has costs of {name!r}, but serves no such model with the dimensions {table.dimensions}"
+            )
         if len(table.points) > MOST_COST_POINTS:
-            raise GreetingRefused(f"its costs of {name!r} have more than {MOST_COST_POINTS} points")
+            raise GreetingRefused(
+                f"its costs of {name!r} have {len(table.points)} points; at most {MOST_COST_POINTS} are allowed"
+            )
     for name, digest in hello.digests.items():
-        if name not in models or not _DIGEST.fullmatch(digest):
-            raise GreetingRefused(f"its digest of {name!r} is not that of a model that it serves")
+        if name not in models:
+            raise GreetingRefused(f"it has a digest of {name!r}, but serves no such model")
+        if not _DIGEST.fullmatch(digest):
+            raise GreetingRefused(f"its digest of {name!r} is not a sha256 of 64 hexadecimal digits")
     return Offer(
         name=hello.worker,
         pid=hello.pid,
@@ -88,32 +94,33 @@ def read_offer(hello: WorkerHello) -> Slices[Offer]:
 def read_tolerances(
     plain: Mapping[str, Mapping[str, Any]], models: Mapping[str, ModelSignature]
 ) -> dict[str, dict[str, OutputTolerance]]:
-    """Tolerances by model and output; raises `EngineError` for what is none of an output of these models."""
+    """Read tolerances by model and output. Raises EngineError for one that is of no output of these models."""
     found: dict[str, dict[str, OutputTolerance]] = {}
     for model, outputs in plain.items():
         ranks = {port.name: port.shape.rank for port in models[model].outputs} if model in models else {}
         found[model] = {name: OutputTolerance.from_dict(one) for name, one in outputs.items()}
         for name, one in found[model].items():
             if any(not 0 <= axis < ranks.get(name, 0) for axis, _ in one.spreads) or name not in ranks:
-                raise EngineError(
-                    f"its tolerance of {model!r}, {name!r} is not that of an output that it serves"
-                )
+                text = f"it has a tolerance of {model!r}, {name!r}, but serves no such output, or none with these axes"
+                raise EngineError(text)
     return found
 
 
 def check_form(hello: WorkerHello) -> None:
-    """Raises GreetingRefused for a name that cannot be shown, and for a number of slots that cannot be."""
+    """Raise GreetingRefused for a name that cannot be shown, or an impossible number of slots."""
     if len(hello.worker) > MAX_NAME or not hello.worker.isprintable():
-        raise GreetingRefused(f"a worker's name is printable, of at most {MAX_NAME} characters")
+        raise GreetingRefused(f"its name must be printable and have at most {MAX_NAME} characters")
     if not 1 <= hello.slots <= MAX_SLOTS:
-        raise GreetingRefused(f"it has {hello.slots} slots; 1 to {MAX_SLOTS} it may have")
+        raise GreetingRefused(f"it has {hello.slots} slots; 1 to {MAX_SLOTS} are allowed")
 
 
 def check_number(hello: WorkerHello) -> None:
-    """Raises GreetingRefused for more models than the event loop has time for."""
+    """Raise GreetingRefused for more models than the event loop has time for."""
     number = max(len(hello.models), len(hello.costs))
     if number > MOST_OFFERED:
-        raise GreetingRefused(f"it has {number} models; {MOST_OFFERED} it may have at most")
+        raise GreetingRefused(f"it has {number} models; at most {MOST_OFFERED} are allowed")
     if number * hello.slots > MOST_PAIRS:
-        text = f"it has {number} models in {hello.slots} slots; models x slots may be {MOST_PAIRS} at most"
+        text = (
+            f"it has {number} models in {hello.slots} slots; at most {MOST_PAIRS} models x slots are allowed"
+        )
         raise GreetingRefused(text)

@@ -5,20 +5,27 @@ Their memory does not grow with the number of requests: counters, histograms of 
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from copy import copy
 from itertools import zip_longest
 from math import prod
 from typing import Any, Self
 
 from shapestream.slices import Slices
+from shapestream_engine.batch import BatchReport
 
-_SUB_BITS = 3
-_BUCKETS_PER_OCTAVE = 1 << _SUB_BITS
-"""Buckets between two powers of two: a quantile is wrong by 1/16 (6 %) at most."""
-_MAX = (1 << 40) - 1
-"""Largest number that a histogram tells apart: 12 days in microseconds."""
+_LOWEST: tuple[int, ...] = (
+    *range(16),
+    *[(8 + eighth) << shift for shift in range(1, 37) for eighth in range(8)],
+    1 << 40,
+)
+"""The smallest number of each bucket, and the end of the last one: 2^40, which is 12 days in microseconds.
+
+Eight buckets lie between two powers of two, so a quantile is wrong by 1/16 (6 %) at most.
+"""
+_BUCKETS = len(_LOWEST) - 1
 _MOST = (1 << 63) - 1
 """Largest integer that the wire carries."""
 MAX_DISTINCT_SHAPES = 10_000
@@ -43,23 +50,13 @@ class Histogram:
 
     def record(self, number: int, times: int = 1) -> None:
         """Count `times` measurements of `number` each."""
-        bucket = _bucket_of(number if number < _MAX else _MAX)
-        try:
-            self._buckets[bucket] += times
-        except IndexError:
-            self._buckets += [0] * (bucket - len(self._buckets)) + [times]
-        self.count += times
-        self.total += number * times
-
-    def quantile(self, q: float) -> int:
-        """The number that a share `q` of the measurements did not exceed; 0 without any."""
-        return _quantile(self._filled(), q * self.count)
+        record_all([(self, number, times)])
 
     def up_to(self, exponents: Iterable[int]) -> list[int]:
-        """Numbers of measurements below 2^exponent, for each of these ascending exponents."""
+        """Return the numbers of measurements below 2^exponent, for each of these ascending exponents."""
         below, counted, seen = [], 0, 0
         for exponent in exponents:
-            end = _bucket_of(1 << exponent)
+            end = bisect_left(_LOWEST, 1 << exponent)
             seen += sum(self._buckets[counted:end])
             counted = end
             below.append(seen)
@@ -67,7 +64,7 @@ class Histogram:
 
     def to_dict(self) -> dict[str, Any]:
         """Count, mean and quantiles as plain data, and each filled bucket as `[largest number of the bucket, count]`."""
-        filled = self._filled()
+        filled = [(bucket, count) for bucket, count in enumerate(self._buckets) if count]
         return {
             "count": self.count,
             "mean": round(self.total / self.count, 1) if self.count else 0.0,
@@ -75,16 +72,13 @@ class Histogram:
             "buckets": [[_LOWEST[bucket + 1] - 1, count] for bucket, count in filled],
         }
 
-    def _filled(self) -> list[tuple[int, int]]:
-        return [(bucket, count) for bucket, count in enumerate(self._buckets) if count]
-
     def __copy__(self) -> Histogram:
         twin = Histogram.__new__(Histogram)
         twin._buckets, twin.count, twin.total = self._buckets.copy(), self.count, self.total
         return twin
 
     def __sub__(self, earlier: Histogram) -> Histogram:
-        """The measurements since an earlier copy."""
+        """Return the measurements since an earlier copy."""
         later = copy(self)
         for bucket, count in enumerate(earlier._buckets):
             later._buckets[bucket] -= count
@@ -94,7 +88,7 @@ class Histogram:
 
     @classmethod
     def of_all(cls, parts: Iterable[Histogram]) -> Slices[Histogram]:
-        """The sum of several histograms."""
+        """Return the sum of several histograms."""
         whole = cls()
         for place, part in enumerate(parts):
             if place % HISTOGRAMS_PER_SLICE == 0:
@@ -108,26 +102,29 @@ class Histogram:
         return whole
 
 
-def _bucket_of(number: int) -> int:
-    """Bucket of a number. Numbers below 8 have one each; above, the leading 1 and the next three bits choose it."""
-    if number < _BUCKETS_PER_OCTAVE:
-        return number if number > 0 else 0
-    shift = number.bit_length() - 1 - _SUB_BITS
-    return (shift << _SUB_BITS) + (number >> shift)
+def record_all(measured: Iterable[tuple[Histogram, int, int]]) -> None:
+    """Count measurements: for each a histogram, the number, and how many times it was measured.
 
-
-def _lowest_of(bucket: int) -> int:
-    if bucket < 2 * _BUCKETS_PER_OCTAVE:
-        return bucket
-    shift = (bucket >> _SUB_BITS) - 1
-    return ((bucket & (_BUCKETS_PER_OCTAVE - 1)) + _BUCKETS_PER_OCTAVE) << shift
-
-
-_LOWEST = tuple([_lowest_of(bucket) for bucket in range(_bucket_of(_MAX) + 2)])
+    One call serves a whole batch. Numbers below 8 have a bucket each. Above, the leading 1 and the next three bits of the
+    number choose it. Negative numbers count as 0, and too large ones belong to the last bucket.
+    """
+    for histogram, number, times in measured:
+        if number < 8:
+            bucket = number if number > 0 else 0
+        else:
+            shift = number.bit_length() - 4
+            bucket = (shift << 3) + (number >> shift)
+        buckets = histogram._buckets
+        if bucket >= len(buckets):
+            bucket = min(bucket, _BUCKETS - 1)
+            buckets += [0] * (bucket + 1 - len(buckets))
+        buckets[bucket] += times
+        histogram.count += times
+        histogram.total += number * times
 
 
 def _quantile(filled: Iterable[tuple[int, int]], rank: float) -> int:
-    """The middle of the bucket that holds the measurement of this rank; 0 without measurements."""
+    """Return the middle of the bucket that holds the measurement of this rank; 0 without measurements."""
     seen = 0
     for bucket, count in filled:
         seen += count
@@ -173,17 +170,17 @@ class ModelCounters:
 
     @property
     def results(self) -> int:
-        """Requests that were answered with a result."""
+        """Return the number of requests that were answered with a result."""
         return self.total_us.count
 
     @property
     def batches(self) -> int:
-        """Batches that ran."""
+        """Return the number of batches that ran."""
         return self.run_us.count
 
     @property
     def activity(self) -> int:
-        """A number that grows with every change of the counters."""
+        """Return a number that grows with every change of the counters."""
         ended = self.results + self.failures.total()
         return self.arrived + ended + self.batches + self.batches_failed + self.failed_us
 
@@ -191,7 +188,7 @@ class ModelCounters:
         return self._made_of({name: copy(value) for name, value in vars(self).items()})
 
     def __sub__(self, earlier: ModelCounters) -> ModelCounters:
-        """The counters since an earlier copy."""
+        """Return the counters since an earlier copy."""
         return self._made_of({name: value - getattr(earlier, name) for name, value in vars(self).items()})
 
     @classmethod
@@ -201,24 +198,18 @@ class ModelCounters:
         return made
 
     def to_dict(self) -> dict[str, Any]:
-        """The counters as plain data, for the last minute."""
+        """Return the counters as plain data, for the last minute."""
+        histograms = ("queue_us", "gather_us", "run_us", "split_us", "total_us", "batch_requests")
         return {
-            "arrived": self.arrived,
-            "results": self.results,
+            **{
+                name: getattr(self, name)
+                for name in ("arrived", "results", "failed_us", "batches", "rows", "calls")
+            },
             "failures": dict(self.failures),
-            "failed_us": self.failed_us,
-            "batches": self.batches,
-            "rows": self.rows,
-            "calls": self.calls,
             "new_shapes": self.preparations,
             "elements_computed": min(_MOST, self.elements_computed),
             "elements_padding": min(_MOST, self.elements_padding),
-            "queue_us": self.queue_us.to_dict(),
-            "gather_us": self.gather_us.to_dict(),
-            "run_us": self.run_us.to_dict(),
-            "split_us": self.split_us.to_dict(),
-            "total_us": self.total_us.to_dict(),
-            "batch_requests": self.batch_requests.to_dict(),
+            **{name: getattr(self, name).to_dict() for name in histograms},
         }
 
 
@@ -272,13 +263,9 @@ class ServerStatistics:
         """Counters by name of the model. The number of models of a server is limited (`MAX_MODELS`)."""
         self._shapes: set[tuple[str, tuple[int, ...]]] = set()
 
-    def of(self, model: str) -> ModelCounters:
-        """The counters of a model."""
-        return self.models[model]
-
     @property
     def refused(self) -> Counter[str]:
-        """Requests that were refused before the scheduler received them, by code. No model counts them."""
+        """Return the numbers of requests refused before the scheduler received them, by code. No model counts them."""
         refused = Counter(self.failures)
         for model in self.models.values():
             refused.subtract(model.failures)
@@ -286,12 +273,12 @@ class ServerStatistics:
 
     @property
     def results(self) -> int:
-        """Requests that were answered with a result."""
+        """Return the number of requests that were answered with a result."""
         return self._sum("results")
 
     @property
     def batches(self) -> int:
-        """Batches that ran."""
+        """Return the number of batches that ran."""
         return self._sum("batches")
 
     def _sum(self, name: str) -> int:
@@ -303,57 +290,68 @@ class ServerStatistics:
     def count_batch(
         self,
         model: str,
-        calls: Sequence[tuple[int, tuple[int, ...]]],
+        sizes: tuple[int, ...],
+        report: BatchReport,
         *,
         requests: int,
         rows: int,
         elements: int,
-        gather_us: int,
-        run_us: int,
-        busy_us: int,
-        reallocations: int,
-        preparations: int,
+        waits: Iterable[tuple[int, int, int]] = (),
     ) -> None:
-        """Count a batch that ran: its `calls` by number and sizes, the `elements` of its requests without padding."""
-        counters = self.of(model)
-        counters.batch_requests.record(requests)
+        """Count a batch of these `sizes` that ran.
+
+        requests, rows, elements: those that were in its calls, without padding.
+        waits: microseconds in the queue, microseconds to the answer, and the number of answered requests with both.
+        """
+        counters = self.models[model]
         # A caller may claim any number of rows that have no elements.
         counters.rows = min(_MOST, counters.rows + rows)
-        counters.reallocations += reallocations
-        counters.preparations += preparations
-        counters.gather_us.record(gather_us)
-        counters.run_us.record(run_us)
-        counters.split_us.record(max(0, busy_us - gather_us - run_us))
-        counters.busy_us.record(busy_us)
+        counters.reallocations += report.reallocations
+        counters.preparations += report.preparations
+        gather_us, run_us, busy_us = (
+            round(report.gather_s * 1e6),
+            round(report.run_s * 1e6),
+            round(report.busy_s * 1e6),
+        )
+        measured = [
+            (counters.batch_requests, requests, 1),
+            (counters.gather_us, gather_us, 1),
+            (counters.run_us, run_us, 1),
+            (counters.split_us, max(0, busy_us - gather_us - run_us), 1),
+            (counters.busy_us, busy_us, 1),
+        ]
+        for queue_us, total_us, times in waits:
+            measured += [(counters.queue_us, queue_us, times), (counters.total_us, total_us, times)]
+        record_all(measured)
         computed = 0
-        for count, sizes in calls:
+        for count, call in report.calls or ((1, sizes),):
             counters.calls += count
-            computed += count * prod(sizes)
+            computed += count * prod(call)
             if len(self._shapes) < MAX_DISTINCT_SHAPES:
-                self._shapes.add((model, sizes))
+                self._shapes.add((model, call))
         counters.elements_computed += computed
         counters.elements_padding += max(0, computed - elements)
 
     @property
     def distinct_shapes(self) -> int:
-        """Distinct shapes of calls, over all models, counted up to `MAX_DISTINCT_SHAPES`."""
+        """Return the number of distinct shapes of calls, over all models, counted up to `MAX_DISTINCT_SHAPES`."""
         return len(self._shapes)
 
     @property
     def padding_ratio(self) -> float:
-        """Padding elements / computed elements; requests count with their real sizes."""
+        """Return the share of computed elements that are padding; requests count with their real sizes."""
         computed = self._sum("elements_computed")
         return self._sum("elements_padding") / computed if computed else 0.0
 
     @property
     def scheduling_us_per_request(self) -> float:
-        """Mean microseconds of the scheduler's decisions per request."""
+        """Return the mean microseconds of the scheduler's decisions per request."""
         if not self.scheduled_requests:
             return 0.0
         return round(self.scheduling_s / self.scheduled_requests * 1e6, 2)
 
     def to_dict(self) -> Slices[dict[str, Any]]:
-        """The counters as plain data, for `StatisticsEntry`."""
+        """Return the counters as plain data, for `StatisticsEntry`."""
         sizes = yield from self._all("batch_requests")
         times = {}
         for name in ("queue_us", "run_us", "total_us"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import trio
 from tests.pipeline.serving.clocks import virtual_time
 from tests.pipeline.serving.echo_model import echo_tensors, model_settings, request
@@ -12,7 +13,15 @@ from tests.pipeline.serving.raw_peer import RawPeer, ending, verdict
 from tests.pipeline.serving.scripted_slots import ScriptedSlots
 from trio.testing import wait_all_tasks_blocked
 
-from shapestream.wire.messages import Cancel, Failure, Goodbye, ModelOpened, OpenModel, ResultEntry
+from shapestream.wire.messages import (
+    Cancel,
+    Failure,
+    Goodbye,
+    ModelOpened,
+    OpenModel,
+    RequestEntry,
+    ResultEntry,
+)
 
 ONCE = {"echo": model_settings(idempotent=False)}
 OTHER = echo_tensors(value=2.0)
@@ -25,30 +34,21 @@ async def answered(client: RawPeer, slots: ScriptedSlots, sequence: int, **field
     return await client.hear(ResultEntry)
 
 
+@pytest.mark.parametrize(
+    "other", [request(1, OTHER), request(1, model=5)], ids=["other payload", "other model, which is unknown"]
+)
 @virtual_time
-async def test_another_payload_under_a_running_number_is_a_conflict_and_the_running_one_is_unharmed() -> None:
-    """The first to come has the number; the second is told so, and does not run."""
+async def test_another_request_under_a_running_number_is_a_conflict(other: RequestEntry) -> None:
+    """The second is told so and does not run; the running one is unharmed."""
     async with scripted_client() as (client, slots):
         client.say(request(1))
         batch = await slots.next_batch()
-        client.say(request(1, OTHER))
+        client.say(other)
         assert (1, "conflict") == ending(await client.hear(Failure))
         slots.finish(batch)
         result = await client.hear(ResultEntry)
-        assert echo_tensors().buffers[0] == result.tensors.buffers[0]
+        assert (1, echo_tensors().buffers[0]) == (result.sequence, result.tensors.buffers[0])
         assert [] == slots.started
-
-
-@virtual_time
-async def test_another_model_under_a_running_number_is_a_conflict() -> None:
-    """The payload alone does not make the request; a model that does not exist is no exception."""
-    async with scripted_client() as (client, slots):
-        client.say(request(1))
-        batch = await slots.next_batch()
-        client.say(request(1, model=5))
-        assert (1, "conflict") == ending(await client.hear(Failure))
-        slots.finish(batch)
-        assert 1 == (await client.hear(ResultEntry)).sequence
         values = await client.statistics()
         assert values["requests"] == values["results"] + sum(values["failures"].values()) == 2
 

@@ -134,7 +134,7 @@ def table(**options: int) -> Sessions:
 
 def opened(sessions: Sessions, name: str, key: str | None, heard_at: float = 0.0) -> ClientSession:
     """A new session, for which there is room."""
-    session = sessions.open((16 * name.encode(), key), name.encode(), "test", heard_at)
+    session = sessions.open((16 * name.encode(), key), name.encode(), heard_at)
     assert session is not None
     return session
 

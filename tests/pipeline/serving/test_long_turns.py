@@ -207,7 +207,7 @@ async def test_no_question_about_requests_makes_a_turn_long(beginning: Beginning
         async with watched():
             peer.connection.send_nowait(full(lambda n: [15, 0, n, question, 2**63 - 1]))
         async with watched():
-            for _ in running.server.explain(question, 9999):
+            for _ in running.server.readings.explain(question, 9999):
                 await trio.lowlevel.checkpoint()
 
 
@@ -223,7 +223,7 @@ async def test_no_answer_about_many_busy_models_makes_a_turn_long() -> None:
         )
         peer = await running.greeted(model=None)
         for number, name in enumerate(names):
-            counters = running.server._counters.of(name)
+            counters = running.server._counters.models[name]
             for histogram in vars(counters).values():
                 for exponent in range(2 * number % 40, 40) if hasattr(histogram, "record") else ():
                     histogram.record(3 << exponent)
@@ -231,9 +231,9 @@ async def test_no_answer_about_many_busy_models_makes_a_turn_long() -> None:
             assert 200 == len((await peer.statistics())["models"])
         server = running.server
         for read in (
-            server.statistics_in_slices,
-            lambda: server.live(0),
-            lambda: read_metrics(server.snapshot()),
+            server.readings.statistics,
+            lambda: server.readings.live(0),
+            lambda: read_metrics(server.readings.snapshot()),
         ):
             async with watched():
                 work: Any = read()
@@ -241,7 +241,7 @@ async def test_no_answer_about_many_busy_models_makes_a_turn_long() -> None:
                     await trio.lowlevel.checkpoint()
         async with watched():
             await trio.sleep(20.0)
-        assert 200 == len(at_once(server.statistics_in_slices())["models"])
+        assert 200 == len(at_once(server.readings.statistics())["models"])
 
 
 def offering(models: int, slots: int = 1) -> WorkerHello:

@@ -211,7 +211,7 @@ async def test_a_slot_is_busy_from_its_first_batch_until_it_has_none(sends_ahead
     async with memory_serving() as running:
 
         def busy_s() -> float:
-            return running.server.snapshot().slots_busy_s
+            return running.server.readings.snapshot().slots_busy_s
 
         client, worker = await running.client_and_worker()
         await trio.sleep(0.1)

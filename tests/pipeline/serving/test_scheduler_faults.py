@@ -106,7 +106,9 @@ async def test_failed_batches_count_the_time_that_they_held_their_slot() -> None
         await trio.sleep(2.0)
         slots.fail(batch)
         await client.hear(Failure)
-        samples = {metric.name: found for metric, found in at_once(read_metrics(running.server.snapshot()))}
+        samples = {
+            metric.name: found for metric, found in at_once(read_metrics(running.server.readings.snapshot()))
+        }
         assert [(("echo",), 2.0)] == samples["shapestream_batches_failed_seconds_total"]
         told = await client.statistics()
         assert 2_000_000 == told["last_minute"]["models"]["echo"]["failed_us"]

@@ -67,40 +67,27 @@ async def test_a_worker_that_drains_leaves_with_the_slot_that_ended_last() -> No
         await running.assert_redone(client)
 
 
+@pytest.mark.parametrize("busy", [False, True], ids=["idle", "busy"])
 @virtual_time
-async def test_the_connection_of_a_slot_that_ended_is_not_missed() -> None:
-    """The batch of the other slot goes on to its report, over many heartbeats."""
+async def test_a_worker_goes_on_with_its_other_slot(busy: bool) -> None:
+    """The ended slot is not missed, its batch runs on the other, and its late report does not end the worker."""
     async with memory_serving() as running:
         worker, welcome = await joined(running, "w", 2)
         client = await running.greeted()
         client.say(request(1))
-        execute = await worker.hear(Execute)
-        ended = 1 - execute.slot
+        first = last = await worker.hear(Execute)
+        ended = first.slot if busy else 1 - first.slot
         worker.say(SlotEnded(slot=ended, session=welcome.session, batch=None))
+        if busy:
+            last = await worker.hear(Execute)
+            worker.say(done(first))
         await wait_all_tasks_blocked()
         worker.slots[ended].close()
         for _ in range(5):
             await trio.sleep(1.0)
             worker.say(Heartbeat())
-        worker.say(done(execute))
-        assert f"w/{execute.slot}" == (await client.hear(ResultEntry)).timings.worker
-        assert {} == running.server.statistics()["peers_lost"]
-
-
-@virtual_time
-async def test_a_report_behind_the_news_that_its_slot_ended_is_late() -> None:
-    """They travel on two connections. What it reports runs again elsewhere; the worker is not ended for it."""
-    async with memory_serving() as running:
-        worker, welcome = await joined(running, "w", 2)
-        client = await running.greeted()
-        client.say(request(1))
-        first = await worker.hear(Execute)
-        worker.say(SlotEnded(slot=first.slot, session=welcome.session, batch=None))
-        again = await worker.hear(Execute)
-        worker.say(done(first))
-        await wait_all_tasks_blocked()
-        worker.say(done(again))
-        assert f"w/{again.slot}" == (await client.hear(ResultEntry)).timings.worker
+        worker.say(done(last))
+        assert f"w/{1 - ended}" == (await client.hear(ResultEntry)).timings.worker
         assert {} == running.server.statistics()["peers_lost"]
 
 

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from collections import Counter
+from collections.abc import Sequence
 from itertools import product
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import trio
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.pipeline.serving.batches import record_of
 from tests.pipeline.serving.clocks import real_time, virtual_time
-from tests.pipeline.serving.echo_model import request
+from tests.pipeline.serving.echo_model import SIGNATURE, echo_tensors, model_settings, request
 from tests.pipeline.serving.harness import memory_serving, scripted_client
 from tests.pipeline.serving.protected_server import ADMIN, ALICE, BOB, serving
 from tests.pipeline.serving.raw_peer import RawPeer, ending
@@ -22,9 +24,18 @@ from tests.pipeline.serving.scripted_slots import ScriptedSlots
 
 from shapestream.scheduling.actions import FailRequest
 from shapestream.scheduling.batches import Batch, BatchState, CutFacts
+from shapestream.scheduling.costs import CostModel
 from shapestream.scheduling.events import CutReason
+from shapestream.scheduling.fairness import QueueRoom
+from shapestream.scheduling.model_queue import ModelQueue
+from shapestream.scheduling.queueing import Request
+from shapestream.scheduling.slots import Slot
 from shapestream.serving import stories
-from shapestream.serving.ends import BatchEnded, RequestEnded, RequestRefused, run_of
+from shapestream.serving.ends import BatchEnded, End, Ends, RequestEnded, RequestRefused, run_of
+from shapestream.serving.kept_replies import ClientId, ClientReplies
+from shapestream.serving.outgoing import Outgoing
+from shapestream.serving.served_models import ServedModel
+from shapestream.serving.sessions import ClientSession, RequestRecord
 from shapestream.serving.stories import (
     COMPANY,
     MINUTES,
@@ -32,12 +43,16 @@ from shapestream.serving.stories import (
     MOST_STORIES,
     SLOWEST,
     Stories,
-    cut_reason,
     may_see,
-    story_of,
 )
+from shapestream.serving.story_words import cut_reason, story_of
+from shapestream.serving.worker_offer import Offer
+from shapestream.serving.workers import ConnectedWorker
 from shapestream.slices import at_once
-from shapestream.wire.messages import Explain, Explanation, Failure, ResultEntry
+from shapestream.telemetry.counters import ServerStatistics
+from shapestream.transport.memory import memory_server
+from shapestream.wire.codec import codec_of
+from shapestream.wire.messages import Explain, Explanation, Failure, ResultEntry, Role
 from shapestream_engine.batch import BatchReport
 
 CLIENT, OTHER = (b"c" * 16, None), (b"d" * 16, None)
@@ -57,86 +72,103 @@ class Played(Batch):
     """The member that it left out."""
 
 
+def queue_of(number: int, name: str) -> tuple[ServedModel, ModelQueue]:
+    """A served model, and the scheduler's queue for it."""
+    model = ServedModel(number, name, SIGNATURE, model_settings())
+    costs = CostModel().add_model(model.profile)
+    return model, ModelQueue(model.profile, costs, QueueRoom(1000, 10**9, None))
+
+
+MODELS = {name: queue_of(number, name) for number, name in enumerate("mn")}
+TENSORS = echo_tensors()
+SHAPE = SIGNATURE.resolve(TENSORS.layout)
+
+
 class Bench:
-    """A recorder, and batches and requests as far as it looks at them."""
+    """A recorder of the ends of batches and requests on the two slots of a worker."""
 
-    def __init__(self) -> None:
+    def __init__(self, slots_of: Sequence[str] = ("w/0",)) -> None:
         self.troubles: dict[int, list[tuple[float, str]]] = {}
-        self.running: dict[int, Any] = {}
+        self.running: dict[int, Batch] = {}
         self.stories = Stories(
-            lambda number: self.troubles.get(number, []), lambda: self.running, lambda model: ["w/0"]
+            lambda number: self.troubles.get(number, []), lambda: self.running, lambda model: slots_of
         )
+        self._ends = Ends(self.stories)
         self._batches = 0
+        offer = Offer(name="w", pid=1, slots=2, models={})
+        port = Outgoing(memory_server(), "workers", ServerStatistics(), codec_of(Role.SERVER_OF_WORKERS))
+        worker = ConnectedWorker(None, offer, port, 0.0, session=1, dialled_in=False)
+        self._slots = {slot.label: Slot(slot.slot, frozenset(MODELS), peer=slot) for slot in worker.slots}
 
-    def record(self, number: int, arrived: float, client: Any = CLIENT) -> Any:
+    def session(self, client: ClientId = CLIENT) -> ClientSession:
+        """A session of a client."""
+        return ClientSession(0, ClientReplies(client), b"peer", 0.0)
+
+    def record(
+        self, number: int, arrived: float, client: ClientId = CLIENT, model: str = "m", tags: Any = None
+    ) -> RequestRecord:
         """A request."""
-        return SimpleNamespace(
-            arrived=arrived,
-            id=number,
-            session=SimpleNamespace(client=client),
-            sequence=number,
-            model="m",
-            shape=SimpleNamespace(sizes=(1, 4), rows=1, elements=4),
-            tags=None,
-        )
+        record = record_of(self.session(client), number, MODELS[model][0], SHAPE, TENSORS)
+        return dataclasses.replace(record, id=number, arrived=arrived, tags=tags)
 
     def run(
-        self, *records: Any, at: float, began: float | None = None, slot: str = "w/0", **facts: Any
-    ) -> Any:
+        self, *records: RequestRecord, at: float, began: float | None = None, slot: str = "w/0", **facts: Any
+    ) -> Played:
         """A batch of these requests that began then."""
         self._batches += 1
-        place: Any = SimpleNamespace(id=0, peer=SimpleNamespace(label=slot))
-        queue: Any = SimpleNamespace(profile=SimpleNamespace(name=records[0].model), has_batch=True)
-        members: Any = [SimpleNamespace(arrival=record) for record in records]
-        batch = Played(self._batches, place, queue, members, (len(records), 4))
+        queue = MODELS[records[0].model][1]
+        members = [
+            Request(record, queue, queue.flow_of(0), 0.0, record.id, record.arrived) for record in records
+        ]
+        batch = Played(self._batches, self._slots[slot], queue, members, (len(records), 4))
         batch.facts = CutFacts(ahead=(0,) * len(records), max_batch=8, **facts)
         batch.begin()
         batch.sent_at = batch.began = batch.started = at if began is None else began
         return batch
 
-    def queued(self, batch: Any, behind: int) -> Any:
-        """The same batch, queued behind another."""
+    def queued(self, batch: Played, behind: int) -> None:
+        """Queue this batch behind another."""
         batch.state = BatchState.BEHIND
         batch.behind = behind
-        return batch
 
-    def ran(self, batch: Any, *records: Any, at: float, **report: Any) -> None:
+    def ended(self, end: End) -> None:
+        """Tell the recorder of an end."""
+        self._ends.add(end)
+        self._ends.tell()
+
+    def ran(self, batch: Played, *records: RequestRecord, at: float, **report: Any) -> None:
         """A batch ran, and these were answered."""
         outputs = (None,) * len(batch.arrivals)
         batch.report, batch.left_out = BatchReport(batch=batch.id, outputs=outputs, **report), frozenset()
-        self.stories.ended(
+        self.ended(
             BatchEnded(batch=batch, slot=batch.slot.peer, at=at, report=batch.report, answered=records)
         )
 
-    def answer(self, *records: Any, at: float, **facts: Any) -> None:
+    def answer(self, *records: RequestRecord, at: float, **facts: Any) -> None:
         """A batch of these requests ran, and all were answered."""
         self.ran(self.run(*records, at=at, **facts), *records, at=at)
 
-    def lose(self, batch: Any, code: str, why: str, at: float) -> None:
+    def lose(self, batch: Played, code: str, why: str, at: float) -> None:
         """A batch failed, or was lost."""
-        self.stories.ended(
-            BatchEnded(batch=batch, slot=batch.slot.peer, at=at, report=None, code=code, why=why)
-        )
+        self.ended(BatchEnded(batch=batch, slot=batch.slot.peer, at=at, report=None, code=code, why=why))
 
-    def fail(self, record: Any, code: str, at: float, batch: Any = None) -> None:
+    def fail(self, record: RequestRecord, code: str, at: float, batch: Batch | None = None) -> None:
         """A request ended without a result."""
         action = FailRequest(request=record, code=code, message="why", batch=batch)
         run = None if batch is None else run_of(batch)
-        self.stories.ended(
-            RequestEnded(record=record, at=at, code=code, message="why", run=run, action=action)
-        )
+        self.ended(RequestEnded(record=record, at=at, code=code, message="why", run=run, action=action))
 
     def of(self, sequence: int, now: float = 0.0) -> list[dict[str, Any]]:
         """The stories of a request."""
         return [story_of(past, now, None) for past in at_once(self.stories.of(id_of(sequence), (), now))]
 
 
-Ends = st.lists(
+ENDS = st.lists(
     st.tuples(st.integers(0, 40), st.integers(1, 3), st.integers(0, 90), st.booleans()), max_size=120
 )
 
 
-@given(Ends)
+@given(ENDS)
 def test_the_slowest_are_those_of_the_last_minutes_and_one_of_a_batch(ends: list[Any]) -> None:
     """Against all ends, sorted: of each batch its slowest member, as long as fewer ended in a minute than are kept."""
     bench, now, number = Bench(), 0.0, 0
@@ -177,11 +209,11 @@ def test_what_is_remembered_is_bounded_by_requests_not_by_batches(monkeypatch: p
 def test_a_flood_of_one_error_hides_no_other() -> None:
     """Some of each code are kept for the page; the newest come first, whatever their code."""
     bench = Bench()
-    session: Any = SimpleNamespace(client=CLIENT)
+    session = bench.session()
     bench.fail(bench.record(1, 0.0), "model_error", 0.0)
     for number in range(1000):
         message = "why" * stories.MOST_MESSAGE
-        bench.stories.ended(
+        bench.ended(
             RequestRefused(session=session, sequence=7, at=1.0 + number, code="overloaded", message=message)
         )
     bench.fail(bench.record(2, 0.0), "invalid", 5.0)
@@ -289,11 +321,10 @@ def test_failed_batches_that_are_forgotten_are_missed_too() -> None:
 def test_another_key_cannot_hide_a_story_behind_newer_ones_of_the_same_id() -> None:
     """Of those that the asker may see the newest are told."""
     bench = Bench()
-    keyed, other = (b"c" * 16, "key"), (b"d" * 16, "other")
+    keyed, other, same = (b"c" * 16, "key"), (b"d" * 16, "other"), {"request_id": "same"}
     for number in range(1, 101):
-        record = bench.record(number, float(number), keyed if number == 1 else other)
-        record.tags = {"request_id": "same"}
-        bench.answer(record, at=number + 0.5)
+        client = keyed if number == 1 else other
+        bench.answer(bench.record(number, float(number), client, tags=same), at=number + 0.5)
     assert [1] == [past.member.number for past in at_once(bench.stories.of("same", (), 101.0, keyed))]
 
 
@@ -301,8 +332,7 @@ def test_of_one_id_the_newest_stories_are_told() -> None:
     """Of a thousand requests that were given the same one."""
     bench = Bench()
     for number in range(1, 1001):
-        record = bench.record(number, float(number))
-        record.tags = {"request_id": "same"}
+        record = bench.record(number, float(number), tags={"request_id": "same"})
         bench.answer(record, at=number + 0.5)
     told = at_once(bench.stories.of("same", (), 1001.0))
     assert list(range(1001 - MOST_STORIES, 1001)) == [past.member.number for past in told]
@@ -380,10 +410,7 @@ class World:
     """Requests of two clients for two models on two slots, as the dispatcher tells of them; times are whole milliseconds."""
 
     def __init__(self) -> None:
-        self.bench, self.now = Bench(), 0
-        self.bench.stories = Stories(
-            lambda number: [], lambda: self.bench.running, lambda model: ["w/0", "w/1"]
-        )
+        self.bench, self.now = Bench(("w/0", "w/1")), 0
         self.slots: list[list[Any]] = [[], []]
         """Of each, the batch that runs and the one behind it."""
         self.queue: list[Any] = []
@@ -395,8 +422,8 @@ class World:
 
     def arrive(self, first: int, second: int) -> None:
         """A request arrives."""
-        record = self.bench.record(len(self.known) + 1, self.now / 1000, (CLIENT, OTHER)[first % 2])
-        record.model = ("m", "n")[second % 2]
+        client, model = (CLIENT, OTHER)[first % 2], "mn"[second % 2]
+        record = self.bench.record(len(self.known) + 1, self.now / 1000, client, model)
         self.known[record.id] = record
         self.queue.append(record)
 

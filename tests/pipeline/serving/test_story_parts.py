@@ -97,23 +97,6 @@ async def test_a_request_withdrawn_while_it_runs_is_told_with_its_slot_and_its_c
         assert over["why"] == slowest["why"]
 
 
-@virtual_time
-async def test_an_interrupted_call_is_told_like_one_that_ran_to_its_end() -> None:
-    """An engine that can be interrupted reports the batch as cancelled, a moment after its request has ended."""
-    async with scripted_client() as (client, slots):
-        client.say(request(1))
-        batch = await slots.next_batch()
-        await trio.sleep(0.4)
-        client.say(Cancel(sequence=1))
-        await client.hear(Failure)
-        await trio.sleep(0.002)
-        slots.fail(batch, "cancelled")
-        await wait_all_tasks_blocked()
-        story = await story_of(client, 1)
-        assert ([("running", 400.0, "local/0")], 1) == (parts(story), story["attempts"])
-        assert "Its call ran on without it for 2 ms." in story["why"]
-
-
 async def slowest_of(peer: RawPeer) -> list[dict[str, Any]]:
     """The slowest requests."""
     peer.say(Explain(question=7, request="", slowest=10))
@@ -137,19 +120,38 @@ async def test_a_request_whose_deadline_passes_while_it_runs_is_told_with_its_sl
         assert 500.0 == answered["total_ms"]
 
 
+@pytest.mark.parametrize(
+    ("withdrawn", "code", "phase", "said"),
+    [
+        (
+            False,
+            "model_error",
+            "failed",
+            "it spent 400 ms in a failed attempt (batch 1 on local/0: model_error)",
+        ),
+        (True, "cancelled", "running", "Its call ran on without it for 2 ms."),
+    ],
+    ids=["failed", "withdrawn and interrupted"],
+)
 @virtual_time
-async def test_a_failed_call_is_told_as_such_not_as_the_way_to_its_slot() -> None:
-    """It ran for 500 ms until it failed."""
+async def test_a_call_without_results_is_told_with_its_slot_not_as_the_way_there(
+    withdrawn: bool, code: str, phase: str, said: str
+) -> None:
+    """It fails after 400 ms; or its request is withdrawn then, and the engine is interrupted a moment later."""
     async with scripted_client() as (client, slots):
         client.say(request(1))
         batch = await slots.next_batch()
-        await trio.sleep(0.5)
-        slots.fail(batch)
-        await client.hear(Failure)
+        await trio.sleep(0.4)
+        if withdrawn:
+            client.say(Cancel(sequence=1))
+            await client.hear(Failure)
+            await trio.sleep(0.002)
+        slots.fail(batch, code)
+        await wait_all_tasks_blocked()
         story = await story_of(client, 1)
-        assert ("model_error", "local/0", 1) == (story["code"], story["slot"], story["attempts"])
-        assert [("failed", 500.0, "local/0")] == parts(story)
-        assert "it spent 500 ms in a failed attempt (batch 1 on local/0: model_error)" in story["why"]
+        assert (code, "local/0", 1) == (story["code"], story["slot"], story["attempts"])
+        assert [(phase, 400.0, "local/0")] == parts(story)
+        assert said in story["why"]
         assert "on the way" not in story["why"]
 
 

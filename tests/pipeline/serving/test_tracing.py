@@ -78,8 +78,7 @@ def test_a_request_has_a_span_in_its_clients_trace_and_its_batch_one_that_is_lin
         batch = await slots.next_batch()
         await trio.sleep(0.25)
         slots.finish(batch)
-        for _ in range(3):
-            await client.hear(ResultEntry)
+        await client.hear_each(ResultEntry, 3)
 
     batch, one, other = spans_of(scenario)
     assert ["batch echo", "infer echo", "infer echo"] == [span.name for span in (batch, one, other)]
@@ -128,8 +127,7 @@ def test_what_is_not_in_a_sampled_trace_has_no_span() -> None:
             request(5, tags={"traceparent": parent(1)["traceparent"], "tracestate": "=,=,nonsense"}),
         )
         slots.finish(await slots.next_batch())
-        for _ in range(5):
-            await client.hear(ResultEntry)
+        await client.hear_each(ResultEntry, 5)
 
     with capture_logs() as lines:
         made = spans_of(scenario)
@@ -148,8 +146,7 @@ def test_a_sampler_of_the_environment_may_ask_for_spans_of_all_requests(
     async def scenario(client: RawPeer, slots: ScriptedSlots) -> None:
         client.say(request(1), request(2, tags=parent(1, "00")))
         slots.finish(await slots.next_batch())
-        for _ in range(2):
-            await client.hear(ResultEntry)
+        await client.hear_each(ResultEntry, 2)
 
     batch, one = spans_of(scenario)
     assert one.parent is None
@@ -164,8 +161,7 @@ def test_attempts_are_events_and_a_failed_request_has_a_failed_span() -> None:
         client.say(request(1, tags=parent(1)), request(2, tags=parent(2)))
         for _ in range(3):
             slots.fail(await slots.next_batch(), message="bad \ud800 data")
-        for _ in range(2):
-            await client.hear(Failure)
+        await client.hear_each(Failure, 2)
 
     made = spans_of(scenario)
     assert ["infer echo"] * 2 == [span.name for span in made]
@@ -197,7 +193,7 @@ def test_an_attempt_that_goes_on_when_its_request_ends_has_a_beginning_only() ->
 
 def test_an_engines_words_that_are_no_utf_8_keep_no_span_back() -> None:
     """They are replaced: an export with them could not be written."""
-    session = ClientSession(0, ClientReplies((b"c" * 16, None)), b"peer", "test", 0.0)
+    session = ClientSession(0, ClientReplies((b"c" * 16, None)), b"peer", 0.0)
     model, tensors = ServedModel(0, "echo", SIGNATURE, model_settings()), echo_tensors()
     record = record_of(session, 1, model, SIGNATURE.resolve(tensors.layout), tensors)
     record = dataclasses.replace(record, tags=parent(1))

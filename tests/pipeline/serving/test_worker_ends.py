@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import trio
 from tests.pipeline.serving.clocks import virtual_time
 from tests.pipeline.serving.echo_model import done, model_settings, request
 from tests.pipeline.serving.harness import memory_serving
-from tests.pipeline.serving.raw_peer import hello_of, verdict
+from tests.pipeline.serving.raw_peer import RawPeer, hello_of, verdict
 from trio.testing import wait_all_tasks_blocked
 
 from shapestream.wire.messages import (
@@ -27,30 +28,31 @@ from shapestream.wire.messages import (
 )
 
 
+@pytest.mark.parametrize("slots", [1, 8])
+@pytest.mark.parametrize(
+    ("leave", "why"),
+    [
+        (lambda worker: None, "silent"),
+        (RawPeer.close, "gone"),
+        (lambda worker: worker.say(Goodbye()), "goodbye"),
+        (lambda worker: worker.say(WorkerDraining(), Goodbye()), "goodbye"),
+    ],
+    ids=["silence", "lost connection", "goodbye", "goodbye while it drains"],
+)
 @virtual_time
-async def test_the_batch_of_a_silent_worker_runs_again_elsewhere() -> None:
-    """Silence ends the worker; the client notices nothing but the wait."""
+async def test_the_batch_of_a_worker_that_leaves_runs_again_elsewhere(
+    leave: Callable[[RawPeer], None], why: str, slots: int
+) -> None:
+    """The client notices nothing but the wait. Its slots leave together: no idle one of them gets the batch."""
     async with memory_serving() as running:
-        client, _, _ = await running.busy_worker()
+        leaver, client = await running.joined("leaver", slots), await running.greeted()
+        client.say(request(1))
+        await leaver.hear(Execute)
+        leave(leaver)
         await trio.sleep(2.0)
         await running.assert_redone(client)
-        assert {"worker: silent": 1} == running.server.statistics()["peers_lost"]
-
-
-@virtual_time
-async def test_a_worker_that_leaves_gives_its_batch_back() -> None:
-    """Goodbye is as good as silence, only faster; so is the loss of the connection."""
-    async with memory_serving() as running:
-        client, leaver, _ = await running.busy_worker()
-        leaver.say(Goodbye())
-        second = await running.joined("second")
-        await second.hear(Execute)
-        second.close()
-        third = running.worker()
-        await trio.sleep(2.0)
-        await third.join_as_worker("third")
-        await third.run_next()
-        assert 1 == (await client.hear(ResultEntry)).sequence
+        statistics = running.server.statistics()
+        assert ({f"worker: {why}": 1}, 0) == (statistics["peers_lost"], statistics["batches_failed"])
 
 
 @pytest.mark.parametrize(
@@ -75,7 +77,7 @@ async def test_the_end_of_a_worker_that_dialled_in_is_counted(
             worker.say(done(execute))
         await trio.sleep(6.0)
         assert [] == list(running.server.statistics()["slots"])
-        assert {counted: 1} == dict(running.server.snapshot().counters.dialled_in_ends)
+        assert {counted: 1} == dict(running.server.readings.snapshot().counters.dialled_in_ends)
 
 
 @virtual_time
@@ -154,17 +156,6 @@ async def test_an_idle_worker_that_drains_is_dismissed_at_once() -> None:
 
 
 @virtual_time
-async def test_a_draining_worker_that_dies_loses_its_batch_like_any_other() -> None:
-    """It runs again elsewhere."""
-    async with memory_serving() as running:
-        client, leaver, _ = await running.busy_worker()
-        leaver.say(WorkerDraining())
-        leaver.say(Goodbye())
-        await running.assert_redone(client)
-        assert {"worker: goodbye": 1} == running.server.statistics()["peers_lost"]
-
-
-@virtual_time
 async def test_a_request_that_loses_three_workers_fails() -> None:
     """It is not tried for ever."""
     async with memory_serving() as running:
@@ -181,17 +172,6 @@ async def test_a_request_that_loses_three_workers_fails() -> None:
             worker.say(Goodbye())
         failure = await client.hear(Failure)
         assert (1, "worker_lost", True) == verdict(failure)
-
-
-@virtual_time
-async def test_the_idle_slots_of_a_worker_that_leaves_get_none_of_its_batches() -> None:
-    """Its slots leave together: a lost batch neither goes to a slot that is gone nor uses up its attempts."""
-    async with memory_serving() as running:
-        leaver, client = await running.joined("leaver", slots=8), await running.greeted()
-        client.say(request(1))
-        await leaver.hear(Execute)
-        leaver.say(Goodbye())
-        await running.assert_redone(client)
 
 
 @virtual_time
@@ -226,8 +206,7 @@ async def test_the_busy_slots_of_a_worker_that_leaves_get_none_of_its_batches(
             executes = [await leaver.hear(Execute) for _ in range(slots)]
             await trio.sleep(0.01)
             leaver.say(*[done(execute, busy_us=10_000, preparations=0) for execute in executes])
-            for _ in range(slots):
-                await client.hear(ResultEntry)
+            await client.hear_each(ResultEntry, slots)
             total += slots
         left = slots * (1 + 2 * behind)
         client.say(*[request(total + number) for number in range(left)])

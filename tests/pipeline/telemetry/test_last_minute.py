@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from shapestream.slices import at_once
 from shapestream.telemetry.counters import Histogram, ServerStatistics
 from shapestream.telemetry.last_minute import MAX_BYTES, SNAPSHOT_S, WINDOW_S, LastMinute
+from shapestream_engine.batch import BatchReport
 
 START = 1000.0
 
@@ -36,28 +37,19 @@ class World:
 
     def answer(self, model: str, us: int) -> None:
         """A request that arrives, runs alone for `us`, and is answered."""
-        counters = self.counters.of(model)
-        counters.arrived += 1
-        self.counters.count_batch(
-            model,
-            [(1, (us,))],
-            requests=1,
-            rows=2,
-            elements=us // 2,
-            gather_us=us // 4,
-            run_us=us,
-            busy_us=2 * us,
-            reallocations=0,
-            preparations=1,
+        self.counters.models[model].arrived += 1
+        run_s = us * 1e-6
+        report = BatchReport(
+            batch=1, outputs=(), gather_s=us // 4 * 1e-6, run_s=run_s, busy_s=2 * run_s, preparations=1
         )
-        counters.queue_us.record(us)
-        counters.total_us.record(2 * us)
+        waits = [(us, 2 * us, 1)]
+        self.counters.count_batch(model, (us,), report, requests=1, rows=2, elements=us // 2, waits=waits)
         self.happened.append((self.now, model, "ran", us))
 
     def fail(self, model: str, code: str) -> None:
         """A request that arrives and fails."""
-        self.counters.of(model).arrived += 1
-        self.counters.of(model).failures[code] += 1
+        self.counters.models[model].arrived += 1
+        self.counters.models[model].failures[code] += 1
         self.counters.failures[code] += 1
         self.happened.append((self.now, model, code, 0))
 
