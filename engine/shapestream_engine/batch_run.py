@@ -69,9 +69,9 @@ class BatchRun:
             answered = [place for place, output in enumerate(self._outputs) if output is not None]
             for late in set(answered).difference(self._in_time(answered)):
                 self._outputs[late] = None
-        while places := self._in_time(
-            [place for place, output in enumerate(self._outputs) if output is None]
-        ):
+        while places := [place for place, output in enumerate(self._outputs) if output is None]:
+            if batch.start_before is not None and not (places := self._in_time(places)):
+                break
             self._run_calls(places)
         return BatchReport(
             batch=batch.batch,
@@ -86,14 +86,10 @@ class BatchRun:
             else tuple([(count, sizes) for sizes, count in self._calls.items()]),
         )
 
-    def _in_time(self, places: Sequence[int]) -> Sequence[int]:
-        """The places of members that may still start; the argument itself if none is late."""
-        start_before = self._batch.start_before
-        if start_before is None:
-            return places
-        now = monotonic() - self._ahead_s
-        left = [place for place in places if (time := start_before[place]) is None or time > now]
-        return places if len(left) == len(places) else left
+    def _in_time(self, places: Sequence[int]) -> list[int]:
+        """The places of members that may still start, of a batch with times to start."""
+        start_before, now = self._batch.start_before or (), monotonic() - self._ahead_s
+        return [place for place in places if (time := start_before[place]) is None or time > now]
 
     def _run_calls(self, places: Sequence[int]) -> None:
         """Run the calls for the remaining rows of these members; stop early if one of them may not start any more."""
@@ -188,8 +184,8 @@ class BatchRun:
             given = [*members, *[member for member, _ in filling]]
             given_shapes = [*shapes, *[shape for _, shape in filling]]
         self._reallocations += assembly.gather(call.sizes, given, given_shapes, request.input_tensors)
-        if self._in_time(places) is not places:  # gathering takes time
-            return None
+        if self._batch.start_before is not None and len(self._in_time(places)) < len(places):
+            return None  # gathering took too long
         started, ended = self._infer(request)
         self._gather_s += started - self._call_due
         self._run_s += ended - started

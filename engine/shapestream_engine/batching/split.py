@@ -21,7 +21,7 @@ add up to the rows of the output. A batch that cannot be divided with certainty 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from math import prod
@@ -30,7 +30,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from shapestream_engine.element_types import EXACT_BITS, dtype_of
-from shapestream_engine.errors import RuleError, ShapeError
+from shapestream_engine.errors import RuleError
 from shapestream_engine.layout import RequestShape
 from shapestream_engine.ports import (
     Counts,
@@ -83,7 +83,7 @@ class Selection:
 
 @dataclass(slots=True)
 class Division:
-    """The state of dividing the outputs of one call."""
+    """The outputs of one call, and the requests among which they are divided."""
 
     outputs: Sequence[Array]
     sizes: tuple[int, ...]
@@ -95,21 +95,6 @@ class Division:
     """Rows of the call; rows after the requests' own belong to no request."""
     selections: dict[str, Selection] = field(default_factory=dict)
     """Selections of the outputs divided so far, by output name."""
-
-    @classmethod
-    def of(
-        cls,
-        table: DimensionTable,
-        sizes: tuple[int, ...],
-        shapes: Sequence[RequestShape],
-        outputs: Sequence[Array],
-    ) -> Division:
-        """Make the division; raises `ShapeError` if the requests have more rows than the call."""
-        rows = [shape.rows for shape in shapes]
-        batch = sizes[0] if table.has_batch else 1
-        if sum(rows) > batch:
-            raise ShapeError(f"the requests have {sum(rows)} rows, the call {batch}")
-        return cls(outputs, sizes, shapes, rows, batch)
 
 
 class OutputSplitter(ABC):
@@ -201,9 +186,9 @@ class OutputSplitter(ABC):
     ) -> Column:
         """Cut the output into consecutive runs of `counts` along `axis`, trimmed; with `axis` None, everyone gets
         everything."""
-        trims = self._trims(output, division)
+        trims = self._trims(output, division) if self._follows else ()
         if trims or axis is None or (axis and prod(output.shape[:axis]) != 1):
-            return self._cut_regions(output, counts, division, axis, trims)
+            return self._column(self._pieces(output, counts, division, axis, trims))
         head, tail = output.shape[:axis], output.shape[axis + 1 :]
         entries = {
             count: (self.number, self._port.element_type, (*head, count, *tail)) for count in set(counts)
@@ -211,15 +196,14 @@ class OutputSplitter(ABC):
         rows_first = output.reshape(output.shape[axis:])
         return Column([entries[count] for count in counts], _cut_bytes(rows_first, counts))
 
-    def _cut_regions(
+    def _pieces(
         self,
         output: Array,
         counts: Sequence[int],
         division: Division,
         axis: int | None,
         trims: Sequence[_Follow],
-    ) -> Column:
-        column = Column([], [])
+    ) -> Iterator[Array]:
         region = [slice(None)] * output.ndim
         start = 0
         for shape, count in zip(division.shapes, counts, strict=True):
@@ -228,12 +212,14 @@ class OutputSplitter(ABC):
                 start += count
             for trimmed, dimension, extent in trims:
                 region[trimmed] = slice(extent.of(shape.sizes[dimension]))
-            self._append(column, output[tuple(region)])
-        return column
+            yield output[tuple(region)]
 
-    def _append(self, column: Column, own: Array) -> None:
-        column.entries.append((self.number, self._port.element_type, own.shape))
-        column.buffers.append(own.tobytes())
+    def _column(self, pieces: Iterable[Array]) -> Column:
+        column = Column([], [])
+        for own in pieces:
+            column.entries.append((self.number, self._port.element_type, own.shape))
+            column.buffers.append(own.tobytes())
+        return column
 
 
 class RowSplitter(OutputSplitter):
@@ -437,25 +423,15 @@ class PaddedSplitter(OutputSplitter):
         self._check_size(output, self._batch_axis, division.batch)
         counts = self._counter.read(division)
         self._check_counts(output, counts, division)
-        trims = self._trims(output, division)
         per_row = counts.tolist()
         division.selections[self._port.name] = Selection(None, _per_request(per_row, division), sum(per_row))
-        column = Column([], [])
-        region = [slice(None)] * output.ndim
-        start = 0
-        for shape in division.shapes:
-            own_counts = per_row[start : start + shape.rows]
-            most = max(own_counts, default=0)
-            region[self._batch_axis] = slice(start, start + shape.rows)
-            region[self._data_axis] = slice(most)
-            for axis, dimension, extent in trims:
-                region[axis] = slice(extent.of(shape.sizes[dimension]))
-            own = output[tuple(region)]
-            if own_counts and min(own_counts) < most:
-                own = self._blanked(own, counts[start : start + shape.rows], most)
-            self._append(column, own)
-            start += shape.rows
-        return column
+        trims = self._trims(output, division)
+        tables = self._pieces(output, division.rows, division, self._batch_axis, trims)
+        ends = accumulate(division.rows)
+        return self._column(
+            self._trimmed(own, counts[end - rows : end])
+            for own, end, rows in zip(tables, ends, division.rows, strict=True)
+        )
 
     def join(self, parts: Sequence[Array], rows: Sequence[int]) -> Array:
         """Join the tables, padded with 0 to the longest."""
@@ -467,11 +443,14 @@ class PaddedSplitter(OutputSplitter):
             grown.append(np.pad(part, widths))
         return super().join(grown, rows)
 
-    def _blanked(self, own: Array, counts: Array, most: int) -> Array:
-        """Copy the table with 0 beyond the counts, where the model may have left anything."""
-        own = own.copy()
+    def _trimmed(self, table: Array, counts: Array) -> Array:
+        """The table up to the largest count, with 0 beyond each row's count, where the model may have left anything."""
+        most = int(counts.max(initial=0))
+        own = table[(slice(None),) * self._data_axis + (slice(most),)]
         beyond = counts[:, None] <= np.arange(most)
-        np.moveaxis(own, (self._batch_axis, self._data_axis), (0, 1))[beyond] = 0
+        if beyond.any():
+            own = own.copy()
+            np.moveaxis(own, (self._batch_axis, self._data_axis), (0, 1))[beyond] = 0
         return own
 
     def _check_counts(self, output: Array, counts: Array, division: Division) -> None:

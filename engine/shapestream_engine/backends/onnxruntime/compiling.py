@@ -8,8 +8,8 @@ from typing import Any
 import onnxruntime as ort
 
 from shapestream_engine.backends.file_ports import FilePort, no_tensors, signature_of
+from shapestream_engine.backends.host_request import HostModel
 from shapestream_engine.backends.onnxruntime.request import OnnxRuntimeRequest, engine_words
-from shapestream_engine.compiled_model import CompiledModel
 from shapestream_engine.errors import ModelLoadError, SignatureError
 from shapestream_engine.model import ModelSpec
 from shapestream_engine.model_files import check_file
@@ -36,7 +36,7 @@ _PROVIDER = "provider."
 """Prefix of properties that are options of the execution provider."""
 
 
-def compile_spec(spec: ModelSpec, *, slots: int, threads: int | None) -> OnnxRuntimeModel:
+def compile_spec(spec: ModelSpec, *, slots: int, threads: int | None) -> HostModel:
     """Read the model, apply the names and bounds of the spec, and make a session."""
     provider, provider_options = provider_of(spec)
     options, properties = session_options(spec, slots, threads)
@@ -44,7 +44,8 @@ def compile_spec(spec: ModelSpec, *, slots: int, threads: int | None) -> OnnxRun
         f"{_PROVIDER}{name}": value for name, value in provider_options.items()
     }
     session = _session(spec, options, provider, provider_options)
-    return OnnxRuntimeModel(_signature(spec, session), session, properties)
+    signature = _signature(spec, session)
+    return HostModel(signature, properties, lambda: OnnxRuntimeRequest(signature, session))
 
 
 def read_spec(spec: ModelSpec) -> ModelSignature:
@@ -75,26 +76,6 @@ def _signature(spec: ModelSpec, session: ort.InferenceSession) -> ModelSignature
     return signature_of(
         spec, _ports("input", session.get_inputs(), spec), _ports("output", session.get_outputs(), spec)
     )
-
-
-class OnnxRuntimeModel(CompiledModel):
-    """A model in an ONNX Runtime session; requests may call it at the same time."""
-
-    def __init__(
-        self, signature: ModelSignature, session: ort.InferenceSession, properties: Mapping[str, Any]
-    ) -> None:
-        super().__init__(signature, properties)
-        self._session: ort.InferenceSession | None = session
-
-    def create_infer_request(self) -> OnnxRuntimeRequest:
-        """Create a request with its own tensors; small upper bounds are reserved at once."""
-        if self._session is None:
-            raise self.is_closed()
-        return OnnxRuntimeRequest(self.signature, self._session)
-
-    def close(self) -> None:
-        """Release the session; its memory is freed with the last of its requests."""
-        self._session = None
 
 
 def _source(spec: ModelSpec) -> str | bytes:
