@@ -36,25 +36,6 @@ _HUGE = {"f16": 1e4}
 
 
 @dataclass(frozen=True, slots=True)
-class Integers:
-    """Integers from `low` to `high`, both included."""
-
-    low: int
-    high: int
-
-    def draw(self, shape: tuple[int, ...], random: np.random.Generator) -> Array:
-        """Draw independent elements."""
-        return random.integers(self.low, self.high, shape, endpoint=True)
-
-    def range(self) -> tuple[float, float]:
-        """The smallest and the largest ordinary value."""
-        return self.low, self.high
-
-    def __str__(self) -> str:
-        return f"integers {self.low}..{self.high}"
-
-
-@dataclass(frozen=True, slots=True)
 class Uniform:
     """Numbers between `low` and `high`, equally distributed."""
 
@@ -71,6 +52,21 @@ class Uniform:
 
     def __str__(self) -> str:
         return f"uniform {self.low:g}..{self.high:g}"
+
+
+@dataclass(frozen=True, slots=True)
+class Integers(Uniform):
+    """Integers from `low` to `high`, both included."""
+
+    low: int
+    high: int
+
+    def draw(self, shape: tuple[int, ...], random: np.random.Generator) -> Array:
+        """Draw independent elements."""
+        return random.integers(self.low, self.high, shape, endpoint=True)
+
+    def __str__(self) -> str:
+        return f"integers {self.low}..{self.high}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +114,7 @@ class Samples:
         return f"{len(self.rows)} sample{'s' if len(self.rows) != 1 else ''}"
 
 
-Values: TypeAlias = Integers | Uniform | Normal | Samples
+Values: TypeAlias = Uniform | Normal | Samples
 
 
 def default_values(element_type: str) -> tuple[Values, ...]:
@@ -195,10 +191,9 @@ def held(array: Array, dtype: np.dtype[Any]) -> Array:
         whole = np.nan_to_num(np.rint(array))
         # The limits of 64-bit types, as floats, lie outside the types.
         least, most = np.nextafter(float(limits.min), 0), np.nextafter(float(limits.max), 0)
-        held = np.clip(whole, least, most).astype(dtype)
-        return np.where(
-            whole <= limits.min, limits.min, np.where(whole >= limits.max, limits.max, held)
-        ).astype(dtype)
+        held: Array = np.clip(whole, least, most).astype(dtype)
+        held[whole <= limits.min], held[whole >= limits.max] = limits.min, limits.max
+        return held
     return np.asarray(np.clip(array, limits.min, limits.max).astype(dtype))
 
 
