@@ -36,26 +36,29 @@ _HUGE = {"f16": 1e4}
 
 
 @dataclass(frozen=True, slots=True)
-class Uniform:
-    """Numbers between `low` and `high`, equally distributed."""
-
+class _Bounded:
     low: float
     high: float
-
-    def draw(self, shape: tuple[int, ...], random: np.random.Generator) -> Array:
-        """Draw independent elements."""
-        return random.uniform(self.low, self.high, shape)
 
     def range(self) -> tuple[float, float]:
         """The smallest and the largest ordinary value."""
         return self.low, self.high
+
+
+@dataclass(frozen=True, slots=True)
+class Uniform(_Bounded):
+    """Numbers between `low` and `high`, equally distributed."""
+
+    def draw(self, shape: tuple[int, ...], random: np.random.Generator) -> Array:
+        """Draw independent elements."""
+        return random.uniform(self.low, self.high, shape)
 
     def __str__(self) -> str:
         return f"uniform {self.low:g}..{self.high:g}"
 
 
 @dataclass(frozen=True, slots=True)
-class Integers(Uniform):
+class Integers(_Bounded):
     """Integers from `low` to `high`, both included."""
 
     low: int
@@ -114,7 +117,7 @@ class Samples:
         return f"{len(self.rows)} sample{'s' if len(self.rows) != 1 else ''}"
 
 
-Values: TypeAlias = Uniform | Normal | Samples
+Values: TypeAlias = Integers | Uniform | Normal | Samples
 
 
 def default_values(element_type: str) -> tuple[Values, ...]:
