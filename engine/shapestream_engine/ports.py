@@ -53,13 +53,15 @@ class Rule:
     """
 
     NAME: ClassVar[str]
+    DATA_AXIS: ClassVar[int | None] = None
+    """The axis whose size the data decides; None without such an axis."""
 
     def check(self, rule: Ruled) -> None:
         """Raises `SignatureError` if the output, other outputs or the inputs do not fit the rule."""
 
     def data_axis(self, port: OutputPort) -> int | None:
         """The axis whose size the data decides (rows found, entries counted); None without such an axis."""
-        return None
+        return self.DATA_AXIS
 
     def extents(self, port: OutputPort) -> tuple[Extent | None, ...]:
         """The extent of each axis; None for an axis that follows nothing.
@@ -155,6 +157,7 @@ class IndexColumn(Rule):
     """
 
     NAME: ClassVar[str] = "index_column"
+    DATA_AXIS: ClassVar[int | None] = 0
     column: int = 0
 
     def check(self, rule: Ruled) -> None:
@@ -167,10 +170,6 @@ class IndexColumn(Rule):
             raise SignatureError(f"{where}: there is no column {self.column} in [{output.shape}]")
         if output.element_type == "boolean":
             raise SignatureError(f"{where}: a boolean is no index")
-
-    def data_axis(self, port: OutputPort) -> int | None:
-        """The first axis: rows found."""
-        return 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +188,7 @@ class With(FollowingRule):
     """The rows are parallel to the rows of another output."""
 
     NAME: ClassVar[str] = "with"
+    DATA_AXIS: ClassVar[int | None] = 0
     FOLLOWS: ClassVar[tuple[str, ...]] = ("index_column", "counts")
     MEANING: ClassVar[str] = "that it runs parallel to"
 
@@ -197,10 +197,6 @@ class With(FollowingRule):
         rule.check_leader(self.output, self.FOLLOWS)
         if rule.output.shape.rank == 0:
             raise SignatureError(f"{rule.where} needs rows; the output is a scalar")
-
-    def data_axis(self, port: OutputPort) -> int | None:
-        """The first axis: rows parallel to the rows found."""
-        return 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +208,7 @@ class Counts(FollowingRule):
     """
 
     NAME: ClassVar[str] = "counts"
+    DATA_AXIS: ClassVar[int | None] = 0
     FOLLOWS: ClassVar[tuple[str, ...]] = ("rows",)
     MEANING: ClassVar[str] = "that counts its rows"
 
@@ -226,10 +223,6 @@ class Counts(FollowingRule):
                 f"{rule.where} needs rows in a number that depends on the data; "
                 f"in [{shape}] it is that of {shape.names[0]!r}"
             )
-
-    def data_axis(self, port: OutputPort) -> int | None:
-        """The first axis: rows counted."""
-        return 0
 
 
 @dataclass(frozen=True, slots=True)

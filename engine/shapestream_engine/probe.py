@@ -128,33 +128,18 @@ def _prove(task: Task, wanted: list[Treatment]) -> ProbeReport:
         for treatment in wanted
         if treatment not in said
     ]
-    return _report(
-        task.spec.name,
-        findings,
-        notes,
-        heard,
-        monotonic() - started,
-        conclusive=heard.end is None and not notes,
-    )
-
-
-def _report(
-    name: str, findings: list[Finding], notes: list[str], heard: Heard, seconds: float, *, conclusive: bool
-) -> ProbeReport:
+    findings.sort(key=lambda finding: (finding.treatment.kind, len(finding.treatment.dimensions)))
+    crashed = any(finding.output is None and finding.verdict == "refuted" for finding in findings)
+    short = any(finding.is_short for finding in findings)
     outcome = heard.outcome or {}
-    in_order = sorted(
-        findings, key=lambda finding: (finding.treatment.kind, len(finding.treatment.dimensions))
-    )
-    report = ProbeReport(
-        model=name,
-        findings=tuple(in_order),
+    return ProbeReport(
+        model=task.spec.name,
+        findings=tuple(findings),
         inputs=outcome.get("inputs", {}),
         sizes=tuple(outcome.get("sizes", ())),
         follows=outcome.get("follows", {}),
         tolerances=outcome.get("tolerances", {}),
         notes=tuple(notes),
-        seconds=round(seconds, 3),
+        conclusive=heard.end is None and not (notes or crashed or short),
+        seconds=round(monotonic() - started, 3),
     )
-    crashed = any(finding.output is None and finding.verdict == "refuted" for finding in findings)
-    short = any(finding.is_short for finding in findings)
-    return replace(report, conclusive=conclusive and not crashed and not short)

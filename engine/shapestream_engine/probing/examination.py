@@ -483,21 +483,19 @@ def values_of(signature: ModelSignature, options: ProbeOptions) -> dict[str, Val
         port.name: port.axis_names.index("batch") if signature.has_batch else None
         for port in signature.inputs
     }
-    if unknown := sorted((options.values.keys() | options.samples.keys()) - axes.keys() - {EVERY_INPUT}):
-        raise SignatureError(
-            f"no input {', '.join(unknown)}; the model has {', '.join(axes)}", key=("probe",)
-        )
+    values, samples = dict(options.values), dict(options.samples)
+    for_all, samples_of_all = values.pop(EVERY_INPUT, None), samples.pop(EVERY_INPUT, None)
     known: dict[str, Values] = {}
-    if EVERY_INPUT in options.samples:
-        known |= read_samples(options.samples[EVERY_INPUT], axes)
-    if EVERY_INPUT in options.values:
-        known |= dict.fromkeys(axes, options.values[EVERY_INPUT])
-    for name, values in options.values.items():
-        known[name] = values
-    for name, path in options.samples.items():
-        if name != EVERY_INPUT:
+    with EngineError.about("probe"):
+        if unknown := sorted((values.keys() | samples.keys()) - axes.keys()):
+            raise SignatureError(f"no input {', '.join(unknown)}; the model has {', '.join(axes)}")
+        if samples_of_all is not None:
+            known |= read_samples(samples_of_all, axes)
+        if for_all is not None:
+            known |= dict.fromkeys(axes, for_all)
+        known |= values
+        for name, path in samples.items():
             known |= read_samples(path, axes, only=name)
-    known.pop(EVERY_INPUT, None)
     return known
 
 

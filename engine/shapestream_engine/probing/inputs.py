@@ -214,40 +214,34 @@ def read_samples(
             first = next(iter(batch_axes), "x")
             known = ", ".join(batch_axes)
             raise SignatureError(
-                f"{path}: {name!r} is no input (name arrays {known}; several {first}.0, {first}.1)",
-                key=("probe",),
+                f"{path}: {name!r} is no input (name arrays {known}; several {first}.0, {first}.1)"
             )
         if only not in (None, port):
             continue
         axis = batch_axes[port]
         if array.size == 0 or (axis is not None and axis >= array.ndim):
-            raise SignatureError(
-                f"{path}: {name!r} has the shape {list(array.shape)}, which has no rows", key=("probe",)
-            )
+            raise SignatureError(f"{path}: {name!r} has the shape {list(array.shape)}, which has no rows")
         own = [array] if axis is None else np.split(array, array.shape[axis], axis)
         rows.setdefault(port, []).extend(own)
     if only is not None and only not in rows:
-        raise SignatureError(f"{path}: there is no array {only!r}, nor {only}.0 and so on", key=("probe",))
+        raise SignatureError(f"{path}: there is no array {only!r}, nor {only}.0 and so on")
     return {port: Samples(tuple(own), batch_axes[port]) for port, own in rows.items()}
 
 
 def _arrays(path: Path) -> list[tuple[str, Array]]:
     try:
         with open_regular(path) as file, np.load(file, allow_pickle=False) as archive:
-            _check_size(path, archive.zip.infolist())
+            _check_size(archive.zip.infolist())
             return [(name, archive[name]) for name in sorted(archive.files, key=_in_order)]
     except (OSError, ValueError, EOFError, BadZipFile, AttributeError, MemoryError) as error:
-        raise SignatureError(f"cannot read samples from {path}: {error}", key=("probe",)) from error
+        raise SignatureError(f"cannot read samples from {path}: {error}") from error
 
 
-def _check_size(path: Path, members: Iterable[ZipInfo]) -> None:
-    """Raises `SignatureError` for an archive that would not fit in memory unpacked."""
+def _check_size(members: Iterable[ZipInfo]) -> None:
+    """Raises `ValueError` for an archive that would not fit in memory unpacked."""
     unpacked, most = sum(member.file_size for member in members), memory_bytes()
     if unpacked > most:
-        raise SignatureError(
-            f"cannot read samples from {path}: {unpacked} bytes unpacked, and this machine's memory has {most}",
-            key=("probe",),
-        )
+        raise ValueError(f"{unpacked} bytes unpacked, and this machine's memory has {most}")
 
 
 def _in_order(name: str) -> tuple[str, int]:
