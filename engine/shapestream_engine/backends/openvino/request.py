@@ -199,7 +199,8 @@ class OpenVinoRequest(InferRequest):
         if self._spoilt:
             self._renew()
         if self._outside:
-            self._show_outside()
+            for tensor in self._tensors:
+                tensor.show()
         self.running = True
         try:
             if self._stateful:
@@ -261,7 +262,3 @@ class OpenVinoRequest(InferRequest):
         # OpenVINO would use the tensor of such an output for the input as well.
         kind = CopiedOutput if number in self._forwarded else SetOutput
         self._set_outputs[number] = kind(self.signature, self.engine_request, number, tensor)
-
-    def _show_outside(self) -> None:
-        for tensor in self._tensors:
-            tensor.show()
