@@ -23,9 +23,12 @@ from shapestream_engine.infer_request import InferRequest
 from shapestream_engine.layout import RequestShape, Tensors
 from shapestream_engine.request_pool import RequestPool
 
+_REMEMBERED_SHAPES = 4096
+"""Number of call shapes remembered per model, to recognise new ones; then all are forgotten."""
+
 
 class BatchRun:
-    """The state of one batch while it runs; the slot provides `infer` and `is_new`."""
+    """The state of one batch while it runs; the slot provides `infer` and `seen`, the shapes that it has run."""
 
     def __init__(
         self,
@@ -35,7 +38,7 @@ class BatchRun:
         pool: RequestPool,
         request: InferRequest | None,
         infer: Callable[[InferRequest], tuple[float, float]],
-        is_new: Callable[[str, tuple[int, ...]], bool],
+        seen: set[tuple[int, ...]],
     ) -> None:
         """`shapes` has the members' sizes; `ahead_s` is this process's clock minus the clock of `start_before`, in
         seconds. `request` runs the calls of shapes without a prepared model; None if every shape has one."""
@@ -45,7 +48,7 @@ class BatchRun:
         self._pool = pool
         self._request = request
         self._infer = infer
-        self._is_new = is_new
+        self._seen = seen
         self._outputs: list[Tensors | None] = [shape.answer for shape in shapes]
         """The members' results, including answers that need no call; None for open members."""
         self._parts: dict[int, tuple[list[Tensors], list[int]]] = {}
@@ -158,8 +161,11 @@ class BatchRun:
         if prepared is None or sizes is None:
             assert self._request is not None  # only a pool whose shapes are all prepared has no requests
             results = self._run_on(self._request, call, places, members, shapes)
-            if results is not None:
-                self._preparations += self._is_new(self._batch.model, call.sizes)
+            if results is not None and call.sizes not in self._seen:
+                self._preparations += 1
+                if len(self._seen) >= _REMEMBERED_SHAPES:
+                    self._seen.clear()
+                self._seen.add(call.sizes)
             return results
         request, new = prepared.lease(sizes)
         self._preparations += new

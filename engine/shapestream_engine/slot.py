@@ -21,9 +21,6 @@ from shapestream_engine.errors import EngineError, InferenceError, message_of
 from shapestream_engine.infer_request import InferRequest
 from shapestream_engine.request_pool import RequestPool
 
-_REMEMBERED_SHAPES = 4096
-"""Number of call shapes remembered per model, to recognise new ones; then all are forgotten."""
-
 
 class Runner:
     """Runs batches of the models of `pools`, one after another, on the thread that calls `run`.
@@ -36,6 +33,7 @@ class Runner:
         self.name = name
         self._pools = dict(pools)
         self._seen: dict[str, set[tuple[int, ...]]] = {name: set() for name in pools}
+        """The call shapes of each model so far."""
         # Orders requests of other threads and this thread's work: a batch is withdrawn or begun, never both, and
         # `cancel` affects only its batch.
         self._lock = threading.Lock()
@@ -129,7 +127,8 @@ class Runner:
             message = f"model {batch.model!r} has no free request: {pool!r}"
             return _failed(batch, ErrorCode.UNAVAILABLE, message)
         try:
-            return BatchRun(batch, shapes, ahead_s, pool, request, self._infer, self._is_new).run()
+            seen = self._seen[batch.model]
+            return BatchRun(batch, shapes, ahead_s, pool, request, self._infer, seen).run()
         except BaseException as error:  # noqa: BLE001
             # Every error becomes a coded report here, including those that are no `Exception`: a panic of a Rust
             # extension, SystemExit, trio's Cancelled. This thread has no caller for them. Ctrl-C reaches the main
@@ -146,15 +145,6 @@ class Runner:
         started = perf_counter()
         request.infer()
         return started, perf_counter()
-
-    def _is_new(self, model: str, sizes: tuple[int, ...]) -> bool:
-        seen = self._seen[model]
-        if sizes in seen:
-            return False
-        if len(seen) >= _REMEMBERED_SHAPES:
-            seen.clear()
-        seen.add(sizes)
-        return True
 
     def _failure(
         self, batch: BatchInputs, pool: RequestPool, error: BaseException, began: float

@@ -72,10 +72,6 @@ class InputTensor(Tensor):
         else:
             self.outside.shape = sizes
 
-    def check(self) -> None:
-        """Raises `ShapeError` if the tensor, perhaps one from outside, has a shape that the port does not take."""
-        self._port.admitted(self.shape)
-
 
 def _empty_shape(port: InputPort | OutputPort) -> list[int]:
     return [0 if axis.is_dynamic else axis.minimum for axis in port.shape.dimensions]
@@ -120,7 +116,9 @@ class HostRequest(InferRequest):
         """Run a call in this thread, on `inputs` if given; other threads continue meanwhile."""
         if inputs is not None:
             self.fill(inputs)
-        self._begin()
+        if self._outside:
+            self._check_outside()
+        self.running = True
         self._finish()
         return self._results
 
@@ -128,7 +126,9 @@ class HostRequest(InferRequest):
         """Start a call on the request's thread; raises `RuntimeError` if nothing waited for the last call."""
         if self._background is not None:
             raise RuntimeError("the last call was not waited for")
-        self._begin()
+        if self._outside:
+            self._check_outside()
+        self.running = True
         if self._background_thread is None:
             self._background_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="infer")
         self._background = self._background_thread.submit(self._finish)
@@ -143,11 +143,10 @@ class HostRequest(InferRequest):
         """The outputs of the last successful call; copy them before the next call."""
         return self._outputs
 
-    def _begin(self) -> None:
-        if self._outside:
-            for tensor in self._tensors:
-                tensor.check()
-        self.running = True
+    def _check_outside(self) -> None:
+        """Raises `ShapeError` if the caller gave a tensor of its own a shape that the port does not take."""
+        for port, tensor in zip(self.signature.inputs, self._tensors, strict=True):
+            port.admitted(tensor.shape)
 
     def _finish(self) -> None:
         try:

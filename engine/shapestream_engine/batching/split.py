@@ -159,24 +159,24 @@ class OutputSplitter(ABC):
             )
         return output
 
-    def _check_size(self, output: Array, axis: int | None, size: int, extent: Extent | None = None) -> None:
-        """Raises `RuleError` unless the axis has `size`, or the size that `extent` makes of it."""
+    def _wrong_size(self, output: Array, axis: int, size: int, extent: Extent | None = None) -> RuleError:
+        """The error for an axis that has neither `size` nor the size that `extent` makes of it."""
         wanted = size if extent is None else extent.of(size)
-        if axis is not None and output.shape[axis] != wanted:
-            name = self._port.shape.names[axis]
-            along = f"axis {axis}" if name is None else f"{name!r} (axis {axis})"
-            rule = "" if wanted == size else f", whose {extent} is {wanted}"
-            raise RuleError(
-                f"output {self._port.name!r} has {output.shape[axis]} along {along} in a call of {size}{rule}; "
-                f"its shape is {list(output.shape)}"
-            )
+        name = self._port.shape.names[axis]
+        along = f"axis {axis}" if name is None else f"{name!r} (axis {axis})"
+        rule = "" if wanted == size else f", whose {extent} is {wanted}"
+        return RuleError(
+            f"output {self._port.name!r} has {output.shape[axis]} along {along} in a call of {size}{rule}; "
+            f"its shape is {list(output.shape)}"
+        )
 
     def _trims(self, output: Array, division: Division) -> list[_Follow]:
         """The axes that follow a dimension along which some request was padded."""
         trims = []
         for axis, dimension, extent in self._follows:
             size = division.sizes[dimension]
-            self._check_size(output, axis, size, extent)
+            if output.shape[axis] != extent.of(size):
+                raise self._wrong_size(output, axis, size, extent)
             if any(shape.sizes[dimension] != size for shape in division.shapes):
                 trims.append((axis, dimension, extent))
         return trims
@@ -231,9 +231,10 @@ class RowSplitter(OutputSplitter):
 
     def divide(self, division: Division) -> Column:
         """Divide the output by rows; raises `RuleError` if it does not have the call's sizes."""
-        output = self._checked(division)
-        self._check_size(output, self._axis, division.batch)
-        return self._cut(output, division.rows, division, axis=self._axis)
+        output, axis = self._checked(division), self._axis
+        if axis is not None and output.shape[axis] != division.batch:
+            raise self._wrong_size(output, axis, division.batch)
+        return self._cut(output, division.rows, division, axis=axis)
 
     def join(self, parts: Sequence[Array], rows: Sequence[int]) -> Array:
         """Join the rows; a shared output is equal in every call, so the first part is the result."""
@@ -420,7 +421,8 @@ class PaddedSplitter(OutputSplitter):
         Raises `RuleError` if a count exceeds the room.
         """
         output = self._checked(division)
-        self._check_size(output, self._batch_axis, division.batch)
+        if output.shape[self._batch_axis] != division.batch:
+            raise self._wrong_size(output, self._batch_axis, division.batch)
         counts = self._counter.read(division)
         self._check_counts(output, counts, division)
         per_row = counts.tolist()
@@ -458,7 +460,8 @@ class PaddedSplitter(OutputSplitter):
         self._counter.check_holds(room, self._port)
         limits = np.full(len(counts), room)
         if (bound := self._bound) is not None:
-            self._check_size(output, self._data_axis, division.sizes[bound])
+            if room != division.sizes[bound]:
+                raise self._wrong_size(output, self._data_axis, division.sizes[bound])
             own = np.repeat([shape.sizes[bound] for shape in division.shapes], division.rows)
             limits[: len(own)] = own
         over = counts > limits
