@@ -115,7 +115,7 @@ def signature_of(
             for port, name, own in zip(outputs, output_names.names, follows, strict=True)
         )
     except RuleMissing as error:
-        raise error.of_model(spec.name) from error
+        raise RuleMissing(f"model {spec.name!r}: {error}", output=error.output) from error
     except EngineError as error:
         raise SignatureError(f"model {spec.name!r}: {error}", key=error.key) from error
     return ModelSignature(spec.name, input_ports, output_ports, spec.strategy)

@@ -352,7 +352,6 @@ class Evidence:
             if member in case.guests:
                 continue
             for number in range(len(got)):
-                assert member.results is not None  # cases are made of requests that ran alone
                 alone = member.results[number]
                 tolerance = self._tolerance_of(member, number)
                 is_same = same_bits(alone, got[number])
@@ -375,7 +374,6 @@ class Evidence:
 
     def _shows_nothing(self, member: ProbeRequest, number: int, difference: Difference) -> bool:
         """Tell whether the comparison can show no difference, or whether rounding decides it."""
-        assert member.results is not None
         tolerance = self._tolerance_of(member, number)
         if difference.within:
             key = (member, number)
@@ -518,7 +516,6 @@ def _unrepeatable(calls: DirectCalls, baseline: Baseline) -> str:
     """The reason why results cannot be compared, if the model does not repeat its results; otherwise ""."""
     request = baseline.requests.typical(baseline.sizes[0], 0)
     assert request is not None  # every request of a baseline ran alone
-    assert request.results is not None
     try:
         with calls.phase(baseline.phase):
             (again,) = calls.run(request.sizes, [request], f"again: {request.words}")
