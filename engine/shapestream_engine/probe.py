@@ -22,7 +22,7 @@ from shapestream_engine.ports import OutputPort, rule_to_dict
 from shapestream_engine.probing.cache import ProofCache
 from shapestream_engine.probing.child import Heard, Task, blamed, run_child
 from shapestream_engine.probing.examination import ProbeOptions, treatments
-from shapestream_engine.probing.report import Finding, ProbeReport, Treatment
+from shapestream_engine.probing.report import Finding, ProbeReport, Treatment, unproved
 
 __all__ = ["Finding", "ProbeOptions", "ProbeReport", "ProofCache", "Treatment", "complete_rules", "prove"]
 
@@ -123,11 +123,7 @@ def _prove(task: Task, wanted: list[Treatment]) -> ProbeReport:
         skip |= {heard.phase}
     said = {finding.treatment for finding in findings}
     why = f"the model could not be tried: {notes[-1]}" if notes else "the model could not be tried"
-    findings += [
-        Finding(treatment=treatment, output=None, verdict="unproved", why=why)
-        for treatment in wanted
-        if treatment not in said
-    ]
+    findings += [unproved(treatment, why) for treatment in wanted if treatment not in said]
     findings.sort(key=lambda finding: (finding.treatment.kind, len(finding.treatment.dimensions)))
     crashed = any(finding.output is None and finding.verdict == "refuted" for finding in findings)
     short = any(finding.is_short for finding in findings)

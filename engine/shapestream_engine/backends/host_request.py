@@ -95,7 +95,6 @@ class HostRequest(InferRequest):
         self._outputs: list[Array] = [
             np.empty(_empty_shape(port), dtype_of(port.element_type)) for port in signature.outputs
         ]
-        self._results = InferResults(self)
         self._outside = False
         """True if an input uses a tensor of the caller's."""
         self._set_outputs: dict[int, Tensor] = {}

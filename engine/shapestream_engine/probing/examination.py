@@ -45,7 +45,7 @@ from shapestream_engine.probing.cases import (
 from shapestream_engine.probing.inputs import Values, read_samples
 from shapestream_engine.probing.model_calls import Announce, DirectCalls, ModelCalls, ProbeRequest, SlotCalls
 from shapestream_engine.probing.probe_requests import ProbeRequests, same_bits
-from shapestream_engine.probing.report import Finding, Treatment, Verdict
+from shapestream_engine.probing.report import Finding, Treatment, Verdict, refuted, unproved
 from shapestream_engine.probing.tolerances import Difference, OutputTolerance, compare
 from shapestream_engine.signature import ModelSignature
 from shapestream_engine.tensor import Array
@@ -153,7 +153,7 @@ def examine(
             baseline.requests.look_for_ids(max(baseline.sizes, key=math.prod))
             baseline.look_again()
     if baseline is None or why:
-        emit([Finding(treatment=treatment, output=None, verdict="unproved", why=why) for treatment in wanted])
+        emit([unproved(treatment, why) for treatment in wanted])
     else:
         served_calls = calls if served is None else SlotCalls(served, announce)
         _TreatmentRun(calls, served_calls, baseline, options, skip).run(wanted, emit, ends_at)
@@ -414,25 +414,14 @@ class Evidence:
     def findings(self) -> Iterator[Finding]:
         """Yield a verdict per output; one verdict for all outputs where a call failed."""
         if self.misfit:
-            yield Finding(
-                treatment=self._treatment,
-                output=None,
-                verdict="refuted",
-                why=f"a request alone breaks the rule of an output: {self.misfit}",
-            )
-            return
-        if self._failure is not None:
+            yield refuted(self._treatment, f"a request alone breaks the rule of an output: {self.misfit}")
+        elif self._failure is not None:
             message, case = self._failure
-            yield Finding(
-                treatment=self._treatment,
-                output=None,
-                verdict="refuted",
-                why=f"the call fails, while each of its requests runs alone: {message}",
-                case=case,
-            )
-            return
-        for number, port in enumerate(self._signature.outputs):
-            yield self._finding(number, port.name)
+            why = f"the call fails, while each of its requests runs alone: {message}"
+            yield refuted(self._treatment, why, case)
+        else:
+            for number, port in enumerate(self._signature.outputs):
+                yield self._finding(number, port.name)
 
     def _finding(self, number: int, name: str) -> Finding:
         verdict, why = self._verdict(number)

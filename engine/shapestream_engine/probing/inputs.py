@@ -7,7 +7,7 @@ only, so a proof can be repeated.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -19,6 +19,7 @@ from shapestream_engine.element_types import dtype_of
 from shapestream_engine.errors import SignatureError
 from shapestream_engine.layout import Tensors
 from shapestream_engine.machine import memory_bytes
+from shapestream_engine.ports import InputPort
 from shapestream_engine.regular_files import open_regular
 from shapestream_engine.signature import ModelSignature
 from shapestream_engine.tensor import Array
@@ -266,40 +267,46 @@ def make_request(
 ) -> Tensors:
     """Make a request of these sizes. Every second request lacks the masks that the server can make."""
     random = np.random.default_rng([seed, number, *sizes])
-    arrays: dict[int, Array] = {}
-    for index, (port, shape) in enumerate(zip(signature.inputs, signature.input_shapes(sizes), strict=True)):
-        if port.mask_of is not None and number % 2 == 0:
-            continue
-        arrays[index] = (
-            filled(1, port.element_type, shape)
-            if port.mask_of is not None
-            else drawn(values[port.name], port.element_type, shape, random, number=number)
-        )
-    return tensors_of(signature, arrays)
+
+    def array(port: InputPort, shape: tuple[int, ...]) -> Array | None:
+        if port.mask_of is None:
+            return drawn(values[port.name], port.element_type, shape, random, number=number)
+        return None if number % 2 == 0 else filled(1, port.element_type, shape)
+
+    return request_of(signature, sizes, array)
 
 
 def extreme_request(
     signature: ModelSignature, values: Mapping[str, Values], sizes: tuple[int, ...], kind: Extreme
 ) -> Tensors | None:
     """Make a request whose inputs all have one extreme value; None if no input has such a value."""
-    arrays: dict[int, Array] = {}
-    matches = False
-    for index, (port, shape) in enumerate(zip(signature.inputs, signature.input_shapes(sizes), strict=True)):
-        if port.mask_of is not None:
-            continue
-        known: dict[Extreme, float] = dict(extremes(values[port.name], port.element_type))
-        matches |= kind in known
-        value = known[kind] if kind in known else known["largest"]
-        arrays[index] = filled(value, port.element_type, shape)
-    return tensors_of(signature, arrays) if matches else None
+    known: dict[str, dict[Extreme, float]] = {
+        port.name: dict(extremes(values[port.name], port.element_type))
+        for port in signature.inputs
+        if port.mask_of is None
+    }
+    if not any(kind in each for each in known.values()):
+        return None
+
+    def array(port: InputPort, shape: tuple[int, ...]) -> Array | None:
+        own = known.get(port.name)
+        return None if own is None else filled(own.get(kind, own["largest"]), port.element_type, shape)
+
+    return request_of(signature, sizes, array)
 
 
-def tensors_of(signature: ModelSignature, arrays: Mapping[int, Array]) -> Tensors:
-    """The request with these arrays, which are given by input number."""
-    layout = tuple(
-        (index, signature.inputs[index].element_type, tuple(array.shape)) for index, array in arrays.items()
-    )
-    return Tensors(layout=layout, buffers=[array.tobytes() for array in arrays.values()])
+def request_of(
+    signature: ModelSignature,
+    sizes: tuple[int, ...],
+    make: Callable[[InputPort, tuple[int, ...]], Array | None],
+) -> Tensors:
+    """Make a request of the arrays that `make` returns for each input and its shape; None leaves a mask out."""
+    layout, buffers = [], []
+    for number, (port, shape) in enumerate(zip(signature.inputs, signature.input_shapes(sizes), strict=True)):
+        if (array := make(port, shape)) is not None:
+            layout.append((number, port.element_type, tuple(array.shape)))
+            buffers.append(array.tobytes())
+    return Tensors(layout=tuple(layout), buffers=buffers)
 
 
 def spell_sizes(names: Sequence[str], sizes: Sequence[int]) -> str:
