@@ -120,7 +120,10 @@ class Crop(Rule):
                     f"{where}: the inputs have no dimension {extent.dimension!r}; they have {known}"
                 )
             elif (axis == output.batch_axis) != (extent == Extent(dimension=BATCH)):
-                raise SignatureError(f"{where}: {text.strip()!r} stands for axis {axis} of [{output.shape}]")
+                raise SignatureError(
+                    f"{where}: axis {axis} of [{output.shape}] has the entry {text.strip()!r}; the batch axis, and no "
+                    f"other, has the entry batch"
+                )
             elif admitted.is_static:
                 raise SignatureError(f"{where}: axis {axis} is always {admitted}, and cannot follow {extent}")
             elif shown in table.names and extent != Extent(dimension=shown):
@@ -676,7 +679,7 @@ class Ruled:
         """Raises `SignatureError` if the rule does not fit the output; the message names the remedy."""
         if isinstance(self.output.rule, Whole) == self.table.has_batch:
             remedy = (
-                "the model has a batch axis; say by rule whose rows are whose"
+                "the model has a batch axis; state the rule that divides the output among requests"
                 if self.table.has_batch
                 else "the model has no batch axis, so its outputs are taken whole"
             )

@@ -308,7 +308,7 @@ def _check_static(shapes: Sequence[StaticShape]) -> None:
         raise _refused_static(f"no more than {MAX_STATIC} shapes")
     for shape in shapes:
         if [name for name, _ in shape] != sorted({name for name, _ in shape}):
-            raise _refused_static(f"{_spelled(shape)}: names stand once, in their order")
+            raise _refused_static(f"{_spelled(shape)}: each name stands once, in alphabetical order")
         for name, size in shape:
             if not _is_size(size):
                 raise _refused_static(f"{name!r}: {size!r} is no size; write an integer from 1")
@@ -327,7 +327,7 @@ def _static_sizes(shape: StaticShape, table: DimensionTable) -> Sizes:
     for name, bounds in zip(table.names, table.bounds, strict=True):
         if name not in sizes:
             raise _refused_static(
-                f"{about}: it says nothing of {name!r}; a static shape has a size for each dimension: {has}"
+                f"{about}: the size of {name!r} is missing; a static shape has a size for each dimension: {has}"
             )
         if sizes[name] not in bounds:
             raise _refused_static(

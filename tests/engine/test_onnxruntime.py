@@ -225,5 +225,5 @@ def test_types_that_cannot_travel_are_refused() -> None:
         {"x": (TensorProto.STRING, ["n"])},
         {"y": (TensorProto.STRING, ["n"])},
     )
-    with pytest.raises(SignatureError, match=r"input 'x' is of type tensor\(string\), which cannot travel"):
+    with pytest.raises(SignatureError, match=r"input 'x' is of type tensor\(string\), which cannot be sent"):
         compile_model(spec_of(model))

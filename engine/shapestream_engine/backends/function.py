@@ -169,7 +169,9 @@ def _shape(name: str, port: InputSpec | OutputSpec) -> NamedShape:
 
 def _stated(name: str, value: str | None, what: str) -> str:
     if value is None:
-        raise SignatureError(f"port {name!r} needs its {what}: a function does not tell")
+        raise SignatureError(
+            f"port {name!r} needs its {what}; state it, because nothing else tells it of a function"
+        )
     return value
 
 

@@ -300,8 +300,8 @@ class IndexSplitter(OutputSplitter):
         wrong = _no_whole_number(given, rows - 1)
         if wrong.any():
             raise RuleError(
-                f"output {self._port.name!r}: {given[wrong][0]} is no row of a batch of {rows}, "
-                f"in row {int(wrong.argmax())}"
+                f"output {self._port.name!r}: index {given[wrong][0]} in row {int(wrong.argmax())} is outside the "
+                f"batch of {rows} rows"
             )
         return given.astype(np.int64)
 
@@ -364,7 +364,8 @@ class Counter:
         wrong = _no_whole_number(given, self._largest - 1)
         if wrong.any():
             raise RuleError(
-                f"output {self.name!r}: {given[wrong][0]} is no count, in row {int(wrong.argmax())} of the batch"
+                f"output {self.name!r}: {given[wrong][0]} in row {int(wrong.argmax())} of the batch is no count; a "
+                f"count is a whole number from 0 to {self._largest - 1}"
             )
         return given.astype(np.int64)
 
@@ -372,8 +373,8 @@ class Counter:
         """Raises `RuleError` if the element type has no exact number for `size`: counts may have wrapped."""
         if size >= self._largest:
             raise RuleError(
-                f"output {port.name!r} has room for {size}, which its counts, {self.name!r} of type "
-                f"{self.element_type}, cannot say"
+                f"output {port.name!r} has room for {size} entries, and {self.name!r}, which counts them, has the "
+                f"type {self.element_type}, which holds no such number"
             )
 
 

@@ -95,7 +95,7 @@ def _cannot_travel(kind: str, argument: Any) -> str:
     if kind == "output" and argument.type.startswith(("seq(", "map(")):
         return no_tensors([argument.name])
     remedy = " (train or export the model with numbers instead of texts)" if "string" in argument.type else ""
-    return f"{kind} {argument.name!r} is of type {argument.type}, which cannot travel{remedy}"
+    return f"{kind} {argument.name!r} is of type {argument.type}, which cannot be sent{remedy}"
 
 
 def _ports(kind: str, arguments: Sequence[Any], spec: ModelSpec) -> list[FilePort]:

@@ -135,7 +135,7 @@ def read_program(spec: ModelSpec) -> torch.export.ExportedProgram:
     if changed := _changed(program):
         # A request would see the state of other requests.
         raise SignatureError(
-            f"model {spec.name!r}: the program changes {', '.join(changed)} in each call; export it without"
+            f"model {spec.name!r}: the program changes {', '.join(changed)} in each call; export it without these changes"
         )
     return program
 
@@ -227,12 +227,12 @@ def _port(
     value = values.get(argument.name) if isinstance(argument, TensorArgument) else None
     if not isinstance(value, torch.Tensor):
         raise SignatureError(
-            f"{kind} {name or argument!r} of the program is no tensor; export it without",
+            f"{kind} {name or argument!r} of the program is no tensor; export the program without it",
             key=(f"{kind}s", name),
         )
     if value.dtype not in ELEMENT_TYPES:
         raise SignatureError(
-            f"{kind} {name!r} is of type {value.dtype}, which cannot travel", key=(f"{kind}s", name)
+            f"{kind} {name!r} is of type {value.dtype}, which cannot be sent", key=(f"{kind}s", name)
         )
     axes = [_axis(program, size) for size in value.shape]
     return FilePort(
