@@ -319,7 +319,7 @@ def test_a_table_longer_than_its_counts_can_say_is_refused() -> None:
     assert [[[[0, 0]]]] == [
         [result[1]] for result in listed(model, [ONE], np.array([2], "u1"), np.zeros((1, 255), "f4"))
     ]
-    with pytest.raises(RuleError, match="'y' has room for 256 entries, and 'count', .* the type u8"):
+    with pytest.raises(RuleError, match=r"'y' has room for 256 entries, and 'count', .* the type u8"):
         listed(model, [ONE], np.array([2], "u1"), np.zeros((1, 256), "f4"))
 
 
