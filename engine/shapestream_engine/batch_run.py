@@ -23,9 +23,12 @@ from shapestream_engine.infer_request import InferRequest
 from shapestream_engine.layout import RequestShape, Tensors
 from shapestream_engine.request_pool import RequestPool
 
+_REMEMBERED_SHAPES = 4096
+"""Number of call shapes remembered per model, to recognise new ones; then all are forgotten."""
+
 
 class BatchRun:
-    """The state of one batch while it runs; the slot provides `infer` and `is_new`."""
+    """The state of one batch while it runs; the slot provides `infer` and `seen`, the shapes that it has run."""
 
     def __init__(
         self,
@@ -35,7 +38,7 @@ class BatchRun:
         pool: RequestPool,
         request: InferRequest | None,
         infer: Callable[[InferRequest], tuple[float, float]],
-        is_new: Callable[[str, tuple[int, ...]], bool],
+        seen: set[tuple[int, ...]],
     ) -> None:
         """`shapes` has the members' sizes; `ahead_s` is this process's clock minus the clock of `start_before`, in
         seconds. `request` runs the calls of shapes without a prepared model; None if every shape has one."""
@@ -45,7 +48,7 @@ class BatchRun:
         self._pool = pool
         self._request = request
         self._infer = infer
-        self._is_new = is_new
+        self._seen = seen
         self._outputs: list[Tensors | None] = [shape.answer for shape in shapes]
         """The members' results, including answers that need no call; None for open members."""
         self._parts: dict[int, tuple[list[Tensors], list[int]]] = {}
@@ -69,9 +72,9 @@ class BatchRun:
             answered = [place for place, output in enumerate(self._outputs) if output is not None]
             for late in set(answered).difference(self._in_time(answered)):
                 self._outputs[late] = None
-        while places := self._in_time(
-            [place for place, output in enumerate(self._outputs) if output is None]
-        ):
+        while places := [place for place, output in enumerate(self._outputs) if output is None]:
+            if batch.start_before is not None and not (places := self._in_time(places)):
+                break
             self._run_calls(places)
         return BatchReport(
             batch=batch.batch,
@@ -86,14 +89,10 @@ class BatchRun:
             else tuple([(count, sizes) for sizes, count in self._calls.items()]),
         )
 
-    def _in_time(self, places: Sequence[int]) -> Sequence[int]:
-        """The places of members that may still start; the argument itself if none is late."""
-        start_before = self._batch.start_before
-        if start_before is None:
-            return places
-        now = monotonic() - self._ahead_s
-        left = [place for place in places if (time := start_before[place]) is None or time > now]
-        return places if len(left) == len(places) else left
+    def _in_time(self, places: Sequence[int]) -> list[int]:
+        """The places of members that may still start, of a batch with times to start."""
+        start_before, now = self._batch.start_before or (), monotonic() - self._ahead_s
+        return [place for place in places if (time := start_before[place]) is None or time > now]
 
     def _run_calls(self, places: Sequence[int]) -> None:
         """Run the calls for the remaining rows of these members; stop early if one of them may not start any more."""
@@ -162,8 +161,11 @@ class BatchRun:
         if prepared is None or sizes is None:
             assert self._request is not None  # only a pool whose shapes are all prepared has no requests
             results = self._run_on(self._request, call, places, members, shapes)
-            if results is not None:
-                self._preparations += self._is_new(self._batch.model, call.sizes)
+            if results is not None and call.sizes not in self._seen:
+                self._preparations += 1
+                if len(self._seen) >= _REMEMBERED_SHAPES:
+                    self._seen.clear()
+                self._seen.add(call.sizes)
             return results
         request, new = prepared.lease(sizes)
         self._preparations += new
@@ -188,8 +190,8 @@ class BatchRun:
             given = [*members, *[member for member, _ in filling]]
             given_shapes = [*shapes, *[shape for _, shape in filling]]
         self._reallocations += assembly.gather(call.sizes, given, given_shapes, request.input_tensors)
-        if self._in_time(places) is not places:  # gathering takes time
-            return None
+        if self._batch.start_before is not None and len(self._in_time(places)) < len(places):
+            return None  # gathering took too long
         started, ended = self._infer(request)
         self._gather_s += started - self._call_due
         self._run_s += ended - started

@@ -150,13 +150,11 @@ class PreparedModels:
             return entry.free.pop(), new
         except IndexError:
             pass
-        request = None
         try:
-            request = entry.model.create_infer_request()
-        finally:
-            if request is None:
-                self._return(entry)
-        return request, new
+            return entry.model.create_infer_request(), new
+        except BaseException:
+            self._return(entry)
+            raise
 
     def give_back(self, sizes: PreparedSizes, request: InferRequest) -> None:
         """End the lease; the caller must not use the request's tensors any more."""

@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import isfinite, prod
+from math import inf, prod
 from typing import Any, TypeAlias
 
 from shapestream_engine.errors import EngineError
@@ -58,12 +58,11 @@ class CostTable:
             if len(point.sizes) != len(self.dimensions) or any(
                 type(size) is not int or size < 0 for size in point.sizes
             ):
-                raise EngineError(f"{point.sizes} are no sizes of {', '.join(self.dimensions) or 'nothing'}")
-            if prod([size or 1 for size in point.sizes]) > MAX_ELEMENTS:
-                raise EngineError(f"{point.sizes} are more than anything computes")
-            for seconds in (point.seconds, point.first_seconds):
-                if seconds is not None and not 0.0 <= seconds <= MAX_SECONDS:
-                    raise EngineError(f"{seconds!r} are no seconds of a call")
+                wanted = f"a size from 0 for each of ({', '.join(self.dimensions)})"
+                raise EngineError(f"a point of a cost table has {wanted}, not {point.sizes}")
+            _check_elements(prod([size or 1 for size in point.sizes]))
+            _check_seconds(point.seconds)
+            _check_seconds(point.first_seconds or 0.0)
 
     @property
     def digest(self) -> str:
@@ -118,16 +117,19 @@ class LearnedCosts:
     """Extra seconds of a call with a new shape, by elements: the ends of a straight line."""
 
     def __post_init__(self) -> None:
-        if self.batches < 0 or len(self.seconds) > MAX_POINTS or len(self.preparation) > MAX_ENDS:
-            raise EngineError(f"corrections of {MAX_POINTS} calls at most, by a number of batches")
-        numbers = [self.saved_at, *self.seconds.values(), *self.preparation, *self.preparation.values()]
-        if not all(isfinite(number) and number >= 0.0 for number in numbers):
-            raise EngineError("corrections are finite, and nothing takes less than no time")
-        if max([*self.seconds.values(), *self.preparation.values()], default=0.0) > MAX_SECONDS:
-            raise EngineError(f"no call takes more than {MAX_SECONDS:g} s")
-        computed = [prod([size or 1 for size in sizes]) for sizes in self.seconds]
-        if max([*computed, *self.preparation], default=0) > MAX_ELEMENTS:
-            raise EngineError("no call computes so much")
+        if self.batches < 0 or not 0.0 <= self.saved_at < inf:
+            raise EngineError(
+                f"corrections have a number of batches and a time from 0, not {self.batches} and {self.saved_at}"
+            )
+        if len(self.seconds) > MAX_POINTS or len(self.preparation) > MAX_ENDS:
+            raise EngineError(
+                f"corrections are of {MAX_POINTS} calls and {MAX_ENDS} ends of a line at most, not of "
+                f"{len(self.seconds)} and {len(self.preparation)}"
+            )
+        for seconds in (*self.seconds.values(), *self.preparation.values()):
+            _check_seconds(seconds)
+        for elements in (*[prod([size or 1 for size in sizes]) for sizes in self.seconds], *self.preparation):
+            _check_elements(elements)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data; `from_dict` makes an equal value of it."""
@@ -161,6 +163,16 @@ class LearnedCosts:
                     raise EngineError("corrections name their table, batches, time and seconds")
         except (TypeError, ValueError, OverflowError) as error:
             raise EngineError(f"corrections that cannot be read: {error}") from error
+
+
+def _check_seconds(seconds: float) -> None:
+    if not 0.0 <= seconds <= MAX_SECONDS:
+        raise EngineError(f"a call takes from 0 to {MAX_SECONDS:g} s, not {seconds!r}")
+
+
+def _check_elements(elements: float) -> None:
+    if not 0 <= elements <= MAX_ELEMENTS:
+        raise EngineError(f"a call has from 0 to {MAX_ELEMENTS} elements, not {elements!r}")
 
 
 def _number(value: object) -> float:

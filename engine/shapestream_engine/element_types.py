@@ -18,25 +18,11 @@ except ImportError:  # pragma: no cover - depends on the environment
 
 
 def _known_types() -> dict[str, np.dtype[Any]]:
+    bits = ("i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64", "f16", "f32", "f64")
     # Little-endian everywhere, as on the wire, so that received bytes are used as they are.
-    codes = {
-        "boolean": "?",
-        "i8": "<i1",
-        "i16": "<i2",
-        "i32": "<i4",
-        "i64": "<i8",
-        "u8": "<u1",
-        "u16": "<u2",
-        "u32": "<u4",
-        "u64": "<u8",
-        "f16": "<f2",
-        "f32": "<f4",
-        "f64": "<f8",
-    }
-    types: dict[str, np.dtype[Any]] = {name: np.dtype(code) for name, code in codes.items()}
-    if _bfloat16 is not None:
-        types["bf16"] = np.dtype(_bfloat16)
-    return types
+    numbers = {name: np.dtype(f"<{name[0]}{int(name[1:]) // 8}") for name in bits}
+    types = {"boolean": np.dtype("?"), **numbers}
+    return types if _bfloat16 is None else {**types, "bf16": np.dtype(_bfloat16)}
 
 
 ELEMENT_TYPES: Mapping[str, np.dtype[Any]] = MappingProxyType(_known_types())

@@ -75,10 +75,6 @@ class RuleMissing(SignatureError):
         self.output = output
         super().__init__(message, key=("outputs", output))
 
-    def of_model(self, name: str) -> RuleMissing:
-        """Return the error with the model's name."""
-        return RuleMissing(f"model {name!r}: {self}", output=self.output)
-
 
 class ModelLoadError(EngineError):
     """A model cannot be read or compiled; the message holds the path and the engine's reason."""

@@ -68,13 +68,13 @@ class InferRequest(ABC):
 
     def __init__(self, signature: ModelSignature) -> None:
         self.signature = signature
+        self._results = InferResults(self)
 
     @property
     @abstractmethod
     def input_tensors(self) -> Sequence[TensorLike]:
         """The input tensors, in the order of the signature; they can be resized in place."""
 
-    @abstractmethod
     def infer(self, inputs: InputArrays | None = None) -> InferResults:
         """Run a call to its end and return the outputs by name, as views until the next call.
 
@@ -83,6 +83,11 @@ class InferRequest(ABC):
 
             request.infer({"ids": [[101, 2054, 102]]})["scores"].copy()
         """
+        if inputs is not None:
+            self.fill(inputs)
+        self.start_async()
+        self.wait()
+        return self._results
 
     @abstractmethod
     def start_async(self) -> None:

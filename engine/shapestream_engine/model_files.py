@@ -14,13 +14,15 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO, TypeAlias
+from typing import BinaryIO, TypeAlias, TypeVar
 
 from shapestream_engine.errors import ModelLoadError
 from shapestream_engine.machine import memory_bytes
 from shapestream_engine.regular_files import open_regular
+
+T = TypeVar("T")
 
 _CHUNK_BYTES = 1 << 20
 _BESIDE = {".xml": ".bin", ".pdmodel": ".pdiparams"}
@@ -30,13 +32,8 @@ _BESIDE = {".xml": ".bin", ".pdmodel": ".pdiparams"}
 def check_file(path: Path) -> None:
     """Raises `ModelLoadError` unless all files of the model are regular and fit in memory."""
     if not path.is_file():
-        reason = (
-            "is a directory"
-            if path.is_dir()
-            else "is not a regular file"
-            if path.exists()
-            else "no such file"
-        )
+        found = "is a directory" if path.is_dir() else "is not a regular file"
+        reason = found if path.exists() else "no such file"
         raise ModelLoadError(f"cannot read the model {path}: {reason}")
     try:
         for file in _opened_files(path):
@@ -101,39 +98,31 @@ def _opened_files(path: Path) -> Iterator[BinaryIO]:
 
 def outputs_that_are_no_tensors(path: Path) -> list[str]:
     """The outputs of an ONNX file that are sequences or maps, such as a ZipMap's; raises `OSError`."""
-    if path.suffix.lower() in _BESIDE:
-        return []
-    found: list[str] = []
-    with open_regular(path) as file:
-        try:
-            whole = (0, os.fstat(file.fileno()).st_size)
-            for value in _inner(file, [whole], _GRAPH, _OUTPUT):
-                types = [
-                    number for span in _inner(file, [value], _TYPE) for number, *_ in _fields(file, *span)
-                ]
-                if types and _TENSOR_TYPE not in types:
-                    found += _texts(file, [value], KEY)
-        except (ValueError, UnicodeDecodeError):
-            return []
-    return found
+
+    def read(file: BinaryIO, whole: list[_Span]) -> list[str]:
+        found: list[str] = []
+        for value in _inner(file, whole, _GRAPH, _OUTPUT):
+            types = [number for span in _inner(file, [value], _TYPE) for number, *_ in _fields(file, *span)]
+            if types and _TENSOR_TYPE not in types:
+                found += _texts(file, [value], KEY)
+        return found
+
+    return _read_onnx(path, read) or []
 
 
 def opset_of(path: Path) -> int | None:
     """The opset of ONNX's own operators in an ONNX file; None for other files. Raises `OSError`."""
-    if path.suffix.lower() in _BESIDE:
-        return None
-    newest: int | None = None
-    with open_regular(path) as file:
-        try:
-            whole = (0, os.fstat(file.fileno()).st_size)
-            for span in _inner(file, [whole], _OPSET):
-                if "".join(_texts(file, [span], _OPSET_DOMAIN)) not in ("", "ai.onnx"):
-                    continue
-                versions = [value for number, value, *_ in _fields(file, *span) if number == _OPSET_VERSION]
-                newest = max(newest or 0, *(value or 0 for value in versions))
-        except (ValueError, UnicodeDecodeError):
-            return None
-    return newest
+
+    def read(file: BinaryIO, whole: list[_Span]) -> int | None:
+        own = [
+            span
+            for span in _inner(file, whole, _OPSET)
+            if "".join(_texts(file, [span], _OPSET_DOMAIN)) in ("", "ai.onnx")
+        ]
+        fields = [field for span in own for field in _fields(file, *span)]
+        return max((value or 0 for number, value, *_ in fields if number == _OPSET_VERSION), default=None)
+
+    return _read_onnx(path, read)
 
 
 def input_symbols(path: Path) -> dict[str, tuple[str | None, ...]]:
@@ -141,20 +130,28 @@ def input_symbols(path: Path) -> dict[str, tuple[str | None, ...]]:
 
     Empty for other files. Inputs that are no tensors or have no rank are left out. Raises `OSError`.
     """
+
+    def read(file: BinaryIO, whole: list[_Span]) -> dict[str, tuple[str | None, ...]]:
+        return {
+            "".join(_texts(file, [value], KEY)): tuple(
+                "".join(_texts(file, [axis], _AXIS_NAME)) or None for axis in _inner(file, [shape], _AXIS)
+            )
+            for value in _inner(file, whole, _GRAPH, _INPUT)
+            for shape in _inner(file, [value], _TYPE, _TENSOR_TYPE, _SHAPE)
+        }
+
+    return _read_onnx(path, read) or {}
+
+
+def _read_onnx(path: Path, read: Callable[[BinaryIO, list[_Span]], T]) -> T | None:
+    """Return what `read` finds in the file; None for a damaged file and for another format. Raises `OSError`."""
     if path.suffix.lower() in _BESIDE:
-        return {}
-    found: dict[str, tuple[str | None, ...]] = {}
+        return None
     with open_regular(path) as file:
         try:
-            whole = (0, os.fstat(file.fileno()).st_size)
-            for value in _inner(file, [whole], _GRAPH, _INPUT):
-                name = "".join(_texts(file, [value], KEY))
-                for shape in _inner(file, [value], _TYPE, _TENSOR_TYPE, _SHAPE):
-                    axes = _inner(file, [shape], _AXIS)
-                    found[name] = tuple("".join(_texts(file, [axis], _AXIS_NAME)) or None for axis in axes)
-        except (ValueError, UnicodeDecodeError):
-            return {}
-    return found
+            return read(file, [(0, os.fstat(file.fileno()).st_size)])
+        except ValueError:
+            return None
 
 
 # ---------------------------------------------------------------- ONNX
@@ -214,7 +211,7 @@ def _external_data(path: Path) -> set[str]:
                     # Only bytes are a message: protobuf ignores a field of another encoding.
                     if number in fields and value is None:
                         open_messages.append((fields[number], at, stop))
-        except (ValueError, UnicodeDecodeError) as error:
+        except ValueError as error:
             raise ModelLoadError(f"cannot read the model {path} as ONNX: {error}") from error
     return names
 

@@ -53,13 +53,15 @@ class Rule:
     """
 
     NAME: ClassVar[str]
+    DATA_AXIS: ClassVar[int | None] = None
+    """The axis whose size the data decides; None without such an axis."""
 
     def check(self, rule: Ruled) -> None:
         """Raises `SignatureError` if the output, other outputs or the inputs do not fit the rule."""
 
     def data_axis(self, port: OutputPort) -> int | None:
         """The axis whose size the data decides (rows found, entries counted); None without such an axis."""
-        return None
+        return self.DATA_AXIS
 
     def extents(self, port: OutputPort) -> tuple[Extent | None, ...]:
         """The extent of each axis; None for an axis that follows nothing.
@@ -118,7 +120,10 @@ class Crop(Rule):
                     f"{where}: the inputs have no dimension {extent.dimension!r}; they have {known}"
                 )
             elif (axis == output.batch_axis) != (extent == Extent(dimension=BATCH)):
-                raise SignatureError(f"{where}: {text.strip()!r} stands for axis {axis} of [{output.shape}]")
+                raise SignatureError(
+                    f"{where}: axis {axis} of [{output.shape}] has the entry {text.strip()!r}; the batch axis, and no "
+                    f"other, has the entry batch"
+                )
             elif admitted.is_static:
                 raise SignatureError(f"{where}: axis {axis} is always {admitted}, and cannot follow {extent}")
             elif shown in table.names and extent != Extent(dimension=shown):
@@ -155,6 +160,7 @@ class IndexColumn(Rule):
     """
 
     NAME: ClassVar[str] = "index_column"
+    DATA_AXIS: ClassVar[int | None] = 0
     column: int = 0
 
     def check(self, rule: Ruled) -> None:
@@ -167,10 +173,6 @@ class IndexColumn(Rule):
             raise SignatureError(f"{where}: there is no column {self.column} in [{output.shape}]")
         if output.element_type == "boolean":
             raise SignatureError(f"{where}: a boolean is no index")
-
-    def data_axis(self, port: OutputPort) -> int | None:
-        """The first axis: rows found."""
-        return 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +191,7 @@ class With(FollowingRule):
     """The rows are parallel to the rows of another output."""
 
     NAME: ClassVar[str] = "with"
+    DATA_AXIS: ClassVar[int | None] = 0
     FOLLOWS: ClassVar[tuple[str, ...]] = ("index_column", "counts")
     MEANING: ClassVar[str] = "that it runs parallel to"
 
@@ -197,10 +200,6 @@ class With(FollowingRule):
         rule.check_leader(self.output, self.FOLLOWS)
         if rule.output.shape.rank == 0:
             raise SignatureError(f"{rule.where} needs rows; the output is a scalar")
-
-    def data_axis(self, port: OutputPort) -> int | None:
-        """The first axis: rows parallel to the rows found."""
-        return 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +211,7 @@ class Counts(FollowingRule):
     """
 
     NAME: ClassVar[str] = "counts"
+    DATA_AXIS: ClassVar[int | None] = 0
     FOLLOWS: ClassVar[tuple[str, ...]] = ("rows",)
     MEANING: ClassVar[str] = "that counts its rows"
 
@@ -226,10 +226,6 @@ class Counts(FollowingRule):
                 f"{rule.where} needs rows in a number that depends on the data; "
                 f"in [{shape}] it is that of {shape.names[0]!r}"
             )
-
-    def data_axis(self, port: OutputPort) -> int | None:
-        """The first axis: rows counted."""
-        return 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -683,7 +679,7 @@ class Ruled:
         """Raises `SignatureError` if the rule does not fit the output; the message names the remedy."""
         if isinstance(self.output.rule, Whole) == self.table.has_batch:
             remedy = (
-                "the model has a batch axis; say by rule whose rows are whose"
+                "the model has a batch axis; state the rule that divides the output among requests"
                 if self.table.has_batch
                 else "the model has no batch axis, so its outputs are taken whole"
             )

@@ -22,7 +22,7 @@ from shapestream_engine.ports import OutputPort, rule_to_dict
 from shapestream_engine.probing.cache import ProofCache
 from shapestream_engine.probing.child import Heard, Task, blamed, run_child
 from shapestream_engine.probing.examination import ProbeOptions, treatments
-from shapestream_engine.probing.report import Finding, ProbeReport, Treatment
+from shapestream_engine.probing.report import Finding, ProbeReport, Treatment, unproved
 
 __all__ = ["Finding", "ProbeOptions", "ProbeReport", "ProofCache", "Treatment", "complete_rules", "prove"]
 
@@ -123,38 +123,19 @@ def _prove(task: Task, wanted: list[Treatment]) -> ProbeReport:
         skip |= {heard.phase}
     said = {finding.treatment for finding in findings}
     why = f"the model could not be tried: {notes[-1]}" if notes else "the model could not be tried"
-    findings += [
-        Finding(treatment=treatment, output=None, verdict="unproved", why=why)
-        for treatment in wanted
-        if treatment not in said
-    ]
-    return _report(
-        task.spec.name,
-        findings,
-        notes,
-        heard,
-        monotonic() - started,
-        conclusive=heard.end is None and not notes,
-    )
-
-
-def _report(
-    name: str, findings: list[Finding], notes: list[str], heard: Heard, seconds: float, *, conclusive: bool
-) -> ProbeReport:
+    findings += [unproved(treatment, why) for treatment in wanted if treatment not in said]
+    findings.sort(key=lambda finding: (finding.treatment.kind, len(finding.treatment.dimensions)))
+    crashed = any(finding.output is None and finding.verdict == "refuted" for finding in findings)
+    short = any(finding.is_short for finding in findings)
     outcome = heard.outcome or {}
-    in_order = sorted(
-        findings, key=lambda finding: (finding.treatment.kind, len(finding.treatment.dimensions))
-    )
-    report = ProbeReport(
-        model=name,
-        findings=tuple(in_order),
+    return ProbeReport(
+        model=task.spec.name,
+        findings=tuple(findings),
         inputs=outcome.get("inputs", {}),
         sizes=tuple(outcome.get("sizes", ())),
         follows=outcome.get("follows", {}),
         tolerances=outcome.get("tolerances", {}),
         notes=tuple(notes),
-        seconds=round(seconds, 3),
+        conclusive=heard.end is None and not (notes or crashed or short),
+        seconds=round(monotonic() - started, 3),
     )
-    crashed = any(finding.output is None and finding.verdict == "refuted" for finding in findings)
-    short = any(finding.is_short for finding in findings)
-    return replace(report, conclusive=conclusive and not crashed and not short)

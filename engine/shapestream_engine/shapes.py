@@ -51,12 +51,7 @@ def checked_sizes(shape: Sequence[int]) -> tuple[int, ...]:
     """
     sizes = []
     for given in shape:
-        try:
-            size = operator.index(given)
-        except TypeError:
-            raise ShapeError(f"a size is an integer, not {given!r}") from None
-        if given is True or given is False:
-            raise ShapeError(f"a size is an integer, not {given!r}")
+        size = _integer(given)
         if not 0 <= size <= MAX_SIZE:
             raise ShapeError(f"a size lies within 0..{MAX_SIZE}")
         sizes.append(size)

@@ -251,7 +251,8 @@ class ModelSignature:
                 raise SignatureError("a model needs at least one output")
             table = DimensionTable.of(self.inputs)
             for port in self.inputs:
-                _check_mask(port, self.inputs)
+                with EngineError.about("inputs", port.name):
+                    _check_mask(port, self.inputs)
             for output in self.outputs:
                 with EngineError.about("outputs", output.name):
                     Ruled(output, self.outputs, table).check()
@@ -394,19 +395,13 @@ def _check_mask(port: InputPort, inputs: Sequence[InputPort]) -> None:
         return
     source = next((other for other in inputs if other.name == port.mask_of), None)
     if source is None or source is port:
-        raise SignatureError(
-            f"input {port.name!r}: mask_of names no other input: {port.mask_of!r}", key=("inputs", port.name)
-        )
+        raise SignatureError(f"input {port.name!r}: mask_of names no other input: {port.mask_of!r}")
     if source.mask_of is not None:
-        raise SignatureError(
-            f"input {port.name!r}: mask_of names {source.name!r}, which is a mask itself",
-            key=("inputs", port.name),
-        )
+        raise SignatureError(f"input {port.name!r}: mask_of names {source.name!r}, which is a mask itself")
     strange = [name for name in port.axis_names if name is not None and name not in source.axis_names]
     if strange:
         raise SignatureError(
-            f"input {port.name!r}: its dimension {strange[0]!r} is none of {source.name!r}, which it masks",
-            key=("inputs", port.name),
+            f"input {port.name!r}: its dimension {strange[0]!r} is none of {source.name!r}, which it masks"
         )
 
 

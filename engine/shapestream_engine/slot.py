@@ -19,11 +19,7 @@ from shapestream_engine.batch import BatchInputs, BatchReport, ErrorCode
 from shapestream_engine.batch_run import BatchRun
 from shapestream_engine.errors import EngineError, InferenceError, message_of
 from shapestream_engine.infer_request import InferRequest
-from shapestream_engine.layout import RequestShape
 from shapestream_engine.request_pool import RequestPool
-
-_REMEMBERED_SHAPES = 4096
-"""Number of call shapes remembered per model, to recognise new ones; then all are forgotten."""
 
 
 class Runner:
@@ -37,6 +33,7 @@ class Runner:
         self.name = name
         self._pools = dict(pools)
         self._seen: dict[str, set[tuple[int, ...]]] = {name: set() for name in pools}
+        """The call shapes of each model so far."""
         # Orders requests of other threads and this thread's work: a batch is withdrawn or begun, never both, and
         # `cancel` affects only its batch.
         self._lock = threading.Lock()
@@ -71,7 +68,9 @@ class Runner:
                     number: own for number, own in self._withdrawn.items() if number > batch.batch
                 }
                 if reported is not None:
-                    return _cancelled(batch) if reported else None
+                    if not reported:
+                        return None
+                    return _failed(batch, ErrorCode.CANCELLED, "cancelled before it began")
             self._begun, self._cancelled = batch.batch, False
         try:
             return self._process(batch, ahead_s)
@@ -116,23 +115,25 @@ class Runner:
     def _process(self, batch: BatchInputs, ahead_s: float) -> BatchReport:
         began = perf_counter()
         pool = self._pools.get(batch.model)
+        if pool is None:
+            return _failed(batch, ErrorCode.UNAVAILABLE, f"model {batch.model!r} is not served here")
         try:
-            shapes = batch.shapes if pool is None else batch.shapes or _resolved(batch, pool)
+            shapes = batch.shapes or tuple([pool.resolve(member.layout) for member in batch.members])
         except EngineError as error:
             message = f"the members are no requests of model {batch.model!r}: {error}"
-            return BatchReport(batch=batch.batch, outputs=None, code=ErrorCode.INTERNAL, message=message)
-        request = None if pool is None else pool.try_lease()
-        if pool is None or (request is None and pool.prepared is None):
-            reason = "is not served here" if pool is None else f"has no free request: {pool!r}"
-            message = f"model {batch.model!r} {reason}"
-            return BatchReport(batch=batch.batch, outputs=None, code=ErrorCode.UNAVAILABLE, message=message)
+            return _failed(batch, ErrorCode.INTERNAL, message)
+        request = pool.try_lease()
+        if request is None and pool.prepared is None:
+            message = f"model {batch.model!r} has no free request: {pool!r}"
+            return _failed(batch, ErrorCode.UNAVAILABLE, message)
         try:
-            return BatchRun(batch, shapes, ahead_s, pool, request, self._infer, self._is_new).run()
+            seen = self._seen[batch.model]
+            return BatchRun(batch, shapes, ahead_s, pool, request, self._infer, seen).run()
         except BaseException as error:  # noqa: BLE001
             # Every error becomes a coded report here, including those that are no `Exception`: a panic of a Rust
             # extension, SystemExit, trio's Cancelled. This thread has no caller for them. Ctrl-C reaches the main
             # thread only, and a dead thread would leave batches unanswered.
-            return self._failure(batch, error, began)
+            return self._failure(batch, pool, error, began)
         finally:
             if request is not None:
                 pool.give_back(request)
@@ -145,17 +146,10 @@ class Runner:
         request.infer()
         return started, perf_counter()
 
-    def _is_new(self, model: str, sizes: tuple[int, ...]) -> bool:
-        seen = self._seen[model]
-        if sizes in seen:
-            return False
-        if len(seen) >= _REMEMBERED_SHAPES:
-            seen.clear()
-        seen.add(sizes)
-        return True
-
-    def _failure(self, batch: BatchInputs, error: BaseException, began: float) -> BatchReport:
-        words = f"{message_of(error)}{self._about_empty(batch)}"
+    def _failure(
+        self, batch: BatchInputs, pool: RequestPool, error: BaseException, began: float
+    ) -> BatchReport:
+        words = f"{message_of(error)}{_about_empty(batch, pool)}"
         if self._cancelled:
             code, message = ErrorCode.CANCELLED, words
         elif isinstance(error, MemoryError):
@@ -166,41 +160,25 @@ class Runner:
         elif isinstance(error, Exception):
             code, message = ErrorCode.INTERNAL, f"{type(error).__name__}: {words}"
         else:
-            code, message = (
-                ErrorCode.MODEL_ERROR,
-                f"{type(error).__name__}: {words}",
-            )  # shapestream raises no such error
-        return BatchReport(
-            batch=batch.batch,
-            outputs=None,
-            busy_s=perf_counter() - began,
-            code=code,
-            message=message,
-        )
-
-    def _about_empty(self, batch: BatchInputs) -> str:
-        """Advice if a member has no elements: few models take sizes of 0, and engines report them obscurely."""
-        pool = self._pools.get(batch.model)
-        if pool is None:
-            return ""
-        for member in batch.members:
-            for number, _, shape in member.layout:
-                names = pool.signature.inputs[number].axis_names
-                empty = [name or "?" for name, size in zip(names, shape, strict=True) if size == 0]
-                if empty:
-                    bounds = ", ".join(f"{name}:1.." for name in empty)
-                    return (
-                        f" (input {pool.signature.inputs[number].name!r} has no elements, {list(shape)}; if the model "
-                        f"takes no such sizes, {bounds} in its shape refuses them on arrival)"
-                    )
-        return ""
+            # shapestream raises no such error, so the model did.
+            code, message = ErrorCode.MODEL_ERROR, f"{type(error).__name__}: {words}"
+        return _failed(batch, code, message, busy_s=perf_counter() - began)
 
 
-def _resolved(batch: BatchInputs, pool: RequestPool) -> tuple[RequestShape, ...]:
-    """The sizes of the members; raises `EngineError` if the model does not take one of them."""
-    return tuple([pool.resolve(member.layout) for member in batch.members])
+def _about_empty(batch: BatchInputs, pool: RequestPool) -> str:
+    """Advice if a member has no elements: few models take sizes of 0, and engines report them obscurely."""
+    for member in batch.members:
+        for number, _, shape in member.layout:
+            port = pool.signature.inputs[number]
+            empty = [name or "?" for name, size in zip(port.axis_names, shape, strict=True) if size == 0]
+            if empty:
+                bounds = ", ".join(f"{name}:1.." for name in empty)
+                return (
+                    f" (input {port.name!r} has no elements, {list(shape)}; if the model takes no such sizes, "
+                    f"{bounds} in its shape refuses them on arrival)"
+                )
+    return ""
 
 
-def _cancelled(batch: BatchInputs) -> BatchReport:
-    message = "cancelled before it began"
-    return BatchReport(batch=batch.batch, outputs=None, code=ErrorCode.CANCELLED, message=message)
+def _failed(batch: BatchInputs, code: ErrorCode, message: str, busy_s: float = 0.0) -> BatchReport:
+    return BatchReport(batch=batch.batch, outputs=None, busy_s=busy_s, code=code, message=message)

@@ -284,20 +284,20 @@ def _listed(sizes: Sequence[int]) -> str:
 def _parse_static(value: object) -> tuple[StaticShape, ...]:
     """Parse static shapes: `static: [{batch: 1, seq: [8, 16]}, {batch: 4, seq: 16}]`. A list of sizes stands for one
     shape per size. Raises `SignatureError`."""
-    complaint = "strategy native: static: a list of shapes such as [{{batch: 1, seq: 16}}], not {!r}"
+    complaint = "a list of shapes such as [{{batch: 1, seq: 16}}], not {!r}"
     if not isinstance(value, Sequence) or isinstance(value, str):
-        raise _refused(complaint.format(value), "static")
+        raise _refused_static(complaint.format(value))
     shapes: list[StaticShape] = []
     for entry in value:
         if not isinstance(entry, Mapping) or not entry or not all(isinstance(name, str) for name in entry):
-            raise _refused(complaint.format(entry), "static")
+            raise _refused_static(complaint.format(entry))
         columns = [
             sizes if isinstance(sizes, list | tuple) else (sizes,)
             for _, sizes in sorted(entry.items(), key=lambda item: str(item[0]))
         ]
         # The shapes are counted first, because a few long lists would exceed memory.
         if len(shapes) + prod(map(len, columns)) > MAX_STATIC:
-            raise _refused(f"strategy native: static: no more than {MAX_STATIC} shapes", "static")
+            raise _refused_static(f"no more than {MAX_STATIC} shapes")
         shapes += [tuple(zip(sorted(entry), sizes, strict=True)) for sizes in product(*columns)]
     return tuple(shapes)
 
@@ -305,41 +305,39 @@ def _parse_static(value: object) -> tuple[StaticShape, ...]:
 def _check_static(shapes: Sequence[StaticShape]) -> None:
     """Raises `SignatureError` for invalid sizes and for repeated shapes."""
     if len(shapes) > MAX_STATIC:
-        raise _refused(f"strategy native: static: no more than {MAX_STATIC} shapes", "static")
+        raise _refused_static(f"no more than {MAX_STATIC} shapes")
     for shape in shapes:
         if [name for name, _ in shape] != sorted({name for name, _ in shape}):
-            raise _refused(
-                f"strategy native: static: {_spelled(shape)}: names stand once, in their order", "static"
-            )
+            raise _refused_static(f"{_spelled(shape)}: each name stands once, in alphabetical order")
         for name, size in shape:
             if not _is_size(size):
-                raise _refused(
-                    f"strategy native: static: {name!r}: {size!r} is no size; write an integer from 1",
-                    "static",
-                )
+                raise _refused_static(f"{name!r}: {size!r} is no size; write an integer from 1")
     twice = next((shape for shape in shapes if shapes.count(shape) > 1), None)
     if twice is not None:
-        raise _refused(f"strategy native: static: {_spelled(twice)} is listed twice", "static")
+        raise _refused_static(f"{_spelled(twice)} is listed twice")
 
 
 def _static_sizes(shape: StaticShape, table: DimensionTable) -> Sizes:
     sizes = dict(shape)
-    about = f"strategy native: static: {_spelled(shape)}"
+    about = _spelled(shape)
     has = f"it has {', '.join(table.names)}" if table.names else "all of its dimensions are fixed"
     for name in sizes:
         if name not in table.names:
-            raise _refused(f"{about}: {name!r} is no dynamic dimension of the model; {has}", "static")
+            raise _refused_static(f"{about}: {name!r} is no dynamic dimension of the model; {has}")
     for name, bounds in zip(table.names, table.bounds, strict=True):
         if name not in sizes:
-            raise _refused(
-                f"{about}: it says nothing of {name!r}; a static shape has a size for each dimension: {has}",
-                "static",
+            raise _refused_static(
+                f"{about}: the size of {name!r} is missing; a static shape has a size for each dimension: {has}"
             )
         if sizes[name] not in bounds:
-            raise _refused(
-                f"{about}: {name!r}: {sizes[name]} is not within {bounds}, which the model takes", "static"
+            raise _refused_static(
+                f"{about}: {name!r}: {sizes[name]} is not within {bounds}, which the model takes"
             )
     return tuple([sizes[name] for name in table.names])
+
+
+def _refused_static(message: str) -> SignatureError:
+    return _refused(f"strategy native: static: {message}", "static")
 
 
 def _spelled(shape: StaticShape) -> str:

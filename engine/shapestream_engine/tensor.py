@@ -225,28 +225,25 @@ class ArrayTensor(Tensor):
 
 def upper_bounds(signature: ModelSignature) -> tuple[int | None, ...]:
     """Largest size in bytes of each input, by the bounds of all inputs together; None: unbounded."""
-    bounds = signature.bounds
-    return tuple(
-        _most_nbytes(
-            port,
-            [
-                dimension.maximum if number is None else bounds[number].maximum
-                for number, dimension in zip(axes, port.shape.dimensions, strict=True)
-            ],
-        )
-        for port, axes in zip(signature.inputs, signature.table.axes, strict=True)
-    )
+    return port_bounds(_with_dimensions(signature, signature.bounds))
 
 
 def fixed_ports(signature: ModelSignature, sizes: Sequence[int | None]) -> tuple[InputPort, ...]:
     """The inputs of a model that takes only these sizes; `sizes` is parallel to the dimensions, None: any."""
+    return _with_dimensions(signature, [None if size is None else Dimension(size, size) for size in sizes])
+
+
+def _with_dimensions(
+    signature: ModelSignature, dimensions: Sequence[Dimension | None]
+) -> tuple[InputPort, ...]:
+    """The inputs with these dimensions of the signature; None: the port's own. Padding is left out."""
     ports = []
     for port, axes in zip(signature.inputs, signature.table.axes, strict=True):
-        dimensions = []
-        for number, dimension in zip(axes, port.shape.dimensions, strict=True):
-            size = None if number is None else sizes[number]
-            dimensions.append(dimension if size is None else Dimension(size, size))
-        ports.append(InputPort(port.name, port.element_type, NamedShape(port.shape.names, tuple(dimensions))))
+        own = [
+            (None if number is None else dimensions[number]) or dimension
+            for number, dimension in zip(axes, port.shape.dimensions, strict=True)
+        ]
+        ports.append(InputPort(port.name, port.element_type, NamedShape(port.shape.names, tuple(own))))
     return tuple(ports)
 
 

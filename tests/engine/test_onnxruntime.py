@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper
 
@@ -20,6 +21,7 @@ from shapestream_engine import (
     OutputSpec,
     SignatureError,
     compile_model,
+    read_model,
 )
 
 F32, I64 = TensorProto.FLOAT, TensorProto.INT64
@@ -184,6 +186,21 @@ def test_properties_are_checked_and_shown() -> None:
             compile_model(spec_of(relu(["batch", 4]), properties={name: value}))
 
 
+def test_reading_a_model_optimizes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`read_model` asks ONNX Runtime for the ports alone: an optimization of a large model takes seconds."""
+    levels = []
+    session = ort.InferenceSession
+
+    def made(source: Any, options: ort.SessionOptions, **given: Any) -> ort.InferenceSession:
+        levels.append(options.graph_optimization_level)
+        return session(source, options, **given)
+
+    monkeypatch.setattr(ort, "InferenceSession", made)
+    model = read_model(spec_of(relu(["batch", 4])))
+    assert "batch, 4" == str(model.output().shape)
+    assert [ort.GraphOptimizationLevel.ORT_DISABLE_ALL] == levels
+
+
 def test_a_device_that_is_not_there_is_answered_with_those_that_are() -> None:
     """By the name of its execution provider, whatever the case."""
     spec = spec_of(relu(["batch", 4]))
@@ -208,5 +225,5 @@ def test_types_that_cannot_travel_are_refused() -> None:
         {"x": (TensorProto.STRING, ["n"])},
         {"y": (TensorProto.STRING, ["n"])},
     )
-    with pytest.raises(SignatureError, match=r"input 'x' is of type tensor\(string\), which cannot travel"):
+    with pytest.raises(SignatureError, match=r"input 'x' is of type tensor\(string\), which cannot be sent"):
         compile_model(spec_of(model))

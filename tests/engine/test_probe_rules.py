@@ -67,7 +67,7 @@ def test_what_finds_nothing_shows_no_rule(tmp_path: Path) -> None:
     options = ProbeOptions(values={"image": Uniform(0.0, 0.0)})
     complete, rules = complete_rules(spec, options)
     assert {} == rules, "neither the total nor the anchors changed, but they had no occasion to"
-    with pytest.raises(RuleMissing, match="say whose rows are whose"):
+    with pytest.raises(RuleMissing, match="state the rule that divides it"):
         compile_model(complete)
 
 

@@ -197,7 +197,10 @@ def test_ports_that_contradict_each_other_are_refused(
         ([("y", "?, 4", Rows())], r"needs one dynamic axis named batch; there is none in \[\?, 4\]"),
         ([("y", "batch:4", Rows())], r"needs one dynamic axis named batch"),
         ([("y", "batch, batch", Rows())], r"needs one dynamic axis named batch"),
-        ([("y", "batch", Whole())], r"whole cannot hold: the model has a batch axis; say by rule whose rows"),
+        (
+            [("y", "batch", Whole())],
+            r"whole cannot hold: the model has a batch axis; state the rule that divides",
+        ),
         ([("y", "?, 4", IndexColumn(4))], r"there is no column 4 in \[\?, 4\]"),
         ([("y", "?, 4", IndexColumn(-1))], r"there is no column -1"),
         ([("y", "?", IndexColumn(1))], r"there is no column 1 in \[\?\]"),

@@ -70,7 +70,7 @@ def test_static_shapes_travel_with_the_signature(shapes: list[tuple[int, int]], 
 @pytest.mark.parametrize(
     ("static", "words"),
     [
-        ([{"batch": 1}], "it says nothing of 'seq'"),
+        ([{"batch": 1}], "the size of 'seq' is missing"),
         (
             [{"batch": 1, "seq": 4, "width": 3}],
             "'width' is no dynamic dimension of the model; it has batch, seq",

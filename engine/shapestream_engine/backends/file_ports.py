@@ -115,7 +115,7 @@ def signature_of(
             for port, name, own in zip(outputs, output_names.names, follows, strict=True)
         )
     except RuleMissing as error:
-        raise error.of_model(spec.name) from error
+        raise RuleMissing(f"model {spec.name!r}: {error}", output=error.output) from error
     except EngineError as error:
         raise SignatureError(f"model {spec.name!r}: {error}", key=error.key) from error
     return ModelSignature(spec.name, input_ports, output_ports, spec.strategy)
@@ -173,7 +173,8 @@ def _input_shapes(
 ) -> tuple[list[NamedShape], dict[str, str]]:
     """The shape of each input, and the dimension name of each of the file's symbols."""
     stated = [
-        _stated_shape(port, name, spec.inputs.get(name)) for port, name in zip(ports, names, strict=True)
+        _stated_shape(port, name, spec.inputs.get(name, InputSpec()))
+        for port, name in zip(ports, names, strict=True)
     ]
     calls = _names_of_symbols(ports, names, stated)
     named = [
@@ -187,14 +188,16 @@ def _input_shapes(
     shapes = []
     for name, port, shape, axis_names in zip(names, ports, stated, named, strict=True):
         own = port.dimensions or (_ANY,) * len(axis_names)
-        said = (
-            own if shape is None and reshapes else (_ANY,) * len(own) if shape is None else shape.dimensions
-        )
-        dimensions = tuple(
-            _settled(
-                name, axis, in_file, bounds.get(axis_name or "", _ANY) if each == _ANY else each, reshapes
+        unsaid = own if reshapes else (_ANY,) * len(own)
+        said = [
+            bounds.get(axis_name or "", _ANY) if dimension == _ANY else dimension
+            for axis_name, dimension in zip(
+                axis_names, unsaid if shape is None else shape.dimensions, strict=True
             )
-            for axis, (axis_name, each, in_file) in enumerate(zip(axis_names, said, own, strict=True))
+        ]
+        dimensions = tuple(
+            _settled(name, axis, in_file, wanted, reshapes)
+            for axis, (in_file, wanted) in enumerate(zip(own, said, strict=True))
         )
         shapes.append(_with_batch_of_file(port, NamedShape(axis_names, dimensions)))
     return shapes, calls
@@ -209,17 +212,16 @@ def no_tensors(outputs: Sequence[str]) -> str:
     )
 
 
-def _stated_shape(port: FilePort, name: str, spec: InputSpec | None) -> NamedShape | None:
+def _stated_shape(port: FilePort, name: str, spec: InputSpec) -> NamedShape | None:
     """The shape that the spec states; None without a statement."""
-    if spec is not None and spec.shape is not None:
-        shape = NamedShape.parse(spec.shape)
-        _check_rank("input", name, port, shape)
-        return shape
-    if port.dimensions is None:
-        raise SignatureError(
-            f"input {name!r} has any number of axes in the model file; state its shape", key=("inputs", name)
-        )
-    return None
+    with EngineError.about("inputs", name):
+        if spec.shape is not None:
+            shape = NamedShape.parse(spec.shape)
+            _check_rank("input", name, port, shape)
+            return shape
+        if port.dimensions is None:
+            raise SignatureError(f"input {name!r} has any number of axes in the model file; state its shape")
+        return None
 
 
 def _axis_names(port: FilePort, stated: NamedShape | None) -> tuple[str | None, ...]:
@@ -292,11 +294,9 @@ def _contradiction(name: str, axis: int, own: Dimension, wanted: Dimension) -> s
 
 def _with_batch_of_file(port: FilePort, shape: NamedShape) -> NamedShape:
     """Name the file's batch axis `batch`, unless the configuration names that axis, or names another axis `batch`."""
-    if port.batch_axis is None or BATCH in shape.names:
+    if port.batch_axis is None or BATCH in shape.names or not len(shape):
         return shape
-    axis = port.batch_axis % max(1, len(shape))
-    if axis >= len(shape):
-        return shape
+    axis = port.batch_axis % len(shape)
     if shape.names[axis] is not None or shape.dimensions[axis].is_static:
         return shape
     return NamedShape((*shape.names[:axis], BATCH, *shape.names[axis + 1 :]), shape.dimensions)
@@ -322,14 +322,14 @@ def _check_rank(kind: str, name: str, port: FilePort, shape: NamedShape) -> None
         where = " in the model file" if kind == "input" else ""  # outputs follow the inputs as stated
         raise SignatureError(
             f"{kind} {name!r} has {len(port.dimensions)} axes{where}, {port}, and {len(shape)} in the "
-            f"configuration, [{shape}]",
-            key=(f"{kind}s", name),
+            f"configuration, [{shape}]"
         )
 
 
 def _input(port: FilePort, name: str, spec: InputSpec, shape: NamedShape, names: _Names) -> InputPort:
     mask_of = None if spec.mask_of is None else names.resolve(spec.mask_of)
-    return InputPort(name, _element_type("input", name, port, spec), shape, dict(spec.pad), mask_of)
+    with EngineError.about("inputs", name):
+        return InputPort(name, _element_type("input", name, port, spec), shape, dict(spec.pad), mask_of)
 
 
 def _output(
@@ -342,19 +342,18 @@ def _output(
     unfollowed: str | None,
 ) -> OutputPort:
     """`unfollowed`: the message for an output that follows no batch; None if the model has no batch axis."""
-    element_type = _element_type("output", name, port, spec)
-    shape = _output_shape(port, name, spec.shape, follows)
-    if spec.rule is None:
-        return OutputPort(name, element_type, shape, _default_rule(name, shape, unfollowed))
-    return OutputPort(name, element_type, shape, follow_renamed(parse_rule(spec.rule), names.resolve))
+    with EngineError.about("outputs", name):
+        element_type = _element_type("output", name, port, spec)
+        shape = _output_shape(port, name, spec.shape, follows)
+        if spec.rule is None:
+            return OutputPort(name, element_type, shape, _default_rule(name, shape, unfollowed))
+        return OutputPort(name, element_type, shape, follow_renamed(parse_rule(spec.rule), names.resolve))
 
 
 def _output_shape(port: FilePort, name: str, stated: str | None, follows: Sequence[str | None]) -> NamedShape:
     if stated is None:
         if port.dimensions is None:
-            raise SignatureError(
-                f"output {name!r} may have any number of axes; state its shape", key=("outputs", name)
-            )
+            raise SignatureError(f"output {name!r} may have any number of axes; state its shape")
         return NamedShape(tuple(follows), port.dimensions)
     shape = NamedShape.parse(stated)
     if port.dimensions is None:
@@ -363,17 +362,14 @@ def _output_shape(port: FilePort, name: str, stated: str | None, follows: Sequen
     for axis, (said, shown) in enumerate(zip(shape.names, follows, strict=True)):
         if said is not None and shown is not None and said != shown:
             raise SignatureError(
-                f"output {name!r}: axis {axis} follows {shown!r}, and is called {said!r} in the configuration",
-                key=("outputs", name),
+                f"output {name!r}: axis {axis} follows {shown!r}, and is called {said!r} in the configuration"
             )
     try:
         together = tuple(
             said.intersection(own) for said, own in zip(shape.dimensions, port.dimensions, strict=True)
         )
     except ShapeError as error:
-        raise SignatureError(
-            f"output {name!r} is {port}, not [{shape}]: {error}", key=("outputs", name)
-        ) from error
+        raise SignatureError(f"output {name!r} is {port}, not [{shape}]: {error}") from error
     return NamedShape(
         tuple(said or shown for said, shown in zip(shape.names, follows, strict=True)), together
     )
@@ -385,7 +381,7 @@ def _default_rule(name: str, shape: NamedShape, unfollowed: str | None) -> Rule:
     if shape.names.count(BATCH) == 1:
         return Rows()
     raise RuleMissing(
-        f"output {name!r} is [{shape}], in which {unfollowed}; say whose rows are whose, such as "
+        f"output {name!r} is [{shape}], in which {unfollowed}; state the rule that divides it, such as "
         f"outputs: {{{name}: {{rule: index_column, column: 0}}}}, or name its axes: {{shape: ...}}",
         output=name,
     )
@@ -394,7 +390,6 @@ def _default_rule(name: str, shape: NamedShape, unfollowed: str | None) -> Rule:
 def _element_type(kind: str, name: str, port: FilePort, spec: InputSpec | OutputSpec) -> str:
     if spec.element_type not in (None, port.element_type):
         raise SignatureError(
-            f"{kind} {name!r} is {port.element_type} in the model, and {spec.element_type} in the configuration",
-            key=(f"{kind}s", name),
+            f"{kind} {name!r} is {port.element_type} in the model, and {spec.element_type} in the configuration"
         )
     return port.element_type

@@ -13,8 +13,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from shapestream_engine.backends.host_request import HostRequest
-from shapestream_engine.compiled_model import CompiledModel
+from shapestream_engine.backends.host_request import HostModel, HostRequest
 from shapestream_engine.element_types import dtype_of
 from shapestream_engine.errors import EngineError, InferenceError, ModelLoadError, SignatureError, message_of
 from shapestream_engine.model import InputSpec, ModelSpec, OutputSpec
@@ -26,8 +25,8 @@ from shapestream_engine.tensor import Array
 _Function: TypeAlias = Callable[..., Any]
 
 
-def compile_spec(spec: ModelSpec, *, slots: int, threads: int | None) -> FunctionModel:
-    """Make the model of a callable. `slots` and `threads` have no effect: the callable runs in its caller's thread."""
+def compile_spec(spec: ModelSpec, *, slots: int, threads: int | None) -> HostModel:
+    """Make the model of a thread-safe callable. It runs in its caller's thread, so `slots` and `threads` have no effect."""
     if spec.path is not None:
         raise SignatureError(f"model {spec.name!r}: the engine function takes a function, not a file")
     if spec.properties:
@@ -38,25 +37,7 @@ def compile_spec(spec: ModelSpec, *, slots: int, threads: int | None) -> Functio
     signature = _signature(spec)
     _check_arguments(function, signature)
     name = str(spec.function or getattr(function, "__qualname__", type(function).__name__))
-    return FunctionModel(signature, function, name)
-
-
-class FunctionModel(CompiledModel):
-    """A model that is a callable. Requests call it at the same time, so it must be thread-safe."""
-
-    def __init__(self, signature: ModelSignature, function: _Function, name: str) -> None:
-        super().__init__(signature, {"function": name})
-        self._function: _Function | None = function
-
-    def create_infer_request(self) -> FunctionRequest:
-        """Create a request with its own tensors."""
-        if self._function is None:
-            raise self.is_closed()
-        return FunctionRequest(self.signature, self._function)
-
-    def close(self) -> None:
-        """Release the callable; its module stays loaded."""
-        self._function = None
+    return HostModel(signature, {"function": name}, lambda: FunctionRequest(signature, function))
 
 
 class FunctionRequest(HostRequest):
@@ -188,7 +169,9 @@ def _shape(name: str, port: InputSpec | OutputSpec) -> NamedShape:
 
 def _stated(name: str, value: str | None, what: str) -> str:
     if value is None:
-        raise SignatureError(f"port {name!r} needs its {what}: a function does not tell")
+        raise SignatureError(
+            f"port {name!r} needs its {what}; state it, because nothing else tells it of a function"
+        )
     return value
 
 

@@ -1,22 +1,23 @@
-"""The base of inference requests whose input tensors lie in host memory that this package allocates.
+"""The base of engines whose input tensors lie in host memory that this package allocates: models and requests.
 
-Tensors are resized in place. A call blocks its thread; `start_async` runs the call on a thread that belongs to the
-request.
+Tensors are resized in place. A call blocks its thread; `start_async` runs the call on a thread of the request.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 
+from shapestream_engine.compiled_model import CompiledModel
 from shapestream_engine.element_types import dtype_of
 from shapestream_engine.errors import InferenceError
 from shapestream_engine.infer_request import InferRequest, InferResults
 from shapestream_engine.input_arrays import InputArrays
-from shapestream_engine.ports import InputPort
+from shapestream_engine.ports import InputPort, OutputPort
 from shapestream_engine.signature import ModelSignature
 from shapestream_engine.tensor import RESERVE_BYTES, Array, Tensor, TensorLike, reserved, upper_bounds
 
@@ -36,7 +37,7 @@ class InputTensor(Tensor):
         self.outside: TensorLike | None = None
         super().__init__(
             port.element_type,
-            [0 if axis.is_dynamic else axis.minimum for axis in port.shape.dimensions],
+            _empty_shape(port),
             upper_bound_bytes=upper_bound_bytes,
             reserve_bytes=reserve_bytes,
         )
@@ -71,9 +72,9 @@ class InputTensor(Tensor):
         else:
             self.outside.shape = sizes
 
-    def check(self) -> None:
-        """Raises `ShapeError` if the tensor, perhaps one from outside, has a shape that the port does not take."""
-        self._port.admitted(self.shape)
+
+def _empty_shape(port: InputPort | OutputPort) -> list[int]:
+    return [0 if axis.is_dynamic else axis.minimum for axis in port.shape.dimensions]
 
 
 class HostRequest(InferRequest):
@@ -92,11 +93,7 @@ class HostRequest(InferRequest):
             for port, bound, at_once in zip(signature.inputs, bounds, reserved(bounds), strict=True)
         )
         self._outputs: list[Array] = [
-            np.empty(
-                [0 if axis.is_dynamic else axis.minimum for axis in port.shape.dimensions],
-                dtype_of(port.element_type),
-            )
-            for port in signature.outputs
+            np.empty(_empty_shape(port), dtype_of(port.element_type)) for port in signature.outputs
         ]
         self._outside = False
         """True if an input uses a tensor of the caller's."""
@@ -118,15 +115,19 @@ class HostRequest(InferRequest):
         """Run a call in this thread, on `inputs` if given; other threads continue meanwhile."""
         if inputs is not None:
             self.fill(inputs)
-        self._begin()
+        if self._outside:
+            self._check_outside()
+        self.running = True
         self._finish()
-        return InferResults(self)
+        return self._results
 
     def start_async(self) -> None:
         """Start a call on the request's thread; raises `RuntimeError` if nothing waited for the last call."""
         if self._background is not None:
             raise RuntimeError("the last call was not waited for")
-        self._begin()
+        if self._outside:
+            self._check_outside()
+        self.running = True
         if self._background_thread is None:
             self._background_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="infer")
         self._background = self._background_thread.submit(self._finish)
@@ -141,11 +142,10 @@ class HostRequest(InferRequest):
         """The outputs of the last successful call; copy them before the next call."""
         return self._outputs
 
-    def _begin(self) -> None:
-        if self._outside:
-            for tensor in self._tensors:
-                tensor.check()
-        self.running = True
+    def _check_outside(self) -> None:
+        """Raises `ShapeError` if the caller gave a tensor of its own a shape that the port does not take."""
+        for port, tensor in zip(self.signature.inputs, self._tensors, strict=True):
+            port.admitted(tensor.shape)
 
     def _finish(self) -> None:
         try:
@@ -168,3 +168,26 @@ class HostRequest(InferRequest):
 
     def _use_output(self, number: int, tensor: Tensor) -> None:
         self._set_outputs[number] = tensor
+
+
+class HostModel(CompiledModel):
+    """A model whose requests are `HostRequest`s; `make` makes one. Requests may run at the same time.
+
+    HostModel(signature, {"library": "acme 1.0"}, lambda: AcmeRequest(signature, matrix))
+    """
+
+    def __init__(
+        self, signature: ModelSignature, properties: Mapping[str, Any], make: Callable[[], HostRequest]
+    ) -> None:
+        super().__init__(signature, properties)
+        self._make: Callable[[], HostRequest] | None = make
+
+    def create_infer_request(self) -> HostRequest:
+        """Create a request with its own tensors; small upper bounds are reserved at once."""
+        if self._make is None:
+            raise self.is_closed()
+        return self._make()
+
+    def close(self) -> None:
+        """Release the model; its memory is freed with the last of its requests."""
+        self._make = None

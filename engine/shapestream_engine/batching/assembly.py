@@ -69,10 +69,14 @@ class Assembly:
 
         Results of rows beyond the requests' own are dropped. Raises `RuleError` if an output breaks its rule.
         """
-        expected = len(self._signature.outputs)
+        expected = len(self._splitters)
         if len(outputs) != expected:
             raise RuleError(f"the model gave {len(outputs)} outputs, its signature has {expected}")
-        division = Division.of(self._signature.table, sizes, shapes, outputs)
+        rows = [shape.rows for shape in shapes]
+        batch = sizes[0] if self._signature.has_batch else 1
+        if sum(rows) > batch:
+            raise ShapeError(f"the requests have {sum(rows)} rows, the call {batch}")
+        division = Division(outputs, sizes, shapes, rows, batch)
         columns = {splitter.number: splitter.divide(division) for splitter in self._splitters}
         layouts = zip(*[columns[number].entries for number in range(expected)], strict=True)
         buffers = zip(*[columns[number].buffers for number in range(expected)], strict=True)

@@ -36,15 +36,12 @@ class CallPlanner:
         self._static = frozenset(signature.static_sizes)
         rows = signature.strategy.sizes.get(signature.dimensions[0]) if signature.has_batch else None
         self._cover = None if rows is None else RowCover(rows, divide=signature.strategy.partitioned)
-        self._single = Memo(self._planned)
-
-    def plan(self, sizes: Sizes) -> tuple[PlannedCall, ...]:
+        # Plans of divided batches are not remembered, because clients choose the number of rows.
+        self.plan = Memo(self._planned) if self._cover is None else self._planned
         """Plan the calls of a batch: each row is in one call, in order, and the largest call comes first.
 
-        Raises `ShapeError` for a size beyond the largest allowed size. Plans of divided batches are not remembered,
-        because clients choose the number of rows.
+        Raises `ShapeError` for a size beyond the largest allowed size.
         """
-        return self._single(sizes) if self._cover is None else self._planned(sizes)
 
     def _planned(self, sizes: Sizes) -> tuple[PlannedCall, ...]:
         rounded = self._signature.round_up(sizes)

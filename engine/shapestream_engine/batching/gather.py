@@ -143,16 +143,12 @@ def _along(data: Array, axis: int, start: int, end: int) -> Array:
     return data[(slice(None),) * axis + (slice(start, end),)]
 
 
-def _flat(data: Array) -> Array:
-    return data.reshape(-1).view(np.uint8)
-
-
 def _copy_joined(data: Array, pieces: list[Buffer]) -> None:
-    _flat(data)[:] = np.frombuffer(b"".join(pieces), np.uint8)
+    data.reshape(-1).view(np.uint8)[:] = np.frombuffer(b"".join(pieces), np.uint8)
 
 
 def _copy_each(data: Array, sources: list[Buffer], lengths: list[int]) -> None:
-    flat = _flat(data)
+    flat = data.reshape(-1).view(np.uint8)
     start = 0
     for source, length in zip(sources, lengths, strict=True):
         if length:

@@ -21,7 +21,7 @@ add up to the rows of the output. A batch that cannot be divided with certainty 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from math import prod
@@ -30,7 +30,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from shapestream_engine.element_types import EXACT_BITS, dtype_of
-from shapestream_engine.errors import RuleError, ShapeError
+from shapestream_engine.errors import RuleError
 from shapestream_engine.layout import RequestShape
 from shapestream_engine.ports import (
     Counts,
@@ -83,7 +83,7 @@ class Selection:
 
 @dataclass(slots=True)
 class Division:
-    """The state of dividing the outputs of one call."""
+    """The outputs of one call, and the requests among which they are divided."""
 
     outputs: Sequence[Array]
     sizes: tuple[int, ...]
@@ -95,21 +95,6 @@ class Division:
     """Rows of the call; rows after the requests' own belong to no request."""
     selections: dict[str, Selection] = field(default_factory=dict)
     """Selections of the outputs divided so far, by output name."""
-
-    @classmethod
-    def of(
-        cls,
-        table: DimensionTable,
-        sizes: tuple[int, ...],
-        shapes: Sequence[RequestShape],
-        outputs: Sequence[Array],
-    ) -> Division:
-        """Make the division; raises `ShapeError` if the requests have more rows than the call."""
-        rows = [shape.rows for shape in shapes]
-        batch = sizes[0] if table.has_batch else 1
-        if sum(rows) > batch:
-            raise ShapeError(f"the requests have {sum(rows)} rows, the call {batch}")
-        return cls(outputs, sizes, shapes, rows, batch)
 
 
 class OutputSplitter(ABC):
@@ -174,24 +159,24 @@ class OutputSplitter(ABC):
             )
         return output
 
-    def _check_size(self, output: Array, axis: int | None, size: int, extent: Extent | None = None) -> None:
-        """Raises `RuleError` unless the axis has `size`, or the size that `extent` makes of it."""
+    def _wrong_size(self, output: Array, axis: int, size: int, extent: Extent | None = None) -> RuleError:
+        """The error for an axis that has neither `size` nor the size that `extent` makes of it."""
         wanted = size if extent is None else extent.of(size)
-        if axis is not None and output.shape[axis] != wanted:
-            name = self._port.shape.names[axis]
-            along = f"axis {axis}" if name is None else f"{name!r} (axis {axis})"
-            rule = "" if wanted == size else f", whose {extent} is {wanted}"
-            raise RuleError(
-                f"output {self._port.name!r} has {output.shape[axis]} along {along} in a call of {size}{rule}; "
-                f"its shape is {list(output.shape)}"
-            )
+        name = self._port.shape.names[axis]
+        along = f"axis {axis}" if name is None else f"{name!r} (axis {axis})"
+        rule = "" if wanted == size else f", whose {extent} is {wanted}"
+        return RuleError(
+            f"output {self._port.name!r} has {output.shape[axis]} along {along} in a call of {size}{rule}; "
+            f"its shape is {list(output.shape)}"
+        )
 
     def _trims(self, output: Array, division: Division) -> list[_Follow]:
         """The axes that follow a dimension along which some request was padded."""
         trims = []
         for axis, dimension, extent in self._follows:
             size = division.sizes[dimension]
-            self._check_size(output, axis, size, extent)
+            if output.shape[axis] != extent.of(size):
+                raise self._wrong_size(output, axis, size, extent)
             if any(shape.sizes[dimension] != size for shape in division.shapes):
                 trims.append((axis, dimension, extent))
         return trims
@@ -201,9 +186,9 @@ class OutputSplitter(ABC):
     ) -> Column:
         """Cut the output into consecutive runs of `counts` along `axis`, trimmed; with `axis` None, everyone gets
         everything."""
-        trims = self._trims(output, division)
+        trims = self._trims(output, division) if self._follows else ()
         if trims or axis is None or (axis and prod(output.shape[:axis]) != 1):
-            return self._cut_regions(output, counts, division, axis, trims)
+            return self._column(self._pieces(output, counts, division, axis, trims))
         head, tail = output.shape[:axis], output.shape[axis + 1 :]
         entries = {
             count: (self.number, self._port.element_type, (*head, count, *tail)) for count in set(counts)
@@ -211,15 +196,14 @@ class OutputSplitter(ABC):
         rows_first = output.reshape(output.shape[axis:])
         return Column([entries[count] for count in counts], _cut_bytes(rows_first, counts))
 
-    def _cut_regions(
+    def _pieces(
         self,
         output: Array,
         counts: Sequence[int],
         division: Division,
         axis: int | None,
         trims: Sequence[_Follow],
-    ) -> Column:
-        column = Column([], [])
+    ) -> Iterator[Array]:
         region = [slice(None)] * output.ndim
         start = 0
         for shape, count in zip(division.shapes, counts, strict=True):
@@ -228,12 +212,14 @@ class OutputSplitter(ABC):
                 start += count
             for trimmed, dimension, extent in trims:
                 region[trimmed] = slice(extent.of(shape.sizes[dimension]))
-            self._append(column, output[tuple(region)])
-        return column
+            yield output[tuple(region)]
 
-    def _append(self, column: Column, own: Array) -> None:
-        column.entries.append((self.number, self._port.element_type, own.shape))
-        column.buffers.append(own.tobytes())
+    def _column(self, pieces: Iterable[Array]) -> Column:
+        column = Column([], [])
+        for own in pieces:
+            column.entries.append((self.number, self._port.element_type, own.shape))
+            column.buffers.append(own.tobytes())
+        return column
 
 
 class RowSplitter(OutputSplitter):
@@ -245,9 +231,10 @@ class RowSplitter(OutputSplitter):
 
     def divide(self, division: Division) -> Column:
         """Divide the output by rows; raises `RuleError` if it does not have the call's sizes."""
-        output = self._checked(division)
-        self._check_size(output, self._axis, division.batch)
-        return self._cut(output, division.rows, division, axis=self._axis)
+        output, axis = self._checked(division), self._axis
+        if axis is not None and output.shape[axis] != division.batch:
+            raise self._wrong_size(output, axis, division.batch)
+        return self._cut(output, division.rows, division, axis=axis)
 
     def join(self, parts: Sequence[Array], rows: Sequence[int]) -> Array:
         """Join the rows; a shared output is equal in every call, so the first part is the result."""
@@ -313,8 +300,8 @@ class IndexSplitter(OutputSplitter):
         wrong = _no_whole_number(given, rows - 1)
         if wrong.any():
             raise RuleError(
-                f"output {self._port.name!r}: {given[wrong][0]} is no row of a batch of {rows}, "
-                f"in row {int(wrong.argmax())}"
+                f"output {self._port.name!r}: index {given[wrong][0]} in row {int(wrong.argmax())} is outside the "
+                f"batch of {rows} rows"
             )
         return given.astype(np.int64)
 
@@ -377,7 +364,8 @@ class Counter:
         wrong = _no_whole_number(given, self._largest - 1)
         if wrong.any():
             raise RuleError(
-                f"output {self.name!r}: {given[wrong][0]} is no count, in row {int(wrong.argmax())} of the batch"
+                f"output {self.name!r}: {given[wrong][0]} in row {int(wrong.argmax())} of the batch is no count; a "
+                f"count is a whole number from 0 to {self._largest - 1}"
             )
         return given.astype(np.int64)
 
@@ -385,8 +373,8 @@ class Counter:
         """Raises `RuleError` if the element type has no exact number for `size`: counts may have wrapped."""
         if size >= self._largest:
             raise RuleError(
-                f"output {port.name!r} has room for {size}, which its counts, {self.name!r} of type "
-                f"{self.element_type}, cannot say"
+                f"output {port.name!r} has room for {size} entries, and {self.name!r}, which counts them, has the "
+                f"type {self.element_type}, which holds no such number"
             )
 
 
@@ -434,28 +422,19 @@ class PaddedSplitter(OutputSplitter):
         Raises `RuleError` if a count exceeds the room.
         """
         output = self._checked(division)
-        self._check_size(output, self._batch_axis, division.batch)
+        if output.shape[self._batch_axis] != division.batch:
+            raise self._wrong_size(output, self._batch_axis, division.batch)
         counts = self._counter.read(division)
         self._check_counts(output, counts, division)
-        trims = self._trims(output, division)
         per_row = counts.tolist()
         division.selections[self._port.name] = Selection(None, _per_request(per_row, division), sum(per_row))
-        column = Column([], [])
-        region = [slice(None)] * output.ndim
-        start = 0
-        for shape in division.shapes:
-            own_counts = per_row[start : start + shape.rows]
-            most = max(own_counts, default=0)
-            region[self._batch_axis] = slice(start, start + shape.rows)
-            region[self._data_axis] = slice(most)
-            for axis, dimension, extent in trims:
-                region[axis] = slice(extent.of(shape.sizes[dimension]))
-            own = output[tuple(region)]
-            if own_counts and min(own_counts) < most:
-                own = self._blanked(own, counts[start : start + shape.rows], most)
-            self._append(column, own)
-            start += shape.rows
-        return column
+        trims = self._trims(output, division)
+        tables = self._pieces(output, division.rows, division, self._batch_axis, trims)
+        ends = accumulate(division.rows)
+        return self._column(
+            self._trimmed(own, counts[end - rows : end])
+            for own, end, rows in zip(tables, ends, division.rows, strict=True)
+        )
 
     def join(self, parts: Sequence[Array], rows: Sequence[int]) -> Array:
         """Join the tables, padded with 0 to the longest."""
@@ -467,11 +446,14 @@ class PaddedSplitter(OutputSplitter):
             grown.append(np.pad(part, widths))
         return super().join(grown, rows)
 
-    def _blanked(self, own: Array, counts: Array, most: int) -> Array:
-        """Copy the table with 0 beyond the counts, where the model may have left anything."""
-        own = own.copy()
+    def _trimmed(self, table: Array, counts: Array) -> Array:
+        """The table up to the largest count, with 0 beyond each row's count, where the model may have left anything."""
+        most = int(counts.max(initial=0))
+        own = table[(slice(None),) * self._data_axis + (slice(most),)]
         beyond = counts[:, None] <= np.arange(most)
-        np.moveaxis(own, (self._batch_axis, self._data_axis), (0, 1))[beyond] = 0
+        if beyond.any():
+            own = own.copy()
+            np.moveaxis(own, (self._batch_axis, self._data_axis), (0, 1))[beyond] = 0
         return own
 
     def _check_counts(self, output: Array, counts: Array, division: Division) -> None:
@@ -479,7 +461,8 @@ class PaddedSplitter(OutputSplitter):
         self._counter.check_holds(room, self._port)
         limits = np.full(len(counts), room)
         if (bound := self._bound) is not None:
-            self._check_size(output, self._data_axis, division.sizes[bound])
+            if room != division.sizes[bound]:
+                raise self._wrong_size(output, self._data_axis, division.sizes[bound])
             own = np.repeat([shape.sizes[bound] for shape in division.shapes], division.rows)
             limits[: len(own)] = own
         over = counts > limits

@@ -152,11 +152,7 @@ def grid_cases(baseline: Baseline, max_batch: int | None) -> Iterator[Case]:
         yield from case_of(baseline, f"{len(members)} requests", members, rows)
 
 
-def padding_cases(
-    baseline: Baseline,
-    padded: Sequence[int],
-    rows: int,
-) -> Iterator[Case]:
+def padding_cases(baseline: Baseline, padded: Sequence[int], rows: int) -> Iterator[Case]:
     """Yield small requests that are padded along `padded`, to the size of others and to the strategy's sizes."""
     steps: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
     long: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
@@ -241,11 +237,7 @@ def _grouped(requests: Sequence[ProbeRequest], count: int) -> Iterator[list[Prob
 
 
 def _padded(
-    baseline: Baseline,
-    own: tuple[int, ...],
-    target: tuple[int, ...],
-    turn: int,
-    rows: int,
+    baseline: Baseline, own: tuple[int, ...], target: tuple[int, ...], turn: int, rows: int
 ) -> Iterator[Case]:
     """Yield requests of size `own` in calls of size `target`; every second call has a request of that size."""
     if own == target:
@@ -334,31 +326,22 @@ def _ladder(baseline: Baseline, padded: Sequence[int], base: tuple[int, ...]) ->
             yield tuple(sizes)
 
 
-def _set_sizes(
-    baseline: Baseline,
-    padded: Sequence[int],
-    own: tuple[int, ...],
-) -> Iterator[tuple[int, ...]]:
+def _set_sizes(baseline: Baseline, padded: Sequence[int], own: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
     """Yield the sizes that the strategy pads to, then the upper bounds."""
-    targets = baseline.signature.strategy.sizes
-    for place in range(
-        max((len(targets.get(baseline.signature.dimensions[n], ())) for n in padded), default=0)
-    ):
+    signature = baseline.signature
+    targets = [(number, known) for number in padded if (known := signature.allowed[number])]
+    for place in range(max((len(known) for _, known in targets), default=0)):
         sizes = list(own)
-        for number in padded:
-            if known := targets.get(baseline.signature.dimensions[number]):
-                sizes[number] = max(own[number], known[min(place, len(known) - 1)])
-        if is_affordable(baseline.signature, tuple(sizes)):
+        for number, known in targets:
+            sizes[number] = max(own[number], known[min(place, len(known) - 1)])
+        if is_affordable(signature, tuple(sizes)):
             yield tuple(sizes)
     most = list(own)
     for number in padded:
-        maximum = baseline.signature.bounds[number].maximum
+        maximum = signature.bounds[number].maximum
         most[number] = max(own[number], _FAR) if maximum is None else maximum
     # Only if a request of that size runs as well: a bound may exceed what the model can run.
-    if (
-        is_affordable(baseline.signature, tuple(most))
-        and baseline.requests.typical(tuple(most), 0) is not None
-    ):
+    if is_affordable(signature, tuple(most)) and baseline.requests.typical(tuple(most), 0) is not None:
         yield tuple(most)
 
 
@@ -373,10 +356,7 @@ def case_of(
     present = [member for member in members if member is not None]
     if len(present) < len(members):
         return
-    sizes = [
-        max(member.sizes[number] for member in present)
-        for number in range(len(baseline.signature.dimensions))
-    ]
+    sizes = [max(column) for column in zip(*[member.sizes for member in present], strict=True)]
     sizes[0] = sum(member.shape.rows for member in present)
     if sizes[0] > rows:
         return
@@ -407,18 +387,12 @@ def static_cases(baseline: Baseline) -> Iterator[Case]:
             yield from case_of(baseline, "at its static shape", members, sizes[0])
 
 
-def fixed_rows(signature: ModelSignature) -> int:
-    """The fixed number of rows of every call."""
-    (rows,) = signature.strategy.sizes["batch"]
-    return rows
-
-
 def invariance_cases(baseline: Baseline) -> Iterator[Case]:
     """Yield each request at each position, beside ordinary and extreme neighbours, and in calls that are filled up.
 
     `baseline` has the results of each request alone, in a call filled up with copies of itself.
     """
-    rows = fixed_rows(baseline.signature)
+    (rows,) = baseline.signature.strategy.sizes["batch"]
     for sizes in baseline.sizes:
         found = [baseline.requests.typical(sizes, number) for number in range(_TYPICAL)]
         found += [baseline.requests.extreme(sizes, kind) for kind in _EXTREMES]

@@ -32,7 +32,7 @@ from shapestream_engine.parent_pipe import die_with_writer
 from shapestream_engine.ports import OutputPort
 from shapestream_engine.probing.examination import ProbeOptions, examine, values_of
 from shapestream_engine.probing.model_calls import Announce
-from shapestream_engine.probing.report import Finding, Treatment, finding_from_dict
+from shapestream_engine.probing.report import Finding, Treatment, finding_from_dict, refuted
 from shapestream_engine.probing.rule_guess import guess_rules
 from shapestream_engine.strategy import Strategy
 
@@ -162,9 +162,7 @@ def blamed(heard: Heard, wanted: list[Treatment]) -> Finding | None:
     """The verdict on the case that ended a child; None if the case was not about sharing calls."""
     for treatment in wanted:
         if heard.phase == str(treatment):
-            return Finding(
-                treatment=treatment, output=None, verdict="refuted", why=heard.end or "", case=heard.case
-            )
+            return refuted(treatment, heard.end or "", heard.case)
     return None
 
 

@@ -22,7 +22,7 @@ import numpy as np
 from shapestream_engine.element_types import dtype_of
 from shapestream_engine.layout import Tensors
 from shapestream_engine.ports import InputPort
-from shapestream_engine.probing.inputs import Samples, Values, held, tensors_of
+from shapestream_engine.probing.inputs import Samples, Values, held, request_of
 from shapestream_engine.signature import ModelSignature
 from shapestream_engine.tensor import Array
 
@@ -172,17 +172,17 @@ def content_request(
     whole domain. Ids have no order, so bisection finds no threshold between two ids; only chance does.
     """
     random = np.random.default_rng([seed, number, *sizes, 1])
-    arrays: dict[int, Array] = {}
     own_recipe = all_recipes[number] if number < len(all_recipes) else None
-    for index, (port, shape) in enumerate(zip(signature.inputs, signature.input_shapes(sizes), strict=True)):
+
+    def array(port: InputPort, shape: tuple[int, ...]) -> Array | None:
         if port.mask_of is not None:
-            continue
+            return None
         recipe = own_recipe or all_recipes[int(random.integers(len(all_recipes)))]
         own, domain = values[port.name], known[port.name]
         if isinstance(own, Samples) and recipe.pattern != "end":
-            arrays[index] = own.cut(shape, number).astype(dtype_of(port.element_type))
-        else:
-            is_any = domain.is_whole and number >= len(all_recipes)
-            drawn = domain.any(shape, random) if is_any else domain.draw(recipe, shape, random)
-            arrays[index] = held(drawn, dtype_of(port.element_type))
-    return tensors_of(signature, arrays), own_recipe
+            return own.cut(shape, number).astype(dtype_of(port.element_type))
+        is_any = domain.is_whole and number >= len(all_recipes)
+        drawn = domain.any(shape, random) if is_any else domain.draw(recipe, shape, random)
+        return held(drawn, dtype_of(port.element_type))
+
+    return request_of(signature, sizes, array), own_recipe

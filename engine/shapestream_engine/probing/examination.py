@@ -45,7 +45,7 @@ from shapestream_engine.probing.cases import (
 from shapestream_engine.probing.inputs import Values, read_samples
 from shapestream_engine.probing.model_calls import Announce, DirectCalls, ModelCalls, ProbeRequest, SlotCalls
 from shapestream_engine.probing.probe_requests import ProbeRequests, same_bits
-from shapestream_engine.probing.report import Finding, Treatment, Verdict
+from shapestream_engine.probing.report import Finding, Treatment, Verdict, refuted, unproved
 from shapestream_engine.probing.tolerances import Difference, OutputTolerance, compare
 from shapestream_engine.signature import ModelSignature
 from shapestream_engine.tensor import Array
@@ -153,7 +153,7 @@ def examine(
             baseline.requests.look_for_ids(max(baseline.sizes, key=math.prod))
             baseline.look_again()
     if baseline is None or why:
-        emit([Finding(treatment=treatment, output=None, verdict="unproved", why=why) for treatment in wanted])
+        emit([unproved(treatment, why) for treatment in wanted])
     else:
         served_calls = calls if served is None else SlotCalls(served, announce)
         _TreatmentRun(calls, served_calls, baseline, options, skip).run(wanted, emit, ends_at)
@@ -352,7 +352,6 @@ class Evidence:
             if member in case.guests:
                 continue
             for number in range(len(got)):
-                assert member.results is not None  # cases are made of requests that ran alone
                 alone = member.results[number]
                 tolerance = self._tolerance_of(member, number)
                 is_same = same_bits(alone, got[number])
@@ -375,7 +374,6 @@ class Evidence:
 
     def _shows_nothing(self, member: ProbeRequest, number: int, difference: Difference) -> bool:
         """Tell whether the comparison can show no difference, or whether rounding decides it."""
-        assert member.results is not None
         tolerance = self._tolerance_of(member, number)
         if difference.within:
             key = (member, number)
@@ -416,25 +414,14 @@ class Evidence:
     def findings(self) -> Iterator[Finding]:
         """Yield a verdict per output; one verdict for all outputs where a call failed."""
         if self.misfit:
-            yield Finding(
-                treatment=self._treatment,
-                output=None,
-                verdict="refuted",
-                why=f"a request alone breaks the rule of an output: {self.misfit}",
-            )
-            return
-        if self._failure is not None:
+            yield refuted(self._treatment, f"a request alone breaks the rule of an output: {self.misfit}")
+        elif self._failure is not None:
             message, case = self._failure
-            yield Finding(
-                treatment=self._treatment,
-                output=None,
-                verdict="refuted",
-                why=f"the call fails, while each of its requests runs alone: {message}",
-                case=case,
-            )
-            return
-        for number, port in enumerate(self._signature.outputs):
-            yield self._finding(number, port.name)
+            why = f"the call fails, while each of its requests runs alone: {message}"
+            yield refuted(self._treatment, why, case)
+        else:
+            for number, port in enumerate(self._signature.outputs):
+                yield self._finding(number, port.name)
 
     def _finding(self, number: int, name: str) -> Finding:
         verdict, why = self._verdict(number)
@@ -483,21 +470,19 @@ def values_of(signature: ModelSignature, options: ProbeOptions) -> dict[str, Val
         port.name: port.axis_names.index("batch") if signature.has_batch else None
         for port in signature.inputs
     }
-    if unknown := sorted((options.values.keys() | options.samples.keys()) - axes.keys() - {EVERY_INPUT}):
-        raise SignatureError(
-            f"no input {', '.join(unknown)}; the model has {', '.join(axes)}", key=("probe",)
-        )
+    values, samples = dict(options.values), dict(options.samples)
+    for_all, samples_of_all = values.pop(EVERY_INPUT, None), samples.pop(EVERY_INPUT, None)
     known: dict[str, Values] = {}
-    if EVERY_INPUT in options.samples:
-        known |= read_samples(options.samples[EVERY_INPUT], axes)
-    if EVERY_INPUT in options.values:
-        known |= dict.fromkeys(axes, options.values[EVERY_INPUT])
-    for name, values in options.values.items():
-        known[name] = values
-    for name, path in options.samples.items():
-        if name != EVERY_INPUT:
+    with EngineError.about("probe"):
+        if unknown := sorted((values.keys() | samples.keys()) - axes.keys()):
+            raise SignatureError(f"no input {', '.join(unknown)}; the model has {', '.join(axes)}")
+        if samples_of_all is not None:
+            known |= read_samples(samples_of_all, axes)
+        if for_all is not None:
+            known |= dict.fromkeys(axes, for_all)
+        known |= values
+        for name, path in samples.items():
             known |= read_samples(path, axes, only=name)
-    known.pop(EVERY_INPUT, None)
     return known
 
 
@@ -520,7 +505,6 @@ def _unrepeatable(calls: DirectCalls, baseline: Baseline) -> str:
     """The reason why results cannot be compared, if the model does not repeat its results; otherwise ""."""
     request = baseline.requests.typical(baseline.sizes[0], 0)
     assert request is not None  # every request of a baseline ran alone
-    assert request.results is not None
     try:
         with calls.phase(baseline.phase):
             (again,) = calls.run(request.sizes, [request], f"again: {request.words}")

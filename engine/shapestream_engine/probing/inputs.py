@@ -7,7 +7,7 @@ only, so a proof can be repeated.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -19,6 +19,7 @@ from shapestream_engine.element_types import dtype_of
 from shapestream_engine.errors import SignatureError
 from shapestream_engine.layout import Tensors
 from shapestream_engine.machine import memory_bytes
+from shapestream_engine.ports import InputPort
 from shapestream_engine.regular_files import open_regular
 from shapestream_engine.signature import ModelSignature
 from shapestream_engine.tensor import Array
@@ -36,7 +37,29 @@ _HUGE = {"f16": 1e4}
 
 
 @dataclass(frozen=True, slots=True)
-class Integers:
+class _Bounded:
+    low: float
+    high: float
+
+    def range(self) -> tuple[float, float]:
+        """The smallest and the largest ordinary value."""
+        return self.low, self.high
+
+
+@dataclass(frozen=True, slots=True)
+class Uniform(_Bounded):
+    """Numbers between `low` and `high`, equally distributed."""
+
+    def draw(self, shape: tuple[int, ...], random: np.random.Generator) -> Array:
+        """Draw independent elements."""
+        return random.uniform(self.low, self.high, shape)
+
+    def __str__(self) -> str:
+        return f"uniform {self.low:g}..{self.high:g}"
+
+
+@dataclass(frozen=True, slots=True)
+class Integers(_Bounded):
     """Integers from `low` to `high`, both included."""
 
     low: int
@@ -46,31 +69,8 @@ class Integers:
         """Draw independent elements."""
         return random.integers(self.low, self.high, shape, endpoint=True)
 
-    def range(self) -> tuple[float, float]:
-        """The smallest and the largest ordinary value."""
-        return self.low, self.high
-
     def __str__(self) -> str:
         return f"integers {self.low}..{self.high}"
-
-
-@dataclass(frozen=True, slots=True)
-class Uniform:
-    """Numbers between `low` and `high`, equally distributed."""
-
-    low: float
-    high: float
-
-    def draw(self, shape: tuple[int, ...], random: np.random.Generator) -> Array:
-        """Draw independent elements."""
-        return random.uniform(self.low, self.high, shape)
-
-    def range(self) -> tuple[float, float]:
-        """The smallest and the largest ordinary value."""
-        return self.low, self.high
-
-    def __str__(self) -> str:
-        return f"uniform {self.low:g}..{self.high:g}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,10 +195,9 @@ def held(array: Array, dtype: np.dtype[Any]) -> Array:
         whole = np.nan_to_num(np.rint(array))
         # The limits of 64-bit types, as floats, lie outside the types.
         least, most = np.nextafter(float(limits.min), 0), np.nextafter(float(limits.max), 0)
-        held = np.clip(whole, least, most).astype(dtype)
-        return np.where(
-            whole <= limits.min, limits.min, np.where(whole >= limits.max, limits.max, held)
-        ).astype(dtype)
+        held: Array = np.clip(whole, least, most).astype(dtype)
+        held[whole <= limits.min], held[whole >= limits.max] = limits.min, limits.max
+        return held
     return np.asarray(np.clip(array, limits.min, limits.max).astype(dtype))
 
 
@@ -216,40 +215,34 @@ def read_samples(
             first = next(iter(batch_axes), "x")
             known = ", ".join(batch_axes)
             raise SignatureError(
-                f"{path}: {name!r} is no input (name arrays {known}; several {first}.0, {first}.1)",
-                key=("probe",),
+                f"{path}: {name!r} is no input (name arrays {known}; several {first}.0, {first}.1)"
             )
         if only not in (None, port):
             continue
         axis = batch_axes[port]
         if array.size == 0 or (axis is not None and axis >= array.ndim):
-            raise SignatureError(
-                f"{path}: {name!r} has the shape {list(array.shape)}, which has no rows", key=("probe",)
-            )
+            raise SignatureError(f"{path}: {name!r} has the shape {list(array.shape)}, which has no rows")
         own = [array] if axis is None else np.split(array, array.shape[axis], axis)
         rows.setdefault(port, []).extend(own)
     if only is not None and only not in rows:
-        raise SignatureError(f"{path}: there is no array {only!r}, nor {only}.0 and so on", key=("probe",))
+        raise SignatureError(f"{path}: there is no array {only!r}, nor {only}.0 and so on")
     return {port: Samples(tuple(own), batch_axes[port]) for port, own in rows.items()}
 
 
 def _arrays(path: Path) -> list[tuple[str, Array]]:
     try:
         with open_regular(path) as file, np.load(file, allow_pickle=False) as archive:
-            _check_size(path, archive.zip.infolist())
+            _check_size(archive.zip.infolist())
             return [(name, archive[name]) for name in sorted(archive.files, key=_in_order)]
     except (OSError, ValueError, EOFError, BadZipFile, AttributeError, MemoryError) as error:
-        raise SignatureError(f"cannot read samples from {path}: {error}", key=("probe",)) from error
+        raise SignatureError(f"cannot read samples from {path}: {error}") from error
 
 
-def _check_size(path: Path, members: Iterable[ZipInfo]) -> None:
-    """Raises `SignatureError` for an archive that would not fit in memory unpacked."""
+def _check_size(members: Iterable[ZipInfo]) -> None:
+    """Raises `ValueError` for an archive that would not fit in memory unpacked."""
     unpacked, most = sum(member.file_size for member in members), memory_bytes()
     if unpacked > most:
-        raise SignatureError(
-            f"cannot read samples from {path}: {unpacked} bytes unpacked, and this machine's memory has {most}",
-            key=("probe",),
-        )
+        raise ValueError(f"{unpacked} bytes unpacked, and this machine's memory has {most}")
 
 
 def _in_order(name: str) -> tuple[str, int]:
@@ -274,40 +267,46 @@ def make_request(
 ) -> Tensors:
     """Make a request of these sizes. Every second request lacks the masks that the server can make."""
     random = np.random.default_rng([seed, number, *sizes])
-    arrays: dict[int, Array] = {}
-    for index, (port, shape) in enumerate(zip(signature.inputs, signature.input_shapes(sizes), strict=True)):
-        if port.mask_of is not None and number % 2 == 0:
-            continue
-        arrays[index] = (
-            filled(1, port.element_type, shape)
-            if port.mask_of is not None
-            else drawn(values[port.name], port.element_type, shape, random, number=number)
-        )
-    return tensors_of(signature, arrays)
+
+    def array(port: InputPort, shape: tuple[int, ...]) -> Array | None:
+        if port.mask_of is None:
+            return drawn(values[port.name], port.element_type, shape, random, number=number)
+        return None if number % 2 == 0 else filled(1, port.element_type, shape)
+
+    return request_of(signature, sizes, array)
 
 
 def extreme_request(
     signature: ModelSignature, values: Mapping[str, Values], sizes: tuple[int, ...], kind: Extreme
 ) -> Tensors | None:
     """Make a request whose inputs all have one extreme value; None if no input has such a value."""
-    arrays: dict[int, Array] = {}
-    matches = False
-    for index, (port, shape) in enumerate(zip(signature.inputs, signature.input_shapes(sizes), strict=True)):
-        if port.mask_of is not None:
-            continue
-        known: dict[Extreme, float] = dict(extremes(values[port.name], port.element_type))
-        matches |= kind in known
-        value = known[kind] if kind in known else known["largest"]
-        arrays[index] = filled(value, port.element_type, shape)
-    return tensors_of(signature, arrays) if matches else None
+    known: dict[str, dict[Extreme, float]] = {
+        port.name: dict(extremes(values[port.name], port.element_type))
+        for port in signature.inputs
+        if port.mask_of is None
+    }
+    if not any(kind in each for each in known.values()):
+        return None
+
+    def array(port: InputPort, shape: tuple[int, ...]) -> Array | None:
+        own = known.get(port.name)
+        return None if own is None else filled(own.get(kind, own["largest"]), port.element_type, shape)
+
+    return request_of(signature, sizes, array)
 
 
-def tensors_of(signature: ModelSignature, arrays: Mapping[int, Array]) -> Tensors:
-    """The request with these arrays, which are given by input number."""
-    layout = tuple(
-        (index, signature.inputs[index].element_type, tuple(array.shape)) for index, array in arrays.items()
-    )
-    return Tensors(layout=layout, buffers=[array.tobytes() for array in arrays.values()])
+def request_of(
+    signature: ModelSignature,
+    sizes: tuple[int, ...],
+    make: Callable[[InputPort, tuple[int, ...]], Array | None],
+) -> Tensors:
+    """Make a request of the arrays that `make` returns for each input and its shape; None leaves a mask out."""
+    layout, buffers = [], []
+    for number, (port, shape) in enumerate(zip(signature.inputs, signature.input_shapes(sizes), strict=True)):
+        if (array := make(port, shape)) is not None:
+            layout.append((number, port.element_type, tuple(array.shape)))
+            buffers.append(array.tobytes())
+    return Tensors(layout=tuple(layout), buffers=buffers)
 
 
 def spell_sizes(names: Sequence[str], sizes: Sequence[int]) -> str:

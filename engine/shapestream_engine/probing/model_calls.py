@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import numpy as np
@@ -34,8 +34,8 @@ class ProbeRequest:
     shape: RequestShape
     words: str
     """A description for people."""
-    results: list[Array] | None = None
-    """The results alone, one per output; None until the request has run, and if it failed."""
+    results: list[Array] = field(default_factory=list)
+    """The results alone, one per output; empty until the request has run."""
     magnitude: tuple[int, int] | None = None
     """Requests of equal magnitude have values in the same range; None: the range is unknown."""
     near: frozenset[int] = frozenset()

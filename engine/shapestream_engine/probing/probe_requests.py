@@ -182,14 +182,13 @@ class ProbeRequests:
         It does at a tie of equal scores, and where large terms cancel. `excess` is the observed difference / tolerance.
         "About as far" is `excess` times rounding / nearness.
         """
-        assert request.results is not None
         parts = [part for _, kind, _ in request.tensors.layout if (part := self._part(kind)) is not None]
         if not parts:
             return False
         ample = min(part.of_spread / part.of_magnitude for part in parts)
         for number in range(_NUDGES):
             other = self._made_up(self._nudged(request.tensors, number), "rounded otherwise", "contents")
-            if other is None or other.results is None:
+            if other is None:
                 return True
             if compare(request.results[output], other.results[output], tolerance).excess * ample >= excess:
                 return True
@@ -214,9 +213,7 @@ class ProbeRequests:
         return [
             (request.sizes, request.results[output])
             for key, request in self._made.items()
-            if request is not None
-            and request.results is not None
-            and (isinstance(key[1], int) or (contents and key[1] == "content"))
+            if request is not None and (isinstance(key[1], int) or (contents and key[1] == "content"))
         ]
 
     def _know(self, largest_ids: Mapping[str, int]) -> None:
@@ -226,7 +223,6 @@ class ProbeRequests:
     def _moments_of(self, request: ProbeRequest, output: int, tolerance: OutputTolerance) -> Moments:
         key = (request, output)
         if key not in self._moments:
-            assert request.results is not None
             self._moments[key] = tolerance.moments(request.results[output])
         return self._moments[key]
 
@@ -258,17 +254,14 @@ class ProbeRequests:
         found = [
             request
             for key, request in self._made.items()
-            if key[0] == sizes
-            and isinstance(key[-1], int)
-            and request is not None
-            and request.results is not None
+            if key[0] == sizes and isinstance(key[-1], int) and request is not None
         ]
         random = np.random.default_rng([self._seed, number, output, *sizes])
         order = random.permutation(len(found))
         for place, first in enumerate(order):
             for second in order[:place]:
                 one, other = found[int(second)], found[int(first)]
-                if one.tensors.layout == other.tensors.layout and (_apart(one, other, output, tolerance) > 1):
+                if one.tensors.layout == other.tensors.layout and _apart(one, other, output, tolerance) > 1:
                     return one, other
         return None
 
@@ -362,8 +355,6 @@ def _largest(request: ProbeRequest) -> float:
 
 
 def _apart(one: ProbeRequest, other: ProbeRequest, output: int, tolerance: OutputTolerance) -> float:
-    assert one.results is not None
-    assert other.results is not None
     first, second = one.results[output], other.results[output]
     return 0.0 if same_bits(first, second) else compare(first, second, tolerance).excess
 

@@ -93,6 +93,16 @@ class Finding:
         return f"{seen} ({self.case})" if self.case else seen
 
 
+def refuted(treatment: Treatment, why: str, case: str = "") -> Finding:
+    """The verdict on all outputs after a call failed."""
+    return Finding(treatment=treatment, output=None, verdict="refuted", why=why, case=case)
+
+
+def unproved(treatment: Treatment, why: str) -> Finding:
+    """The verdict on all outputs where nothing could be tried."""
+    return Finding(treatment=treatment, output=None, verdict="unproved", why=why)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeReport:
     """The findings of one proof of a model."""

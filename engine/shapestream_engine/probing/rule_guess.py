@@ -14,7 +14,7 @@ from itertools import islice
 from shapestream_engine.batching.assembly import Assembly
 from shapestream_engine.compiled_model import CompiledModel
 from shapestream_engine.errors import EngineError
-from shapestream_engine.ports import BATCH, Counts, IndexColumn, OutputPort, Recount, Rows, Rule, Shared, With
+from shapestream_engine.ports import BATCH, Counts, IndexColumn, OutputPort, Recount, Rows, Shared, With
 from shapestream_engine.probing.baseline import Baseline, find_baseline, tells
 from shapestream_engine.probing.cases import SMALL_BATCH, batching_cases, most_rows
 from shapestream_engine.probing.inputs import Values
@@ -105,7 +105,7 @@ class _Search:
         return next((each for each in _dependent(port, known) if self._holds(each, known)), None)
 
     def _independent(self, port: OutputPort) -> Iterator[OutputPort]:
-        yield _with_rule(port, Shared())
+        yield replace(port, rule=Shared())
         number = self.signature.outputs.index(port)
         shapes = [(seen.sizes[0], seen.outputs[number].shape) for seen in self.recorded]
         for axis, (name, dimension) in enumerate(zip(port.shape.names, port.shape.dimensions, strict=True)):
@@ -116,19 +116,13 @@ class _Search:
         columns = {1} if port.shape.rank == 1 else {shape[1] for _, shape in shapes if len(shape) == 2}
         if port.shape.rank in (1, 2) and len(columns) == 1:
             for column in range(min(_COLUMNS, columns.pop())):
-                yield _with_rule(port, IndexColumn(column))
+                yield replace(port, rule=IndexColumn(column))
 
     def _holds(self, port: OutputPort, known: Mapping[str, OutputPort]) -> bool:
         """Tell whether every part equals its request's result alone, and enough parts are not empty."""
-        places = [
-            number
-            for number, other in enumerate(self.signature.outputs)
-            if other.name in known or other.name == port.name
-        ]
-        ports = [
-            port if (name := self.signature.outputs[number].name) == port.name else known[name]
-            for number in places
-        ]
+        ruled = {**known, port.name: port}
+        places = [place for place, other in enumerate(self.signature.outputs) if other.name in ruled]
+        ports = [ruled[self.signature.outputs[place].name] for place in places]
         try:
             assembly = Assembly(ModelSignature(self.signature.name, self.signature.inputs, tuple(ports)))
             return self._agrees(assembly, places, ports.index(port))
@@ -157,11 +151,7 @@ class _Search:
 
 def _dependent(port: OutputPort, known: Mapping[str, OutputPort]) -> Iterator[OutputPort]:
     leaders = [name for name, other in known.items() if isinstance(other.rule, IndexColumn | Counts)]
-    yield from (_with_rule(port, With(name)) for name in leaders)
-    yield from (_with_rule(port, Recount(name)) for name in leaders)
+    yield from (replace(port, rule=With(name)) for name in leaders)
+    yield from (replace(port, rule=Recount(name)) for name in leaders)
     counters = [name for name, other in known.items() if isinstance(other.rule, Rows)]
-    yield from (_with_rule(port, Counts(name)) for name in counters)
-
-
-def _with_rule(port: OutputPort, rule: Rule) -> OutputPort:
-    return replace(port, rule=rule)
+    yield from (replace(port, rule=Counts(name)) for name in counters)

@@ -8,8 +8,8 @@ from typing import Any
 import onnxruntime as ort
 
 from shapestream_engine.backends.file_ports import FilePort, no_tensors, signature_of
+from shapestream_engine.backends.host_request import HostModel
 from shapestream_engine.backends.onnxruntime.request import OnnxRuntimeRequest, engine_words
-from shapestream_engine.compiled_model import CompiledModel
 from shapestream_engine.errors import ModelLoadError, SignatureError
 from shapestream_engine.model import ModelSpec
 from shapestream_engine.model_files import check_file
@@ -36,7 +36,7 @@ _PROVIDER = "provider."
 """Prefix of properties that are options of the execution provider."""
 
 
-def compile_spec(spec: ModelSpec, *, slots: int, threads: int | None) -> OnnxRuntimeModel:
+def compile_spec(spec: ModelSpec, *, slots: int, threads: int | None) -> HostModel:
     """Read the model, apply the names and bounds of the spec, and make a session."""
     provider, provider_options = provider_of(spec)
     options, properties = session_options(spec, slots, threads)
@@ -44,7 +44,8 @@ def compile_spec(spec: ModelSpec, *, slots: int, threads: int | None) -> OnnxRun
         f"{_PROVIDER}{name}": value for name, value in provider_options.items()
     }
     session = _session(spec, options, provider, provider_options)
-    return OnnxRuntimeModel(_signature(spec, session), session, properties)
+    signature = _signature(spec, session)
+    return HostModel(signature, properties, lambda: OnnxRuntimeRequest(signature, session))
 
 
 def read_spec(spec: ModelSpec) -> ModelSignature:
@@ -77,26 +78,6 @@ def _signature(spec: ModelSpec, session: ort.InferenceSession) -> ModelSignature
     )
 
 
-class OnnxRuntimeModel(CompiledModel):
-    """A model in an ONNX Runtime session; requests may call it at the same time."""
-
-    def __init__(
-        self, signature: ModelSignature, session: ort.InferenceSession, properties: Mapping[str, Any]
-    ) -> None:
-        super().__init__(signature, properties)
-        self._session: ort.InferenceSession | None = session
-
-    def create_infer_request(self) -> OnnxRuntimeRequest:
-        """Create a request with its own tensors; small upper bounds are reserved at once."""
-        if self._session is None:
-            raise self.is_closed()
-        return OnnxRuntimeRequest(self.signature, self._session)
-
-    def close(self) -> None:
-        """Release the session; its memory is freed with the last of its requests."""
-        self._session = None
-
-
 def _source(spec: ModelSpec) -> str | bytes:
     """The source of a session: a path, or an ONNX model as bytes. An `onnx.ModelProto` is serialized."""
     if spec.path is not None:
@@ -114,7 +95,7 @@ def _cannot_travel(kind: str, argument: Any) -> str:
     if kind == "output" and argument.type.startswith(("seq(", "map(")):
         return no_tensors([argument.name])
     remedy = " (train or export the model with numbers instead of texts)" if "string" in argument.type else ""
-    return f"{kind} {argument.name!r} is of type {argument.type}, which cannot travel{remedy}"
+    return f"{kind} {argument.name!r} is of type {argument.type}, which cannot be sent{remedy}"
 
 
 def _ports(kind: str, arguments: Sequence[Any], spec: ModelSpec) -> list[FilePort]:

@@ -12,8 +12,7 @@ from shapestream_engine.backends.openvino.input_tensor import OpenVinoTensor, te
 from shapestream_engine.backends.openvino.runtime import engine_words
 from shapestream_engine.element_types import dtype_of
 from shapestream_engine.errors import InferenceError
-from shapestream_engine.infer_request import InferRequest, InferResults
-from shapestream_engine.input_arrays import InputArrays
+from shapestream_engine.infer_request import InferRequest
 from shapestream_engine.ports import InputPort
 from shapestream_engine.signature import ModelSignature
 from shapestream_engine.tensor import (
@@ -181,25 +180,18 @@ class OpenVinoRequest(InferRequest):
         """The input tensors, in the order of the signature."""
         return self._tensors
 
-    def infer(self, inputs: InputArrays | None = None) -> InferResults:
-        """Run a call, on `inputs` if given; other threads continue. Raises `InferenceError` with OpenVINO's message.
-
-        The call uses `start_async` and `wait`, never OpenVINO's own `infer`. OpenVINO's `infer` costs 10 us of CPU instead
-        of 22 us (61 us if OpenVINO's thread sleeps). But on one stream with one thread it hides the error of a failed call
-        and returns the outputs of an earlier call (2026.4.1).
-        """
-        if inputs is not None:
-            self.fill(inputs)
-        self.start_async()
-        self.wait()
-        return InferResults(self)
-
     def start_async(self) -> None:
-        """Start a call on a thread of OpenVINO."""
+        """Start a call on a thread of OpenVINO.
+
+        `infer` uses this and `wait`, never OpenVINO's own `infer`. OpenVINO's `infer` costs 10 us of CPU instead of 22 us
+        (61 us if OpenVINO's thread sleeps). But on one stream with one thread it hides the error of a failed call and
+        returns the outputs of an earlier call (2026.4.1).
+        """
         if self._spoilt:
             self._renew()
         if self._outside:
-            self._show_outside()
+            for tensor in self._tensors:
+                tensor.show()
         self.running = True
         try:
             if self._stateful:
@@ -261,7 +253,3 @@ class OpenVinoRequest(InferRequest):
         # OpenVINO would use the tensor of such an output for the input as well.
         kind = CopiedOutput if number in self._forwarded else SetOutput
         self._set_outputs[number] = kind(self.signature, self.engine_request, number, tensor)
-
-    def _show_outside(self) -> None:
-        for tensor in self._tensors:
-            tensor.show()

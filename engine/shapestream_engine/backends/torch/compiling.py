@@ -13,10 +13,11 @@ from torch.export.graph_signature import InputKind, OutputKind, TensorArgument
 from torch.utils import _pytree as pytree
 
 from shapestream_engine.backends.file_ports import FilePort, signature_of
+from shapestream_engine.backends.host_request import HostModel
 from shapestream_engine.backends.torch.devices import Device, Program, find_device
 from shapestream_engine.backends.torch.request import ELEMENT_TYPES, TorchRequest
 from shapestream_engine.batching.calls import CallPlanner
-from shapestream_engine.compiled_model import CompiledModel, Preparations, PreparedSizes
+from shapestream_engine.compiled_model import Preparations, PreparedSizes
 from shapestream_engine.errors import EngineError, InferenceError, ModelLoadError, SignatureError
 from shapestream_engine.model import ModelSpec
 from shapestream_engine.model_files import check_file
@@ -55,14 +56,13 @@ def compile_spec(spec: ModelSpec, *, slots: int, threads: int | None) -> TorchMo
     return model
 
 
-class TorchModel(CompiledModel):
+class TorchModel(HostModel):
     """An exported program on a device."""
 
     def __init__(
         self, signature: ModelSignature, program: Program, device: Device, properties: Mapping[str, Any]
     ) -> None:
-        super().__init__(signature, properties)
-        self._program: Program | None = program
+        super().__init__(signature, properties, lambda: TorchRequest(signature, program, device))
         self._device = device
         self._before = device.preparations()
 
@@ -89,16 +89,6 @@ class TorchModel(CompiledModel):
                 request.infer()
             except InferenceError as error:
                 raise ModelLoadError(f"model {self.signature.name!r} of sizes {known}: {error}") from error
-
-    def create_infer_request(self) -> TorchRequest:
-        """Create a request with its own tensors; small upper bounds are reserved at once."""
-        if self._program is None:
-            raise self.is_closed()
-        return TorchRequest(self.signature, self._program, self._device)
-
-    def close(self) -> None:
-        """Release the program; its memory is freed with the last of its requests."""
-        self._program = None
 
 
 def _properties(spec: ModelSpec) -> dict[str, Any]:
@@ -145,7 +135,7 @@ def read_program(spec: ModelSpec) -> torch.export.ExportedProgram:
     if changed := _changed(program):
         # A request would see the state of other requests.
         raise SignatureError(
-            f"model {spec.name!r}: the program changes {', '.join(changed)} in each call; export it without"
+            f"model {spec.name!r}: the program changes {', '.join(changed)} in each call; export it without these changes"
         )
     return program
 
@@ -237,12 +227,12 @@ def _port(
     value = values.get(argument.name) if isinstance(argument, TensorArgument) else None
     if not isinstance(value, torch.Tensor):
         raise SignatureError(
-            f"{kind} {name or argument!r} of the program is no tensor; export it without",
+            f"{kind} {name or argument!r} of the program is no tensor; export the program without it",
             key=(f"{kind}s", name),
         )
     if value.dtype not in ELEMENT_TYPES:
         raise SignatureError(
-            f"{kind} {name!r} is of type {value.dtype}, which cannot travel", key=(f"{kind}s", name)
+            f"{kind} {name!r} is of type {value.dtype}, which cannot be sent", key=(f"{kind}s", name)
         )
     axes = [_axis(program, size) for size in value.shape]
     return FilePort(
