@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -80,7 +81,7 @@ def main(
             )
             served = stack.enter_context(serving(setting, Path(name), slots=count))
             servers[f"{count} of {cpus // count}"] = Turns(served=served)
-        regimes = Regimes(minilm, seconds)
+        regimes = Regimes(minilm, seconds, lambda line: print(line, file=sys.stderr, flush=True))
         dropped = regimes.play(servers, 1 if smoke else rounds, 2.0 if smoke else others)
     console.print(table(servers, dropped).table())
 
@@ -88,7 +89,8 @@ def main(
 class Regimes:
     """What clients do, each a function from a server to its figures."""
 
-    def __init__(self, minilm: Minilm, seconds: float) -> None:
+    def __init__(self, minilm: Minilm, seconds: float, say: Callable[[str], None]) -> None:
+        self._say = say
         self._trace = lognormal(round(9_000 * seconds))
         self._references = References(minilm, self._trace)
         long = lognormal(1_000_000)
@@ -114,10 +116,15 @@ class Regimes:
         for number in range(rounds):
             for turns in order:
                 turns.rounds.append({})
-            for regime in self._all.values():
+            for name, regime in self._all.items():
                 order = order[1:] + order[:1]
                 played = [_watched(regime, turns.served, number) for turns in order]
                 parts = [others for _, others in played]
+                for turns, (figures, part) in zip(order, played, strict=True):
+                    words = ", ".join(f"{what} {value:.1f}" for what, value in figures.items())
+                    self._say(
+                        f"round {number + 1}, {name}, {turns.served.setting.label}, others {part:.2f}: {words}"
+                    )
                 if max(parts) > most_others or max(parts) - min(parts) > max(MOST_UNEQUAL, most_others - 1):
                     dropped += 1
                     continue
