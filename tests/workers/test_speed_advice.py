@@ -72,7 +72,8 @@ def test_bf16_is_not_mentioned_where_the_device_lacks_it(
 
 def test_another_number_of_slots_is_measured(folder: Path) -> None:
     """On the same threads, with the lines to write."""
-    for placement, place in (("", "workers"), ("in_process: true\n", "in_process")):
+    places = {"": "workers", "in_process: true\n": "in_process", "workers: [{count: 1}]\n": "workers[0]"}
+    for placement, place in places.items():
         ran = check(folder, (MODEL % "") + placement, "--json")
         found = json.loads(ran.stdout)["models"][0]["speed"]["slots"]
         assert (place, 2, True) == (found["place"], found["threads"], found["auto"])

@@ -54,7 +54,7 @@ class SlotsAdvice:
     """The slots of a process, and what another number of them would give."""
 
     place: str
-    """`in_process` or `workers`, as the YAML is to be changed."""
+    """`in_process`, `workers`, or `workers[1]` where the YAML has such an entry: what is to be changed."""
     slots: int
     threads: int
     auto: bool
@@ -76,7 +76,7 @@ class SlotsAdvice:
         if self.other is None:
             return ""
         counts = f"{{slots: {self.other}, threads: {self.threads}}}"
-        line = f"in_process: {counts}" if self.place == "in_process" else f"workers: [{counts}]"
+        line = f"workers: [{counts}]" if self.place == "workers" else f"{self.place}: {counts}"
         if self.rate is None or self.lone is None:
             return f"; others are not measured: {self.why}; to change them: {line}"
         return (
@@ -133,22 +133,21 @@ def faster_precision(spec: ModelSpec) -> Mapping[str, str]:
 
 
 def _chosen(settings: Settings, model: ModelSettings, slots: int, threads: int) -> SlotsAdvice:
-    place: InProcessSettings | WorkerGroupSettings | None = settings.in_process
-    if place is None:
-        serving = (
-            each for each in settings.worker_groups if each.models is None or model.name in each.models
-        )
-        place = next(serving, WorkerGroupSettings())
+    place: str
+    counts: InProcessSettings | WorkerGroupSettings
+    if settings.in_process is not None:
+        place, counts = "in_process", settings.in_process
+    else:
+        groups = [
+            (f"workers[{number}]", group)
+            for number, group in enumerate(settings.workers or ())
+            if group.models is None or model.name in group.models
+        ]
+        place, counts = next(iter(groups), ("workers", WorkerGroupSettings()))
     other = None
     if model.device == "CPU" and model.effective_engine != "function":
         other = other_slots(slots, threads)
-    return SlotsAdvice(
-        place="workers" if settings.in_process is None else "in_process",
-        slots=slots,
-        threads=threads,
-        auto=place.slots == "auto",
-        other=other,
-    )
+    return SlotsAdvice(place=place, slots=slots, threads=threads, auto=counts.slots == "auto", other=other)
 
 
 def other_slots(slots: int, threads: int) -> int | None:
