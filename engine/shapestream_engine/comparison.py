@@ -28,6 +28,7 @@ from shapestream_engine.compiled_model import CompiledModel
 from shapestream_engine.element_types import dtype_of
 from shapestream_engine.errors import EngineError
 from shapestream_engine.layout import Tensors
+from shapestream_engine.machine import thread_times
 from shapestream_engine.probing.inputs import Values, complete_values, make_request
 from shapestream_engine.probing.tolerances import distances, spread_of
 from shapestream_engine.request_pool import RequestPool
@@ -53,10 +54,20 @@ class Variant:
     at_once: int = 1
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speeds:
+    """The result of `compare_speed`."""
+
+    seconds: list[dict[Sizes, float]]
+    """Seconds of a call by its shape, for each variant; all have the same shapes."""
+    waited: float
+    """Part of their time that the threads waited for a CPU, which others had."""
+
+
 def compare_speed(
     variants: Sequence[Variant], *, values: Mapping[str, Values], max_batch: int | None, budget_s: float
-) -> list[dict[Sizes, float]]:
-    """Return the seconds of a call by its shape, for each variant; all have the same shapes.
+) -> Speeds:
+    """Measure the seconds of calls on each variant.
 
     It takes `budget_s` seconds and the calls of one shape. Empty if a variant could not run, or if the smallest call is too
     long.
@@ -66,18 +77,24 @@ def compare_speed(
     shapes = coarse[:: -(-len(coarse) // MOST_SHAPES)] if coarse else []
     benches = [CalibrationBench(each.model, each.at_once, values, budget_s) for each in variants]
     end = monotonic() + budget_s
+    ran_before, waited_before = thread_times()
     try:
         for shape in shapes * ENOUGH_PASSES:
             if monotonic() > end:
                 break
             for bench in benches:
                 bench.measure([shape], math.inf)
+        ran, waited = thread_times()
     finally:
         for bench in benches:
             bench.close()
     seconds = [{point.sizes: point.seconds for point in bench.points()} for bench in benches]
     common = set.intersection(*(set(own) for own in seconds))
-    return [{sizes: own[sizes] for sizes in sorted(common)} for own in seconds]
+    ran, waited = ran - ran_before, waited - waited_before
+    return Speeds(
+        seconds=[{sizes: own[sizes] for sizes in sorted(common)} for own in seconds],
+        waited=waited / max(1, ran + waited),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

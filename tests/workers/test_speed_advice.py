@@ -128,6 +128,11 @@ ONE = Gain(mean=1.0, least=1.0, most=1.0)
             "bf16: 1.00 x as fast; nothing to gain",
         ),
         (
+            PrecisionAdvice(properties=BF16, gain=ONE, distance=AnswerDistance(), waited=0.5),
+            "bf16: 1.00 x as fast; nothing to gain (doubtful: the threads waited for a CPU 50% of the time; repeat it "
+            "without other load)",
+        ),
+        (
             PrecisionAdvice(properties=BF16, why="calls take too long"),
             "bf16: not measured: calls take too long",
         ),

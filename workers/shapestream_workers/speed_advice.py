@@ -13,7 +13,14 @@ from typing import Any, cast
 
 from shapestream.settings import InProcessSettings, ModelSettings, Settings, WorkerGroupSettings
 from shapestream_engine.backends.registry import load_backend
-from shapestream_engine.comparison import AnswerDistance, Gain, Variant, compare_answers, compare_speed
+from shapestream_engine.comparison import (
+    AnswerDistance,
+    Gain,
+    Speeds,
+    Variant,
+    compare_answers,
+    compare_speed,
+)
 from shapestream_engine.compiled_model import CompiledModel
 from shapestream_engine.errors import EngineError
 from shapestream_engine.model import ModelSpec, compile_model
@@ -22,6 +29,8 @@ from shapestream_workers.proof import TriedModel, probe_options
 
 SPEED_SHARE = 0.7
 """Part of a measurement's time for the speed; the rest is for the answers."""
+MOST_WAITED = 0.1
+"""Part of the time that threads may wait for a CPU; beyond it the figures say little."""
 LEAST_GAIN = 0.05
 """Relative: a smaller gain is within the noise of so short a measurement."""
 
@@ -33,6 +42,8 @@ class PrecisionAdvice:
     properties: Mapping[str, str]
     gain: Gain | None = None
     distance: AnswerDistance | None = None
+    waited: float = 0.0
+    """Part of the time that the threads waited for a CPU."""
     why: str = ""
 
     def lines(self) -> Iterator[str]:
@@ -41,11 +52,11 @@ class PrecisionAdvice:
         if self.gain is None or self.distance is None:
             yield f"{name}: not measured: {self.why}"
         elif self.gain.mean < 1 + LEAST_GAIN:
-            yield f"{name}: {self.gain} as fast; nothing to gain"
+            yield f"{name}: {self.gain} as fast; nothing to gain{_doubt(self.waited)}"
         else:
             yield (
                 f"{name}: {self.gain} as fast ({self.gain.least:.2f} to {self.gain.most:.2f} x by call shape); "
-                f"{self.distance.words()}: set properties: {{{key}: {name}}}"
+                f"{self.distance.words()}: set properties: {{{key}: {name}}}{_doubt(self.waited)}"
             )
 
 
@@ -65,6 +76,8 @@ class SlotsAdvice:
     """Calls per second of all slots of the other number / of those here; None if it was not measured."""
     lone: Gain | None = None
     """Speed of a call without others beside it, likewise."""
+    waited: float = 0.0
+    """Part of the time that the threads waited for a CPU."""
     why: str = ""
 
     def lines(self) -> Iterator[str]:
@@ -81,7 +94,7 @@ class SlotsAdvice:
             return f"; others are not measured: {self.why}; to change them: {line}"
         return (
             f"; {_placed(self.other, self.threads)}: {self.rate} the calls per second under load, and a lone call takes "
-            f"{1 / self.lone.mean:.2f} x as long: {line}"
+            f"{1 / self.lone.mean:.2f} x as long: {line}{_doubt(self.waited)}"
         )
 
 
@@ -182,11 +195,14 @@ class _Bench:
             return PrecisionAdvice(properties=properties, why=str(error))
         try:
             now = self._tried.compiled
-            before, after = self._speeds([Variant(now, self._slots), Variant(other, self._slots)])
+            speeds = self._speeds([Variant(now, self._slots), Variant(other, self._slots)])
+            before, after = speeds.seconds
             distance = compare_answers(
                 (now, other), list(before), values=self._values, budget_s=(1 - SPEED_SHARE) * self._budget_s
             )
-            return PrecisionAdvice(properties=properties, gain=Gain.of(before, after), distance=distance)
+            return PrecisionAdvice(
+                properties=properties, gain=Gain.of(before, after), distance=distance, waited=speeds.waited
+            )
         except EngineError as error:
             return PrecisionAdvice(properties=properties, why=str(error))
         finally:
@@ -204,9 +220,10 @@ class _Bench:
             variants = [Variant(self._tried.compiled, chosen.slots), Variant(other, chosen.other)]
             # One slot at work is measured by itself where the process has several.
             alone = [each if each.at_once == 1 else Variant(each.model) for each in variants]
-            before, after, lone_before, lone_after = self._speeds([*variants, *alone])
+            speeds = self._speeds([*variants, *alone])
+            before, after, lone_before, lone_after = speeds.seconds
             rate = Gain.of(before, after, at_once=chosen.other / chosen.slots)
-            return replace(chosen, rate=rate, lone=Gain.of(lone_before, lone_after))
+            return replace(chosen, rate=rate, lone=Gain.of(lone_before, lone_after), waited=speeds.waited)
         except EngineError as error:
             return replace(chosen, why=str(error))
         finally:
@@ -225,16 +242,22 @@ class _Bench:
             raise _TooLong(f"it takes {requests} compilations of {each_s:.1f} s (see --measure)")
         return compiled
 
-    def _speeds(self, variants: list[Variant]) -> list[dict[tuple[int, ...], float]]:
+    def _speeds(self, variants: list[Variant]) -> Speeds:
         found = compare_speed(
             variants,
             values=self._values,
             max_batch=self._model.batching.max_batch,
             budget_s=SPEED_SHARE * self._budget_s,
         )
-        if not found[0]:
+        if not found.seconds[0]:
             raise _TooLong("calls take too long (see --measure)")
         return found
+
+
+def _doubt(waited: float) -> str:
+    if waited <= MOST_WAITED:
+        return ""
+    return f" (doubtful: the threads waited for a CPU {waited:.0%} of the time; repeat it without other load)"
 
 
 def _placed(slots: int, threads: int) -> str:
