@@ -113,7 +113,7 @@ class Run:
 
 
 @contextmanager
-def serving(setting: ServerSetting, folder: Path) -> Iterator[Served]:
+def serving(setting: ServerSetting, folder: Path, slots: int = SLOTS) -> Iterator[Served]:
     """The server, ready to answer."""
     address = f"ipc://{folder}/{setting.label}.sock"
     config, log = folder / f"{setting.label}.yaml", folder / f"{setting.label}.log"
@@ -125,7 +125,7 @@ def serving(setting: ServerSetting, folder: Path) -> Iterator[Served]:
     }
     command = ["-m", "shapestream_workers", "serve", str(config)]
     with child_process(command, log=log, environment=environment) as child:
-        wait_for_slots(child, address, SLOTS, log)
+        wait_for_slots(child, address, slots, log)
         yield Served(setting=setting, address=address, child=child)
 
 

@@ -57,6 +57,18 @@ def resident_bytes_of(pid: int) -> int:
         return 0
 
 
+def thread_times(tasks: Path = Path("/proc/self/task")) -> tuple[int, int]:
+    """Nanoseconds that the living threads of this process ran, and that they waited for a CPU; 0 where unknown."""
+    ran = waited = 0
+    for path in tasks.glob("*/schedstat"):
+        try:
+            own = path.read_text().split()
+        except OSError:
+            continue  # the thread has ended
+        ran, waited = ran + int(own[0]), waited + int(own[1])
+    return ran, waited
+
+
 def runtime_of(engine: str) -> dict[str, list[str]]:
     """The distributions of NumPy and of an engine's modules, each as `name==version`.
 

@@ -240,6 +240,7 @@ def test_models_in_process_are_served_and_drained_like_others(workplace: Any) ->
     assert {} == served.workers()
     served.send(signal.SIGINT)
     assert 0 == served.wait()
+    assert "in_process.threads: fewer than the 2 slots" in served.log.read_text()
 
 
 def test_version_and_schema_are_for_scripts_too(workplace: Any) -> None:

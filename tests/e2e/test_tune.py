@@ -17,6 +17,7 @@ from tests.e2e.conftest import until
 from tests.workers.lab.worlds import write_trace
 
 from shapestream.telemetry.trace import TraceRequest
+from shapestream_engine.backends.openvino.runtime import core
 
 pytestmark = pytest.mark.e2e
 
@@ -88,6 +89,8 @@ def test_a_tuned_file_is_written_with_what_justifies_it(prepared: Any) -> None:
         assert each["memory_bytes"] > 1 << 20
     for each in candidates:
         assert each["measured"] or each["problem"] or each["skipped"]
+    has_bf16 = "BF16" in core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    assert has_bf16 == any(note.startswith("bf16: ") for note in report["notes"])
     text = (folder / "sums.tuned.yaml").read_text()
     assert text.startswith("# Made by `shapestream tune` from sums.yaml and sums.trace.")
     assert "# its name" in text

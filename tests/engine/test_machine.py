@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from shapestream_engine.machine import MAX_SLOTS, divide_cpus
+from shapestream_engine.machine import MAX_SLOTS, divide_cpus, thread_times
 
 
 @pytest.mark.parametrize(
@@ -38,3 +39,12 @@ def test_counts_begin_at_one(arguments: tuple[Any, ...]) -> None:
     """Nothing can be divided among nobody."""
     with pytest.raises(ValueError, match="counts from 1"):
         divide_cpus(*arguments)
+
+
+def test_times_of_threads_are_summed(tmp_path: Path) -> None:
+    """Running and waiting; without the files both are 0."""
+    assert (0, 0) == thread_times(tmp_path)
+    for number, text in enumerate(("100 20 3\n", "1000 5 7\n")):
+        (tmp_path / str(number)).mkdir()
+        (tmp_path / str(number) / "schedstat").write_text(text)
+    assert (1100, 25) == thread_times(tmp_path)

@@ -3,7 +3,8 @@
 Each model is compiled, its batching and padding are put to the proof, and it is run on made-up inputs: a request alone
 at the smallest sizes and at middling ones, and, where there is a batch axis, two in one call, divided again by the
 rules. That finds a file that does not load, a shape that does not fit, a rule that does not hold, and a model
-that does not keep requests apart. Padding that the YAML does not allow is tried, too, and advised where it is proved.
+that does not keep requests apart. Padding that the YAML does not allow is tried, too, and advised where it is proved. So are
+bf16 and another number of slots, for their speed.
 """
 
 from __future__ import annotations
@@ -32,10 +33,11 @@ from shapestream_engine.shapes import Dimension, NamedShape
 from shapestream_engine.signature import ModelSignature
 from shapestream_engine.slot import Runner
 from shapestream_workers.model_trust import require_trusted
-from shapestream_workers.models import model_spec, problem_of, processes_of
+from shapestream_workers.models import model_spec, placement_warnings, problem_of, processes_of
 from shapestream_workers.padding_advice import PaddingAdvice, advise_padding
 from shapestream_workers.proof import probe_options, try_model
 from shapestream_workers.security import server_security
+from shapestream_workers.speed_advice import SpeedAdvice, advise_speed
 
 # Sizes of open dimensions in the second run: large enough to be different, small enough for any model.
 TYPICAL_SIZE = 16
@@ -55,6 +57,7 @@ class ModelReport:
     calls: tuple[str, ...]
     proof: ProbeReport
     padding: PaddingAdvice
+    speed: SpeedAdvice
 
 
 @dataclass(slots=True, kw_only=True)
@@ -81,6 +84,7 @@ class CheckReport:
             yield from (f"  {line}" for line in model.proof.lines())
             yield from (f"  ran {call}" for call in model.calls)
             yield from (f"  {line}" for line in model.padding.lines())
+            yield from (f"  {line}" for line in model.speed.lines())
         if not self.problems:
             yield f"ok: {len(self.models)} model{'s' if len(self.models) != 1 else ''} compiled and run"
 
@@ -99,6 +103,7 @@ class CheckReport:
                         key: value for key, value in model.proof.to_dict().items() if key != "tolerances"
                     },
                     "padding": {**asdict(model.padding), "proved": list(model.padding.proved)},
+                    "speed": model.speed.to_dict(),
                 }
                 for model in self.models
             ],
@@ -120,9 +125,12 @@ def check_models(config: Path) -> list[str]:
     return check_configuration(loaded).problems
 
 
-def check_configuration(loaded: LoadedSettings) -> CheckReport:
-    """Compile and try every model; problems are in the report, none is raised."""
-    report = CheckReport()
+def check_configuration(loaded: LoadedSettings, *, measure_s: float = 0.0) -> CheckReport:
+    """Compile and try every model; problems are in the report, none is raised.
+
+    `measure_s`: seconds for the measurements of each model's speed.
+    """
+    report = CheckReport(warnings=[*placement_warnings(loaded)])
     if loaded.settings.in_process is not None:
         report.warnings.append(
             loaded.problem(
@@ -135,13 +143,15 @@ def check_configuration(loaded: LoadedSettings) -> CheckReport:
         report.problems += error.problems
     for index, settings in enumerate(loaded.settings.models):
         try:
-            _check_model(loaded, index, settings, report)
+            _check_model(loaded, index, settings, report, measure_s)
         except EngineError as error:
             report.problems.append(problem_of(loaded, settings, error))
     return report
 
 
-def _check_model(loaded: LoadedSettings, index: int, settings: ModelSettings, report: CheckReport) -> None:
+def _check_model(
+    loaded: LoadedSettings, index: int, settings: ModelSettings, report: CheckReport, measure_s: float
+) -> None:
     require_trusted(settings)
     place = ("models", index)
     # As each process that will serve it: a verdict holds for a number of threads, and a start recalls it.
@@ -174,6 +184,9 @@ def _check_model(loaded: LoadedSettings, index: int, settings: ModelSettings, re
                 calls=tuple(calls),
                 proof=proof,
                 padding=advise_padding(settings, tried, slots=slots, threads=threads),
+                speed=advise_speed(
+                    loaded.settings, settings, tried, slots=slots, threads=threads, budget_s=measure_s
+                ),
             )
         )
     finally:

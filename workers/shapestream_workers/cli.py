@@ -175,6 +175,14 @@ def _told_to_parent(channel: int | None) -> Iterator[None]:
 def check(
     config: Config,
     show: Annotated[bool, typer.Option("--show", help="Print each setting and where it comes from.")] = False,
+    measure: Annotated[
+        float,
+        typer.Option(
+            min=0.0,
+            metavar="SECONDS",
+            help="Time per model to measure bf16 and another number of slots, besides compilations; 0: neither.",
+        ),
+    ] = 4.0,
     as_json: Json = False,
     any_function: AnyFunction = False,
 ) -> None:
@@ -188,7 +196,7 @@ def check(
             loaded = load_settings(config)
         except ConfigurationError as error:
             raise ConfigurationError([*error.problems, *check_models(config)]) from error
-        report = check_configuration(loaded)
+        report = check_configuration(loaded, measure_s=measure)
         if as_json:
             typer.echo(json.dumps(report.to_dict(loaded if show else None), indent=2))
         else:

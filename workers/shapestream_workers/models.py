@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,7 +11,15 @@ from pathlib import Path
 import structlog
 
 from shapestream.errors import ConfigurationError
-from shapestream.settings import LoadedSettings, Location, ModelSettings, Settings, ShapesSettings
+from shapestream.settings import (
+    InProcessSettings,
+    LoadedSettings,
+    Location,
+    ModelSettings,
+    Settings,
+    ShapesSettings,
+    WorkerGroupSettings,
+)
 from shapestream_engine.batch_axis import states_batch
 from shapestream_engine.compiled_model import CompiledModel, PreparedLimits
 from shapestream_engine.errors import EngineError, ModelLoadError, RuleMissing
@@ -48,6 +56,24 @@ def processes_of(settings: Settings, model: str) -> dict[tuple[int, int], None]:
     if (own := settings.in_process) is not None:
         found.append(divide_cpus(available_cpus(), 1, own.slots, own.threads))
     return dict.fromkeys(found or [divide_cpus(available_cpus(), 1)])
+
+
+def placement_warnings(loaded: LoadedSettings) -> Iterator[str]:
+    """Yield a line for each group of processes, or `in_process`, whose slots outnumber its threads."""
+    settings = loaded.settings
+    places: list[tuple[Location, WorkerGroupSettings | InProcessSettings]] = [
+        (("workers", number), group) for number, group in enumerate(settings.workers or ())
+    ]
+    if settings.in_process is not None:
+        places.append((("in_process",), settings.in_process))
+    for place, group in places:
+        if group.slots != "auto" and group.threads != "auto" and group.threads < group.slots:
+            yield loaded.problem(
+                (*place, "threads"),
+                f"fewer than the {group.slots} slots: `threads` counts for the process, not for each slot. Static models of "
+                f"OpenVINO share {group.threads}; others take one per slot all the same (raise it to {group.slots} or more, "
+                "or leave it out)",
+            )
 
 
 def model_spec(model: ModelSettings) -> ModelSpec:

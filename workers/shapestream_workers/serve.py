@@ -35,7 +35,7 @@ from shapestream_workers.costs import tables
 from shapestream_workers.interruption import handed_over
 from shapestream_workers.memory import spell_bytes, watch_memory
 from shapestream_workers.model_trust import digests_of
-from shapestream_workers.models import available_cpus, compile_models
+from shapestream_workers.models import available_cpus, compile_models, placement_warnings
 from shapestream_workers.process import (
     EXIT_CONFIGURATION,
     EXIT_OK,
@@ -92,6 +92,8 @@ def run_server(loaded: LoadedSettings) -> int:
     keep_freed_memory()
     raise_descriptor_limit()
     keys = server_security(loaded)
+    for line in placement_warnings(loaded):
+        log.warning("configuration", what=line)
     admin = open_admin_port(loaded, loaded.settings.server.admin)
     local = None
     digests = digests_of(loaded.settings.models)

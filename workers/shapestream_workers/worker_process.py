@@ -34,7 +34,7 @@ from shapestream_workers.admin import open_admin_port
 from shapestream_workers.costs import tables
 from shapestream_workers.interruption import handed_over
 from shapestream_workers.memory import spell_bytes, watch_memory
-from shapestream_workers.models import available_cpus, compile_models
+from shapestream_workers.models import available_cpus, compile_models, placement_warnings
 from shapestream_workers.process import (
     EXIT_CONFIGURATION,
     EXIT_OK,
@@ -110,6 +110,9 @@ def run_worker(
     keep_freed_memory()
     structlog.contextvars.bind_contextvars(process=name)
     port = open_admin_port(loaded, admin)
+    if ready_channel is None:  # else the server has said it
+        for line in placement_warnings(loaded):
+            log.warning("configuration", what=line)
     processes = sum(other.count for other in loaded.settings.worker_groups)
     slots, threads = divide_cpus(available_cpus(), max(1, processes), group.slots, group.threads)
     own = loaded.settings.models_of(group)

@@ -253,6 +253,12 @@ def _std(columns: Array, mark: float) -> Array:
     return np.where(differ, np.ma.filled(kept.std(axis=0), 0.0), 0.0)
 
 
+def spread_of(values: Array) -> float:
+    """Return the standard deviation of the finite values, marks excluded; 0 if there are none."""
+    own = values.astype(np.float64).reshape(-1)
+    return float(_std(own[:, None], _smallest_mark(own))[0])
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
     """The difference of one output; `amount` is infinite if the results cannot be subtracted."""

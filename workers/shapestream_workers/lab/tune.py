@@ -30,8 +30,12 @@ from shapestream_workers.lab.replay import InputMaker, read_requests
 from shapestream_workers.lab.subject import Subject, require_editor
 from shapestream_workers.lab.tables import table_of
 from shapestream_workers.memory import spell_bytes
-from shapestream_workers.models import available_cpus, read_signatures
+from shapestream_workers.models import available_cpus, model_spec, read_signatures, slots_and_threads
+from shapestream_workers.proof import try_model
+from shapestream_workers.speed_advice import advise_precision, faster_precision
 
+PRECISION_S = 2.0
+"""Seconds that a precision is measured that no option names."""
 PLACEMENTS_UNTIL, SHAPES_UNTIL = 0.65, 0.35
 """Shares of the budget that must be left after the heats of placements, and of shapes."""
 
@@ -66,6 +70,7 @@ def tune_file(options: TuneOptions) -> None:
     with TemporaryDirectory(prefix="shapestream-tune-", dir="/tmp", ignore_cleanup_errors=True) as folder:
         race = Race(subject, requests, maker, options, Path(folder), lambda line: typer.echo(line, err=True))
         chosen = trio.run(_run, race, signature, precisions)
+    race.notes += [] if precisions else _precision_to_try(subject)
     lines = verdict(race, chosen)
     made_of = f"Made by `shapestream tune` from {config.name} and {trace.name}."
     header = "\n".join([made_of, *left_out(race), *lines, "", report_table(race, chosen), ""])
@@ -101,6 +106,20 @@ def _precisions(subject: Subject, wanted: Sequence[str]) -> list[dict[str, str]]
         message = f"the engine {engine} has no choice of precisions; {', '.join(PRECISIONS)} have (leave out --precision)"
         raise ConfigurationError([subject.loaded.problem(("models", subject.model), message)])
     return [{PRECISIONS[engine]: name} for name in wanted]
+
+
+def _precision_to_try(subject: Subject) -> list[str]:
+    """What a faster precision of the device would give, in a sentence; nothing is tuned for it unless the user asks."""
+    model, spec = subject.settings, model_spec(subject.settings)
+    if not faster_precision(spec):
+        return []
+    slots, threads = slots_and_threads(subject.loaded.settings, model.name)
+    tried = try_model(model, spec, slots=slots, threads=threads)
+    try:
+        advice = advise_precision(model, tried, slots=slots, threads=threads, budget_s=PRECISION_S)
+    finally:
+        tried.compiled.close()
+    return [] if advice is None else [*advice.lines()]
 
 
 async def _run(

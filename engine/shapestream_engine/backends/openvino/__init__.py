@@ -12,6 +12,14 @@ from shapestream_engine.backends.openvino import runtime  # noqa: F401 - the fir
 # isort: split
 from shapestream_engine.backends.openvino.compiling import OpenVinoModel, compile_spec, read_spec
 from shapestream_engine.backends.openvino.input_tensor import OpenVinoTensor
+from shapestream_engine.backends.openvino.precision import faster_precision
 from shapestream_engine.backends.openvino.request import OpenVinoRequest
 
-__all__ = ["OpenVinoModel", "OpenVinoRequest", "OpenVinoTensor", "compile_spec", "read_spec"]
+__all__ = [
+    "OpenVinoModel",
+    "OpenVinoRequest",
+    "OpenVinoTensor",
+    "compile_spec",
+    "faster_precision",
+    "read_spec",
+]

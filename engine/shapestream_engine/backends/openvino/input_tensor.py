@@ -50,11 +50,15 @@ class OpenVinoTensor:
     ) -> None:
         self._request = request
         self._number = number
-        self._tensor = request.engine_request.get_input_tensor(number)
+        # Not OpenVINO's own: memory is corrupted where that is moved away from a request with a failed call, and both are
+        # freed (2026.4.1).
+        element_type = request.engine_request.get_input_tensor(number).element_type
+        self._tensor = ov.Tensor(element_type, [axis.minimum for axis in port.shape.dimensions])
+        request.engine_request.set_input_tensor(number, self._tensor)
         self._port = port
         self._dtype = dtype_of(port.element_type)
         self._bound = bound
-        self._capacity = int(self._tensor.byte_size)
+        self._capacity = 0 if port.is_dynamic else int(self._tensor.byte_size)
         self._shape: tuple[int, ...] = ()
         self._outside: TensorLike | None = None
         self._shown: Array | None = None
