@@ -1,8 +1,8 @@
 """The one record of a batch: it is cut, sent, started, reported and over, and each writes its part here.
 
 The planner cuts a batch; the scheduler makes this record of it and places it on a slot. The action `StartBatch` hands the
-record to the caller, which adds what it sent (`sent`) and what came back (`ran`). Observers of its end read it. Nothing is
-copied into another type, and no other file keeps a batch by its number but the table of slots.
+record to the caller, which adds what it sent (`sent`) and what came back (`ran`). Until it is over, the table of slots
+(slots.py) and the server's record of its slot keep it by number. Observers of its end read it, and may keep a `Run` of it.
 
 The scheduler decides by the first half of the fields alone. What the caller submitted (`arrivals`), what it sent
 (`inputs`) and the results (`report`) are opaque to it: it never looks into tensors.

@@ -28,7 +28,7 @@ from shapestream.scheduling.slots import SlotTable
 
 
 class Ledger:
-    """The live requests, by id and by deadline, and how many each client has."""
+    """The live requests by id. It tells queues, shares, deadlines and batches of every admission, start and end."""
 
     __slots__ = (
         "_slots",

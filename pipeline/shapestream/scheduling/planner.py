@@ -6,7 +6,7 @@ holds the anchor. Nothing here changes a queue: the scheduler takes the members 
 How a batch is cut:
 
 1. Requests of one lane are sorted by the elements of a row. A window of about `WINDOW` of them around the anchor is cut
-   into contiguous segments of the least total cost (segments.py has the programme, its objective and its proof). The
+   into contiguous segments of the least total cost (segments.py has the dynamic programme and its proof). The
    anchor's segment is the batch. If all requests of the lane have equal sizes, only the number of rows is chosen.
 2. A window is cut once per turn of the event loop (`Plan`). Slots that are free in the same turn take its other segments.
 3. A batch may be enlarged to try a size whose price is not tested (tries.py).
@@ -64,7 +64,7 @@ class Cut(NamedTuple):
     reason: CutReason = CutReason.COST
 
     def started(self, costs: CallCosts) -> None:
-        """Note that the device meets the call's shape. A request that runs alone because of an audit is beside the cap."""
+        """Note that the device meets the call's shape. That of a request that an audit runs alone counts under no cap."""
         if costs.rounding is None:
             if self.shape == self.largest:  # a larger shape was prepared before
                 costs.started(self.rows, self.largest)

@@ -1,8 +1,8 @@
 """Recovery: what follows when a batch ends, fails, hangs or is lost with its slot.
 
-A batch that the *data* broke runs again in two parts, until the culprit is alone. The others get their results. Its
-client pays for what ran in vain, and the parts wait for their turn (`by_rerun`). That is enough to protect others: later
-requests of the client share calls as before (docs/decisions.md).
+A batch that the *data* broke runs again in two parts, until the culprit is alone. The others get their results. The
+culprit's client pays for the calls that run again (`Rework`), and the parts wait for their turn (`by_rerun`). That is enough
+to protect others: later requests of the client share calls as before (docs/decisions.md).
 
 A batch that was lost with its *slot* says nothing about its members: each runs again in a call of its own, a bounded
 number of times, the last time alone in its worker. A batch whose *process* died, or that hung, makes suspects of its
@@ -255,7 +255,7 @@ class Recovery:
             self.measure_pace(slot, queue, batch.sizes)
 
     def measure_pace(self, slot: Slot, queue: ModelQueue, sizes: tuple[int, ...]) -> None:
-        """Note how fast a slot is for a model beside the most common kind of slot, by a batch of these sizes."""
+        """Note how fast a slot is for a model beside the most common worker class, by a batch of these sizes."""
         pace = queue.costs.pace(slot.id, sizes)
         if pace is not None:
             self._slots.set_pace(slot, queue.profile.name, pace)

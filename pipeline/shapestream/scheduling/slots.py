@@ -106,7 +106,7 @@ WORKER_TABLE: Final[dict[str, dict[SlotGroupState, SlotGroupState]]] = {
 
 
 class SlotGroup:
-    """A process with some slots: what one batch does to it, it does to all that run there."""
+    """A worker, as the scheduler knows it: a process and its slots. A batch that ends the process ends all others there."""
 
     __slots__ = ("name", "slots", "state", "suspect")
 
@@ -183,7 +183,7 @@ class Slot:
         self.behind: Batch | None = None
         """The batch that is queued here behind `batch`."""
         self.paces: dict[str, float] = {}
-        """By model: seconds here / seconds on the most common kind of slot, as far as known."""
+        """By model: seconds here / seconds on the most common worker class, as far as known."""
         self.idle_since = 0.0
         """When its last batch was over."""
         self.answered: AnsweredBatch | None = None

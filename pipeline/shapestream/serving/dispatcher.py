@@ -2,8 +2,8 @@
 
 Batches go to slots, answers to egress, ends to the observers (ends.py). Actions carry the objects that they are about, so no
 book of requests or batches is kept here: the scheduler has both. Every method is synchronous and is called from the event
-loop's one thread, so that nothing comes between a decision and its effect. No effect is an event: a slot that cannot be
-reached is found when the turn ends.
+loop's one thread, so that nothing comes between a decision and its effect. Carrying an action out makes no event. A slot
+that cannot be reached is noticed when the turn's messages are sent.
 """
 
 from __future__ import annotations
