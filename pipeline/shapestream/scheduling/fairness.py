@@ -321,7 +321,7 @@ class FairShares(Generic[FlowT]):
         self.present = sum([known.unfinished > 0 for known in self._clients.values()])
 
     def unfinished(self) -> dict[int, tuple[int, int, int]]:
-        """Unfinished and queued requests, and bytes of these, of each client that has any; for checks only."""
+        """Return unfinished and queued requests, and bytes of these, of each client that has any; for checks only."""
         return {
             client: (
                 known.unfinished,
@@ -355,7 +355,7 @@ def _bonus_s(priority: int, present: int) -> float:
 
 
 def _ahead_s(flow: Flow) -> float:
-    """Queued work of a client that goes before one more request of this flow.
+    """Return queued work of a client that goes before one more request of this flow.
 
     Its models take turns, and those that had less of its time than this one catch up first.
     """
@@ -424,7 +424,7 @@ class GroupRoom:
 
     @property
     def parts(self) -> int:
-        """Into how many parts the room is divided once a request waits here.
+        """The number of parts into which the room is divided once a request waits here.
 
         One for each group for which requests wait, and one for the first that comes of all others.
         """

@@ -73,7 +73,7 @@ class Cut(NamedTuple):
             costs.rounding.start(self.call_rows, self.shape)
 
     def sizes(self, has_batch: bool) -> tuple[int, ...]:
-        """The call's size of each of the model's dimensions."""
+        """Return the call's size of each of the model's dimensions."""
         return (self.call_rows, *self.shape) if has_batch else self.shape
 
 
@@ -242,7 +242,8 @@ class Plan:
     def take(
         self, anchor: Request, costs: CallCosts, limits: SegmentLimits, delayed: float | None
     ) -> list[Request]:
-        """The segment of an anchor: its bucket's requests first, and it before those. No other slot gets the segment."""
+        """Return the segment of an anchor: its bucket's requests first, and it before those. No other slot gets the
+        segment."""
         bucket = anchor.bucket
         left = self._left.get(bucket.lane, [])
         if not any(bucket in segment for segment in left):

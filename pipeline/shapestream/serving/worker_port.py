@@ -325,7 +325,7 @@ class WorkerPort:
         return state
 
     def beat(self, now: float) -> None:
-        """Once per heartbeat interval: end the sessions of silent workers, and send the time to the others."""
+        """End the sessions of silent workers, and send the time to the others."""
         # While messages are unread, the next of them may be of a worker that seems silent.
         read_empty, silence_s = self._inbox.read_empty, self._settings.worker_silence_s
         for worker in list(self._workers.controls.values()):
