@@ -170,7 +170,7 @@ class Dispatcher:
             self._handle(events.SlotLeft(slot=slot.number, died=died), now)
 
     def slot_ended(self, slot: SlotRecord, batch: int | None, now: float) -> None:
-        """Take out a slot whose thread has ended. The batch that it had begun may be to blame; others run again elsewhere."""
+        """Take out a slot whose thread has ended. What it had begun may be to blame; the others run again elsewhere."""
         if slot.number not in self.slots:
             return
         self._handle(events.SlotClosing(slot=slot.number), now)  # or what fails would run again there
