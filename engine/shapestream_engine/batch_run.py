@@ -218,7 +218,7 @@ class BatchRun:
 
 
 def _covering(rows: int, calls: Sequence[PlannedCall]) -> Sequence[PlannedCall]:
-    """The calls that cover `rows` rows; at least one."""
+    """Return the calls that cover `rows` rows; at least one."""
     covering = [
         PlannedCall(call.sizes, call.start, min(call.stop, rows)) for call in calls if call.start < rows
     ]

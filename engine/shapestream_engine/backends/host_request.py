@@ -139,7 +139,7 @@ class HostRequest(InferRequest):
             call.result()
 
     def outputs(self) -> list[Array]:
-        """The outputs of the last successful call; copy them before the next call."""
+        """Return the outputs of the last successful call; copy them before the next call."""
         return self._outputs
 
     def _check_outside(self) -> None:

@@ -75,7 +75,7 @@ def next_of(boundaries: Sequence[int], sizes: Integers) -> Integers:
 
 
 class SizeHistogram:
-    """How often each size of one dimension came lately: old counts fade. `bound`: the largest size there is."""
+    """Counts how often each size of one dimension came lately: old counts fade. `bound`: the largest size there is."""
 
     def __init__(self, bound: int) -> None:
         self._bound = bound

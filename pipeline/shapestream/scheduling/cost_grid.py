@@ -447,7 +447,7 @@ class Grid:
         return bounded
 
     def publish(self, shift: float) -> None:
-        """Base predictions on all that was observed. `shift` is a logarithm that every node moves by besides."""
+        """Let predictions follow all that was observed. `shift` is a logarithm that every node moves by besides."""
         self._live = np.maximum(LEAST_S, self._live * np.exp(np.array(self._learned) + shift))
         if self._unvisited:
             self._estimate_unvisited()

@@ -46,7 +46,7 @@ MAX_RETRY_AFTER_S: Final = 60.0
 
 
 class Refusal(NamedTuple):
-    """Why a request does not come in."""
+    """The reason why a request does not come in."""
 
     code: str
     message: str

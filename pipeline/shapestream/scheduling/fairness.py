@@ -9,7 +9,7 @@ A client is whatever the caller numbers as one: a key with all its connections, 
 - Each client has an account on the scale of virtual time (`ClientShare.start_s`). It has one `Flow` per model, with an
   account on a scale of the client's own. The smallest account, less the bonus of priority, has the turn.
 - When a batch starts, its predicted seconds are charged to its members' clients, in proportion to what each request would
-  cost in an efficient batch. A request that shares no call pays for the whole call.
+  cost in an efficient batch (`ModelQueue.take`). *Seconds of all slots* are slot seconds / slots that serve the model.
 - A client that was held up is owed its share of at most `OWED_S` of work. A client that had nothing queued starts at virtual
   time, or at its account if that is later.
 - Virtual time is the largest account, less priority, that ever had a turn. It also advances by all work that has its turn,
@@ -404,7 +404,7 @@ class GroupRoom:
 
     @property
     def parts(self) -> int:
-        """Into how many parts the room is divided once a request waits here.
+        """The number of parts into which the room is divided once a request waits here.
 
         One for each group for which requests wait, and one for the first that comes of all others.
         """

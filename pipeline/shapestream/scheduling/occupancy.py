@@ -22,12 +22,12 @@ class Occupancy:
         self._ns = round(seconds * 1e9)
 
     def enter(self, count: int, now: float) -> None:
-        """Let so many in."""
+        """Note that `count` things have entered."""
         self.present += count
         self._ns -= count * round(now * 1e9)
 
     def leave(self, count: int, now: float) -> None:
-        """Let so many out."""
+        """Note that `count` things have left."""
         self.present -= count
         self._ns += count * round(now * 1e9)
 

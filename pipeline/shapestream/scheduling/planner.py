@@ -66,7 +66,7 @@ class Cut(NamedTuple):
     reason: CutReason = CutReason.COST
 
     def started(self, costs: CallCosts) -> None:
-        """Note that the device meets the call's shape. A request that runs alone because of an audit is beside the cap."""
+        """Note that the device meets the call's shape. That of a request that an audit runs alone counts under no cap."""
         if costs.rounding is None:
             if self.shape == self.largest:  # a larger shape was prepared before
                 costs.started(self.rows, self.largest)

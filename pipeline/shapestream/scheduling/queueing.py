@@ -35,7 +35,7 @@ class RequestState(IntEnum):
     """The place of a request. The order matters: `LazyHeap` asks whether a request is still before some state."""
 
     QUEUED = 0
-    """In a bucket, free to be cut into any batch of its lane."""
+    """In a bucket. Any batch of its lane (buckets.py) may take it."""
     RERUN = 1
     """In a fixed group, because its batch failed or was lost."""
     SUSPECT = 2
@@ -155,7 +155,7 @@ class Request:
 
     @property
     def client(self) -> int:
-        """Whose share of the slots it takes."""
+        """The number of the client whose share of the slots it takes."""
         return self.arrival.client
 
     @property

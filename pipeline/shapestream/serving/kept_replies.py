@@ -197,7 +197,7 @@ class KeptReplies:
 
 
 def checksum(tensors: Tensors) -> int:
-    """CRC-32 of the tensors' bytes, of large tensors in blocks; it does not cover the layout.
+    """Return the CRC-32 of the tensors' bytes, of large tensors in blocks; it does not cover the layout.
 
     It distinguishes a request that is sent again from another one with the same number, a client's mistake. It does not
     protect against intent: a client can only mislead its own session.

@@ -23,7 +23,7 @@ PLACES_PER_KEY = 9
 
 @value
 class RequestRecord(Arrival):
-    """One admitted request, from its arrival to its terminal reply. The scheduler knows it by its id."""
+    """One admitted request, from its arrival to its terminal reply. Events and actions carry it."""
 
     session: ClientSession
     sequence: int
