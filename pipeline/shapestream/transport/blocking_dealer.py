@@ -6,8 +6,7 @@ One thread makes it, uses it and closes it. `Wake` is what other threads have: i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import zmq
 
@@ -69,14 +68,6 @@ class BlockingDealer:
     def close(self) -> None:
         """Close the connection; messages that libzmq has taken linger."""
         self._socket.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _ready(self, wanted: list[Any], timeout_s: float | None) -> bool:
         ready = zmq.zmq_poll(wanted, -1 if timeout_s is None else max(0, round(timeout_s * 1000)))

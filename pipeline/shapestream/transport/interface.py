@@ -118,6 +118,19 @@ class Connection(Protocol):
         """Close the connection; waiting tasks get `trio.ClosedResourceError`. A second call does nothing."""
 
 
+class BlockingConnection(Protocol):
+    """A connection of one thread, which makes, uses and closes it. A `Wake` ends its waits from other threads."""
+
+    def receive(self, timeout_s: float | None = None) -> Message | None:
+        """Return the next message; None after `timeout_s` seconds without one, and when the thread is woken."""
+
+    def send(self, frames: Sequence[Buffer], timeout_s: float | None = None) -> bool:
+        """Send. Return False, with nothing sent, where there was no room for `timeout_s` seconds, or the thread is woken."""
+
+    def close(self) -> None:
+        """Close the connection; sent messages are still delivered."""
+
+
 async def send_when_there_is_room(
     frames: Sequence[Buffer],
     send_nowait: Callable[[Sequence[Buffer]], None],

@@ -46,7 +46,7 @@ def _as_received(frames: Sequence[Buffer]) -> Message:
     return received
 
 
-class _MemorySocket(ABC, Generic[T]):
+class MemorySocket(ABC, Generic[T]):
     """The common part of both sides: arrived messages, and tasks that wait for them. The sender keeps the bound."""
 
     def __init__(self) -> None:
@@ -136,23 +136,42 @@ class MemoryEndpoint:
         return b"\x00%04d" % next(self._peer_numbers)
 
 
-class MemoryServer(_MemorySocket[Addressed]):
+class LocalServer(MemorySocket[Addressed]):
+    """What is the same in all servers whose peers are in this process: nothing is refused, queued or proved."""
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """The address of this server, which no other process can reach."""
+        return (f"memory://{id(self):x}",)
+
+    @property
+    def drained(self) -> bool:
+        """True where the last receive took all messages that had arrived."""
+        return self._drained
+
+    def forget(self, peer: bytes) -> None:
+        """Do nothing: no message waits on this side."""
+
+    def failed_handshakes(self) -> int:
+        """Return 0: there is no handshake here."""
+        return 0
+
+    def key_of(self, peer: bytes) -> str | None:
+        """Return None: a peer of this process has no key."""
+        return None
+
+    def is_admin(self, peer: bytes) -> bool:
+        """Return True: a peer of this process may do everything."""
+        return True
+
+
+class MemoryServer(LocalServer):
     """A `PeerSocket` in memory; `connect()` gives the other ends."""
 
     def __init__(self, endpoint: MemoryEndpoint) -> None:
         super().__init__()
         self.endpoint = endpoint
         self._peers: dict[bytes, MemoryConnection] = {}
-
-    @property
-    def addresses(self) -> tuple[str, ...]:
-        """The address of this server, which no other process can reach."""
-        return (f"memory://{id(self.endpoint):x}",)
-
-    @property
-    def drained(self) -> bool:
-        """True where the last receive took all messages that had arrived."""
-        return self._drained
 
     def connect(self) -> MemoryConnection:
         """A new connection to this server's endpoint."""
@@ -176,27 +195,12 @@ class MemoryServer(_MemorySocket[Addressed]):
             raise OutboxFull(f"peer {peer!r} has {self.endpoint.capacity_messages} messages unread")
         connection._put(_as_received(frames))
 
-    def forget(self, peer: bytes) -> None:
-        """Do nothing: no message waits on this side."""
-
     def cut_off(self, peer: bytes) -> None:
         """Ignore this peer from now on."""
         if (connection := self._peers.pop(peer, None)) is not None:
             connection._ignored = True
             unread = [message for message in self._messages if message[0] != peer]
             self._messages = deque(unread)
-
-    def failed_handshakes(self) -> int:
-        """None: there is no handshake here."""
-        return 0
-
-    def key_of(self, peer: bytes) -> str | None:
-        """None: all peers are in this process."""
-        return None
-
-    def is_admin(self, peer: bytes) -> bool:
-        """True, for the same reason."""
-        return True
 
     def close(self) -> None:
         """Stop listening; the connections are not told."""
@@ -208,7 +212,7 @@ class MemoryServer(_MemorySocket[Addressed]):
             self._end()
 
 
-class MemoryConnection(_MemorySocket[Message]):
+class MemoryConnection(MemorySocket[Message]):
     """A `Connection` in memory."""
 
     def __init__(self, endpoint: MemoryEndpoint) -> None:

@@ -1,15 +1,18 @@
 """The common part of the ZeroMQ sockets: one watcher on ZMQ_FD, and whole messages in and out.
 
-libzmq announces that something happened on one file descriptor, ZMQ_FD, and announces it once. Each call
-that processes its internal commands - a send, a receive, a look at ZMQ_EVENTS - swallows the announcement for all
-tasks. So:
+libzmq announces that something happened on one file descriptor, ZMQ_FD, and announces it once. A call that processes
+libzmq's internal commands takes the announcement from all tasks. Such calls are a look at ZMQ_EVENTS, a receive that finds
+nothing at first, and a send, but a send once a millisecond at most. So:
 
 * Only `run()` waits for the descriptor. Others park, and are woken by it or by a task that finds a message.
 * `run()` looks at ZMQ_EVENTS, and goes to wait with no checkpoint in between.
-* After each send while `run` waits, ZMQ_EVENTS is looked at again: the send may have swallowed the announcement.
-* A task that a full queue refuses parks only after a look that found no room. `send` alone looks once a millisecond at most.
-* A receive goes on until EAGAIN, after which libzmq is known to announce the next message, or wakes the next
-  receiver if it stops at its burst.
+* A send while `run` waits is followed by a look. Other sends set `_swallowed`, and the look comes before the next wait.
+* A task that a full queue refuses parks only after a look that found no room.
+* A receive goes on until a look finds nothing, after which libzmq is known to announce the next message. Where it stops at
+  its burst, it wakes the next receiver.
+
+Each look costs two system calls (`getpid`, `poll`). A lone request takes two: one after it was received, one after its answer
+was sent. tests/e2e/test_high_water_mark.py fails without them.
 
 Nothing is taken from libzmq after the last point at which the receiver can be cancelled has been passed, so
 there is no buffer here in which a message could be left behind, and none that is lost.
@@ -23,6 +26,7 @@ import socket
 import struct
 from collections.abc import Callable, Sequence
 from enum import Enum
+from functools import partial
 from itertools import count
 from types import TracebackType
 from typing import Any, Self, TypeVar, cast
@@ -38,7 +42,6 @@ from shapestream_engine.layout import Buffer
 NOBLOCK = int(zmq.NOBLOCK)
 MORE_NOBLOCK = int(zmq.SNDMORE | zmq.NOBLOCK)
 POLLIN, POLLOUT = int(zmq.POLLIN), int(zmq.POLLOUT)
-_EVENTS = int(zmq.EVENTS)
 _DISCONNECTED = int(zmq.EVENT_DISCONNECTED)
 T = TypeVar("T")
 _names = count()
@@ -51,6 +54,8 @@ class WatchedSocket:
         self._socket: zmq.Socket[bytes] = (context or zmq.Context.instance()).socket(kind)
         options.apply(self._socket)
         self._fd = cast(int, self._socket.get(zmq.FD))
+        self._events = cast("Callable[[], int]", partial(self._socket.get, int(zmq.EVENTS)))
+        """Returns ZMQ_EVENTS, after libzmq has processed its commands."""
         self._closed = False
         self._drained = True
         self._receivers = trio.lowlevel.ParkingLot()
@@ -68,33 +73,18 @@ class WatchedSocket:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Watch the socket until it is closed or cancelled; `receive` works only while this runs."""
         task_status.started()
-        try:
-            while True:
-                self._check_open()
-                if self._must_go_on():
-                    await trio.lowlevel.checkpoint()
-                else:
-                    await self._readable()
-        except trio.ClosedResourceError:
-            return
-
-    def _must_go_on(self) -> bool:
-        """Let waiting messages be taken; True where more of them may be there, which libzmq does not announce again."""
-        if self.on_messages is None:
-            self._look()
-            return False
-        # What `on_messages` sent may have swallowed an announcement.
-        return bool(self.on_messages()) or (self._swallowed and bool(self._events() & POLLIN))
-
-    async def _readable(self) -> None:
-        """Wait for an announcement, or for the end of the socket."""
-        self._waiting, self._swallowed = True, False
-        try:
-            await trio.lowlevel.wait_readable(self._fd)
-        except trio.ClosedResourceError:
-            pass
-        finally:
-            self._waiting = False
+        with contextlib.suppress(trio.ClosedResourceError):
+            while not self._closed:
+                if self.on_messages is None:
+                    self._look()
+                elif self.on_messages() or (self._swallowed and self._events() & POLLIN):
+                    await trio.lowlevel.checkpoint()  # libzmq does not announce these messages again
+                    continue
+                self._waiting, self._swallowed = True, False
+                try:
+                    await trio.lowlevel.wait_readable(self._fd)
+                finally:
+                    self._waiting = False
 
     def close(self) -> None:
         """Close the socket; unsent messages linger for as long as its options say."""
@@ -123,10 +113,6 @@ class WatchedSocket:
         if events & POLLIN:
             self._receivers.unpark()
         return events
-
-    def _events(self) -> int:
-        """ZMQ_EVENTS, after libzmq has processed its commands."""
-        return self._socket.get(_EVENTS)  # type: ignore[return-value]  # an int
 
     async def _receive(self, receive_nowait: Callable[[], list[T]]) -> list[T]:
         # No checkpoint after the messages are taken: in it `on_messages` would take later ones, and serve them first.

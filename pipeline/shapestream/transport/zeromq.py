@@ -192,16 +192,18 @@ class RouterSocket(WatchedSocket):
         self._check_open()
         taken: list[Addressed] = []
         self._drained = False
+        left = FRAMES_AT_ONCE
         try:
-            left = self._skip(FRAMES_AT_ONCE)
             for number in range(RECEIVE_BURST):
+                if self._skipping:
+                    left = self._skip(left)
                 if left <= 0:
                     break
                 if number == 1 and not self._events() & POLLIN:
                     # A look costs half of a receive that finds nothing, but more than one that finds a message.
                     self._drained = True
                     break
-                left = self._receive_one(taken, left)
+                left -= self._receive_one(taken)
         except zmq.Again:
             self._drained = True
         if not self._drained:
@@ -210,10 +212,10 @@ class RouterSocket(WatchedSocket):
             self._look()
         return taken
 
-    def _receive_one(self, taken: list[Addressed], left: int) -> int:
+    def _receive_one(self, taken: list[Addressed]) -> int:
         """Append the next message to `taken`, unless its peer is cut off. Raises `zmq.Again` when there is none.
 
-        Returns the rest of the `left` frames, or bytes of headers in their place.
+        Returns the number of frames that it counts for, long headers included.
         """
         receive = self._socket.recv
         peer = receive(NOBLOCK)
@@ -223,12 +225,12 @@ class RouterSocket(WatchedSocket):
                 self._cut_off[peer] = True
                 self._hang_up(peer, first)
             self._skipping = first.more
-            return self._skip(left - 1)
+            return 1
         frames, self._skipping = frames_from(first, receive, self._options.max_frames)
         if self._skipping:
             self._hang_up(peer, first)  # the beginning is handed over, and the decoder refuses it
         taken.append((peer, frames))
-        return self._skip(left - len(frames) - len(frames[0]) // BYTES_PER_FRAME)
+        return len(frames) + len(frames[0]) // BYTES_PER_FRAME
 
     def _hang_up(self, peer: bytes, frame: zmq.Frame) -> None:
         """End the connection that a frame came over, unless it has ended: its descriptor may be reused by then.
