@@ -22,7 +22,7 @@ from typing import Any, Generic, Literal, Protocol, TypeAlias, TypedDict, TypeVa
 
 from shapestream.client.core import Attend, Core, WithdrawAll
 from shapestream.client.opened_models import Model
-from shapestream.client.request_tags import current_trace, opentelemetry_is_loaded
+from shapestream.client.request_tags import current_trace
 from shapestream.client.results import Failed, Result
 from shapestream.client.tickets import AnyTicket, EndTicket, RequestTicket, checked_deadline, checked_priority
 from shapestream.errors import InvalidRequest, RequestError
@@ -121,7 +121,6 @@ class StreamState(Generic[ItemT]):
         self._options = options
         self._grant = grant
         self._clock = core.clock
-        self._traced = opentelemetry_is_loaded()
         self._ready: deque[RequestTicket] = deque()
         self._early: dict[int, RequestTicket] = {}
         """Finished items behind one that is not, by their places; always empty where the stream is not ordered."""
@@ -166,7 +165,7 @@ class StreamState(Generic[ItemT]):
             tensors=tensors,
             nbytes=nbytes,
             priority=self._options.priority,
-            tags=current_trace() if self._traced else None,
+            tags=current_trace(),
         )
 
     # ------------------------------------------------------------ the consumer's thread

@@ -32,7 +32,7 @@ from shapestream.telemetry.logging import RateLimit
 from shapestream.transport.curve_keys import KeyPair
 from shapestream.transport.dealer import DealerSocket
 from shapestream.transport.socket_options import SocketOptions
-from shapestream.transport.watched_socket import HandshakeFailure
+from shapestream.transport.watched_socket import CLOSED, HandshakeFailure
 from shapestream.transport.zeromq import OutboxRoom, RouterSocket
 from shapestream_engine.layout import Buffer
 
@@ -150,7 +150,8 @@ class ProtectedRouter(RouterSocket):
     def bind(self, address: str) -> None:
         """Listen at `tcp://…` for listed keys, at `ipc://…` for all users of the folder."""
         protected = not address.startswith("ipc://")
-        self._check_open()
+        if self._closed:
+            raise trio.ClosedResourceError(CLOSED)
         # A listener keeps the options that the socket has when it is bound.
         self._socket.set(zmq.CURVE_SERVER, int(protected))
         self._socket.set(zmq.ZAP_DOMAIN, PROTECTED_DOMAIN if protected else LOCAL_DOMAIN)

@@ -13,6 +13,7 @@ from shapestream.transport.interface import RECEIVE_BURST, Message, send_when_th
 from shapestream.transport.socket_options import SocketOptions
 from shapestream.transport.wake import Wake
 from shapestream.transport.watched_socket import (
+    CLOSED,
     POLLIN,
     POLLOUT,
     HandshakeFailure,
@@ -51,7 +52,8 @@ class DealerSocket(WatchedSocket):
 
     def connect(self, address: str) -> None:
         """Start to connect; raises `TransportError` for an impossible address."""
-        self._check_open()
+        if self._closed:
+            raise trio.ClosedResourceError(CLOSED)
         try:
             self._socket.connect(address)
         except zmq.ZMQError as error:
@@ -79,7 +81,8 @@ class DealerSocket(WatchedSocket):
     @trio.lowlevel.enable_ki_protection
     def receive_nowait(self) -> list[Message]:
         """The waiting messages, perhaps none."""
-        self._check_open()
+        if self._closed:
+            raise trio.ClosedResourceError(CLOSED)
         receive, events, taken = self._socket.recv, POLLIN, list[Message]()
         try:
             while events & POLLIN and len(taken) < RECEIVE_BURST:
@@ -98,7 +101,8 @@ class DealerSocket(WatchedSocket):
     @trio.lowlevel.enable_ki_protection
     def send_nowait(self, frames: Sequence[Buffer]) -> None:
         """Send; raises `trio.WouldBlock`, with nothing taken, while the peer's queue is full."""
-        self._check_open()
+        if self._closed:
+            raise trio.ClosedResourceError(CLOSED)
         ready = ready_to_send(frames)
         self._swallowed = not self._waiting
         while not send_frames(self._socket.send, ready):

@@ -56,7 +56,8 @@ class ThreadServer(LocalServer):
             if more or (self._messages and self.on_messages is not None):
                 await trio.lowlevel.checkpoint()
             else:
-                self._receivers.unpark()
+                if self._messages:
+                    self._receivers.unpark()
                 await trio.lowlevel.wait_readable(self._wake.fileno())
                 self._wake.clear()
             self._asleep = False

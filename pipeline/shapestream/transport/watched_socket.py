@@ -11,8 +11,8 @@ nothing at first, and a send, but a send once a millisecond at most. So:
 * A receive goes on until a look finds nothing, after which libzmq is known to announce the next message. Where it stops at
   its burst, it wakes the next receiver.
 
-Each look costs two system calls (`getpid`, `poll`). A lone request takes two: one after it was received, one after its answer
-was sent. tests/e2e/test_high_water_mark.py fails without them.
+A look costs two system calls (`getpid`, `poll`). A lone request takes two looks: after it was received, and after its
+answer was sent. tests/e2e/test_high_water_mark.py fails without them.
 
 Nothing is taken from libzmq after the last point at which the receiver can be cancelled has been passed, so
 there is no buffer here in which a message could be left behind, and none that is lost.
@@ -43,6 +43,7 @@ NOBLOCK = int(zmq.NOBLOCK)
 MORE_NOBLOCK = int(zmq.SNDMORE | zmq.NOBLOCK)
 POLLIN, POLLOUT = int(zmq.POLLIN), int(zmq.POLLOUT)
 _DISCONNECTED = int(zmq.EVENT_DISCONNECTED)
+CLOSED = "this socket is closed"
 T = TypeVar("T")
 _names = count()
 
@@ -102,10 +103,6 @@ class WatchedSocket:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise trio.ClosedResourceError("this socket is closed")
 
     def _look(self) -> int:
         """Process libzmq's commands, wake the tasks that can go on, and return ZMQ_EVENTS."""

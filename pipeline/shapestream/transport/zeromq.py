@@ -17,6 +17,7 @@ from shapestream.transport.interface import RECEIVE_BURST, Addressed
 from shapestream.transport.ipc_path import IpcPath
 from shapestream.transport.socket_options import SocketOptions
 from shapestream.transport.watched_socket import (
+    CLOSED,
     MORE_NOBLOCK,
     NOBLOCK,
     POLLIN,
@@ -155,7 +156,8 @@ class RouterSocket(WatchedSocket):
 
         Raises `AddressInUse`, or `TransportError` for an address that cannot be used.
         """
-        self._check_open()
+        if self._closed:
+            raise trio.ClosedResourceError(CLOSED)
         path = IpcPath(address) if address.startswith("ipc://") and address[6:7] != "@" else None
         try:
             self._socket.bind(address if path is None else path.bind_address)
@@ -189,7 +191,8 @@ class RouterSocket(WatchedSocket):
     @trio.lowlevel.enable_ki_protection  # an interrupt between two frames would leave half a message behind
     def receive_nowait(self) -> list[Addressed]:
         """The waiting messages, perhaps none."""
-        self._check_open()
+        if self._closed:
+            raise trio.ClosedResourceError(CLOSED)
         taken: list[Addressed] = []
         self._drained = False
         left = FRAMES_AT_ONCE
@@ -258,7 +261,8 @@ class RouterSocket(WatchedSocket):
     @trio.lowlevel.enable_ki_protection
     def send_nowait(self, peer: bytes, frames: Sequence[Buffer]) -> None:
         """Send, or put into the peer's outbox; after `PeerGone` or `OutboxFull` nothing was taken."""
-        self._check_open()
+        if self._closed:
+            raise trio.ClosedResourceError(CLOSED)
         ready = ready_to_send(frames)
         if self._cut_off and peer in self._cut_off:
             raise OutboxFull(f"peer {peer.hex()} is cut off")

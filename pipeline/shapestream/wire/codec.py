@@ -332,7 +332,7 @@ def pack_messages(entries: Sequence[Entry], *, limits: Limits = CLIENT_LIMITS) -
     raw: list[Buffer] = []
     header_bytes = raw_bytes = 0
     room = limits.max_header_bytes - _MAX_PREFIX_BYTES
-    for entry in _in_order(entries):
+    for entry in _in_order(entries) if len(entries) > 1 else entries:
         own: list[Buffer] = []
         data = _WRITERS[type(entry)](entry, own)
         own_bytes = sum(memoryview(frame).nbytes for frame in own) if own else 0
@@ -367,8 +367,6 @@ def _message(packed: list[bytes], raw: list[Buffer]) -> list[Buffer]:
 
 
 def _in_order(entries: Sequence[Entry]) -> Sequence[Entry]:
-    if len(entries) == 1:
-        return entries
     kinds = {type(entry) for entry in entries}
     if kinds <= _BULK:
         return entries
