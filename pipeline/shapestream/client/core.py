@@ -167,7 +167,7 @@ class SubmissionQueue:
 
 
 def closing(owner: Owner) -> EndTicket:
-    """The end of a stream whose client is closed."""
+    """Return the ticket that ends a stream whose client is closed."""
     return EndTicket(owner, place=-1, outcome=Cancelled(_CLOSED))
 
 
@@ -284,7 +284,7 @@ class Core:
 
     @trio.lowlevel.enable_ki_protection
     async def _open_again(self) -> Connection:
-        """The next connection. The first was made, so an obstacle now, such as a lack of descriptors, will pass."""
+        """Return the next connection. The first was made, so an obstacle now, such as a lack of descriptors, will pass."""
         while True:
             try:
                 return self._connector.open()
@@ -527,7 +527,7 @@ class CoreThread(threading.Thread):
 
 
 def software(face: str) -> str:
-    """The name and version of a client, for the server's logs."""
+    """Return the name and version of a client, for the server's logs."""
     try:
         own = version("shapestream")
     except PackageNotFoundError:  # run from a source tree that is not installed

@@ -15,7 +15,14 @@ from shapestream.transport.curve import CallerKeys
 from shapestream.transport.interface import Message
 from shapestream.transport.socket_options import SocketOptions
 from shapestream.transport.wake import Wake
-from shapestream.transport.watched_socket import POLLIN, POLLOUT, ready_to_send, receive_frames, send_frames
+from shapestream.transport.watched_socket import (
+    POLLIN,
+    POLLOUT,
+    no_more_sockets,
+    ready_to_send,
+    receive_frames,
+    send_frames,
+)
 from shapestream_engine.layout import Buffer
 
 
@@ -36,7 +43,7 @@ class BlockingDealer:
         try:
             self._socket: zmq.Socket[bytes] = (context or zmq.Context.instance()).socket(zmq.DEALER)
         except zmq.ZMQError as error:
-            raise TransportError(f"this process cannot make another connection: {error.strerror}") from error
+            raise no_more_sockets(error) from error
         (options or SocketOptions()).apply(self._socket)
         if keys is not None:
             keys.apply(self._socket)
@@ -49,7 +56,7 @@ class BlockingDealer:
         self._writable = [(self._socket, POLLOUT), (wake.fileno(), POLLIN)]
 
     def receive(self, timeout_s: float | None = None) -> Message | None:
-        """The next message; None after `timeout_s` seconds without one, and when the thread is woken."""
+        """Return the next message; None after `timeout_s` seconds without one, and when the thread is woken."""
         if not self._ready(self._readable, timeout_s):
             return None
         try:
@@ -58,7 +65,7 @@ class BlockingDealer:
             return None
 
     def send(self, frames: Sequence[Buffer], timeout_s: float | None = None) -> bool:
-        """Send; False, with nothing sent, where there was no room for `timeout_s` seconds, or the thread is woken."""
+        """Send. Return False, with nothing sent, where there was no room for `timeout_s` seconds, or the thread is woken."""
         ready = ready_to_send(frames)
         while not send_frames(self._socket.send, ready):
             if not self._ready(self._writable, timeout_s):

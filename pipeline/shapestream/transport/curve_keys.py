@@ -37,7 +37,7 @@ class KeyPair:
 
 
 def new_key_pair() -> KeyPair:
-    """A fresh pair, from the operating system's randomness."""
+    """Make a key pair from the operating system's randomness."""
     public, secret = zmq.curve_keypair()
     return KeyPair(public=public.decode(), secret=secret.decode())
 
@@ -69,7 +69,7 @@ def _write(path: Path, mode: int, text: str) -> None:
 
 
 def read_key_pair(path: Path) -> KeyPair:
-    """The pair in a secret file.
+    """Return the pair in a secret file.
 
     Raises `ConfigurationError` when it cannot be read, when others than its owner may read or change it, and when its
     halves do not belong together.
@@ -88,14 +88,14 @@ def read_key_pair(path: Path) -> KeyPair:
 
 
 def public_key(text: str) -> str:
-    """A public key in Z85, from the key itself or from the path of a `.pub` file; raises `ConfigurationError`."""
+    """Return a public key in Z85, from the key itself or from the path of a `.pub` file; raises `ConfigurationError`."""
     if _Z85.fullmatch(text):
         return text
     return public_key_of(Path(text))
 
 
 def public_key_of(path: Path) -> str:
-    """The public key in a `.pub` file; raises `ConfigurationError`."""
+    """Return the public key in a `.pub` file; raises `ConfigurationError`."""
     found = _keys_in(path, _read(path)[0])
     if "secret" in found:
         raise ConfigurationError([f"{path}: holds a secret key (name the {PUBLIC_SUFFIX} file)"])
@@ -103,7 +103,7 @@ def public_key_of(path: Path) -> str:
 
 
 def read_key_folder(folder: Path) -> dict[str, str]:
-    """The public keys in a folder's `.pub` files, each with its file's name; raises `ConfigurationError`."""
+    """Return the public keys in a folder's `.pub` files, each with its file's name; raises `ConfigurationError`."""
     try:
         paths = sorted(path for path in folder.iterdir() if path.suffix == PUBLIC_SUFFIX)
     except OSError as error:
@@ -111,7 +111,7 @@ def read_key_folder(folder: Path) -> dict[str, str]:
             [f"{folder}: {error.strerror} (a folder of {PUBLIC_SUFFIX} files)"]
         ) from error
     if len(paths) > MAX_KEYS:
-        raise ConfigurationError([f"{folder}: {len(paths)} keys; at most {MAX_KEYS}"])
+        raise ConfigurationError([f"{folder}: {len(paths)} keys; a folder may hold {MAX_KEYS}"])
     return {public_key_of(path): path.stem for path in paths}
 
 
@@ -125,7 +125,7 @@ def _read(path: Path) -> tuple[str, os.stat_result]:
     try:
         status = os.fstat(descriptor)  # of the file that is read, whatever the path means a moment later
         if not stat.S_ISREG(status.st_mode):
-            raise ConfigurationError([f"{path}: is not a file"])
+            raise ConfigurationError([f"{path}: is not a file (name the file of the key)"])
         data = os.read(descriptor, MAX_FILE_BYTES + 1)
     finally:
         os.close(descriptor)

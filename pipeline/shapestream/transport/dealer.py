@@ -19,6 +19,7 @@ from shapestream.transport.watched_socket import (
     HandshakeFailure,
     HandshakeMonitor,
     WatchedSocket,
+    no_more_sockets,
     ready_to_send,
     receive_frames,
     send_frames,
@@ -46,7 +47,7 @@ class DealerSocket(WatchedSocket):
                 super().close()
                 raise
         except zmq.ZMQError as error:
-            raise TransportError(f"this process cannot make another connection: {error.strerror}") from error
+            raise no_more_sockets(error) from error
         self._refusal: str | None = None
         self._has_key = False
 
@@ -75,12 +76,12 @@ class DealerSocket(WatchedSocket):
         return self._monitor.broke
 
     async def receive(self) -> list[Message]:
-        """The waiting messages, at least one; one checkpoint."""
+        """Return the waiting messages, at least one; one checkpoint."""
         return await self._receive(self.receive_nowait)
 
     @trio.lowlevel.enable_ki_protection
     def receive_nowait(self) -> list[Message]:
-        """The waiting messages, perhaps none."""
+        """Return the waiting messages, perhaps none."""
         if self._closed:
             raise trio.ClosedResourceError(CLOSED)
         receive, events, taken = self._socket.recv, POLLIN, list[Message]()
@@ -113,7 +114,7 @@ class DealerSocket(WatchedSocket):
             self._look()
 
     def wait(self, wake: Wake, timeout_s: float, *, for_room: bool) -> bool:
-        """Block this thread until there may be messages, or room: then True. False for the wake, and after the time."""
+        """Block this thread until there may be messages, or room: then return True. False for the wake, or in the end."""
         if self._closed:
             wake.wait(timeout_s)
             return False

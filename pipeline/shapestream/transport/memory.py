@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 
 def _as_received(frames: Sequence[Buffer]) -> Message:
-    """The frames as the other side gets them from ZeroMQ: small ones copied, large ones shared."""
+    """Return the frames as the other side gets them from ZeroMQ: small ones copied, large ones shared."""
     received: Message = []
     for frame in frames:
         if type(frame) is bytes:
@@ -73,7 +73,7 @@ class MemorySocket(ABC, Generic[T]):
         return messages
 
     def receive_nowait(self) -> list[T]:
-        """The waiting messages, perhaps none."""
+        """Return the waiting messages, perhaps none."""
         self._check_open()
         burst = min(len(self._messages), RECEIVE_BURST)
         self._drained = burst == len(self._messages)
@@ -125,7 +125,7 @@ class MemoryEndpoint:
         return server
 
     def connect(self) -> MemoryConnection:
-        """A new connection, whether or not a server listens."""
+        """Make a connection, whether or not a server listens."""
         connection = MemoryConnection(self)
         self.connections.add(connection)
         if self.server is not None:
@@ -174,11 +174,11 @@ class MemoryServer(LocalServer):
         self._peers: dict[bytes, MemoryConnection] = {}
 
     def connect(self) -> MemoryConnection:
-        """A new connection to this server's endpoint."""
+        """Make a connection to this server's endpoint."""
         return self.endpoint.connect()
 
     def receive_nowait(self) -> list[Addressed]:
-        """The waiting messages, perhaps none; their senders may send more."""
+        """Return the waiting messages, perhaps none; their senders may send more."""
         taken = super().receive_nowait()
         for peer, _ in taken:
             if (connection := self._peers.get(peer)) is not None:
@@ -214,6 +214,9 @@ class MemoryServer(LocalServer):
 
 class MemoryConnection(MemorySocket[Message]):
     """A `Connection` in memory."""
+
+    refusal = None
+    broke = False
 
     def __init__(self, endpoint: MemoryEndpoint) -> None:
         super().__init__()
@@ -273,5 +276,5 @@ class MemoryConnection(MemorySocket[Message]):
 
 
 def memory_server(*, capacity_messages: int = CAPACITY_MESSAGES) -> MemoryServer:
-    """A server at an endpoint of its own."""
+    """Return a server at an endpoint of its own."""
     return MemoryEndpoint(capacity_messages=capacity_messages).bind()

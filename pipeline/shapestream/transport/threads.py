@@ -107,7 +107,7 @@ class ThreadConnection:
         self._asleep = False
 
     def receive(self, timeout_s: float | None = None) -> Message | None:
-        """The next message; None after `timeout_s` seconds without one, and when the thread is woken."""
+        """Return the next message; None after `timeout_s` seconds without one, and when the thread is woken."""
         if not self._unread:
             self._asleep = True
             if not self._unread:

@@ -34,6 +34,7 @@ from typing import Any, Self, TypeVar, cast
 import trio
 import zmq
 
+from shapestream.errors import TransportError
 from shapestream.transport.interface import COPY_BELOW_BYTES, Message
 from shapestream.transport.socket_options import MAX_FRAMES, SocketOptions
 from shapestream_engine.layout import Buffer
@@ -154,7 +155,7 @@ class HandshakeMonitor:
         self._socket.connect(address)
 
     def failures(self) -> list[HandshakeFailure]:
-        """The failures since the last call; none once this is closed."""
+        """Return the failures since the last call; none once this is closed."""
         taken: list[HandshakeFailure] = []
         with contextlib.suppress(zmq.Again):
             while not self._socket.closed:
@@ -170,8 +171,14 @@ class HandshakeMonitor:
             self._socket.close()
 
 
+def no_more_sockets(error: zmq.ZMQError) -> TransportError:
+    """Return the error for a socket that the system does not make."""
+    advice = "raise the limit of open files (ulimit -n), or close some clients"
+    return TransportError(f"this process cannot make another connection: {error.strerror} ({advice})")
+
+
 def receive_frames(receive: Callable[..., Any]) -> Message:
-    """The frames of a message of which at least one is there (libzmq hands over whole messages only).
+    """Return the frames of the next message; raises `zmq.Again` where there is none. libzmq hands over whole messages.
 
     At most `MAX_FRAMES` of them: no valid message is longer, and the frames taken are enough to refuse it.
     """
@@ -182,7 +189,7 @@ def receive_frames(receive: Callable[..., Any]) -> Message:
 
 
 def send_frames(send: Callable[..., Any], ready: Sequence[bytes | zmq.Frame]) -> bool:
-    """Send a message of a DEALER; False, with nothing taken, while its peer's queue is full, or it has no peer.
+    """Send a message of a DEALER. Return False, with nothing taken, while its peer's queue is full, or it has no peer.
 
     Where the connection broke between two frames, libzmq has withdrawn the first ones and swallows the rest up to the
     last: all are offered, or it would swallow the start of the next message instead. Then the answer is False as well.
@@ -200,7 +207,7 @@ def send_frames(send: Callable[..., Any], ready: Sequence[bytes | zmq.Frame]) ->
 
 
 def frames_from(frame: zmq.Frame, receive: Callable[..., Any], most: int) -> tuple[Message, bool]:
-    """At most `most` frames of a message whose first one has been taken, and whether more of them follow."""
+    """Return at most `most` frames of a message whose first one has been taken, and whether more of them follow."""
     frames: Message = [frame.bytes if len(frame) < COPY_BELOW_BYTES else frame]
     while frame.more and len(frames) < most:
         frame = receive(NOBLOCK, False)
@@ -229,7 +236,7 @@ def hang_up(frame: zmq.Frame) -> None:
 
 
 def _address_of(connection: socket.socket) -> str:
-    """A connection's peer, as libzmq writes it (`get_peer_address`, stream_engine_base.cpp)."""
+    """Return a connection's peer, as libzmq writes it (`get_peer_address`, stream_engine_base.cpp)."""
     peer = connection.getpeername()
     if connection.family == socket.AF_UNIX:
         pid, uid, gid = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
@@ -238,7 +245,7 @@ def _address_of(connection: socket.socket) -> str:
 
 
 def ready_to_send(frames: Sequence[Buffer]) -> Sequence[bytes | zmq.Frame]:
-    """The frames in a form that libzmq cannot refuse halfway through a message.
+    """Return the frames in a form that libzmq cannot refuse halfway through a message.
 
     Small ones as `bytes`; large ones by reference: a received ZeroMQ frame is passed on as it is.
     Raises `ValueError` for a message without frames or a buffer that is not C-contiguous.
@@ -256,7 +263,9 @@ def _ready(frame: Buffer) -> bytes | zmq.Frame:
         return frame
     view = memoryview(frame)
     if not view.c_contiguous:
-        raise ValueError("a frame must be C-contiguous")
+        raise ValueError(
+            f"a frame of shape {view.shape} and strides {view.strides} is not C-contiguous: copy it first"
+        )
     if view.nbytes >= COPY_BELOW_BYTES:
         return zmq.Frame(view, copy=False)
     return frame if type(frame) is bytes else view.tobytes()

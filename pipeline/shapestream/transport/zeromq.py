@@ -124,7 +124,7 @@ class RouterSocket(WatchedSocket):
         context: zmq.Context[Any] | None = None,
         room: OutboxRoom | None = None,
     ) -> None:
-        """`room` bounds the outboxes of several sockets together."""
+        """Make the socket. `room` bounds the outboxes of several sockets together."""
         self._options = options or SocketOptions()
         seed_routing_ids()
         context = context or zmq.Context.instance()
@@ -185,12 +185,12 @@ class RouterSocket(WatchedSocket):
             nursery.cancel_scope.cancel()
 
     async def receive(self) -> list[Addressed]:
-        """The waiting messages, at least one, each with its sender; one checkpoint."""
+        """Return the waiting messages, at least one, each with its sender; one checkpoint."""
         return await self._receive(self.receive_nowait)
 
     @trio.lowlevel.enable_ki_protection  # an interrupt between two frames would leave half a message behind
     def receive_nowait(self) -> list[Addressed]:
-        """The waiting messages, perhaps none."""
+        """Return the waiting messages, perhaps none."""
         if self._closed:
             raise trio.ClosedResourceError(CLOSED)
         taken: list[Addressed] = []
@@ -255,7 +255,7 @@ class RouterSocket(WatchedSocket):
         return left
 
     def _may_speak(self, peer: bytes, first: zmq.Frame) -> bool:
-        """True where this peer's message may be taken (`curve.py` checks its key)."""
+        """Tell whether this peer's message may be taken (`curve.py` checks its key)."""
         return True
 
     @trio.lowlevel.enable_ki_protection
@@ -299,15 +299,15 @@ class RouterSocket(WatchedSocket):
             del self._cut_off[next(iter(self._cut_off))]
 
     def key_of(self, peer: bytes) -> str | None:
-        """None: this socket asks for no key (`ProtectedRouter` does)."""
+        """Return None: this socket asks for no key (`ProtectedRouter` does)."""
         return None
 
     def is_admin(self, peer: bytes) -> bool:
-        """True: peers are local, or the operator said that the network is safe."""
+        """Return True: peers are local, or the operator said that the network is safe."""
         return True
 
     def failed_handshakes(self) -> int:
-        """Number of failed handshakes since the last call; libzmq reports 1000, and drops more."""
+        """Return the number of failed handshakes since the last call; libzmq reports 1000, and drops more."""
         return len(self._monitor.failures())
 
     def close(self) -> None:

@@ -17,7 +17,16 @@ import msgpack
 
 from shapestream.errors import ProtocolError, TooLarge
 from shapestream.wire import tensor_entries
-from shapestream.wire.fields import BadEntryError, Fields, Reader, Writer, columns_of, reader_of, writer_of
+from shapestream.wire.fields import (
+    BadEntryError,
+    Fields,
+    Reader,
+    Writer,
+    columns_of,
+    must_be,
+    reader_of,
+    writer_of,
+)
 from shapestream.wire.layouts import refuse_extension
 from shapestream.wire.limits import (
     CLIENT_LIMITS,
@@ -101,7 +110,7 @@ def decode(frames: Sequence[Buffer], *, role: Role, limits: Limits = CLIENT_LIMI
 
 
 def _divide(frames: Sequence[Buffer], role: Role, limits: Limits) -> Iterator[Entry | BadEntry]:
-    """The entries one by one, each read when it is asked for: a caller may do other work between two."""
+    """Yield the entries, each read when it is asked for: a caller may do other work between two."""
     readers = _READERS[role]
     first = 1
     total = len(frames)
@@ -130,7 +139,7 @@ def _divide(frames: Sequence[Buffer], role: Role, limits: Limits) -> Iterator[En
 
 
 def _entry_id(fields: Fields) -> int | None:
-    """The id of an entry that may be bad: its sequence or batch number, where that is readable."""
+    """Return the id of an entry that may be bad: its sequence or batch number, where that is readable."""
     if (
         len(fields) > 2
         and fields[0] in _KINDS_WITH_ID
@@ -142,7 +151,7 @@ def _entry_id(fields: Fields) -> int | None:
 
 
 def entries_announced(header: Buffer) -> int:
-    """Number of entries that a header frame claims, from its first five bytes; 1 where these are of another format.
+    """Return the number of entries that a header frame claims, from its first five bytes; 1 for another format.
 
     An empty message counts as one entry: it costs as much to hold and to read.
     """
@@ -156,7 +165,7 @@ def entries_announced(header: Buffer) -> int:
 
 
 def _unpack(frames: Sequence[Buffer], role: Role, limits: Limits) -> Iterable[Any]:
-    """The unpacked entries, unchecked; of a long header from a client each when it is asked for."""
+    """Return the unpacked entries, unchecked; those of a client's long header are unpacked when they are asked for."""
     if not 1 <= len(frames) <= limits.max_frames + 1:
         raise ProtocolError(f"{len(frames)} frames; a message has 1 to {limits.max_frames + 1}")
     header = frames[0]
@@ -175,19 +184,37 @@ def _unpack(frames: Sequence[Buffer], role: Role, limits: Limits) -> Iterable[An
         document = msgpack.unpackb(header, **options)
     except ValueError as error:
         # msgpack's own errors, and UnicodeDecodeError, are ValueErrors all.
-        raise ProtocolError(f"the header is not acceptable msgpack: {str(error)[:200]}") from error
+        raise _not_msgpack(error) from error
     if type(document) is not tuple or len(document) != 2:
-        raise ProtocolError("the header is not [version, [entry, ...]]")
+        raise ProtocolError(_NO_HEADER)
     version, rows = document
-    if type(version) is not int or version != PROTOCOL_VERSION:
-        raise ProtocolError(f"the message is not of protocol version {PROTOCOL_VERSION}")
-    if type(rows) is not tuple or len(rows) > limits.max_entries:
-        raise ProtocolError(f"the header must hold an array of at most {limits.max_entries} entries")
+    _check_version(version)
+    _check_count(len(rows) if type(rows) is tuple else None, limits)
     return rows
 
 
+_NO_HEADER = "the header is not [version, [entry, ...]]"
+
+
+def _not_msgpack(error: ValueError) -> ProtocolError:
+    return ProtocolError(f"the header is not acceptable msgpack: {str(error)[:200]}")
+
+
+def _check_version(version: Any) -> None:
+    if type(version) is not int or version != PROTOCOL_VERSION:
+        raise ProtocolError(f"the message {must_be(f'of protocol version {PROTOCOL_VERSION}', version)}")
+
+
+def _check_count(count: int | None, limits: Limits) -> None:
+    if count is None or count > limits.max_entries:
+        found = "no array" if count is None else f"one of {count}"
+        raise ProtocolError(
+            f"the header must hold an array of at most {limits.max_entries} entries, not {found}"
+        )
+
+
 def _unpack_long(header: Buffer, limits: Limits) -> Iterator[Any]:
-    """The entries of a header that is longer than one entry may be. Of it no more is held at once than that."""
+    """Yield the entries of a header that is longer than one entry may be. No more of it is unpacked at once."""
     unpacker = msgpack.Unpacker(
         **_CLIENT_OPTIONS,
         object_pairs_hook=_Maps(limits.max_entries).take,
@@ -208,16 +235,13 @@ def _unpack_long(header: Buffer, limits: Limits) -> Iterator[Any]:
                 unpacker.feed(view[fed : fed + MAX_CLIENT_ENTRY_BYTES])
                 fed = min(len(view), fed + MAX_CLIENT_ENTRY_BYTES)
             except ValueError as error:
-                raise ProtocolError(f"the header is not acceptable msgpack: {str(error)[:200]}") from error
+                raise _not_msgpack(error) from error
 
     if next_of(unpacker.read_array_header) != 2:
-        raise ProtocolError("the header is not [version, [entry, ...]]")
-    version = next_of(unpacker.unpack)
-    if type(version) is not int or version != PROTOCOL_VERSION:
-        raise ProtocolError(f"the message is not of protocol version {PROTOCOL_VERSION}")
+        raise ProtocolError(_NO_HEADER)
+    _check_version(next_of(unpacker.unpack))
     count = next_of(unpacker.read_array_header)
-    if count > limits.max_entries:
-        raise ProtocolError(f"the header must hold an array of at most {limits.max_entries} entries")
+    _check_count(count, limits)
     for _ in range(count):
         begin = unpacker.tell()
         entry = next_of(unpacker.unpack)
@@ -240,7 +264,7 @@ class _Maps:
         self._left = most
 
     def take(self, pairs: Sequence[tuple[Any, Any]]) -> dict[str, Any]:
-        """The map of these pairs. Raises ValueError for one too many."""
+        """Return the map of these pairs; raises ValueError for one too many."""
         self._left -= 1
         if self._left < 0:
             raise ValueError("more maps than a message has entries")
@@ -256,14 +280,14 @@ class _Items:
         self._left = most
 
     def array(self, items: Any) -> Any:
-        """The array as it is. Raises ValueError for one too many."""
+        """Return the array as it is; raises ValueError for one element too many."""
         self._left -= len(items) + ITEMS_PER_ARRAY
         if self._left < 0:
             raise ValueError(_MANY_ITEMS)
         return items
 
     def map(self, pairs: Sequence[tuple[Any, Any]]) -> dict[str, Any]:
-        """The map of these pairs. Raises ValueError for one too many."""
+        """Return the map of these pairs; raises ValueError for one too many."""
         self._left -= 2 * len(pairs) + ITEMS_PER_MAP
         if self._left < 0:
             raise ValueError(_MANY_ITEMS)
@@ -274,7 +298,7 @@ _MANY_ITEMS = f"more than {MAX_WORKER_ITEMS} elements in its arrays and maps"
 
 
 def items_of(plain: Any) -> int:
-    """The elements that plain data counts for in a message from a worker."""
+    """Return the number of elements that plain data counts for in a message from a worker."""
     if isinstance(plain, Mapping):
         return ITEMS_PER_MAP + sum(2 + items_of(value) for value in plain.values())
     if isinstance(plain, list | tuple):
@@ -305,7 +329,7 @@ _PLAIN_OPTIONS = _OPTIONS | {
 
 
 def encode(entries: Sequence[Entry], *, limits: Limits = CLIENT_LIMITS) -> list[Buffer]:
-    """The frames of one message; raises `TooLarge` when they do not fit one (see `pack_messages`)."""
+    """Return the frames of one message; raises `TooLarge` where the entries do not fit one (see `pack_messages`)."""
     raw: list[Buffer] = []
     packed = [_WRITERS[type(entry)](entry, raw) for entry in entries]
     frames = _message(packed, raw)
@@ -316,13 +340,13 @@ def encode(entries: Sequence[Entry], *, limits: Limits = CLIENT_LIMITS) -> list[
     ):
         raise TooLarge(
             f"{len(packed)} entries, {len(raw)} frames and a header of {len(frames[0])} bytes"
-            " are too much for one message"
+            " do not fit one message"
         )
     return frames
 
 
 def pack_messages(entries: Sequence[Entry], *, limits: Limits = CLIENT_LIMITS) -> list[list[Buffer]]:
-    """The frames of as few messages as the limits allow, in the order in which they must be sent.
+    """Return the frames of as few messages as the limits allow, in the order in which they must be sent.
 
     Control entries go first; the others keep their order. There are two exceptions: the withdrawal of a request that is
     in `entries` too stays behind it, and a `Goodbye` comes last.
@@ -337,7 +361,10 @@ def pack_messages(entries: Sequence[Entry], *, limits: Limits = CLIENT_LIMITS) -
         data = _WRITERS[type(entry)](entry, own)
         own_bytes = sum(memoryview(frame).nbytes for frame in own) if own else 0
         if len(data) > room or len(own) > limits.max_frames:
-            raise TooLarge(f"one {entry.NAME} takes {len(data)} bytes and {len(own)} frames")
+            raise TooLarge(
+                f"a {entry.NAME} of {len(data)} header bytes and {len(own)} frames; a message holds {room} and"
+                f" {limits.max_frames}"
+            )
         if packed and (
             len(packed) == limits.max_entries
             or header_bytes + len(data) > room
@@ -403,7 +430,7 @@ class Codec:
 
 
 def codec_of(role: Role) -> Codec:
-    """The codec of a reader in this role.
+    """Return the codec of a reader in this role.
 
     Between the server and its workers one bad entry makes its whole message unreadable.
     """
