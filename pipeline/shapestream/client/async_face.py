@@ -358,9 +358,7 @@ class Stream(AsyncEntered, Generic[ItemT]):
             else:
                 return item
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         if self._state is not None:
             self._state.close()
             self._state.news.wake()

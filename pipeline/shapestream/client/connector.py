@@ -82,7 +82,7 @@ def _dial_for(
         return address
     check_destination(address)
     # Only here: a client over memory endpoints loads no libzmq.
-    from shapestream.transport.curve import CallerKeys, ProtectedDealer
+    from shapestream.transport.curve import CallerKeys
     from shapestream.transport.curve_keys import public_key, read_key_pair
     from shapestream.transport.dealer import DealerSocket
 
@@ -91,7 +91,7 @@ def _dial_for(
         keys = CallerKeys(key=read_key_pair(Path(key)), server_key=public_key(str(server_key)))
 
     def dial() -> Connection:
-        socket = DealerSocket() if keys is None else ProtectedDealer(keys)
+        socket = DealerSocket(keys=keys)
         try:
             socket.connect(address)
         except Exception:

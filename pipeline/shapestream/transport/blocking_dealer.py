@@ -36,12 +36,11 @@ class BlockingDealer:
         *,
         keys: CallerKeys | None = None,
         options: SocketOptions | None = None,
-        context: zmq.Context[Any] | None = None,
     ) -> None:
         """Start to connect. Raises `TransportError` for an impossible address, and where there are no more sockets."""
         self._wake = wake
         try:
-            self._socket: zmq.Socket[bytes] = (context or zmq.Context.instance()).socket(zmq.DEALER)
+            self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
         except zmq.ZMQError as error:
             raise no_more_sockets(error) from error
         (options or SocketOptions()).apply(self._socket)

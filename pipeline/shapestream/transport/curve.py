@@ -30,7 +30,6 @@ from zmq.utils import z85
 from shapestream.errors import PeerGone
 from shapestream.telemetry.logging import RateLimit
 from shapestream.transport.curve_keys import KeyPair
-from shapestream.transport.dealer import DealerSocket
 from shapestream.transport.socket_options import SocketOptions
 from shapestream.transport.watched_socket import CLOSED, HandshakeFailure
 from shapestream.transport.zeromq import OutboxRoom, RouterSocket
@@ -254,15 +253,6 @@ class ProtectedRouter(RouterSocket):
                         self._note("key not listed", verdict.refused)
                     with contextlib.suppress(PeerGone):  # the peer has hung up
                         self._handler.send_nowait(asking, verdict.reply)
-
-
-class ProtectedDealer(DealerSocket):
-    """A `Connection` over DEALER that proves its key, and talks only to the owner of `server_key`."""
-
-    def __init__(self, keys: CallerKeys, *, options: SocketOptions | None = None) -> None:
-        super().__init__(options=options)
-        self._has_key = True
-        keys.apply(self._socket)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ import trio
 import zmq
 
 from shapestream.errors import TransportError
+from shapestream.transport.curve import CallerKeys
 from shapestream.transport.interface import RECEIVE_BURST, Message, send_when_there_is_room
 from shapestream.transport.socket_options import SocketOptions
 from shapestream.transport.wake import Wake
@@ -34,9 +35,13 @@ class DealerSocket(WatchedSocket):
     """
 
     def __init__(
-        self, *, options: SocketOptions | None = None, context: zmq.Context[Any] | None = None
+        self,
+        *,
+        keys: CallerKeys | None = None,
+        options: SocketOptions | None = None,
+        context: zmq.Context[Any] | None = None,
     ) -> None:
-        """Raises `TransportError` where the system has no more sockets."""
+        """Make the socket, which proves `keys`; raises `TransportError` where the system has no more sockets."""
         context = context or zmq.Context.instance()
         self._senders = trio.lowlevel.ParkingLot()
         try:
@@ -49,7 +54,9 @@ class DealerSocket(WatchedSocket):
         except zmq.ZMQError as error:
             raise no_more_sockets(error) from error
         self._refusal: str | None = None
-        self._has_key = False
+        self._has_key = keys is not None
+        if keys is not None:
+            keys.apply(self._socket)
 
     def connect(self, address: str) -> None:
         """Start to connect; raises `TransportError` for an impossible address."""

@@ -11,7 +11,6 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import count
-from types import TracebackType
 from typing import Generic, Self, TypeVar
 
 import trio
@@ -86,9 +85,7 @@ class MemorySocket(ABC, Generic[T]):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self.close()
 
     def _put(self, message: T) -> None:

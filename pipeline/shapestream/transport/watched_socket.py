@@ -28,7 +28,6 @@ from collections.abc import Callable, Sequence
 from enum import Enum
 from functools import partial
 from itertools import count
-from types import TracebackType
 from typing import Any, Self, TypeVar, cast
 
 import trio
@@ -100,9 +99,7 @@ class WatchedSocket:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self.close()
 
     def _look(self) -> int:

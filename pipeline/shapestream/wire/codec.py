@@ -190,7 +190,7 @@ def _unpack(frames: Sequence[Buffer], role: Role, limits: Limits) -> Iterable[An
     version, rows = document
     _check_version(version)
     _check_count(len(rows) if type(rows) is tuple else None, limits)
-    return rows
+    return cast("tuple[Any, ...]", rows)
 
 
 _NO_HEADER = "the header is not [version, [entry, ...]]"

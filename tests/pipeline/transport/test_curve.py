@@ -29,7 +29,6 @@ from shapestream.transport.curve import (
     CallerKeys,
     KeyRing,
     KeyRole,
-    ProtectedDealer,
     ProtectedRouter,
     ServerSecurity,
     answer_zap,
@@ -59,7 +58,7 @@ LONG_S = 0.5
 
 def dealer(pair: KeyPair | None, server: KeyPair = SERVER) -> DealerSocket:
     """A connection with this key, or with none."""
-    return DealerSocket() if pair is None else ProtectedDealer(CallerKeys(key=pair, server_key=server.public))
+    return DealerSocket(keys=None if pair is None else CallerKeys(key=pair, server_key=server.public))
 
 
 @asynccontextmanager
