@@ -38,7 +38,7 @@ def test_the_public_names_of_the_engine() -> None:
         "Preparations",
         "ReadModel",
         "Recount",
-        "Batch",
+        "BatchInputs",
         "BatchReport",
         "ErrorCode",
         "RequestPool",
