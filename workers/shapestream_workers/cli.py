@@ -479,7 +479,7 @@ def _allow(any_function: bool) -> None:
 
 
 def _configured(config: Path, *, serves: bool = True) -> LoadedSettings:
-    """The settings of a command that runs for long."""
+    """Return the settings of a command that runs for long."""
     loaded = load_settings(config, serves=serves)
     configure(loaded.settings.logging.level, loaded.settings.logging.format)
     return loaded

@@ -38,7 +38,7 @@ def tables(
     slots: int,
     threads: int | None,
 ) -> dict[str, CostTable]:
-    """The cost table of each model that has one, for the scheduler."""
+    """Return the cost table of each model that has one, for the scheduler."""
     measured = measure_costs(models, compiled, slots=slots, threads=threads)
     return {name: calibration.table for name, calibration in measured.items() if calibration.table.points}
 
@@ -101,7 +101,7 @@ def _measure(
 
 
 def costs_of(loaded: LoadedSettings, *, as_json: bool) -> list[str]:
-    """The costs of each model in lines, as its first worker process measures or reads them.
+    """Return the costs of each model in lines, as its first worker process measures or reads them.
 
     Raises `ConfigurationError` for models that cannot be served.
     """
@@ -127,7 +127,7 @@ def costs_of(loaded: LoadedSettings, *, as_json: bool) -> list[str]:
 def _to_dict(
     name: str, slots: int, threads: int, calibration: Calibration, learned: LearnedCosts | None
 ) -> dict[str, Any]:
-    """Plain data, for scripts; `corrected` as `LearnedCosts.to_dict`."""
+    """Return plain data, for scripts; `corrected` as `LearnedCosts.to_dict`."""
     return {
         "model": name,
         "slots": slots,
@@ -145,7 +145,7 @@ def _age_s(learned: LearnedCosts) -> float:
 
 
 def _age(seconds: float) -> str:
-    """The age in words, in the largest unit of which there are two."""
+    """Return the age in words, in the largest unit of which there are two."""
     for unit, length in (("day", 86400), ("hour", 3600), ("minute", 60)):
         if seconds >= 2 * length:
             return _counted(int(seconds / length), unit)
@@ -159,7 +159,7 @@ def _counted(count: int, what: str) -> str:
 def _describe(
     name: str, slots: int, threads: int, calibration: Calibration, learned: LearnedCosts | None
 ) -> Iterator[str]:
-    """Lines for people: each measured call shape with its cost, and its correction."""
+    """Yield the lines for people: each measured call shape with its cost, and its correction."""
     table = calibration.table
     source = "kept from an earlier start" if calibration.from_cache else f"in {calibration.seconds:.1f} s"
     yield (
@@ -187,7 +187,7 @@ def _describe(
 
 
 def _about(learned: LearnedCosts, unmeasured: int) -> Iterator[str]:
-    """The origin of the corrections, and those that no line of the table shows."""
+    """Yield the origin of the corrections, and those that no line of the table shows."""
     age = _age(_age_s(learned))
     yield f"  corrected by {_counted(learned.batches, 'batch')}, written down {age} ago"
     if unmeasured:

@@ -42,7 +42,7 @@ def story(
 
 
 def stories_in(lines: Iterable[str], request_id: str) -> Iterator[list[tuple[float, str]]]:
-    """The events of each time that this request arrived: milliseconds since then, and the line's words."""
+    """Yield the events of each time that this request arrived: milliseconds since then, and the line's words."""
     number: int | None = None
     batches: set[int] = set()
     events: list[tuple[float, str]] = []
@@ -83,13 +83,13 @@ def _is_arrival(line: dict[str, Any], request_id: str) -> bool:
 
 
 def _company(line: dict[str, Any]) -> list[int]:
-    """The requests of a batch's line; `requests` is a number elsewhere."""
+    """Return the requests of a batch's line; `requests` is a number elsewhere."""
     requests = line.get("requests")
     return requests if isinstance(requests, list) else []
 
 
 def _words(line: dict[str, Any]) -> str:
-    """The event, and what is told beside the request's own numbers."""
+    """Return the event, and what is told beside the request's own numbers."""
     facts = [f"{name}={value}" for name, value in line.items() if name not in _TOLD_ALREADY]
     if len(_company(line)) > 1:
         facts.append(f"in a batch of {len(_company(line))} requests")

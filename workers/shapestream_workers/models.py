@@ -27,17 +27,18 @@ log = structlog.get_logger()
 
 
 def available_cpus() -> int:
-    """The CPUs that this process may use, which in a container are fewer than the machine has."""
+    """Return the CPUs that this process may use, which in a container are fewer than the machine has."""
     return len(os.sched_getaffinity(0))
 
 
 def slots_and_threads(settings: Settings, model: str) -> tuple[int, int]:
-    """Slots and threads of the first configured process that serves this model."""
+    """Return the slots and threads of the first configured process that serves this model."""
     return next(iter(processes_of(settings, model)))
 
 
 def processes_of(settings: Settings, model: str) -> dict[tuple[int, int], None]:
-    """Slots and threads of each kind of configured process that serves this model, in order; as of one where none does."""
+    """Return the slots and threads of each kind of configured process that serves this model, in order; as of one where
+    none does."""
     groups = settings.worker_groups
     processes = max(1, sum(group.count for group in groups))
     found = [
@@ -51,7 +52,7 @@ def processes_of(settings: Settings, model: str) -> dict[tuple[int, int], None]:
 
 
 def model_spec(model: ModelSettings) -> ModelSpec:
-    """The model as the engine wants it described, with all the padding that the configuration allows.
+    """Return the model as the engine wants it described, with all the padding that the configuration allows.
 
     Where results must not depend on the company, every call has the same number of rows, and nothing is padded.
     """
@@ -86,7 +87,7 @@ def model_spec(model: ModelSettings) -> ModelSpec:
 
 
 def _strategy(model: ModelSettings) -> Strategy:
-    """The strategy; rows of different requests meet, and are filled up, only where the proof tries that."""
+    """Return the strategy; rows of different requests meet, and are filled up, only where the proof tries that."""
     strategy = model.shapes.to_strategy()
     if BATCH in strategy.sizes:
         return strategy
@@ -142,7 +143,8 @@ class ReadModels:
 
 
 def read_signatures(loaded: LoadedSettings, models: Iterable[ModelSettings] | None = None) -> ReadModels:
-    """Signatures of the models (all by default) as they are served: the loader of every command that serves nothing.
+    """Return the signatures of the models (all by default) as they are served: the loader of every command that serves
+    nothing.
 
     Where the file and the configuration leave rules or the batch axis open, the model is tried, as a server would try
     it; what was proved before is recalled. Raises `ConfigurationError` with a line for each that cannot be served.
@@ -167,7 +169,7 @@ def read_signatures(loaded: LoadedSettings, models: Iterable[ModelSettings] | No
 
 
 def _signature(settings: Settings, model: ModelSettings) -> tuple[ModelSignature, Judgement]:
-    """The signature, without a trial where none can change it."""
+    """Return the signature, without a trial where none can change it."""
     spec = model_spec(model)
     if not may_share(model) or states_batch(spec):
         with suppress(RuleMissing):
@@ -183,7 +185,7 @@ def _signature(settings: Settings, model: ModelSettings) -> tuple[ModelSignature
 def _compile_unchanged(
     model: ModelSettings, slots: int, threads: int | None
 ) -> tuple[CompiledModel, Judgement]:
-    """The model as it may be served, with the digest of the files that it was read from.
+    """Return the model as it may be served, with the digest of the files that it was read from.
 
     Files that were replaced meanwhile are read once more: the engine may have seen the bytes of either.
     """
@@ -200,7 +202,7 @@ def _compile_unchanged(
 
 
 def _compile(model: ModelSettings, slots: int, threads: int | None) -> tuple[CompiledModel, Judgement]:
-    """The model as it may be served, and the consequences of its proof."""
+    """Return the model as it may be served, and the consequences of its proof."""
     tried = try_model(model, model_spec(model), slots=slots, threads=threads)
     spec, ready, judgement = tried.spec, tried.compiled, tried.judgement
     for output, rule in tried.rules.items():
@@ -227,7 +229,7 @@ def _compile(model: ModelSettings, slots: int, threads: int | None) -> tuple[Com
 
 
 def problem_of(loaded: LoadedSettings, model: ModelSettings, error: EngineError) -> str:
-    """The line about an error of the engine, with the place of the setting that the error is about."""
+    """Return the line about an error of the engine, with the place of the setting that the error is about."""
     key: Location = error.key
     match key:
         case ("strategy", *_) if model.batching.invariant_rows is not None:

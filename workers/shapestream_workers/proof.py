@@ -55,7 +55,7 @@ class _ProofRefusal(NamedTuple):
     remedy: str
 
     def problem(self, *, trusted: bool) -> _Problem:
-        """The refusal as a sentence: with its remedy, or, for a trusted model, as a warning."""
+        """Return the refusal as a sentence: with its remedy, or, for a trusted model, as a warning."""
         return self.place, f"{self.what} ({'served all the same: trust' if trusted else self.remedy})"
 
 
@@ -72,7 +72,7 @@ class Judgement:
 
 
 def probe_options(model: ModelSettings) -> ProbeOptions:
-    """The configuration's description of realistic inputs, for the engine."""
+    """Return the configuration's description of realistic inputs, for the engine."""
     values = {name: known for name, probe in model.probe.items() if (known := _values(probe)) is not None}
     samples = {name: Path(probe.samples) for name, probe in model.probe.items() if probe.samples is not None}
     return ProbeOptions(
@@ -84,7 +84,7 @@ def probe_options(model: ModelSettings) -> ProbeOptions:
 
 
 def rows_together(model: ModelSettings) -> int | None:
-    """Largest number of rows of a shared call. 1: each request runs alone. None: as many as the model takes."""
+    """Return the largest number of rows of a shared call. 1: each request runs alone. None: as many as the model takes."""
     return model.batching.max_batch if model.idempotent else 1
 
 
@@ -137,7 +137,7 @@ def judge(model: ModelSettings, signature: ModelSignature, report: ProbeReport) 
 
 
 def without_padding(spec: ModelSpec, dimensions: frozenset[str]) -> ModelSpec:
-    """The model without padding of these dimensions."""
+    """Return the model without padding of these dimensions."""
     inputs = {
         name: replace(port, pad={each: value for each, value in port.pad.items() if each not in dimensions})
         for name, port in spec.inputs.items()
@@ -229,7 +229,7 @@ def _doubt(model: ModelSettings, finding: Finding) -> _Problem:
 
 
 def _about_states(compiled: CompiledModel) -> tuple[_Problem, ...]:
-    """The warning about a model that keeps a state between calls, which is reset here; none for other models."""
+    """Return the warning about a model that keeps a state between calls, which is reset here; none for other models."""
     if not compiled.states:
         return ()
     names = ", ".join(compiled.states)
@@ -268,7 +268,7 @@ class TriedModel:
 
 
 def may_share(model: ModelSettings) -> bool:
-    """True if the configuration lets requests share calls of a model that has a batch axis."""
+    """Tell whether the configuration lets requests share calls of a model that has a batch axis."""
     return model.batching.max_batch != 1 and model.idempotent
 
 
@@ -394,7 +394,7 @@ class _SpecificationTrial:
 
 
 def _axis_doubt(tried: TriedModel, *, named: bool) -> Finding | None:
-    """The finding that forbids shared calls along an axis that no user wrote; None if there is none."""
+    """Return the finding that forbids shared calls along an axis that no user wrote; None if there is none."""
     batching = [finding for finding in tried.proof.findings if finding.treatment.kind == "batching"]
     for finding in batching:
         if finding.verdict == "refuted" or finding.is_short:
@@ -420,7 +420,7 @@ def _axis_words(doubt: Finding, guess: ModelSpec, signature: ModelSignature) -> 
 
 
 def _guessed_shapes(guess: ModelSpec, signature: ModelSignature) -> dict[str, str]:
-    """The guessed shapes by input; empty if the file names the batch axis."""
+    """Return the guessed shapes by input; empty if the file names the batch axis."""
     if signature.has_batch:
         return {}
     return {port.name: guess.inputs[port.name].shape or "" for port in signature.inputs}

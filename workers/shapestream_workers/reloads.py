@@ -49,7 +49,7 @@ RESULTS = (ReloadState.OK, ReloadState.INCOMPLETE, ReloadState.REFUSED)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Changes:
-    """What a YAML has otherwise than the one before it."""
+    """The settings in which a YAML differs from the one before it."""
 
     added: list[str]
     """Names of models."""
@@ -82,7 +82,7 @@ class Reload:
     """From when it was asked for to its end."""
 
     def to_dict(self) -> dict[str, Any]:
-        """The reload as plain data; without `seconds` it is under way."""
+        """Return the reload as plain data; without `seconds` it is under way."""
         changes = self.changes or Changes(added=[], removed=[], changed={}, need_restart=[])
         return {
             "number": self.number,
@@ -139,7 +139,7 @@ def changes_between(
 
 
 def _as_read(server: ServerSettings) -> ServerSettings:
-    """Without what a command line may say instead of the YAML."""
+    """Return the settings without values that a command line may give in place of the YAML."""
     return server.model_copy(update={"record_trace": None})
 
 
@@ -191,7 +191,7 @@ class Reloads:
         return self._next
 
     def find(self, number: int | None = None) -> Reload | None:
-        """The reload of this number, or the last one; None where there was none, or it is forgotten."""
+        """Return the reload of this number, or the last one; None where there was none, or it is forgotten."""
         found = (reload for reload in reversed(self._remembered) if number in (None, reload.number))
         return next(found, None)
 
@@ -263,7 +263,7 @@ class Reloads:
             log.info("keys are read again", **security.ring.counts())
 
     def _read_files(self) -> tuple[LoadedSettings, dict[str, str]]:
-        """The YAML, and the digests of its models' files, as they are now.
+        """Return the YAML, and the digests of its models' files, as they are now.
 
         Raises `ConfigurationError`, also for what these processes cannot become.
         """

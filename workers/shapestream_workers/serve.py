@@ -63,7 +63,7 @@ LAST_WORDS_S = 1.0
 
 
 def worker_commands(loaded: LoadedSettings, address: str) -> dict[str, list[str]]:
-    """A command line per worker process; the same CLI that users have, with what only a parent can say."""
+    """Return a command line per worker process; the same CLI that users have, with what only a parent can say."""
     # -P: a file in the current folder must not shadow a module, which -m alone would allow.
     program = [sys.executable, "-P", "-m", "shapestream_workers", "worker", str(loaded.path.absolute())]
     return {
@@ -73,13 +73,13 @@ def worker_commands(loaded: LoadedSettings, address: str) -> dict[str, list[str]
 
 
 def groups_of_workers(settings: Settings) -> dict[str, int]:
-    """The names of the workers, each with the number of its entry in `workers`."""
+    """Return the names of the workers, each with the number of its entry in `workers`."""
     numbers = [number for number, group in enumerate(settings.worker_groups) for _ in range(group.count)]
     return {f"w{worker}": number for worker, number in enumerate(numbers)}
 
 
 def models_of_workers(settings: Settings) -> dict[str, frozenset[str]]:
-    """The models of each worker, by the workers' names."""
+    """Return the models of each worker, by the workers' names."""
     groups = settings.worker_groups
     return {
         worker: frozenset(model.name for model in settings.models_of(groups[number]))
@@ -125,7 +125,7 @@ def run_server(loaded: LoadedSettings) -> int:
 
 
 def open_tracer(loaded: LoadedSettings) -> RequestTracer | None:
-    """A maker of spans; None where none is asked for, and where its libraries are missing.
+    """Return a maker of spans; None where none is asked for, and where its libraries are missing.
 
     Raises `ConfigurationError` for variables `OTEL_*` that cannot be used.
     """
@@ -145,7 +145,7 @@ def open_tracer(loaded: LoadedSettings) -> RequestTracer | None:
 
 
 def _clients_that_fit(loaded: LoadedSettings) -> int:
-    """`max_clients`, or as many as the limit of open files allows. Raises `ConfigurationError` where not one fits."""
+    """Return `max_clients`, or as many as the limit of open files allows. Raises `ConfigurationError` where not one fits."""
     settings = loaded.settings
     wanted = settings.server.max_clients
     workers = sum(group.count for group in settings.worker_groups)
@@ -174,7 +174,7 @@ def _clients_that_fit(loaded: LoadedSettings) -> int:
 
 @contextmanager
 def _own_workers_address(settings: Settings) -> Iterator[str | None]:
-    """A private address for the workers of this process, for as long as the server lives; None where it needs none.
+    """Yield a private address for the workers of this process while the server lives; None where it needs none.
 
     It needs one where the configured address asks for a key: its own workers have none.
     """
@@ -192,7 +192,7 @@ def _own_workers_address(settings: Settings) -> Iterator[str | None]:
 
 
 def has_terminal() -> bool:
-    """True if the log goes to a terminal.
+    """Tell whether the log goes to a terminal.
 
     A closed terminal sends SIGHUP to its foreground processes. It then ends the server as Ctrl-C does.
     """
@@ -342,7 +342,7 @@ class _Serving:
                     server.model_given_up(name, f"no worker could be started with it: {why}")
 
     def _ask_for_reload(self, reloads: Reloads) -> Reload:
-        """Raises `ConfigurationError` while the server stops."""
+        """Raise `ConfigurationError` while the server stops."""
         if self._stop_asked:
             raise ConfigurationError(["the server stops"])
         return reloads.ask()

@@ -62,14 +62,15 @@ ELSEWHERE = "this address is on this machine; if the server runs elsewhere, say 
 
 
 def claim_stdout() -> int:
-    """Keeps stdout for the word to the parent, returned as a descriptor; what a model prints goes to stderr."""
+    """Keep stdout for the word to the parent, returned as a descriptor; what a model prints goes to stderr."""
     channel = os.dup(1)
     os.dup2(2, 1)
     return channel
 
 
 def server_address(loaded: LoadedSettings, connect: str | None) -> str:
-    """Where the server listens for workers; raises `ConfigurationError` or `TransportError` where that is no destination."""
+    """Return where the server listens for workers; raises `ConfigurationError` or `TransportError` where that is no
+    destination."""
     address = connect or loaded.settings.server.worker_listen
     if address is None:
         message = "server.worker_listen is not set (set it, or say --connect ADDRESS)"
@@ -82,7 +83,7 @@ def server_address(loaded: LoadedSettings, connect: str | None) -> str:
 def keys_to_show(
     loaded: LoadedSettings, address: str, key: Path | None, server_key: str | None
 ) -> CallerKeys | None:
-    """The keys for the server at this address; None where none are asked for. Raises `ConfigurationError`."""
+    """Return the keys for the server at this address; None where none are asked for. Raises `ConfigurationError`."""
     if not is_protectable(address):
         return None  # the environment's may be meant for something else
     keys = caller_keys(key, server_key)
@@ -106,7 +107,7 @@ def run_worker(
     keys: CallerKeys | None = None,
     admin: AdminSettings | None = None,
 ) -> int:
-    """Serves until told to stop; returns the exit status. Raises `ConfigurationError` for unusable models."""
+    """Serve until told to stop; return the exit status. Raises `ConfigurationError` for unusable models."""
     keep_freed_memory()
     structlog.contextvars.bind_contextvars(process=name)
     port = open_admin_port(loaded, admin)
@@ -159,7 +160,7 @@ def run_worker(
 
 
 def _check_memory_limit(loaded: LoadedSettings, group: WorkerGroupSettings) -> None:
-    """Raises `ConfigurationError` for a limit that this process has passed before its first batch."""
+    """Raise `ConfigurationError` for a limit that this process has passed before its first batch."""
     if group.memory_limit is None:
         return
     key = ("workers", loaded.settings.worker_groups.index(group), "memory_limit")
@@ -178,7 +179,7 @@ def _check_memory_limit(loaded: LoadedSettings, group: WorkerGroupSettings) -> N
 
 
 def _leave(name: str, memory_limit: int, channel: int | None, resident: int) -> None:
-    """The way out of a worker that holds too much: by its supervisor, or by itself as if somebody had sent SIGTERM."""
+    """End a worker that holds too much: by its supervisor, or by itself as after SIGTERM."""
     log.warning(
         "memory limit passed",
         worker=name,
@@ -231,7 +232,7 @@ async def _run(
 async def _obey_signals(
     worker: Worker, grace_s: float, scope: trio.CancelScope, *, task_status: trio.TaskStatus[None]
 ) -> None:
-    """The first signal drains, the second one ends; so does a drain that takes longer than its grace."""
+    """Drain at the first signal. End at the second one, or when a drain takes longer than its grace."""
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         task_status.started()
         async for _ in signals:

@@ -505,7 +505,7 @@ class CoreThread(threading.Thread):
     """The thread that runs a core. It is a daemon: an unclosed client keeps no process alive."""
 
     def __init__(self, core: Core, *, ended: Callable[[], None] = lambda: None) -> None:
-        """`ended` is called at its end, in this thread."""
+        """Call `ended` at its end, in this thread."""
         super().__init__(name="shapestream-client", daemon=True)
         self._core = core
         self._ended = ended

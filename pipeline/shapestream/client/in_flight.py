@@ -66,7 +66,7 @@ class InFlight:
         self._finished: list[AnyTicket] = []
 
     def add(self, ticket: Question) -> None:
-        """Number a new ticket; a request queues for credit."""
+        """Give a new ticket its number; a request queues for credit."""
         if type(ticket) is RequestTicket:
             self._last_sequence += 1
             ticket.id = self._last_sequence

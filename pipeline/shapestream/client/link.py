@@ -53,7 +53,7 @@ class LinkSettings:
     """Servers besides the present one. While none has answered since, the next is looked for without a rest."""
 
     def __post_init__(self) -> None:
-        """Raises ValueError for a time that is not above 0."""
+        """Raise ValueError for a time that is not above 0."""
         for name in ("greeting_s", "silence_s", "rest_s", "unavailable_after_s"):
             seconds = getattr(self, name)
             if not seconds > 0:
@@ -61,7 +61,7 @@ class LinkSettings:
 
 
 class LinkState(Enum):
-    """See the diagram at the top."""
+    """The state of a connection. The head of this file draws the changes."""
 
     DOWN = "down"
     GREETING = "greeting"

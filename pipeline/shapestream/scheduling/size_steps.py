@@ -20,7 +20,8 @@ class SizeSteps:
     """Rounds the sizes of one model's requests up to a step, so that call shapes come again.
 
     The step is the largest power of two whose padding costs less than the first calls that it saves: see `_look`. It is
-    1, so that nothing is rounded, where first calls are free or sizes come again by themselves. No request is rounded
+    1, so that nothing is rounded, where first calls are free or sizes come again by themselves. No size is more than
+    doubled: the step pays for the sizes that came lately, and the next may be far smaller. No request is rounded
     beyond the largest sizes and the most elements that ran, since a model may take less than its inputs' shapes say.
     Deterministic: it counts requests, and reads no clock.
 
@@ -75,7 +76,7 @@ class SizeSteps:
             return shape
         larger = tuple(
             [
-                max(size, min(most, -(-size // step) * step)) if padded else size
+                max(size, min(most, _multiple(size, step))) if padded else size
                 for size, padded, most in zip(shape, self._padded, self._largest, strict=True)
             ]
         )
@@ -87,7 +88,7 @@ class SizeSteps:
         return larger
 
     def _nbytes(self, sizes: Sizes) -> int:
-        """Bytes of the inputs of a call of these sizes."""
+        """Return the bytes of the inputs of a call of these sizes."""
         return sum([each.nbytes * prod([sizes[axis] for axis in each.axes]) for each in self._profile.inputs])
 
     def _look(self) -> None:
@@ -112,8 +113,9 @@ class SizeSteps:
         padded = np.array(self._padded)
         step = 2
         while step <= mean[padded].min():
+            own = np.minimum(step, 2.0 ** np.floor(np.log2(lately)))
             larger = np.where(
-                padded, np.maximum(lately, np.minimum(np.ceil(lately / step) * step, self._largest)), lately
+                padded, np.maximum(lately, np.minimum(np.ceil(lately / own) * own, self._largest)), lately
             )
             # The mean is rounded up, or small steps would look free.
             most = np.ceil(larger.mean(axis=0)).astype(int)
@@ -121,3 +123,9 @@ class SizeSteps:
                 return
             self.step = step
             step *= 2
+
+
+def _multiple(size: int, step: int) -> int:
+    """Return the multiple of `step`, or of the largest power of two up to `size` where that is smaller."""
+    step = min(step, 1 << (size.bit_length() - 1))
+    return -(-size // step) * step

@@ -148,7 +148,7 @@ class Settings(Section):
         return {model.name: model for model in self.models}
 
     def effective(self) -> Settings:
-        """These settings with the derived values written out: engines, and the default worker."""
+        """Return these settings with the derived values written out: engines, and the default worker."""
         models = tuple(
             model.model_copy(update={"engine": model.effective_engine, "audit": model.effective_audit})
             for model in self.models
@@ -156,7 +156,7 @@ class Settings(Section):
         return self.model_copy(update={"models": models, "workers": self.worker_groups})
 
     def models_of(self, group: WorkerGroupSettings) -> tuple[ModelSettings, ...]:
-        """The models that a group serves."""
+        """Return the models that a group serves."""
         if group.models is None:
             return self.models
         return tuple(model for model in self.models if model.name in group.models)
@@ -219,7 +219,7 @@ class Settings(Section):
                     )
 
     def _outside_model_root(self, model: ModelSettings) -> str | None:
-        """The problem with the folder of the model's files, weights included; symbolic links are followed."""
+        """Return the problem with the folder of the model's files, weights included; symbolic links are followed."""
         if self.server.model_root is None or model.path is None:
             return None
         try:
@@ -238,7 +238,7 @@ class Settings(Section):
 
 
 def json_schema() -> dict[str, Any]:
-    """JSON Schema (2020-12) of the file, for editors."""
+    """Return the JSON Schema (2020-12) of the file, for editors."""
     schema = Settings.model_json_schema()
     schema["properties"]["in_process"]["anyOf"].insert(0, {"type": "boolean"})
     security = schema["$defs"]["ServerSettings"]["properties"]["security"]

@@ -57,16 +57,16 @@ class LoadedSettings:
     source: YamlSource
 
     def problem(self, location: Location, message: str) -> str:
-        """The line for a problem found later, such as a model file that contradicts its settings."""
+        """Return the line for a problem found later, such as a model file that contradicts its settings."""
         return _line(self.path, self.source.place_of(location), location, message)
 
     def with_server(self, **changes: Any) -> LoadedSettings:
-        """These settings with values of `server` from a command line, which are not checked again."""
+        """Return these settings with values of `server` from a command line, which are not checked again."""
         server = self.settings.server.model_copy(update=changes)
         return replace(self, settings=self.settings.model_copy(update={"server": server}))
 
     def effective_values(self) -> Iterator[EffectiveValue]:
-        """Every setting, in the order of the schema, with its origin (for `shapestream check --show`)."""
+        """Yield every setting, in the order of the schema, with its origin (for `shapestream check --show`)."""
         for location, value in leaves(self.settings.effective()):
             place = self.source.places.get(location)
             if place is None and location[:-1] in self.source.places and isinstance(location[-1], int):
@@ -158,7 +158,7 @@ def _validate(source: YamlSource, findings: _Findings, context: dict[str, Any]) 
 
 
 def spell_location(location: Location) -> str:
-    """The spelling of a location: `models[0].inputs["a.b"].shape`."""
+    """Return the spelling of a location: `models[0].inputs["a.b"].shape`."""
     text = ""
     for part in location:
         if isinstance(part, int):
@@ -194,7 +194,7 @@ def leaves(value: Any, location: Location = ()) -> Iterator[tuple[Location, Any]
 
 
 def _explain(detail: ErrorDetails) -> tuple[Location, str]:
-    """The place of a pydantic error, and a sentence with the problem and its remedy.
+    """Return the place of a pydantic error, and a sentence with the problem and its remedy.
 
     The sentence is empty for an error that follows from others: a list too short for want of valid items.
     """
@@ -243,7 +243,7 @@ def _hint(kind: str, given: Any) -> str:
 
 
 def _group_hint(given: Any, *, is_list: bool) -> str:
-    """The hint for `workers` that are no list, or a group that is no mapping: a number is taken for a count."""
+    """Return the hint for `workers` that are no list, or a group that is no mapping: a number is taken for a count."""
     if isinstance(given, dict):
         return " (a list of groups: write [{count: 1}])"
     group = f"{{count: {given if _reads_as_number(str(given), int) else 1}}}"

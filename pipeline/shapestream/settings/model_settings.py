@@ -142,7 +142,7 @@ class ShapesSettings(Section):
         return dict(self.model_extra or {})
 
     def to_strategy(self) -> Strategy:
-        """The strategy as the engine takes it; raises `SignatureError` for sizes that it cannot have."""
+        """Return the strategy as the engine takes it; raises `SignatureError` for sizes that it cannot have."""
         if self.strategy == "native":
             return parse_strategy({"max_prepared": self.max_prepared, "static": self.static})
         return parse_strategy({"strategy": self.strategy, **self.sizes})
@@ -266,7 +266,7 @@ def check_engine(value: Any) -> str:
 
 
 def engine_of_path(path: str) -> str:
-    """The engine that reads files of this kind where none is named."""
+    """Return the engine that reads files of this kind where none is named."""
     return "torch" if path.lower().endswith(".pt2") else "openvino"
 
 
@@ -287,7 +287,7 @@ def read_rule_argument(value: Any) -> int | None:
 
 
 def registered_functions() -> dict[str, str]:
-    """The functions that installed packages register, `package.module:name` by name."""
+    """Return the functions that installed packages register, `package.module:name` by name."""
     return {point.name: point.value.replace(" ", "") for point in entry_points(group=FUNCTIONS_GROUP)}
 
 
@@ -363,7 +363,7 @@ class OutputSettings(Section):
     """Needed for functions only."""
 
     def rule_arguments(self) -> dict[str, Any] | None:
-        """The rule as the engine reads it, or None where the default holds."""
+        """Return the rule as the engine reads it, or None where the default holds."""
         if self.rule is None:
             return None
         given = {"rule": self.rule, "column": self.column, "output": self.output, "to": self.to}

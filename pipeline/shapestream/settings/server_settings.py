@@ -92,7 +92,7 @@ def _tcp_address(value: str, rest: str) -> str:
 
 
 def is_public_key(text: str) -> bool:
-    """True for a text that has the form of a key. A path of that form is written ./PATH."""
+    """Tell whether a text has the form of a key. A path of that form is written ./PATH."""
     return _Z85_KEY.fullmatch(text) is not None
 
 
@@ -201,7 +201,7 @@ class AdminSettings(Section):
     """File with the bearer token that callers must show, health checks apart."""
 
     def is_open(self, *, network_is_safe: bool) -> str | None:
-        """The problem of an address that other machines reach and that asks for no token; None without one."""
+        """Return the problem of an address that other machines reach and that asks for no token; None without one."""
         if network_is_safe or self.token_file is not None or not is_beyond_loopback(f"tcp://{self.address}"):
             return None
         advice = "add token_file, or security: network, or use 127.0.0.1"
@@ -317,7 +317,7 @@ class ServerSettings(Section):
                 yield where, f'"{address}" is open to other machines ({_HOW_TO_BE_SAFE})'
 
     def too_short_for_hangs(self, limit_s: float | None) -> str | None:
-        """The problem of a limit for hangs, in seconds; None for a limit that is long enough.
+        """Return the problem of a limit for hangs, in seconds; None for a limit that is long enough.
 
         Where a network may break, a silent worker must count as lost before its batch counts as hanging.
         """

@@ -43,7 +43,7 @@ class Section(BaseModel):
     def __get_pydantic_json_schema__(
         cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
-        """The JSON Schema with the fields' docstrings as descriptions.
+        """Return the JSON Schema with the fields' docstrings as descriptions.
 
         They are read here, since `use_attribute_docstrings` reads the source at import: a twelfth of a process's start.
         """
@@ -62,20 +62,20 @@ class Section(BaseModel):
 
 
 def closest(word: str, known: Sequence[str]) -> str | None:
-    """The known word that `word` was probably meant to be."""
+    """Return the known word that `word` was probably meant to be."""
     close = difflib.get_close_matches(word.lower(), known, n=1, cutoff=0.6)
     return close[0] if close else None
 
 
 def did_you_mean(word: str, known: Sequence[str]) -> str:
-    """The hint `(did you mean "x"?)`, or the list of known words."""
+    """Return the hint `(did you mean "x"?)`, or the list of known words."""
     if (close := closest(word, known)) is not None:
         return f'(did you mean "{close}"?)'
     return f"(known: {', '.join(dict.fromkeys(known))})" if known else "(none is known)"
 
 
 def describe(value: Any) -> str:
-    """A value as the user wrote it, short: `"8"`, `true`, `a list`, `nothing`."""
+    """Return a value as the user wrote it, short: `"8"`, `true`, `a list`, `nothing`."""
     if value is None:
         return "nothing"
     if isinstance(value, dict):
@@ -87,7 +87,7 @@ def describe(value: Any) -> str:
 
 
 def address_meant(value: Any) -> str | None:
-    """The address that a text without `tcp://` or `ipc://` probably means; None where it cannot be told."""
+    """Return the address that a text without `tcp://` or `ipc://` probably means; None where it cannot be told."""
     if not isinstance(value, str) or "://" in value:
         return None
     host, colon, port = value.rpartition(":")
@@ -97,7 +97,7 @@ def address_meant(value: Any) -> str | None:
 
 
 def wrong(message: str) -> PydanticCustomError:
-    """The error to raise for a value; `message` is the problem with its remedy in brackets."""
+    """Return the error to raise for a value; `message` is the problem with its remedy in brackets."""
     # The text is a template for pydantic; braces of ours are not fields of it.
     return PydanticCustomError("setting", "{message}", {"message": message})
 
@@ -171,7 +171,7 @@ def must_be_there(path: Path, kind: Literal["file", "folder"], info: ValidationI
 
 
 def _models_in(folder: Path) -> str:
-    """The end of a hint: `: folder/model.onnx` for the model files in a folder, or nothing."""
+    """Return the end of a hint: `: folder/model.onnx` for the model files in a folder, or nothing."""
     try:
         found = sorted(path.name for path in folder.iterdir() if path.suffix in (".xml", ".onnx", ".pt2"))
     except OSError:
@@ -180,7 +180,7 @@ def _models_in(folder: Path) -> str:
 
 
 def absolute_path(value: str, info: ValidationInfo) -> Path:
-    """The absolute path of a value that starts at the folder of the YAML; `~` is the home of the process's user."""
+    """Return the absolute path of a value that starts at the folder of the YAML; `~` is the home of the process's user."""
     if "\0" in value:
         raise wrong(f"{describe(value)} is no path (it holds a zero byte)")
     try:
@@ -190,7 +190,7 @@ def absolute_path(value: str, info: ValidationInfo) -> Path:
 
 
 def is_there(is_one: Callable[[Path], bool], path: Path) -> bool:
-    """True where the file or folder exists, as `is_one` tells. Raises the error for a path that cannot be looked at."""
+    """Tell whether the file or folder exists, as `is_one` tells. Raises the error for a path that cannot be looked at."""
     try:
         return is_one(path)
     except OSError as error:  # too long, or in a folder that is closed to us
@@ -203,10 +203,10 @@ def _base(info: ValidationInfo) -> Path:
 
 
 def files_must_exist(info: ValidationInfo) -> bool:
-    """True where named files and folders must exist; false where the YAML is only read, for a test."""
+    """Tell whether named files and folders must exist; false where the YAML is only read, for a test."""
     return bool((info.context or {}).get("files_must_exist", False))
 
 
 def keys_must_exist(info: ValidationInfo) -> bool:
-    """True where the files of the server's keys must exist, too: false on a worker's host, which must not have them."""
+    """Tell whether the files of the server's keys must exist, too: false on a worker's host, which must not have them."""
     return bool((info.context or {}).get("keys_must_exist", False))

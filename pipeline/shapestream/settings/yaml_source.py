@@ -64,13 +64,13 @@ class YamlSource:
     problems: list[SourceProblem] = field(default_factory=list)
 
     def written(self, location: Location) -> Location:
-        """`location`, or the innermost value around it that is in the file."""
+        """Return `location`, or the innermost value around it that is in the file."""
         while location and location not in self.places:
             location = location[:-1]
         return location
 
     def place_of(self, location: Location) -> Place | None:
-        """The place of `location`, or of the innermost value around it that is in the file."""
+        """Return the place of `location`, or of the innermost value around it that is in the file."""
         return self.places.get(self.written(location))
 
 

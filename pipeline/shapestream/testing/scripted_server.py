@@ -82,7 +82,7 @@ class ScriptedServer:
     # ------------------------------------------------------------ the script, from any thread
 
     def hold(self) -> None:
-        """From now on requests are kept unanswered."""
+        """Keep requests unanswered from now on."""
         self._holding = True
 
     def release(self, count: int | None = None, *, newest_first: bool = False) -> None:

@@ -418,7 +418,7 @@ def _in_order(entries: Sequence[Entry]) -> Sequence[Entry]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Codec:
-    """The way of entries to messages and back, at one end of a connection."""
+    """Packs entries into messages and reads them back, at one end of a connection."""
 
     pack: Callable[[Sequence[Entry]], list[list[Buffer]]]
     """The messages of these entries; raises `RequestError` where one of them fits no message."""

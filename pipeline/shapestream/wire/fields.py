@@ -76,7 +76,7 @@ def integer(value: Any) -> int:
 
 
 def check_integers(kind: str, **numbers: Any) -> None:
-    """Raises `BadEntryError` for a field that is no `integer`; one call for all those of a hot kind."""
+    """Raise `BadEntryError` for a field that is no `integer`; one call for all those of a hot kind."""
     for column, value in numbers.items():
         if type(value) is not int or not 0 <= value <= MAX_INTEGER:
             raise BadEntryError(f"{kind}.{column} {must_be(INTEGER, value)}")

@@ -208,3 +208,21 @@ def test_no_request_fails_because_it_was_rounded_up(stage: Stage, takes: Callabl
             stage.fail(start)
         assert stage.ends[here] == ("delivered" if takes(*picture) else "model_error")
     assert rounded > 100
+
+
+def test_a_short_request_after_long_ones_is_padded_to_twice_its_size_at_most() -> None:
+    """The step pays for the sizes that came lately: sentences of 385 to 512 tokens, and then one of 7, as in the README."""
+    profile = replace(
+        PICTURES, dimensions=("batch", "seq"), paddable=(False, True), max_batch=64, bounds=(64, 512)
+    )
+    model = CostModel()
+    model.add_model(profile)
+    cost = FormulaCost(fixed_s=5e-3, per_element_s=1e-3, prepare_s=4.0, largest=(64, 512))
+    model.join(0, "w", {"m": cost.calibration("k", profile.dimensions, profile.max_batch)}, ["m"])
+    steps = model["m"].steps
+    assert steps is not None
+    for seq in range(1, 513):
+        steps.rounded((1, seq))
+        steps.ran((1, seq))
+    assert steps.step == 256
+    assert [(8,), (32,), (256,), (512,)] == [steps.rounded((1, seq)) for seq in (7, 17, 200, 260)]

@@ -284,18 +284,18 @@ class Supervisor:
                 assert_never(event)
 
     def next_wakeup(self) -> float | None:
-        """Time at which `WakeupDue` must be handled, if no other event comes before. None: never."""
+        """Return the time at which `WakeupDue` must be handled, if no other event comes before. None: never."""
         times = [worker.wake_at for worker in self._workers.values() if worker.wake_at is not None]
         if not self._stopping and (at := self._replacements.next_time()) is not None:
             times.append(at)
         return min(times, default=None)
 
     def role_of(self, worker: str) -> str:
-        """The configured worker that this process is, or replaces."""
+        """Return the configured worker that this process is, or replaces."""
         return self._workers[worker].role
 
     def state_of(self, worker: str) -> ProcessState:
-        """The state of this worker."""
+        """Return the state of this worker."""
         return self._workers[worker].state
 
     @property
@@ -304,7 +304,7 @@ class Supervisor:
         return self._starts
 
     def restarted_since(self, start: int, now: float) -> Restarted | None:
-        """The result of a restart that was requested after this start; None while a replacement is under way.
+        """Return the result of a restart that was requested after this start; None while a replacement is under way.
 
         A worker that was kept, or given up, is tried again only at the next request. A process that has not come up in
         time does not hold up the end of a restart, and no process is replaced before that one has come up or ended.
@@ -339,7 +339,8 @@ class Supervisor:
         return Restarted(replaced=tuple(replaced), kept=kept, given_up=given_up, starting=starting)
 
     def late_at(self, worker: WorkerRecord) -> float | None:
-        """Time from which a restart waits no longer for this process to come up; None for one that does not start."""
+        """Return the time from which a restart waits no longer for this process to come up; None for one that does not
+        start."""
         if worker.state is not ProcessState.RUNNING or worker.ready_at is not None:
             return None
         old = self._replacements.predecessor(worker)
@@ -347,7 +348,7 @@ class Supervisor:
         return worker.started_at + max(self._policy.window_s, self._policy.replace_after_starts * start_s)
 
     def next_late(self, now: float) -> float:
-        """The next time at which a process will be late, if nothing happens before; infinite without any."""
+        """Return the next time at which a process will be late, if nothing happens before; infinite without any."""
         times = [at for at in map(self.late_at, self._workers.values()) if at is not None and at > now]
         return min(times, default=inf)
 
@@ -517,7 +518,7 @@ class Replacements:
             self._wanting.remove(worker)
 
     def next_successor(self, now: float) -> WorkerRecord | None:
-        """The next successor to start, if one is due; None otherwise."""
+        """Return the next successor to start, if one is due; None otherwise."""
         for old in self._free():
             at = self._earliest(old)
             if at is not None and at <= now:
@@ -526,19 +527,19 @@ class Replacements:
         return None
 
     def next_time(self) -> float | None:
-        """Time at which the next successor is due, if no event comes before; None: never."""
+        """Return the time at which the next successor is due, if no event comes before; None: never."""
         return min((at for at in map(self._earliest, self._free()) if at is not None), default=None)
 
     def predecessor(self, new: WorkerRecord) -> WorkerRecord | None:
-        """The running process that this one replaces; None if there is none."""
+        """Return the running process that this one replaces; None if there is none."""
         return next((old for old in self._wanting if old.successor is new), None)
 
     def _free(self) -> list[WorkerRecord]:
-        """Processes that may be replaced now; none while one has a successor."""
+        """Return processes that may be replaced now; none while one has a successor."""
         return [] if any(old.successor is not None for old in self._wanting) else self._wanting
 
     def _earliest(self, old: WorkerRecord) -> float | None:
-        """Earliest time to replace a process; None before it is ready."""
+        """Return the earliest time to replace a process; None before it is ready."""
         if old.ready_at is None:
             return None
         if old.replace_soon:

@@ -84,7 +84,7 @@ class WorkerProcesses:
         given_up: Callable[[str, str], None] = lambda role, reason: None,
         revived: Callable[[str], None] = lambda role: None,
     ) -> None:
-        """`ended` is called for each end of a process.
+        """Call `ended` for each end of a process.
 
         `given_up` is called with each role that is not started again, and the reason; `revived` with a role that was given
         up and is started again on request.
@@ -134,7 +134,7 @@ class WorkerProcesses:
         return self._roll.presences
 
     def memory_bytes(self) -> dict[str, int]:
-        """Resident bytes by role: the sum over its processes, 0 for a process that has just ended."""
+        """Return the resident bytes by role: the sum over its processes, 0 for a process that has just ended."""
         found = dict.fromkeys(self._commands, 0)
         for name, process in self._processes.items():
             found[self._supervisor.role_of(name)] += resident_bytes_of(process.pid)
@@ -160,7 +160,7 @@ class WorkerProcesses:
             raise self._failure
 
     def owns(self, worker: str) -> bool:
-        """True if the worker that registered under this name is one of these processes and has not ended."""
+        """Tell whether the worker that registered under this name is one of these processes and has not ended."""
         return worker in self._registered
 
     def kill(self, worker: str, reason: str) -> None:
@@ -330,5 +330,5 @@ class WorkerProcesses:
             log.info("workers ready", workers=sorted(self._ready))
 
     def _filled(self) -> set[str]:
-        """The roles that have a ready process."""
+        """Return the roles that have a ready process."""
         return {self._supervisor.role_of(name) for name in self._ready}
