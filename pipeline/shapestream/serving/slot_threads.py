@@ -140,7 +140,7 @@ class SlotThreads:
         return any(thread.runner.begun is not None for thread in self._threads)
 
     def listen(self) -> tuple[PeerSocket, Codec]:
-        """A private port that these slots dial, and its codec."""
+        """Return a private port that these slots dial, and its codec."""
         socket = ThreadServer()
         self._dial = socket.dial
         self._codec = Handover().codec
