@@ -10,13 +10,12 @@ from shapestream.errors import TransportError
 
 
 def is_protectable(address: str) -> bool:
-    """Tell whether a server at this address can ask for keys. Over ipc the folder's mode decides about access instead."""
+    """Tell whether an address can ask for keys. Over ipc the folder's mode decides about access instead."""
     return address.startswith("tcp://")
 
 
 def is_beyond_loopback(address: str) -> bool:
-    """Tell whether other machines may reach `tcp://HOST:PORT`. A name other than localhost may mean any of our
-    interfaces."""
+    """Tell whether other machines may reach `tcp://HOST:PORT`. A name other than localhost may mean any interface."""
     if not is_protectable(address):
         return False
     host = _host(address)
@@ -29,8 +28,7 @@ def is_beyond_loopback(address: str) -> bool:
 
 
 def reached_from_here(address: str) -> str:
-    """Return the destination of a process on this machine for a server that listens at `address`, perhaps at all
-    interfaces."""
+    """Return the address by which a process of this machine reaches a server that listens at `address`."""
     if is_protectable(address):
         host, port = _host(address), address.rpartition(":")[2]
         if host in ("*", "0.0.0.0"):
@@ -89,7 +87,7 @@ def _check_ipc(address: str, path: Path) -> None:
 
 
 def _meant(address: str) -> str:
-    """Return the advice for an address that is none."""
+    """Return the advice for a text that is no address."""
     before, colon, port = address.rpartition(":")
     host = before.rpartition("/")[2] or before.strip("/:")
     if colon and host and port.strip("/").isdigit():

@@ -177,7 +177,7 @@ def test_commands_take_keys(protected: Protected) -> None:
     assert (0, [[2.0, 4.0]]) == (done.returncode, json.loads(done.stdout)["outputs"]["y"]["data"])
     assert "model double" in protected.place.invoke("models", protected.clients, *keys).stdout
     half = protected.place.invoke("models", protected.clients, *keys[:2])
-    assert (3, True) == (half.exit_code, "key and server_key go together" in half.stderr)
+    assert (3, True) == (half.exit_code, "server_key is missing" in half.stderr)
 
     for timeout_s in REFUSED_S:
         none = protected.place.invoke("models", protected.clients, "--timeout", str(timeout_s))

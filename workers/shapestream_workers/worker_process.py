@@ -24,7 +24,7 @@ from shapestream.serving.allocator import keep_freed_memory
 from shapestream.serving.slot_threads import SlotThreads
 from shapestream.settings import AdminSettings, LoadedSettings, WorkerGroupSettings
 from shapestream.transport.blocking_dealer import BlockingDealer
-from shapestream.transport.curve import CallerKeys, ProtectedDealer
+from shapestream.transport.curve import CallerKeys
 from shapestream.transport.dealer import DealerSocket
 from shapestream.transport.interface import Connection
 from shapestream.transport.socket_options import SocketOptions
@@ -134,9 +134,7 @@ def run_worker(
         nonlocal latest
         if latest is not None and latest.refusal is not None:
             log.warning("the server does not let this worker in", server=address, why=latest.refusal)
-        latest = connection = (
-            DealerSocket(options=options) if keys is None else ProtectedDealer(keys, options=options)
-        )
+        latest = connection = DealerSocket(keys=keys, options=options)
         connection.connect(address)
         return connection
 

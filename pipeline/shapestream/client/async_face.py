@@ -172,10 +172,10 @@ class EventLoop(Protocol):
         """Return the running event loop; raises RuntimeError where there is none."""
 
     def call(self, core: Core) -> AsyncCall:
-        """Return a call of the present task."""
+        """Make a call of the present task."""
 
     def wakeup(self) -> Wakeup:
-        """Return tasks that wait for news; none yet."""
+        """Make an empty set of tasks that wait for news."""
 
     async def checkpoint(self) -> None:
         """Raise where the task is cancelled, under an event loop that wants such points."""
@@ -358,9 +358,7 @@ class Stream(AsyncEntered, Generic[ItemT]):
             else:
                 return item
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         if self._state is not None:
             self._state.close()
             self._state.news.wake()

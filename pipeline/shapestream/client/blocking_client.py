@@ -13,7 +13,6 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, Self, Unpack, overload
 
 from shapestream.client.calls import Calls
@@ -71,11 +70,9 @@ def connect(
     """Connect to a server from code without an event loop. A thread keeps the connection.
 
     Arguments:
-        address: `tcp://HOST:PORT` or `ipc://PATH`; or a list of them, for servers of the same models. The client takes the
-            next one where a server is gone or leaves.
+        address: `tcp://HOST:PORT` or `ipc://PATH`; or a list of them, for servers of the same models, used in turn.
         connect_timeout: seconds that a server may take to answer at first.
-        silence: seconds without a word after which a server counts as gone. The client then connects anew, and sends
-            unfinished requests again.
+        silence: seconds without a word after which the client connects anew, and sends unfinished requests again.
         unavailable_after: seconds without any server after which requests fail with `Unavailable`.
         key: path of your secret key, for a server that asks for keys.
         server_key: that server's public key, or the path of its file.
@@ -211,9 +208,7 @@ class Client(Calls):
     def __enter__(self) -> Client:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     if not TYPE_CHECKING:
@@ -318,9 +313,7 @@ class Stream(Generic[ItemT]):
             else:
                 return item
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._state is not None:
             self._state.close()
 

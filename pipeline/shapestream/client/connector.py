@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
 from typing import TypeAlias
@@ -18,18 +17,33 @@ Addresses: TypeAlias = Address | Sequence[Address]
 """One, or those of several servers that serve the same models, in the order in which they are tried."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Connector:
-    """The way to a server: a name for messages, and a function that makes the next connection."""
+    """The way to servers of the same models: each connection is to the next address, and after the last to the first."""
 
-    name: str
-    open: Callable[[], Connection]
-    refusal: Callable[[], str | None] = lambda: None
-    """The reason why the last connection was not let in; None if it was, or no server is there."""
-    broke: Callable[[], bool] = lambda: False
-    """Tells whether the last connection has ended since it was made. A transport may heal it by itself."""
-    others: int = 0
-    """Servers besides the one of the last connection; the next connection is to one of these."""
+    def __init__(self, dials: Sequence[tuple[str, Callable[[], Connection]]]) -> None:
+        """Make the connector of these addresses, each with the function that makes a connection."""
+        self.name = " or ".join([address for address, _ in dials])
+        """The addresses, for messages."""
+        self.others = len(dials) - 1
+        """Servers besides the one of the last connection; the next connection is to one of these."""
+        self._turns = cycle(dials)
+        self._address = ""
+        self._latest: Connection | None = None
+
+    def open(self) -> Connection:
+        """Make the next connection."""
+        self._address, dial = next(self._turns)
+        self._latest = None
+        self._latest = dial()
+        return self._latest
+
+    def refusal(self) -> str | None:
+        """Return the reason why the last connection was not let in; None if it was, or no server is there."""
+        return (None if self._latest is None else self._latest.refusal) or missing_socket(self._address)
+
+    def broke(self) -> bool:
+        """Tell whether the last connection has ended since it was made. A transport may heal it by itself."""
+        return self._latest is not None and self._latest.broke
 
 
 def connector_for(
@@ -41,64 +55,43 @@ def connector_for(
     keys, both. Raises `ConfigurationError` for files that cannot be used, and for one without the other, and ValueError
     where there is no address.
     """
-    if isinstance(address, str) or not isinstance(address, Sequence):
-        return _connector_for(address, key, server_key)
-    if not address:
+    addresses = [address] if isinstance(address, str) or not isinstance(address, Sequence) else address
+    if not addresses:
         raise ValueError("no address: write at least one, such as tcp://HOST:PORT")
-    connectors = [_connector_for(each, key, server_key) for each in address]
-    turns = _InTurns(connectors)
     return Connector(
-        name=" or ".join([connector.name for connector in connectors]),
-        open=turns.open,
-        refusal=turns.refusal,
-        broke=turns.broke,
-        others=len(connectors) - 1,
+        [
+            (each if isinstance(each, str) else "memory", _dial_for(each, key, server_key))
+            for each in addresses
+        ]
     )
 
 
-class _InTurns:
-    """Connectors of which each makes one connection; after the last comes the first."""
-
-    def __init__(self, connectors: Sequence[Connector]) -> None:
-        self._turns = cycle(connectors)
-        self._latest = connectors[0]
-
-    def open(self) -> Connection:
-        self._latest = next(self._turns)
-        return self._latest.open()
-
-    def refusal(self) -> str | None:
-        return self._latest.refusal()
-
-    def broke(self) -> bool:
-        return self._latest.broke()
-
-
-def _connector_for(address: Address, key: str | Path | None, server_key: str | Path | None) -> Connector:
+def _dial_for(
+    address: Address, key: str | Path | None, server_key: str | Path | None
+) -> Callable[[], Connection]:
     if (key is None) != (server_key is None):
+        missing = "key" if key is None else "server_key"
         raise ConfigurationError(
-            ["key and server_key go together (a protected server needs both, others neither)"]
+            [f"{missing} is missing (a server that asks for keys needs key and server_key, others neither)"]
         )
     if key is not None and not (isinstance(address, str) and is_protectable(address)):
         raise ConfigurationError([f"{address}: keys are for tcp (over ipc, leave key and server_key out)"])
     if not isinstance(address, str):
         if not callable(address):
             raise TypeError(f"an address is a str, such as tcp://HOST:PORT or ipc://PATH, not {address!r}")
-        return Connector(name="memory", open=address)
+        return address
     check_destination(address)
     # Only here: a client over memory endpoints loads no libzmq.
-    from shapestream.transport.curve import CallerKeys, ProtectedDealer
+    from shapestream.transport.curve import CallerKeys
     from shapestream.transport.curve_keys import public_key, read_key_pair
     from shapestream.transport.dealer import DealerSocket
 
     keys: CallerKeys | None = None
     if key is not None:
         keys = CallerKeys(key=read_key_pair(Path(key)), server_key=public_key(str(server_key)))
-    latest: DealerSocket | None = None
 
-    def open_socket() -> Connection:
-        nonlocal latest
-        socket = latest = DealerSocket() if keys is None else ProtectedDealer(keys)
+    def dial() -> Connection:
+        socket = DealerSocket(keys=keys)
         try:
             socket.connect(address)
         except Exception:
@@ -106,10 +99,4 @@ def _connector_for(address: Address, key: str | Path | None, server_key: str | P
             raise
         return socket
 
-    def refusal() -> str | None:
-        return (None if latest is None else latest.refusal) or missing_socket(address)
-
-    def broke() -> bool:
-        return latest is not None and latest.broke
-
-    return Connector(name=address, open=open_socket, refusal=refusal, broke=broke)
+    return dial

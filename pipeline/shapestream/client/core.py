@@ -25,7 +25,7 @@ import platform
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -136,12 +136,10 @@ class SubmissionQueue:
             self._awake = False
         return bool(self.items)  # again: it may have been posted in between, without a wake-up
 
-    def take(self) -> Iterator[Posted]:
-        """Yield all items, in order, also those posted meanwhile."""
+    def take(self) -> deque[Posted]:
+        """Return the queue itself, to be emptied in this turn, also of items that are posted meanwhile."""
         self._awake = False
-        items = self.items
-        while items:
-            yield items.popleft()
+        return self.items
 
     def close(self) -> None:
         """Refuse the items that are here, and those that will come."""
@@ -169,7 +167,7 @@ class SubmissionQueue:
 
 
 def closing(owner: Owner) -> EndTicket:
-    """Return the end of a stream whose client is closed."""
+    """Return the ticket that ends a stream whose client is closed."""
     return EndTicket(owner, place=-1, outcome=Cancelled(_CLOSED))
 
 
@@ -270,7 +268,7 @@ class Core:
             self._connection = connection
             with trio.CancelScope() as self._connection_scope:
                 async with trio.open_nursery() as nursery:
-                    connection.on_messages = partial(self._receive, connection)
+                    connection.on_messages = partial(self._watched, connection)
                     await nursery.start(connection.run)
                     nursery.start_soon(self._send_blocked, connection)
                     self._connected(connection)
@@ -278,6 +276,11 @@ class Core:
                         self._received(await connection.receive())
             self._disconnected(connection)
             connection = await self._open_again()
+
+    @trio.lowlevel.enable_ki_protection
+    def _watched(self, connection: Connection) -> None:
+        """Take the messages that wait, in the task that watches the connection."""
+        self._received(connection.receive_nowait())
 
     @trio.lowlevel.enable_ki_protection
     async def _open_again(self) -> Connection:
@@ -333,7 +336,7 @@ class Core:
             while not self._must_end():
                 until = min(self._asleep_until, open_at)
                 if connection.wait(wake, until - self.clock(), for_room=bool(self._unsent)):
-                    self._receive(connection)
+                    self._received(connection.receive_nowait())
                 if self._unsent:
                     self._send_unsent()
                 now = self.clock()
@@ -379,11 +382,6 @@ class Core:
         self._unsent.clear()
 
     @trio.lowlevel.enable_ki_protection
-    def _receive(self, connection: Connection) -> None:
-        """Take the messages that wait, in the task that watches the connection."""
-        if messages := connection.receive_nowait():
-            self._received(messages)
-
     def _received(self, messages: list[Message]) -> None:
         """Take messages. Where they only end tickets, and nothing else is due, these are handed back without a turn."""
         now = self.clock()
@@ -420,14 +418,18 @@ class Core:
         if turn.reconnect:
             self._lost = True
             self._connection_scope.cancel()
-        self._set_timer(now)
+        wakeup_at = self._session.next_wakeup()
+        if wakeup_at < self._asleep_until:
+            self._asleep_until = wakeup_at
+            self._timer.deadline = max(wakeup_at, now)
 
     def _take_submissions(self) -> list[AnyTicket]:
-        """Submit the posted tickets; returns those that need no server, since they were refused before."""
+        """Submit the posted tickets, and return those that were refused before: they need no server."""
         answered: list[AnyTicket] = []
         requests = 0
-        for item in self.submissions.take():
-            match item:
+        posted = self.submissions.take()
+        while posted:
+            match item := posted.popleft():
                 case RequestTicket() if item.outcome is None:
                     requests += 1
                     if not item.owner.closed:
@@ -478,13 +480,6 @@ class Core:
                 self.submissions.wake()
             return False
         return True
-
-    def _set_timer(self, now: float) -> None:
-        """Let the timer fire at the session's next wake-up, where it would fire later."""
-        wakeup_at = self._session.next_wakeup()
-        if wakeup_at < self._asleep_until:
-            self._asleep_until = wakeup_at
-            self._timer.deadline = max(wakeup_at, now)
 
     # ------------------------------------------------------------ both drivers: the end
 

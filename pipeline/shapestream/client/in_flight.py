@@ -138,7 +138,7 @@ class InFlight:
                 self.finish(ticket, error())
 
     def take_finished(self) -> list[AnyTicket]:
-        """Return the tickets that have ended since the last call, in that order."""
+        """Return the tickets that have ended since the last call, in the order of their ends."""
         finished, self._finished = self._finished, []
         return finished
 
@@ -151,7 +151,7 @@ class InFlight:
         return ticket.id in self.waiting
 
     def expired(self, now: float) -> Iterator[Question]:
-        """Yield tickets whose deadline has come and that a caller waits for."""
+        """Yield the tickets whose deadline has come and that a caller waits for."""
         while self._deadlines and self._deadlines[0][0] <= now:
             _, ticket_id = heapq.heappop(self._deadlines)
             ticket = self.tickets.get(ticket_id)
@@ -201,7 +201,7 @@ class InFlight:
             number = ticket.model.number
             assert number is not None  # or it might not be sent
             if ticket.nbytes > self.largest_bytes:
-                reason = f"{ticket.nbytes} bytes of tensors; the server takes at most {self.largest_bytes} from one client"
+                reason = f"{ticket.nbytes} bytes of tensors; the server takes {self.largest_bytes} at most: send fewer rows"
                 self.end(ticket, TooLarge(reason))
                 continue
             if self.outstanding_requests >= self.window_requests:
@@ -235,7 +235,7 @@ class InFlight:
         return sendable
 
     def _may_be_sent(self) -> Iterator[RequestTicket]:
-        """Yield the requests that may be sent, in order; each is to be taken out before the next is asked for.
+        """Yield the requests that may be sent, in order. The caller removes each one before it asks for the next.
 
         A request whose model is being opened again lets those of other models pass: a server that has just started
         answers when the model is loaded, which may take minutes.
@@ -283,7 +283,7 @@ class InFlight:
 
 
 def remaining_ms_on_arrival(left_s: float, one_way_s: float) -> int:
-    """Return the part of `left_s` that is left on arrival, rounded down to ms; 0: the request cannot be in time.
+    """Return the part of `left_s` that is left on arrival, rounded down to ms; 0 where the request cannot be in time.
 
     The result is never less than half of `left_s`: a wrong estimate must not end requests that would be in time, since
     their replies would then never correct it.

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from shapestream.client.tickets import ModelHandle
 from shapestream.errors import InternalError, InvalidRequest
-from shapestream.wire.tensor_frames import from_array
+from shapestream.wire.tensor_frames import COPY_BELOW_BYTES, from_array
 from shapestream_engine.element_types import dtype_of
 from shapestream_engine.errors import ElementTypeError, EngineError, ShapeError
 from shapestream_engine.input_arrays import plain_array, same_numbers
@@ -23,16 +23,13 @@ from shapestream_engine.layout import Buffer, Layout, RequestShape, Tensors
 from shapestream_engine.memo import Memo
 from shapestream_engine.signature import ModelSignature
 
-# Below this size the bytes are copied at once, and the caller's array is free; above, they are borrowed.
-_COPY_BELOW_BYTES = 64 * 1024
-
 
 class Model(ModelHandle):
     """An opened model that encodes requests. Its signature is read when it is first needed."""
 
     @cached_property
     def signature(self) -> ModelSignature:
-        """The inputs and outputs; raises `InternalError` where they cannot be read."""
+        """The model's inputs and outputs; raises `InternalError` where they cannot be read."""
         try:
             return ModelSignature.from_dict(self.described)
         except EngineError as error:
@@ -55,12 +52,12 @@ class Model(ModelHandle):
         ]
 
     def encode(self, inputs: Mapping[str, Any]) -> tuple[Tensors, int]:
-        """Return the tensors, in the order of the model's ports, and their bytes; raises `InvalidRequest`.
+        """Return the tensors, in the order of the model's ports, and their number of bytes; raises `InvalidRequest`.
 
         Arrays of 64 KiB and more are not copied: they must not change until the result is there.
         """
         if type(inputs) is not dict and not isinstance(inputs, Mapping):
-            raise InvalidRequest(f"inputs are a mapping of names to arrays, not {type(inputs).__name__}")
+            raise InvalidRequest(f"inputs must be a mapping of names to arrays, not {type(inputs).__name__}")
         rows: list[tuple[int, str, tuple[int, ...]]] = []
         buffers: list[Buffer] = []
         for number, name, element_type, dtype in self._ports:
@@ -70,7 +67,7 @@ class Model(ModelHandle):
             if type(value) is not np.ndarray or value.dtype != dtype:
                 value = _converted(name, value, element_type, dtype)
             rows.append((number, element_type, value.shape))
-            buffers.append(value.tobytes() if value.nbytes < _COPY_BELOW_BYTES else from_array(value)[2])
+            buffers.append(value.tobytes() if value.nbytes < COPY_BELOW_BYTES else from_array(value)[2])
         if len(rows) != len(inputs):
             self._refuse_names(inputs)
         layout: Layout = tuple(rows)
@@ -89,11 +86,11 @@ class Model(ModelHandle):
                 f"model {self.name!r} has no input {', '.join(map(repr, extra))}; it takes {known}"
             )
         empty = [name for name in names if name in inputs and inputs[name] is None]
-        raise InvalidRequest(f"model {self.name!r}: input {empty[0]!r} is None, which is no tensor")
+        raise InvalidRequest(f"model {self.name!r}: input {empty[0]!r} is None; give it an array")
 
 
 def _converted(name: str, value: Any, element_type: str, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """Return `value` as an array of `dtype`, where that loses nothing.
+    """Return `value` as an array of `dtype`, where that loses nothing; raises `InvalidRequest` otherwise.
 
     Plain numbers and lists take the port's type: integers where they fit exactly, floats rounded as usual, which makes no
     number infinite or zero.
@@ -105,7 +102,7 @@ def _converted(name: str, value: Any, element_type: str, dtype: np.dtype[Any]) -
     except ElementTypeError as error:
         raise InvalidRequest(f"input {name!r}: {error}") from None
     except Exception as error:  # ragged lists; foreign code, where an object's __array__ may raise anything
-        raise InvalidRequest(f"input {name!r}: this is no array: {error}") from error
+        raise InvalidRequest(f"input {name!r} is no array: {error}") from error
     if array.dtype == dtype:
         return array
     kinds = array.dtype.kind, "f" if element_type == "bf16" else dtype.kind
@@ -125,7 +122,8 @@ def _converted(name: str, value: Any, element_type: str, dtype: np.dtype[Any]) -
         if fits:
             return converted
         raise InvalidRequest(
-            f"input {name!r} takes {element_type}, which cannot hold all of the given values"
+            f"input {name!r} takes {element_type}, which cannot hold all of the given values: they are from "
+            f"{array.min()} to {array.max()}"
         )
     raise InvalidRequest(
         f"input {name!r} takes {element_type}, not {array.dtype}; convert it where you mean to, "

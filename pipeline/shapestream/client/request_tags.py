@@ -12,15 +12,11 @@ from shapestream.wire.tags import REQUEST_ID, TRACEPARENT, TRACESTATE, can_be_se
 
 
 def tags_of(request_id: str | None, trace: Mapping[str, str] | None) -> dict[str, str] | None:
-    """Return the tags of one request; without a `trace`, those of the current span. None where there are none.
+    """Return the tags of one request, None for none. Without a `trace` they tell the current span.
 
     Raises TypeError and ValueError for an id that cannot be sent. A `trace` that cannot be understood is ignored.
     """
-    tags = None
-    if trace is not None:
-        tags = _given(trace)
-    elif opentelemetry_is_loaded():
-        tags = current_trace()
+    tags = current_trace() if trace is None else _given(trace)
     if request_id is None:
         return tags
     if not isinstance(request_id, str):
@@ -30,13 +26,10 @@ def tags_of(request_id: str | None, trace: Mapping[str, str] | None) -> dict[str
     return {REQUEST_ID: request_id, **(tags or {})}
 
 
-def opentelemetry_is_loaded() -> bool:
-    """Tell whether there may be a current span."""
-    return "opentelemetry.trace" in sys.modules
-
-
 def current_trace() -> dict[str, str] | None:
     """Return the tags that tell the current OpenTelemetry span; None where there is none."""
+    if "opentelemetry.trace" not in sys.modules:
+        return None
     from opentelemetry.trace import get_current_span
 
     span = get_current_span().get_span_context()

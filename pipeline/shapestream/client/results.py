@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal, NoReturn
 
-import numpy as np
 import numpy.typing as npt
 
 from shapestream.errors import RequestError
 from shapestream.wire.messages import ResultEntry as Answer
 from shapestream.wire.messages import Timings
-from shapestream_engine.element_types import dtype_of
+from shapestream.wire.tensor_frames import to_array
 
 
 class Result(Mapping[str, npt.NDArray[Any]]):
@@ -73,11 +72,7 @@ class Result(Mapping[str, npt.NDArray[Any]]):
             tensors, outputs = self._answer.tensors, self._outputs
             arrays: dict[str, npt.NDArray[Any]] = {}
             for (number, element_type, shape), buffer in zip(tensors.layout, tensors.buffers, strict=True):
-                # The codec has checked the element type, and the bytes against the shape.
-                array: npt.NDArray[Any] = np.ndarray(shape, dtype_of(element_type), buffer=buffer)
-                if type(buffer) is not bytes:
-                    array.flags.writeable = False
-                arrays[outputs.get(number) or f"output{number}"] = array
+                arrays[outputs.get(number) or f"output{number}"] = to_array(element_type, shape, buffer)
             self._arrays = arrays
         return self._arrays
 

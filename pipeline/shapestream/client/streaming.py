@@ -22,7 +22,7 @@ from typing import Any, Generic, Literal, Protocol, TypeAlias, TypedDict, TypeVa
 
 from shapestream.client.core import Attend, Core, WithdrawAll
 from shapestream.client.opened_models import Model
-from shapestream.client.request_tags import current_trace, opentelemetry_is_loaded
+from shapestream.client.request_tags import current_trace
 from shapestream.client.results import Failed, Result
 from shapestream.client.tickets import AnyTicket, EndTicket, RequestTicket, checked_deadline, checked_priority
 from shapestream.errors import InvalidRequest, RequestError
@@ -121,7 +121,6 @@ class StreamState(Generic[ItemT]):
         self._options = options
         self._grant = grant
         self._clock = core.clock
-        self._traced = opentelemetry_is_loaded()
         self._ready: deque[RequestTicket] = deque()
         self._early: dict[int, RequestTicket] = {}
         """Finished items behind one that is not, by their places; always empty where the stream is not ordered."""
@@ -147,7 +146,7 @@ class StreamState(Generic[ItemT]):
     # ------------------------------------------------------------ the producer's thread
 
     def make(self, item: Any, place: int) -> RequestTicket:
-        """Return the ticket for one item, `inputs` or `(key, inputs)`; finished if the model does not take it."""
+        """Return the ticket for an item, `inputs` or `(key, inputs)`. It is finished where the model does not take them."""
         key, inputs = item if type(item) is tuple and len(item) == 2 else (place, item)
         left_s = self._options.deadline
         due = None if left_s is None else self._clock() + left_s
@@ -166,7 +165,7 @@ class StreamState(Generic[ItemT]):
             tensors=tensors,
             nbytes=nbytes,
             priority=self._options.priority,
-            tags=current_trace() if self._traced else None,
+            tags=current_trace(),
         )
 
     # ------------------------------------------------------------ the consumer's thread
@@ -231,7 +230,7 @@ class StreamState(Generic[ItemT]):
         self._end_error = ticket.outcome if isinstance(ticket.outcome, BaseException) else None
 
     def _no_item(self) -> Nothing:
-        """Return the reason why no item is ready; at the end this closes the stream, and raises the producer's error."""
+        """Return the reason why no item is ready. At the end, close the stream, and raise the producer's error."""
         if not self._cut_off and self._taken != self._total:
             self._return_permits()
             return Nothing.YET

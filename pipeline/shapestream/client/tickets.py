@@ -170,15 +170,14 @@ def stories_asked(request_id: str | None, slowest: int) -> dict[str, Any]:
 
 
 def stories_of(answer: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the stories of an answer; raises `InvalidRequest` where there are none of the request that was asked for."""
+    """Return the stories of an answer; raises `InvalidRequest` where the server has none of that request."""
     if (unknown := answer.get("unknown")) is not None:
         raise InvalidRequest(unknown)
     return list(answer["stories"])
 
 
 def checked_deadline(seconds: float | None) -> float | None:
-    """Return the seconds from the call; None for no deadline, which infinity says too. A deadline of 0 or less has passed
-    already.
+    """Return the seconds from the call; None for no deadline, and for infinity. A deadline of 0 or less has passed already.
 
     Raises TypeError for anything but a number that a float can hold, and ValueError for NaN.
     """
@@ -213,7 +212,7 @@ def checked_priority(priority: int) -> int:
 
 
 def checked_name(model: str) -> str:
-    """Return the model's name, which the protocol can carry; raises TypeError and ValueError."""
+    """Return the model's name; raises TypeError and ValueError for one that the protocol cannot carry."""
     if not isinstance(model, str):
         raise TypeError(f"a model's name is a string, not {model!r}")
     if len(model) > MAX_NAME_CHARACTERS:

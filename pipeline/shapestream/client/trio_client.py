@@ -28,11 +28,9 @@ async def connect(
     """Connect to a server from trio code.
 
     Arguments:
-        address: `tcp://HOST:PORT` or `ipc://PATH`; or a list of them, for servers of the same models. The client takes the
-            next one where a server is gone or leaves.
+        address: `tcp://HOST:PORT` or `ipc://PATH`; or a list of them, for servers of the same models, used in turn.
         connect_timeout: seconds that a server may take to answer at first.
-        silence: seconds without a word after which a server counts as gone. The client then connects anew, and sends
-            unfinished requests again.
+        silence: seconds without a word after which the client connects anew, and sends unfinished requests again.
         unavailable_after: seconds without any server after which requests fail with `Unavailable`.
         key: path of your secret key, for a server that asks for keys.
         server_key: that server's public key, or the path of its file.

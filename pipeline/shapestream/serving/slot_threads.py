@@ -23,8 +23,8 @@ where a hanging slot must be replaced, its process is.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from contextvars import copy_context
 from dataclasses import dataclass
 from threading import Thread
@@ -37,13 +37,10 @@ import trio
 from shapestream.errors import ProtocolError, RequestError, TransportError
 from shapestream.serving.handover import Handover
 from shapestream.telemetry.logging import PRESENT
-from shapestream.transport.blocking_dealer import BlockingDealer
-from shapestream.transport.interface import Message, PeerSocket
-from shapestream.transport.socket_options import SocketOptions
+from shapestream.transport.interface import BlockingConnection, Message, PeerSocket
+from shapestream.transport.threads import ThreadServer
 from shapestream.transport.wake import Wake
-from shapestream.transport.zeromq import RouterSocket
 from shapestream.wire.codec import Codec, codec_of
-from shapestream.wire.limits import WORKER_LIMITS
 from shapestream.wire.messages import BatchDone, BatchFailedEntry, Entry, Execute, Heartbeat, Role, SlotHello
 from shapestream_engine.batch import BatchReport, ErrorCode
 from shapestream_engine.compiled_model import CompiledModel
@@ -117,7 +114,7 @@ class SlotThreads:
         models: Mapping[str, CompiledModel],
         slots: int = 1,
         costs: Mapping[str, CostTable] | None = None,
-        dial: Callable[[Wake], BlockingDealer] | None = None,
+        dial: Callable[[Wake], BlockingConnection] | None = None,
     ) -> None:
         """`dial` makes a slot's connection, on its thread; those of a server's own slots are made by `listen`."""
         self.slots = slots
@@ -143,15 +140,10 @@ class SlotThreads:
         return any(thread.runner.begun is not None for thread in self._threads)
 
     def listen(self) -> tuple[PeerSocket, Codec]:
-        """Return a private port that these slots dial, and its codec.
-
-        The port's name cannot be guessed: no key is asked for within a process.
-        """
-        address = f"inproc://shapestream-slots-{os.urandom(16).hex()}"
-        self._dial = lambda wake: BlockingDealer(address, wake)
+        """Return a private port that these slots dial, and its codec."""
+        socket = ThreadServer()
+        self._dial = socket.dial
         self._codec = Handover().codec
-        socket = RouterSocket(options=SocketOptions(max_frames=WORKER_LIMITS.max_frames + 2))
-        socket.bind(address)
         return socket, self._codec
 
     def start(self, tell: Callable[[News], None]) -> None:
@@ -222,7 +214,7 @@ class _SlotThread(Thread):
         number: int,
         runner: Runner,
         models: Mapping[str, ModelSignature],
-        dial: Callable[[Wake], BlockingDealer],
+        dial: Callable[[Wake], BlockingConnection],
         tell: Callable[[News], None],
         codec: Codec,
     ) -> None:
@@ -302,7 +294,7 @@ class _SlotThread(Thread):
             connection = self._dial(self.wake)
         except TransportError as error:
             return str(error)
-        with connection as socket:
+        with closing(connection) as socket:
             if not self._send(socket, session, SlotHello(token=session.token, slot=self.number)):
                 return "the server takes nothing"
             silent = False
@@ -321,7 +313,7 @@ class _SlotThread(Thread):
         return None
 
     def _carry_out(
-        self, socket: BlockingDealer, session: SlotSession, frames: Message, received_at: float
+        self, socket: BlockingConnection, session: SlotSession, frames: Message, received_at: float
     ) -> str | None:
         """Carry out a message, of which nothing is held afterwards; returns why the connection is of no use, if so."""
         try:
@@ -337,7 +329,7 @@ class _SlotThread(Thread):
         return None
 
     def _execute(
-        self, socket: BlockingDealer, session: SlotSession, execute: Execute, received_at: float
+        self, socket: BlockingConnection, session: SlotSession, execute: Execute, received_at: float
     ) -> bool:
         """Run a batch, and report it; False where the report could not be sent."""
         if execute.session != session.number:
@@ -366,7 +358,7 @@ class _SlotThread(Thread):
         self._batch = None
         return sent
 
-    def _send(self, socket: BlockingDealer, session: SlotSession, entry: Entry) -> bool:
+    def _send(self, socket: BlockingConnection, session: SlotSession, entry: Entry) -> bool:
         """Send an entry; False where there was no room for it, for as long as a silent server is waited for."""
         frames = frames_of(entry, self._codec)
         while self._session is session and not socket.send(frames, session.silence_s):

@@ -61,7 +61,7 @@ class ScriptedModel:
 def identity_signature(
     name: str = "identity", shape: str = "batch:1..64, 16", element_type: str = "f32"
 ) -> ModelSignature:
-    """Return a model with one input `x` and one output `y` of the same shape."""
+    """Describe a model with one input `x` and one output `y` of the same shape."""
     named = NamedShape.parse(shape)
     batched = any(
         axis == "batch" and size.is_dynamic for axis, size in zip(named.names, named.dimensions, strict=True)

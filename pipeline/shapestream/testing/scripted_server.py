@@ -272,7 +272,7 @@ class ScriptedServer:
             )
 
     def _defect(self, request: RequestEntry, error: Exception) -> Failure:
-        """Return the answer where a script failed: its client is not to wait, and its author is to know."""
+        """Return the answer where a script failed, and keep the error: the client must not wait, its author must know."""
         self.errors.append(error)
         number = request.model
         name = self._models[number].signature.name if number < len(self._models) else str(number)

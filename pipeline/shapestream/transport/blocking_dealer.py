@@ -6,8 +6,7 @@ One thread makes it, uses it and closes it. `Wake` is what other threads have: i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import zmq
 
@@ -16,7 +15,14 @@ from shapestream.transport.curve import CallerKeys
 from shapestream.transport.interface import Message
 from shapestream.transport.socket_options import SocketOptions
 from shapestream.transport.wake import Wake
-from shapestream.transport.watched_socket import POLLIN, POLLOUT, ready_to_send, receive_frames, send_frames
+from shapestream.transport.watched_socket import (
+    POLLIN,
+    POLLOUT,
+    no_more_sockets,
+    ready_to_send,
+    receive_frames,
+    send_frames,
+)
 from shapestream_engine.layout import Buffer
 
 
@@ -30,14 +36,13 @@ class BlockingDealer:
         *,
         keys: CallerKeys | None = None,
         options: SocketOptions | None = None,
-        context: zmq.Context[Any] | None = None,
     ) -> None:
         """Start to connect. Raises `TransportError` for an impossible address, and where there are no more sockets."""
         self._wake = wake
         try:
-            self._socket: zmq.Socket[bytes] = (context or zmq.Context.instance()).socket(zmq.DEALER)
+            self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
         except zmq.ZMQError as error:
-            raise TransportError(f"this process cannot make another connection: {error.strerror}") from error
+            raise no_more_sockets(error) from error
         (options or SocketOptions()).apply(self._socket)
         if keys is not None:
             keys.apply(self._socket)
@@ -59,7 +64,7 @@ class BlockingDealer:
             return None
 
     def send(self, frames: Sequence[Buffer], timeout_s: float | None = None) -> bool:
-        """Send; False, with nothing sent, where there was no room for `timeout_s` seconds, or the thread is woken."""
+        """Send. Return False, with nothing sent, where there was no room for `timeout_s` seconds, or the thread is woken."""
         ready = ready_to_send(frames)
         while not send_frames(self._socket.send, ready):
             if not self._ready(self._writable, timeout_s):
@@ -69,14 +74,6 @@ class BlockingDealer:
     def close(self) -> None:
         """Close the connection; messages that libzmq has taken linger."""
         self._socket.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _ready(self, wanted: list[Any], timeout_s: float | None) -> bool:
         ready = zmq.zmq_poll(wanted, -1 if timeout_s is None else max(0, round(timeout_s * 1000)))

@@ -30,9 +30,8 @@ from zmq.utils import z85
 from shapestream.errors import PeerGone
 from shapestream.telemetry.logging import RateLimit
 from shapestream.transport.curve_keys import KeyPair
-from shapestream.transport.dealer import DealerSocket
 from shapestream.transport.socket_options import SocketOptions
-from shapestream.transport.watched_socket import HandshakeFailure
+from shapestream.transport.watched_socket import CLOSED, HandshakeFailure
 from shapestream.transport.zeromq import OutboxRoom, RouterSocket
 from shapestream_engine.layout import Buffer
 
@@ -72,7 +71,7 @@ class KeyRing:
     workers: Mapping[str, str] = field(default_factory=dict)
 
     def of(self, roles: Sequence[KeyRole]) -> dict[str, str]:
-        """Return keys with one of these roles."""
+        """Return the keys with one of these roles, each with its name."""
         by_role = {
             KeyRole.CLIENT: self.clients,
             KeyRole.ADMIN: self.admins,
@@ -150,7 +149,8 @@ class ProtectedRouter(RouterSocket):
     def bind(self, address: str) -> None:
         """Listen at `tcp://…` for listed keys, at `ipc://…` for all users of the folder."""
         protected = not address.startswith("ipc://")
-        self._check_open()
+        if self._closed:
+            raise trio.ClosedResourceError(CLOSED)
         # A listener keeps the options that the socket has when it is bound.
         self._socket.set(zmq.CURVE_SERVER, int(protected))
         self._socket.set(zmq.ZAP_DOMAIN, PROTECTED_DOMAIN if protected else LOCAL_DOMAIN)
@@ -169,7 +169,9 @@ class ProtectedRouter(RouterSocket):
     def send_nowait(self, peer: bytes, frames: Sequence[Buffer]) -> None:
         """Send; `PeerGone` also for a routing id that another key has taken, or whose key was withdrawn."""
         if self._closed_to and peer in self._closed_to:
-            raise PeerGone(f"peer {peer.hex()}: its key is not, or no longer, the one that may hear this")
+            raise PeerGone(
+                f"peer {peer.hex()} is cut off: its key was withdrawn, or another key took its routing id"
+            )
         super().send_nowait(peer, frames)
 
     def key_of(self, peer: bytes) -> str | None:
@@ -183,7 +185,7 @@ class ProtectedRouter(RouterSocket):
         return key == LOCAL or key in self._admins
 
     def failed_handshakes(self) -> int:
-        """Return 0: `refused` counts them, by reason. Those that ZAP refused were counted when it was asked."""
+        """Return 0: `refused` counts them by reason. Those that ZAP refused were counted when it was asked."""
         for failure in self._monitor.failures():
             if failure is not HandshakeFailure.REFUSED:
                 self._note("handshake failed", failure.name.lower())
@@ -251,15 +253,6 @@ class ProtectedRouter(RouterSocket):
                         self._note("key not listed", verdict.refused)
                     with contextlib.suppress(PeerGone):  # the peer has hung up
                         self._handler.send_nowait(asking, verdict.reply)
-
-
-class ProtectedDealer(DealerSocket):
-    """A `Connection` over DEALER that proves its key, and talks only to the owner of `server_key`."""
-
-    def __init__(self, keys: CallerKeys, *, options: SocketOptions | None = None) -> None:
-        super().__init__(options=options)
-        self._has_key = True
-        keys.apply(self._socket)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,7 +37,7 @@ class KeyPair:
 
 
 def new_key_pair() -> KeyPair:
-    """Return a fresh pair, from the operating system's randomness."""
+    """Make a key pair from the operating system's randomness."""
     public, secret = zmq.curve_keypair()
     return KeyPair(public=public.decode(), secret=secret.decode())
 
@@ -111,7 +111,7 @@ def read_key_folder(folder: Path) -> dict[str, str]:
             [f"{folder}: {error.strerror} (a folder of {PUBLIC_SUFFIX} files)"]
         ) from error
     if len(paths) > MAX_KEYS:
-        raise ConfigurationError([f"{folder}: {len(paths)} keys; at most {MAX_KEYS}"])
+        raise ConfigurationError([f"{folder}: {len(paths)} keys; a folder may hold {MAX_KEYS}"])
     return {public_key_of(path): path.stem for path in paths}
 
 
@@ -125,7 +125,7 @@ def _read(path: Path) -> tuple[str, os.stat_result]:
     try:
         status = os.fstat(descriptor)  # of the file that is read, whatever the path means a moment later
         if not stat.S_ISREG(status.st_mode):
-            raise ConfigurationError([f"{path}: is not a file"])
+            raise ConfigurationError([f"{path}: is not a file (name the file of the key)"])
         data = os.read(descriptor, MAX_FILE_BYTES + 1)
     finally:
         os.close(descriptor)

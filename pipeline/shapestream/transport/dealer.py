@@ -9,15 +9,18 @@ import trio
 import zmq
 
 from shapestream.errors import TransportError
+from shapestream.transport.curve import CallerKeys
 from shapestream.transport.interface import RECEIVE_BURST, Message, send_when_there_is_room
 from shapestream.transport.socket_options import SocketOptions
 from shapestream.transport.wake import Wake
 from shapestream.transport.watched_socket import (
+    CLOSED,
     POLLIN,
     POLLOUT,
     HandshakeFailure,
     HandshakeMonitor,
     WatchedSocket,
+    no_more_sockets,
     ready_to_send,
     receive_frames,
     send_frames,
@@ -32,9 +35,13 @@ class DealerSocket(WatchedSocket):
     """
 
     def __init__(
-        self, *, options: SocketOptions | None = None, context: zmq.Context[Any] | None = None
+        self,
+        *,
+        keys: CallerKeys | None = None,
+        options: SocketOptions | None = None,
+        context: zmq.Context[Any] | None = None,
     ) -> None:
-        """Raise `TransportError` where the system has no more sockets."""
+        """Make the socket, which proves `keys`; raises `TransportError` where the system has no more sockets."""
         context = context or zmq.Context.instance()
         self._senders = trio.lowlevel.ParkingLot()
         try:
@@ -45,13 +52,16 @@ class DealerSocket(WatchedSocket):
                 super().close()
                 raise
         except zmq.ZMQError as error:
-            raise TransportError(f"this process cannot make another connection: {error.strerror}") from error
+            raise no_more_sockets(error) from error
         self._refusal: str | None = None
-        self._has_key = False
+        self._has_key = keys is not None
+        if keys is not None:
+            keys.apply(self._socket)
 
     def connect(self, address: str) -> None:
         """Start to connect; raises `TransportError` for an impossible address."""
-        self._check_open()
+        if self._closed:
+            raise trio.ClosedResourceError(CLOSED)
         try:
             self._socket.connect(address)
         except zmq.ZMQError as error:
@@ -79,7 +89,8 @@ class DealerSocket(WatchedSocket):
     @trio.lowlevel.enable_ki_protection
     def receive_nowait(self) -> list[Message]:
         """Return the waiting messages, perhaps none."""
-        self._check_open()
+        if self._closed:
+            raise trio.ClosedResourceError(CLOSED)
         receive, events, taken = self._socket.recv, POLLIN, list[Message]()
         try:
             while events & POLLIN and len(taken) < RECEIVE_BURST:
@@ -98,7 +109,8 @@ class DealerSocket(WatchedSocket):
     @trio.lowlevel.enable_ki_protection
     def send_nowait(self, frames: Sequence[Buffer]) -> None:
         """Send; raises `trio.WouldBlock`, with nothing taken, while the peer's queue is full."""
-        self._check_open()
+        if self._closed:
+            raise trio.ClosedResourceError(CLOSED)
         ready = ready_to_send(frames)
         self._swallowed = not self._waiting
         while not send_frames(self._socket.send, ready):
@@ -109,7 +121,7 @@ class DealerSocket(WatchedSocket):
             self._look()
 
     def wait(self, wake: Wake, timeout_s: float, *, for_room: bool) -> bool:
-        """Block this thread until there may be messages, or room: then True. False for the wake, and after the time."""
+        """Block this thread until there may be messages, or room: then return True. False for the wake, or in the end."""
         if self._closed:
             wake.wait(timeout_s)
             return False

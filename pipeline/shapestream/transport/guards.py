@@ -61,7 +61,7 @@ def raise_descriptor_limit() -> None:
 
 
 def free_descriptors() -> tuple[int, int] | None:
-    """Return the number of descriptors left, and the limit; None without a limit, or where the number is unknown."""
+    """Return the number of free descriptors, and the limit; None without a limit, or where the number is unknown."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit == resource.RLIM_INFINITY:
         return None
@@ -95,7 +95,7 @@ def _reserve(limit: int) -> int:
 
 
 def backlog() -> int:
-    """Return the connections that may wait to be accepted: those in the queue come in after its path is hidden.
+    """Return the number of connections that may wait to be accepted; they come in after the path is hidden.
 
     It makes an end rarer, and prevents none: 150 callers at once ended a server with 128 descriptors in 3 of 12 tries with
     libzmq's own 100, in none of 8 with 16; but one with 100 descriptors in 4 of 6 with 12.
@@ -105,8 +105,7 @@ def backlog() -> int:
 
 
 def until_reserve_s(free: int, limit: int) -> float:
-    """Return the seconds in which a flood of connections cannot come to the reserve; at most `MAX_LOOK_S`, 0 beyond the
-    reserve."""
+    """Return the seconds in which no flood of connections can reach the reserve: 0 to `MAX_LOOK_S`."""
     return min(MAX_LOOK_S, max(0, free - _reserve(limit)) / ARRIVALS_PER_S)
 
 
@@ -136,8 +135,7 @@ class Doorkeeper:
             log.info("new connections over ipc again", free_descriptors=free)
 
     def pause_s(self, free: int, limit: int, took_s: float) -> float:
-        """Return the seconds until the next look, after one that took `took_s`; a costly look is no reason to miss a
-        flood."""
+        """Return the seconds until the next look, after one that took `took_s`. A costly look must not hide a flood."""
         return max(LOOK_S, LOOK_REST * took_s if self.closed else until_reserve_s(free, limit))
 
     async def run(self) -> None:

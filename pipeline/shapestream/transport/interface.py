@@ -75,7 +75,7 @@ class PeerSocket(Protocol):
         """Return the number of failed handshakes since the last call: garbage, wrong keys, other protocols."""
 
     def key_of(self, peer: bytes) -> str | None:
-        """Return the public key that this peer has proved to own, its identity; None where the address asks for no key."""
+        """Return the public key that this peer has proved to own; None where the address asks for no key."""
 
     def is_admin(self, peer: bytes) -> bool:
         """Tell whether a peer may see the counters, which concern other peers too."""
@@ -86,6 +86,14 @@ class PeerSocket(Protocol):
 
 class Connection(Protocol):
     """The side that connects: one peer, which may go away and come back without notice."""
+
+    @property
+    def refusal(self) -> str | None:
+        """The reason why the peer did not let this connection in, for the user; None where it did, or is not there."""
+
+    @property
+    def broke(self) -> bool:
+        """Whether the connection has ended since it was made; the transport tries to make it again."""
 
     on_messages: Callable[[], bool | None] | None
     """As that of a `PeerSocket`."""
@@ -116,6 +124,19 @@ class Connection(Protocol):
 
     def close(self) -> None:
         """Close the connection; waiting tasks get `trio.ClosedResourceError`. A second call does nothing."""
+
+
+class BlockingConnection(Protocol):
+    """A connection of one thread, which makes, uses and closes it. A `Wake` ends its waits from other threads."""
+
+    def receive(self, timeout_s: float | None = None) -> Message | None:
+        """Return the next message; None after `timeout_s` seconds without one, and when the thread is woken."""
+
+    def send(self, frames: Sequence[Buffer], timeout_s: float | None = None) -> bool:
+        """Send. Return False, with nothing sent, where there was no room for `timeout_s` seconds, or the thread is woken."""
+
+    def close(self) -> None:
+        """Close the connection; sent messages are still delivered."""
 
 
 async def send_when_there_is_room(

@@ -89,7 +89,9 @@ class IpcPath:
         except FileNotFoundError:
             return
         if not stat.S_ISSOCK(mode):
-            raise TransportError(f"{address}: a file that is not a socket is in the way")
+            raise TransportError(
+                f"{address}: {self.path} is a file, and no socket; remove it, or listen elsewhere"
+            )
         # A process that takes no lock may listen there.
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
             probe.setblocking(False)

@@ -11,7 +11,6 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import count
-from types import TracebackType
 from typing import Generic, Self, TypeVar
 
 import trio
@@ -46,7 +45,7 @@ def _as_received(frames: Sequence[Buffer]) -> Message:
     return received
 
 
-class _MemorySocket(ABC, Generic[T]):
+class MemorySocket(ABC, Generic[T]):
     """The common part of both sides: arrived messages, and tasks that wait for them. The sender keeps the bound."""
 
     def __init__(self) -> None:
@@ -86,9 +85,7 @@ class _MemorySocket(ABC, Generic[T]):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self.close()
 
     def _put(self, message: T) -> None:
@@ -125,7 +122,7 @@ class MemoryEndpoint:
         return server
 
     def connect(self) -> MemoryConnection:
-        """Return a new connection, whether or not a server listens."""
+        """Make a connection, whether or not a server listens."""
         connection = MemoryConnection(self)
         self.connections.add(connection)
         if self.server is not None:
@@ -136,7 +133,36 @@ class MemoryEndpoint:
         return b"\x00%04d" % next(self._peer_numbers)
 
 
-class MemoryServer(_MemorySocket[Addressed]):
+class LocalServer(MemorySocket[Addressed]):
+    """What is the same in all servers whose peers are in this process: nothing is refused, queued or proved."""
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """The address of this server, which no other process can reach."""
+        return (f"memory://{id(self):x}",)
+
+    @property
+    def drained(self) -> bool:
+        """True where the last receive took all messages that had arrived."""
+        return self._drained
+
+    def forget(self, peer: bytes) -> None:
+        """Do nothing: no message waits on this side."""
+
+    def failed_handshakes(self) -> int:
+        """Return 0: there is no handshake here."""
+        return 0
+
+    def key_of(self, peer: bytes) -> str | None:
+        """Return None: a peer of this process has no key."""
+        return None
+
+    def is_admin(self, peer: bytes) -> bool:
+        """Return True: a peer of this process may do everything."""
+        return True
+
+
+class MemoryServer(LocalServer):
     """A `PeerSocket` in memory; `connect()` gives the other ends."""
 
     def __init__(self, endpoint: MemoryEndpoint) -> None:
@@ -144,18 +170,8 @@ class MemoryServer(_MemorySocket[Addressed]):
         self.endpoint = endpoint
         self._peers: dict[bytes, MemoryConnection] = {}
 
-    @property
-    def addresses(self) -> tuple[str, ...]:
-        """The address of this server, which no other process can reach."""
-        return (f"memory://{id(self.endpoint):x}",)
-
-    @property
-    def drained(self) -> bool:
-        """True where the last receive took all messages that had arrived."""
-        return self._drained
-
     def connect(self) -> MemoryConnection:
-        """Return a new connection to this server's endpoint."""
+        """Make a connection to this server's endpoint."""
         return self.endpoint.connect()
 
     def receive_nowait(self) -> list[Addressed]:
@@ -176,27 +192,12 @@ class MemoryServer(_MemorySocket[Addressed]):
             raise OutboxFull(f"peer {peer!r} has {self.endpoint.capacity_messages} messages unread")
         connection._put(_as_received(frames))
 
-    def forget(self, peer: bytes) -> None:
-        """Do nothing: no message waits on this side."""
-
     def cut_off(self, peer: bytes) -> None:
         """Ignore this peer from now on."""
         if (connection := self._peers.pop(peer, None)) is not None:
             connection._ignored = True
             unread = [message for message in self._messages if message[0] != peer]
             self._messages = deque(unread)
-
-    def failed_handshakes(self) -> int:
-        """Return 0: there is no handshake here."""
-        return 0
-
-    def key_of(self, peer: bytes) -> str | None:
-        """Return None: all peers are in this process."""
-        return None
-
-    def is_admin(self, peer: bytes) -> bool:
-        """Return True: all peers are in this process."""
-        return True
 
     def close(self) -> None:
         """Stop listening; the connections are not told."""
@@ -208,8 +209,11 @@ class MemoryServer(_MemorySocket[Addressed]):
             self._end()
 
 
-class MemoryConnection(_MemorySocket[Message]):
+class MemoryConnection(MemorySocket[Message]):
     """A `Connection` in memory."""
+
+    refusal = None
+    broke = False
 
     def __init__(self, endpoint: MemoryEndpoint) -> None:
         super().__init__()

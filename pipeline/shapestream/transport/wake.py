@@ -17,6 +17,10 @@ class Wake:
         self._reader, self._writer = os.pipe()
         os.set_blocking(self._reader, False)
         os.set_blocking(self._writer, False)
+        self._poll = select.poll()
+        self._poll.register(self._reader, select.POLLIN)
+        self._descriptor: int | None = None
+        """The descriptor that the last wait was for, besides the signal."""
 
     def fileno(self) -> int:
         """Return the descriptor that is readable once the signal is set."""
@@ -37,13 +41,15 @@ class Wake:
             pass  # it is not set
 
     def wait(self, timeout_s: float = math.inf, descriptor: int | None = None) -> bool:
-        """Wait for the signal, and take it; or for so long, or until this descriptor is readable: then True."""
-        poll = select.poll()
-        poll.register(self._reader, select.POLLIN)
-        if descriptor is not None:
-            poll.register(descriptor, select.POLLIN)
+        """Wait for the signal, and take it; for so long; or until `descriptor` is readable, and then return True."""
+        if descriptor != self._descriptor:
+            if self._descriptor is not None:
+                self._poll.unregister(self._descriptor)
+            if descriptor is not None:
+                self._poll.register(descriptor, select.POLLIN)
+            self._descriptor = descriptor
         # Rounded up: a wait that ends too early would be begun again at once.
-        ready = {ready for ready, _ in poll.poll(max(0.0, min(timeout_s, MAX_WAIT_S)) * 1000 + 1)}
+        ready = dict(self._poll.poll(max(0.0, min(timeout_s, MAX_WAIT_S)) * 1000 + 1))
         if self._reader in ready:
             self.clear()
         return descriptor in ready

@@ -1,15 +1,18 @@
 """The common part of the ZeroMQ sockets: one watcher on ZMQ_FD, and whole messages in and out.
 
-libzmq announces that something happened on one file descriptor, ZMQ_FD, and announces it once. Each call
-that processes its internal commands - a send, a receive, a look at ZMQ_EVENTS - swallows the announcement for all
-tasks. So:
+libzmq announces that something happened on one file descriptor, ZMQ_FD, and announces it once. A call that processes
+libzmq's internal commands takes the announcement from all tasks. Such calls are a look at ZMQ_EVENTS, a receive that finds
+nothing at first, and a send, but a send once a millisecond at most. So:
 
 * Only `run()` waits for the descriptor. Others park, and are woken by it or by a task that finds a message.
 * `run()` looks at ZMQ_EVENTS, and goes to wait with no checkpoint in between.
-* After each send while `run` waits, ZMQ_EVENTS is looked at again: the send may have swallowed the announcement.
-* A task that a full queue refuses parks only after a look that found no room. `send` alone looks once a millisecond at most.
-* A receive goes on until EAGAIN, after which libzmq is known to announce the next message, or wakes the next
-  receiver if it stops at its burst.
+* A send while `run` waits is followed by a look. Other sends set `_swallowed`, and the look comes before the next wait.
+* A task that a full queue refuses parks only after a look that found no room.
+* A receive goes on until a look finds nothing, after which libzmq is known to announce the next message. Where it stops at
+  its burst, it wakes the next receiver.
+
+A look costs two system calls (`getpid`, `poll`). A lone request takes two looks: after it was received, and after its
+answer was sent. tests/e2e/test_high_water_mark.py fails without them.
 
 Nothing is taken from libzmq after the last point at which the receiver can be cancelled has been passed, so
 there is no buffer here in which a message could be left behind, and none that is lost.
@@ -23,13 +26,14 @@ import socket
 import struct
 from collections.abc import Callable, Sequence
 from enum import Enum
+from functools import partial
 from itertools import count
-from types import TracebackType
 from typing import Any, Self, TypeVar, cast
 
 import trio
 import zmq
 
+from shapestream.errors import TransportError
 from shapestream.transport.interface import COPY_BELOW_BYTES, Message
 from shapestream.transport.socket_options import MAX_FRAMES, SocketOptions
 from shapestream_engine.layout import Buffer
@@ -38,8 +42,8 @@ from shapestream_engine.layout import Buffer
 NOBLOCK = int(zmq.NOBLOCK)
 MORE_NOBLOCK = int(zmq.SNDMORE | zmq.NOBLOCK)
 POLLIN, POLLOUT = int(zmq.POLLIN), int(zmq.POLLOUT)
-_EVENTS = int(zmq.EVENTS)
 _DISCONNECTED = int(zmq.EVENT_DISCONNECTED)
+CLOSED = "this socket is closed"
 T = TypeVar("T")
 _names = count()
 
@@ -51,6 +55,8 @@ class WatchedSocket:
         self._socket: zmq.Socket[bytes] = (context or zmq.Context.instance()).socket(kind)
         options.apply(self._socket)
         self._fd = cast(int, self._socket.get(zmq.FD))
+        self._events = cast("Callable[[], int]", partial(self._socket.get, int(zmq.EVENTS)))
+        """Returns ZMQ_EVENTS, after libzmq has processed its commands."""
         self._closed = False
         self._drained = True
         self._receivers = trio.lowlevel.ParkingLot()
@@ -68,33 +74,18 @@ class WatchedSocket:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Watch the socket until it is closed or cancelled; `receive` works only while this runs."""
         task_status.started()
-        try:
-            while True:
-                self._check_open()
-                if self._must_go_on():
-                    await trio.lowlevel.checkpoint()
-                else:
-                    await self._readable()
-        except trio.ClosedResourceError:
-            return
-
-    def _must_go_on(self) -> bool:
-        """Let waiting messages be taken; True where more of them may be there, which libzmq does not announce again."""
-        if self.on_messages is None:
-            self._look()
-            return False
-        # What `on_messages` sent may have swallowed an announcement.
-        return bool(self.on_messages()) or (self._swallowed and bool(self._events() & POLLIN))
-
-    async def _readable(self) -> None:
-        """Wait for an announcement, or for the end of the socket."""
-        self._waiting, self._swallowed = True, False
-        try:
-            await trio.lowlevel.wait_readable(self._fd)
-        except trio.ClosedResourceError:
-            pass
-        finally:
-            self._waiting = False
+        with contextlib.suppress(trio.ClosedResourceError):
+            while not self._closed:
+                if self.on_messages is None:
+                    self._look()
+                elif self.on_messages() or (self._swallowed and self._events() & POLLIN):
+                    await trio.lowlevel.checkpoint()  # libzmq does not announce these messages again
+                    continue
+                self._waiting, self._swallowed = True, False
+                try:
+                    await trio.lowlevel.wait_readable(self._fd)
+                finally:
+                    self._waiting = False
 
     def close(self) -> None:
         """Close the socket; unsent messages linger for as long as its options say."""
@@ -108,14 +99,8 @@ class WatchedSocket:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self.close()
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise trio.ClosedResourceError("this socket is closed")
 
     def _look(self) -> int:
         """Process libzmq's commands, wake the tasks that can go on, and return ZMQ_EVENTS."""
@@ -123,10 +108,6 @@ class WatchedSocket:
         if events & POLLIN:
             self._receivers.unpark()
         return events
-
-    def _events(self) -> int:
-        """Return ZMQ_EVENTS, after libzmq has processed its commands."""
-        return self._socket.get(_EVENTS)  # type: ignore[return-value]  # an int
 
     async def _receive(self, receive_nowait: Callable[[], list[T]]) -> list[T]:
         # No checkpoint after the messages are taken: in it `on_messages` would take later ones, and serve them first.
@@ -187,8 +168,14 @@ class HandshakeMonitor:
             self._socket.close()
 
 
+def no_more_sockets(error: zmq.ZMQError) -> TransportError:
+    """Return the error for a socket that the system does not make."""
+    advice = "raise the limit of open files (ulimit -n), or close some clients"
+    return TransportError(f"this process cannot make another connection: {error.strerror} ({advice})")
+
+
 def receive_frames(receive: Callable[..., Any]) -> Message:
-    """Return the frames of a message of which at least one is there (libzmq hands over whole messages only).
+    """Return the frames of the next message; raises `zmq.Again` where there is none. libzmq hands over whole messages.
 
     At most `MAX_FRAMES` of them: no valid message is longer, and the frames taken are enough to refuse it.
     """
@@ -199,7 +186,7 @@ def receive_frames(receive: Callable[..., Any]) -> Message:
 
 
 def send_frames(send: Callable[..., Any], ready: Sequence[bytes | zmq.Frame]) -> bool:
-    """Send a message of a DEALER; False, with nothing taken, while its peer's queue is full, or it has no peer.
+    """Send a message of a DEALER. Return False, with nothing taken, while its peer's queue is full, or it has no peer.
 
     Where the connection broke between two frames, libzmq has withdrawn the first ones and swallows the rest up to the
     last: all are offered, or it would swallow the start of the next message instead. Then the answer is False as well.
@@ -273,7 +260,9 @@ def _ready(frame: Buffer) -> bytes | zmq.Frame:
         return frame
     view = memoryview(frame)
     if not view.c_contiguous:
-        raise ValueError("a frame must be C-contiguous")
+        raise ValueError(
+            f"a frame of shape {view.shape} and strides {view.strides} is not C-contiguous: copy it first"
+        )
     if view.nbytes >= COPY_BELOW_BYTES:
         return zmq.Frame(view, copy=False)
     return frame if type(frame) is bytes else view.tobytes()

@@ -17,6 +17,7 @@ from shapestream.transport.interface import RECEIVE_BURST, Addressed
 from shapestream.transport.ipc_path import IpcPath
 from shapestream.transport.socket_options import SocketOptions
 from shapestream.transport.watched_socket import (
+    CLOSED,
     MORE_NOBLOCK,
     NOBLOCK,
     POLLIN,
@@ -123,7 +124,7 @@ class RouterSocket(WatchedSocket):
         context: zmq.Context[Any] | None = None,
         room: OutboxRoom | None = None,
     ) -> None:
-        """`room` bounds the outboxes of several sockets together."""
+        """Make the socket. `room` bounds the outboxes of several sockets together."""
         self._options = options or SocketOptions()
         seed_routing_ids()
         context = context or zmq.Context.instance()
@@ -155,7 +156,8 @@ class RouterSocket(WatchedSocket):
 
         Raises `AddressInUse`, or `TransportError` for an address that cannot be used.
         """
-        self._check_open()
+        if self._closed:
+            raise trio.ClosedResourceError(CLOSED)
         path = IpcPath(address) if address.startswith("ipc://") and address[6:7] != "@" else None
         try:
             self._socket.bind(address if path is None else path.bind_address)
@@ -189,19 +191,22 @@ class RouterSocket(WatchedSocket):
     @trio.lowlevel.enable_ki_protection  # an interrupt between two frames would leave half a message behind
     def receive_nowait(self) -> list[Addressed]:
         """Return the waiting messages, perhaps none."""
-        self._check_open()
+        if self._closed:
+            raise trio.ClosedResourceError(CLOSED)
         taken: list[Addressed] = []
         self._drained = False
+        left = FRAMES_AT_ONCE
         try:
-            left = self._skip(FRAMES_AT_ONCE)
             for number in range(RECEIVE_BURST):
+                if self._skipping:
+                    left = self._skip(left)
                 if left <= 0:
                     break
                 if number == 1 and not self._events() & POLLIN:
                     # A look costs half of a receive that finds nothing, but more than one that finds a message.
                     self._drained = True
                     break
-                left = self._receive_one(taken, left)
+                left -= self._receive_one(taken)
         except zmq.Again:
             self._drained = True
         if not self._drained:
@@ -210,10 +215,10 @@ class RouterSocket(WatchedSocket):
             self._look()
         return taken
 
-    def _receive_one(self, taken: list[Addressed], left: int) -> int:
+    def _receive_one(self, taken: list[Addressed]) -> int:
         """Append the next message to `taken`, unless its peer is cut off. Raises `zmq.Again` when there is none.
 
-        Returns the rest of the `left` frames, or bytes of headers in their place.
+        Returns the number of frames that it counts for, long headers included.
         """
         receive = self._socket.recv
         peer = receive(NOBLOCK)
@@ -223,12 +228,12 @@ class RouterSocket(WatchedSocket):
                 self._cut_off[peer] = True
                 self._hang_up(peer, first)
             self._skipping = first.more
-            return self._skip(left - 1)
+            return 1
         frames, self._skipping = frames_from(first, receive, self._options.max_frames)
         if self._skipping:
             self._hang_up(peer, first)  # the beginning is handed over, and the decoder refuses it
         taken.append((peer, frames))
-        return self._skip(left - len(frames) - len(frames[0]) // BYTES_PER_FRAME)
+        return len(frames) + len(frames[0]) // BYTES_PER_FRAME
 
     def _hang_up(self, peer: bytes, frame: zmq.Frame) -> None:
         """End the connection that a frame came over, unless it has ended: its descriptor may be reused by then.
@@ -256,7 +261,8 @@ class RouterSocket(WatchedSocket):
     @trio.lowlevel.enable_ki_protection
     def send_nowait(self, peer: bytes, frames: Sequence[Buffer]) -> None:
         """Send, or put into the peer's outbox; after `PeerGone` or `OutboxFull` nothing was taken."""
-        self._check_open()
+        if self._closed:
+            raise trio.ClosedResourceError(CLOSED)
         ready = ready_to_send(frames)
         if self._cut_off and peer in self._cut_off:
             raise OutboxFull(f"peer {peer.hex()} is cut off")

@@ -17,7 +17,16 @@ import msgpack
 
 from shapestream.errors import ProtocolError, TooLarge
 from shapestream.wire import tensor_entries
-from shapestream.wire.fields import BadEntryError, Fields, Reader, Writer, columns_of, reader_of, writer_of
+from shapestream.wire.fields import (
+    BadEntryError,
+    Fields,
+    Reader,
+    Writer,
+    columns_of,
+    must_be,
+    reader_of,
+    writer_of,
+)
 from shapestream.wire.layouts import refuse_extension
 from shapestream.wire.limits import (
     CLIENT_LIMITS,
@@ -101,7 +110,7 @@ def decode(frames: Sequence[Buffer], *, role: Role, limits: Limits = CLIENT_LIMI
 
 
 def _divide(frames: Sequence[Buffer], role: Role, limits: Limits) -> Iterator[Entry | BadEntry]:
-    """Yield the entries one by one, each read when it is asked for: a caller may do other work between two."""
+    """Yield the entries, each read when it is asked for: a caller may do other work between two."""
     readers = _READERS[role]
     first = 1
     total = len(frames)
@@ -142,8 +151,7 @@ def _entry_id(fields: Fields) -> int | None:
 
 
 def entries_announced(header: Buffer) -> int:
-    """Return the number of entries that a header frame claims, from its first five bytes; 1 where these are of another
-    format.
+    """Return the number of entries that a header frame claims, from its first five bytes; 1 for another format.
 
     An empty message counts as one entry: it costs as much to hold and to read.
     """
@@ -157,7 +165,7 @@ def entries_announced(header: Buffer) -> int:
 
 
 def _unpack(frames: Sequence[Buffer], role: Role, limits: Limits) -> Iterable[Any]:
-    """Return the unpacked entries, unchecked; of a long header from a client each when it is asked for."""
+    """Return the unpacked entries, unchecked; those of a client's long header are unpacked when they are asked for."""
     if not 1 <= len(frames) <= limits.max_frames + 1:
         raise ProtocolError(f"{len(frames)} frames; a message has 1 to {limits.max_frames + 1}")
     header = frames[0]
@@ -176,19 +184,37 @@ def _unpack(frames: Sequence[Buffer], role: Role, limits: Limits) -> Iterable[An
         document = msgpack.unpackb(header, **options)
     except ValueError as error:
         # msgpack's own errors, and UnicodeDecodeError, are ValueErrors all.
-        raise ProtocolError(f"the header is not acceptable msgpack: {str(error)[:200]}") from error
+        raise _not_msgpack(error) from error
     if type(document) is not tuple or len(document) != 2:
-        raise ProtocolError("the header is not [version, [entry, ...]]")
+        raise ProtocolError(_NO_HEADER)
     version, rows = document
+    _check_version(version)
+    _check_count(len(rows) if type(rows) is tuple else None, limits)
+    return cast("tuple[Any, ...]", rows)
+
+
+_NO_HEADER = "the header is not [version, [entry, ...]]"
+
+
+def _not_msgpack(error: ValueError) -> ProtocolError:
+    return ProtocolError(f"the header is not acceptable msgpack: {str(error)[:200]}")
+
+
+def _check_version(version: Any) -> None:
     if type(version) is not int or version != PROTOCOL_VERSION:
-        raise ProtocolError(f"the message is not of protocol version {PROTOCOL_VERSION}")
-    if type(rows) is not tuple or len(rows) > limits.max_entries:
-        raise ProtocolError(f"the header must hold an array of at most {limits.max_entries} entries")
-    return rows
+        raise ProtocolError(f"the message {must_be(f'of protocol version {PROTOCOL_VERSION}', version)}")
+
+
+def _check_count(count: int | None, limits: Limits) -> None:
+    if count is None or count > limits.max_entries:
+        found = "no array" if count is None else f"one of {count}"
+        raise ProtocolError(
+            f"the header must hold an array of at most {limits.max_entries} entries, not {found}"
+        )
 
 
 def _unpack_long(header: Buffer, limits: Limits) -> Iterator[Any]:
-    """Yield the entries of a header that is longer than one entry may be. Of it no more is held at once than that."""
+    """Yield the entries of a header that is longer than one entry may be. No more of it is unpacked at once."""
     unpacker = msgpack.Unpacker(
         **_CLIENT_OPTIONS,
         object_pairs_hook=_Maps(limits.max_entries).take,
@@ -209,16 +235,13 @@ def _unpack_long(header: Buffer, limits: Limits) -> Iterator[Any]:
                 unpacker.feed(view[fed : fed + MAX_CLIENT_ENTRY_BYTES])
                 fed = min(len(view), fed + MAX_CLIENT_ENTRY_BYTES)
             except ValueError as error:
-                raise ProtocolError(f"the header is not acceptable msgpack: {str(error)[:200]}") from error
+                raise _not_msgpack(error) from error
 
     if next_of(unpacker.read_array_header) != 2:
-        raise ProtocolError("the header is not [version, [entry, ...]]")
-    version = next_of(unpacker.unpack)
-    if type(version) is not int or version != PROTOCOL_VERSION:
-        raise ProtocolError(f"the message is not of protocol version {PROTOCOL_VERSION}")
+        raise ProtocolError(_NO_HEADER)
+    _check_version(next_of(unpacker.unpack))
     count = next_of(unpacker.read_array_header)
-    if count > limits.max_entries:
-        raise ProtocolError(f"the header must hold an array of at most {limits.max_entries} entries")
+    _check_count(count, limits)
     for _ in range(count):
         begin = unpacker.tell()
         entry = next_of(unpacker.unpack)
@@ -241,7 +264,7 @@ class _Maps:
         self._left = most
 
     def take(self, pairs: Sequence[tuple[Any, Any]]) -> dict[str, Any]:
-        """Return the map of these pairs. Raises ValueError for one too many."""
+        """Return the map of these pairs; raises ValueError for one too many."""
         self._left -= 1
         if self._left < 0:
             raise ValueError("more maps than a message has entries")
@@ -257,14 +280,14 @@ class _Items:
         self._left = most
 
     def array(self, items: Any) -> Any:
-        """Return the array as it is. Raises ValueError for one too many."""
+        """Return the array as it is; raises ValueError for one element too many."""
         self._left -= len(items) + ITEMS_PER_ARRAY
         if self._left < 0:
             raise ValueError(_MANY_ITEMS)
         return items
 
     def map(self, pairs: Sequence[tuple[Any, Any]]) -> dict[str, Any]:
-        """Return the map of these pairs. Raises ValueError for one too many."""
+        """Return the map of these pairs; raises ValueError for one too many."""
         self._left -= 2 * len(pairs) + ITEMS_PER_MAP
         if self._left < 0:
             raise ValueError(_MANY_ITEMS)
@@ -275,7 +298,7 @@ _MANY_ITEMS = f"more than {MAX_WORKER_ITEMS} elements in its arrays and maps"
 
 
 def items_of(plain: Any) -> int:
-    """Return the elements that plain data counts for in a message from a worker."""
+    """Return the number of elements that plain data counts for in a message from a worker."""
     if isinstance(plain, Mapping):
         return ITEMS_PER_MAP + sum(2 + items_of(value) for value in plain.values())
     if isinstance(plain, list | tuple):
@@ -306,7 +329,7 @@ _PLAIN_OPTIONS = _OPTIONS | {
 
 
 def encode(entries: Sequence[Entry], *, limits: Limits = CLIENT_LIMITS) -> list[Buffer]:
-    """Return the frames of one message; raises `TooLarge` when they do not fit one (see `pack_messages`)."""
+    """Return the frames of one message; raises `TooLarge` where the entries do not fit one (see `pack_messages`)."""
     raw: list[Buffer] = []
     packed = [_WRITERS[type(entry)](entry, raw) for entry in entries]
     frames = _message(packed, raw)
@@ -317,7 +340,7 @@ def encode(entries: Sequence[Entry], *, limits: Limits = CLIENT_LIMITS) -> list[
     ):
         raise TooLarge(
             f"{len(packed)} entries, {len(raw)} frames and a header of {len(frames[0])} bytes"
-            " are too much for one message"
+            " do not fit one message"
         )
     return frames
 
@@ -333,12 +356,15 @@ def pack_messages(entries: Sequence[Entry], *, limits: Limits = CLIENT_LIMITS) -
     raw: list[Buffer] = []
     header_bytes = raw_bytes = 0
     room = limits.max_header_bytes - _MAX_PREFIX_BYTES
-    for entry in _in_order(entries):
+    for entry in _in_order(entries) if len(entries) > 1 else entries:
         own: list[Buffer] = []
         data = _WRITERS[type(entry)](entry, own)
         own_bytes = sum(memoryview(frame).nbytes for frame in own) if own else 0
         if len(data) > room or len(own) > limits.max_frames:
-            raise TooLarge(f"one {entry.NAME} takes {len(data)} bytes and {len(own)} frames")
+            raise TooLarge(
+                f"a {entry.NAME} of {len(data)} header bytes and {len(own)} frames; a message holds {room} and"
+                f" {limits.max_frames}"
+            )
         if packed and (
             len(packed) == limits.max_entries
             or header_bytes + len(data) > room
@@ -368,8 +394,6 @@ def _message(packed: list[bytes], raw: list[Buffer]) -> list[Buffer]:
 
 
 def _in_order(entries: Sequence[Entry]) -> Sequence[Entry]:
-    if len(entries) == 1:
-        return entries
     kinds = {type(entry) for entry in entries}
     if kinds <= _BULK:
         return entries

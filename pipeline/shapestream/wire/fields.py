@@ -41,6 +41,25 @@ class BadEntryError(Exception):
     """One unusable entry; its neighbours are served."""
 
 
+def must_be(what: str, value: Any) -> BadEntryError:
+    """Return the error for a value that is not `what`. It shows numbers and the start of a text, and the size of others."""
+    match value:
+        case None:
+            shown = "nil"
+        case bool() | int() | float():
+            shown = str(value).lower()
+        case str():
+            shown = f"{value[:32]!r} of {len(value)} characters"
+        case bytes() | tuple() | dict():
+            shown = f"{_TYPES[type(value)]} of {len(value)}"
+        case _:
+            shown = type(value).__name__
+    return BadEntryError(f"must be {what}, not {shown}")
+
+
+_TYPES = {bytes: "a bin", tuple: "an array", dict: "a map"}
+
+
 def checked(where: str, check: Callable[[Any], T], value: Any) -> T:
     """Return the checked value; a `BadEntryError` names the field, `where`."""
     try:
@@ -52,7 +71,7 @@ def checked(where: str, check: Callable[[Any], T], value: Any) -> T:
 def integer(value: Any) -> int:
     """Check a count or number of 63 bits."""
     if type(value) is not int or not 0 <= value <= MAX_INTEGER:
-        raise BadEntryError(_NO_INTEGER)
+        raise must_be(INTEGER, value)
     return value
 
 
@@ -60,10 +79,10 @@ def check_integers(kind: str, **numbers: Any) -> None:
     """Raise `BadEntryError` for a field that is no `integer`; one call for all those of a hot kind."""
     for column, value in numbers.items():
         if type(value) is not int or not 0 <= value <= MAX_INTEGER:
-            raise BadEntryError(f"{kind}.{column} {_NO_INTEGER}")
+            raise BadEntryError(f"{kind}.{column} {must_be(INTEGER, value)}")
 
 
-_NO_INTEGER = "must be an integer from 0 to 2^63-1"
+INTEGER = "an integer from 0 to 2^63-1"
 
 
 def optional_integer(value: Any) -> int | None:
@@ -74,42 +93,42 @@ def optional_integer(value: Any) -> int | None:
 def flag(value: Any) -> bool:
     """Check true or false."""
     if type(value) is not bool:
-        raise BadEntryError("must be true or false")
+        raise must_be("true or false", value)
     return value
 
 
 def name(value: Any) -> str:
     """Check a name or code."""
     if type(value) is not str or len(value) > MAX_NAME_CHARACTERS:
-        raise BadEntryError(f"must be a string of at most {MAX_NAME_CHARACTERS} characters")
+        raise must_be(f"a string of at most {MAX_NAME_CHARACTERS} characters", value)
     return value
 
 
 def words(value: Any) -> str:
     """Check a message for humans."""
     if type(value) is not str or len(value) > MAX_MESSAGE_CHARACTERS:
-        raise BadEntryError(f"must be a string of at most {MAX_MESSAGE_CHARACTERS} characters")
+        raise must_be(f"a string of at most {MAX_MESSAGE_CHARACTERS} characters", value)
     return value
 
 
 def uuid(value: Any) -> bytes:
     """Check an id of 16 bytes."""
     if type(value) is not bytes or len(value) != 16:
-        raise BadEntryError("must be 16 bytes")
+        raise must_be("16 bytes", value)
     return value
 
 
 def plain_map(value: Any) -> dict[str, Any]:
     """Check a map of plain data; `decode` has checked that its keys are strings."""
     if type(value) is not dict:
-        raise BadEntryError("must be a map")
+        raise must_be("a map", value)
     if _is_deeper_than(MAX_PLAIN_DEPTH, value):
         raise BadEntryError(f"is nested more than {MAX_PLAIN_DEPTH} deep")
     return value
 
 
 def _is_deeper_than(limit: int, value: Any) -> bool:
-    """Tell whether a map or an array is nested deeper: looked at by levels, in as few calls as there are levels."""
+    """Tell whether a map or an array is nested deeper. It is searched by levels, hence in few calls."""
     level = [value]
     for _ in range(limit):
         level = [
@@ -129,7 +148,7 @@ _NESTED = (dict, tuple)
 def names(value: Any) -> tuple[str, ...]:
     """Check an array of names."""
     if type(value) is not tuple:
-        raise BadEntryError("must be an array")
+        raise must_be("an array of strings", value)
     return tuple([name(item) for item in value])
 
 
@@ -138,7 +157,7 @@ def map_of_maps(value: Any) -> dict[str, dict[str, Any]]:
     for key, item in plain_map(value).items():
         name(key)
         if type(item) is not dict:
-            raise BadEntryError("must be a map")
+            raise must_be("a map of maps", item)
     known: dict[str, dict[str, Any]] = value
     return known
 

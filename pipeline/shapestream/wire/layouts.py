@@ -39,7 +39,7 @@ class CheckedLayout(NamedTuple):
 
 
 def _check_row(index: int, row: Any) -> int:
-    """Check one tensor's description; return its byte length."""
+    """Check one tensor's description, and return its byte length."""
     if type(row) is not tuple or len(row) != 3:
         raise LayoutError(f"tensor {index}: its description must be [port, element type, shape]")
     port, element_type, shape = row
@@ -55,7 +55,7 @@ def _check_row(index: int, row: Any) -> int:
         if type(size) is not int:
             raise LayoutError(f"tensor {index}: dimension {axis} is {type(size).__name__}, not an integer")
         if not 0 <= size <= MAX_INTEGER:
-            raise LayoutError(f"tensor {index}: dimension {axis} is {size}, outside 0..2^63-1")
+            raise LayoutError(f"tensor {index}: dimension {axis} is {size}, and not from 0 to 2^63-1")
     item_bytes = _ITEM_BYTES[element_type]
     # As NumPy counts: dimensions of 0 do not excuse the others.
     if prod(size or 1 for size in shape) * item_bytes > MAX_INTEGER:
@@ -68,7 +68,7 @@ def _check(layout: Any) -> tuple[int, ...]:
         raise LayoutError(f"the layout must be an array of at most {MAX_TENSORS} tensor descriptions")
     nbytes = tuple(_check_row(index, row) for index, row in enumerate(layout))
     if len({row[0] for row in layout}) != len(layout):
-        raise LayoutError("two tensors name the same port")
+        raise LayoutError(f"two tensors name the same port: {[row[0] for row in layout]}")
     return nbytes
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from shapestream.wire.fields import BadEntryError
+from shapestream.wire.fields import BadEntryError, must_be
 from shapestream.wire.limits import (
     MAX_REQUEST_ID_CHARACTERS,
     MAX_TAGS,
@@ -33,17 +33,16 @@ _TRACEPARENT_00_CHARACTERS = 55
 
 
 def read_tags(value: Any) -> dict[str, str] | None:
-    """Return the known tags of an entry; None for none. Raises `BadEntryError` for a limit that is passed, and for other
-    types."""
+    """Return the known tags of an entry, None for none; raises `BadEntryError` for wrong types and passed limits."""
     if value is None:
         return None
     if type(value) is not dict or len(value) > MAX_TAGS:
-        raise BadEntryError(f"must be nil or a map of at most {MAX_TAGS} elements")
+        raise must_be(f"nil or a map of at most {MAX_TAGS} elements", value)
     known: dict[str, str] = {}
     left = MAX_TAGS_CHARACTERS
     for name, text in value.items():
         if type(text) is not str:
-            raise BadEntryError("must be a map of strings to strings")
+            raise must_be("a map of strings to strings", text)
         left -= len(name) + len(text)
         if left < 0:
             raise BadEntryError(f"has more than {MAX_TAGS_CHARACTERS} characters")
@@ -65,7 +64,7 @@ def rule_of(name: str) -> str:
 
 
 def trace_of(tags: dict[str, str] | None) -> dict[str, str]:
-    """Return the `trace` of a log line, as facts of it; empty where the tags tell none."""
+    """Return `trace` for a log line, as its keyword arguments; empty where the tags tell none."""
     trace = None if tags is None else trace_id(tags.get(TRACEPARENT))
     return {} if trace is None else {"trace": trace}
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from shapestream.errors import InvalidRequest, TooLarge
 from shapestream.wire.fields import (
+    INTEGER,
     BadEntryError,
     Fields,
     Reader,
@@ -22,6 +23,7 @@ from shapestream.wire.fields import (
     check_integers,
     checked,
     integer,
+    must_be,
     name,
     pack,
 )
@@ -30,7 +32,6 @@ from shapestream.wire.limits import (
     MAX_FRAME_BYTES,
     MAX_INLINE_BYTES,
     MAX_INTEGER,
-    MAX_NAME_CHARACTERS,
     MAX_PRIORITY,
     Limits,
 )
@@ -52,7 +53,7 @@ def _read_tensors(
 ) -> tuple[Tensors, int]:
     """Return the tensors of one request or result, and the number of the first frame after theirs."""
     if type(packed) is not bytes:
-        raise BadEntryError("the layout must be a bin")
+        raise _wrong("the layout", "a bin", packed)
     try:
         layout, _, nbytes = _LAYOUTS.read(packed)
     except LayoutError as error:
@@ -68,7 +69,7 @@ def _read_tensors(
 def _framed_tensors(
     layout: Layout, nbytes: tuple[int, ...], inline: Fields, frames: Sequence[Buffer], first: int, last: int
 ) -> tuple[Tensors, int]:
-    """Return the general case: some tensors are frames, or an element is wrong."""
+    """Do the same in the general case: some tensors are frames, or an element is wrong."""
     buffers: list[Buffer] = []
     for index, (data, expected) in enumerate(zip(inline, nbytes, strict=True)):
         if data is None:
@@ -78,9 +79,11 @@ def _framed_tensors(
             size = memoryview(data).nbytes
             first += 1
         elif type(data) is not bytes:
-            raise BadEntryError(f"tensor {index}: inline bytes must be a bin or nil")
+            raise _wrong(f"tensor {index}: its element of `inline`", "a bin or nil", data)
         elif len(data) > MAX_INLINE_BYTES:
-            raise BadEntryError(f"tensor {index}: more than {MAX_INLINE_BYTES} bytes must travel as a frame")
+            raise BadEntryError(
+                f"tensor {index} has {len(data)} bytes; more than {MAX_INLINE_BYTES} must travel as a frame"
+            )
         else:
             size = len(data)
         if size != expected:
@@ -106,6 +109,10 @@ def _are_truth_values(data: Buffer) -> bool:
     return not memoryview(data).nbytes or bool(np.frombuffer(data, np.uint8).max() <= 1)
 
 
+def _wrong(where: str, what: str, value: Any) -> BadEntryError:
+    return BadEntryError(f"{where} {must_be(what, value)}")
+
+
 def _check_frames_used(used: int, last: int) -> None:
     if used != last:
         raise BadEntryError(f"it claims {last - used} frames more than its tensors use")
@@ -124,13 +131,13 @@ def _read_request(
     else:
         raise BadEntryError(f"Request has {len(fields)} elements instead of 8 or 9")
     if type(sequence) is not int or not 0 <= sequence <= MAX_INTEGER:
-        raise BadEntryError("Request.sequence must be an integer from 0 to 2^63-1")
+        raise _wrong("Request.sequence", INTEGER, sequence)
     if type(model) is not int or not 0 <= model <= MAX_INTEGER:
-        raise BadEntryError("Request.model must be an integer from 0 to 2^63-1")
+        raise _wrong("Request.model", INTEGER, model)
     if remaining_ms is not None and (type(remaining_ms) is not int or not 0 <= remaining_ms <= MAX_INTEGER):
-        raise BadEntryError("Request.remaining_ms must be nil or an integer from 0 to 2^63-1")
+        raise _wrong("Request.remaining_ms", "nil or an integer from 0 to 2^63-1", remaining_ms)
     if type(priority) is not int or not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
-        raise BadEntryError("Request.priority must be an integer of at most 31 bits and a sign")
+        raise _wrong("Request.priority", "an integer of at most 31 bits and a sign", priority)
     tensors, used = _read_tensors(packed, inline, frames, first, last)
     if used != last:
         _check_frames_used(used, last)
@@ -148,15 +155,12 @@ def _read_request(
 
 def _timings(value: Any) -> Timings:
     if type(value) is not tuple or len(value) < 6:
-        raise BadEntryError("Result.timings must be an array of at least 6 elements")
+        raise _wrong("Result.timings", "an array of at least 6 elements", value)
     worker = value[5]
     for number in value[:5]:
         if type(number) is not int or not 0 <= number <= MAX_INTEGER:
-            raise BadEntryError("Result.timings must hold integers from 0 to 2^63-1")
-    if type(worker) is not str or len(worker) > MAX_NAME_CHARACTERS:
-        raise BadEntryError(
-            f"Result.timings.worker must be a string of at most {MAX_NAME_CHARACTERS} characters"
-        )
+            raise _wrong("each time in Result.timings", INTEGER, number)
+    checked("Result.timings.worker", name, worker)
     if len(value) > 6 and value[6] is not None:
         checked("Result.timings.digest", name, value[6])
     return Timings(*value[:7])  # newer servers may send more
@@ -170,7 +174,7 @@ def _read_result(
         raise BadEntryError(f"Result has {len(fields)} elements instead of 6")
     _, _, sequence, timings, packed, inline = fields
     if type(sequence) is not int or not 0 <= sequence <= MAX_INTEGER:
-        raise BadEntryError("Result.sequence must be an integer from 0 to 2^63-1")
+        raise _wrong("Result.sequence", INTEGER, sequence)
     tensors, used = _read_tensors(packed, inline, frames, first, last)
     if used != last:
         _check_frames_used(used, last)

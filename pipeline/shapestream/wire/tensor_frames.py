@@ -14,7 +14,7 @@ from shapestream_engine.errors import ShapeError
 from shapestream_engine.layout import Buffer
 
 # Below this size a copy costs less than a reference that must be kept; the transport copies such frames too.
-_COPY_BELOW_BYTES = 64 * 1024
+COPY_BELOW_BYTES = 64 * 1024
 
 
 def from_array(array: npt.NDArray[Any]) -> tuple[str, tuple[int, ...], Buffer]:
@@ -29,7 +29,7 @@ def from_array(array: npt.NDArray[Any]) -> tuple[str, tuple[int, ...], Buffer]:
         element_type = element_type_of(array.dtype)
     except ShapeError as error:
         raise InvalidRequest(str(error)) from error
-    if array.nbytes < _COPY_BELOW_BYTES:
+    if array.nbytes < COPY_BELOW_BYTES:
         return element_type, array.shape, array.tobytes()
     contiguous = np.asarray(array, order="C")
     # As bytes: not every element type (bfloat16) can be exported as a memoryview of its own.
@@ -48,7 +48,9 @@ def to_array(element_type: str, shape: tuple[int, ...], data: Buffer) -> npt.NDA
     immutable = type(data) is bytes
     nbytes = len(data) if immutable else memoryview(data).nbytes
     if nbytes != prod(shape) * dtype.itemsize:
-        raise InvalidRequest(f"{nbytes} bytes are not a tensor of {element_type} {list(shape)}")
+        raise InvalidRequest(
+            f"{nbytes} bytes were given; {element_type} {list(shape)} takes {prod(shape) * dtype.itemsize}"
+        )
     array: npt.NDArray[Any] = np.ndarray(shape, dtype, buffer=data)
     if not immutable:
         array.flags.writeable = False

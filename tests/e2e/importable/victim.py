@@ -21,7 +21,7 @@ from shapestream.serving.slot_threads import SlotThreads
 from shapestream.settings import ServerSettings
 from shapestream.telemetry.logging import configure
 from shapestream.transport.blocking_dealer import BlockingDealer
-from shapestream.transport.curve import CallerKeys, KeyRing, ProtectedDealer, ServerSecurity
+from shapestream.transport.curve import CallerKeys, KeyRing, ServerSecurity
 from shapestream.transport.curve_keys import KeyPair
 from shapestream.transport.dealer import DealerSocket
 from shapestream.transport.interface import Connection
@@ -88,7 +88,7 @@ async def run_worker(address: str, keys: dict[str, str] | None) -> None:
     own = None if keys is None else CallerKeys(key=pair(keys, "peer"), server_key=keys["server_public"])
 
     def connect() -> Connection:
-        connection = DealerSocket(options=options) if own is None else ProtectedDealer(own, options=options)
+        connection = DealerSocket(keys=own, options=options)
         connection.connect(address)
         return connection
 

@@ -234,7 +234,9 @@ def test_while_it_closes_each_thing_is_taken_or_refused_once() -> None:
     start.wait()
     taken: list[Posted] = []
     while len(taken) < 300:
-        taken += inbox.take()
+        queue = inbox.take()
+        while queue:
+            taken.append(queue.popleft())
     inbox.close()
     for thread in threads:
         thread.join()

@@ -150,7 +150,7 @@ class Sore:
 
 def test_what_another_library_raises_is_said_with_the_name_of_the_input() -> None:
     """As for any input that is no array."""
-    with pytest.raises(InvalidRequest, match="'x': this is no array: it requires grad"):
+    with pytest.raises(InvalidRequest, match="'x' is no array: it requires grad"):
         encoded("f32", Sore())
 
 

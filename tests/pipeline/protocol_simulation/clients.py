@@ -73,7 +73,7 @@ class SimulatedClient:
         self._waiting: dict[str, list[Question]] = {}
         self._tickets: dict[int, RequestTicket] = {}
         self._core = Core(
-            Connector(name="simulated", open=lambda: self._connect(scope)),
+            Connector([("simulated", lambda: self._connect(scope))]),
             software=SOFTWARE,
             settings=LinkSettings(),
             clock=trio.current_time,

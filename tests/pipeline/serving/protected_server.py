@@ -12,8 +12,9 @@ from tests.pipeline.serving.raw_peer import RawPeer
 from tests.pipeline.serving.scripted_slots import ScriptedSlots
 
 from shapestream.serving.server import Server
-from shapestream.transport.curve import CallerKeys, KeyRing, ProtectedDealer, ServerSecurity
+from shapestream.transport.curve import CallerKeys, KeyRing, ServerSecurity
 from shapestream.transport.curve_keys import KeyPair, new_key_pair
+from shapestream.transport.dealer import DealerSocket
 from shapestream.wire.messages import Role
 
 SERVER, ALICE, BOB, ADMIN, BOX, OTHER_BOX = (new_key_pair() for _ in range(6))
@@ -33,7 +34,7 @@ class Place:
     def __init__(self, server: Server, nursery: trio.Nursery) -> None:
         self.server = server
         self._nursery = nursery
-        self.sockets: list[ProtectedDealer] = []
+        self.sockets: list[DealerSocket] = []
 
     async def client(self, pair: KeyPair, client: bytes) -> RawPeer:
         """A client with this key and this id, whose session and model are open."""
@@ -45,8 +46,8 @@ class Place:
         """A new connection with this key."""
         addresses = self.server.worker_addresses if role is Role.WORKER else self.server.addresses
 
-        async def dial() -> ProtectedDealer:
-            dealer = ProtectedDealer(CallerKeys(key=pair, server_key=SERVER.public))
+        async def dial() -> DealerSocket:
+            dealer = DealerSocket(keys=CallerKeys(key=pair, server_key=SERVER.public))
             self.sockets.append(dealer)
             dealer.connect(addresses[0])
             await self._nursery.start(dealer.run)

@@ -15,7 +15,6 @@ from shapestream.transport.curve import (
     CallerKeys,
     KeyRing,
     KeyRole,
-    ProtectedDealer,
     ProtectedRouter,
     ServerSecurity,
 )
@@ -43,7 +42,7 @@ def _protected(count: int) -> tuple[RouterSocket, list[DealerSocket]]:
     security = ServerSecurity(key=server, ring=KeyRing(clients={client.public: "client"}))
     keys = CallerKeys(key=client, server_key=server.public)
     router = ProtectedRouter(security, [KeyRole.CLIENT], port="clients")
-    return router, [ProtectedDealer(keys) for _ in range(count)]
+    return router, [DealerSocket(keys=keys) for _ in range(count)]
 
 
 OpenLink: TypeAlias = Callable[[int], AbstractAsyncContextManager[Link]]

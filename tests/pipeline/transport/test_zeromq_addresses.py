@@ -99,7 +99,7 @@ def test_paths_that_cannot_be_used(tmp_path: Path) -> None:
     """A file in the way, a file for a folder, a path that is too long: each is said, and nothing is deleted."""
     file = tmp_path / "file"
     file.write_text("precious")
-    refused(f"ipc://{file}", "not a socket is in the way")
+    refused(f"ipc://{file}", "is a file, and no socket; remove it")
     refused(f"ipc://{file}/s", "Not a directory|File exists")
     refused(f"ipc://{tmp_path}/{'x' * 120}", "longer than 103 bytes")
     assert "precious" == file.read_text()
