@@ -1,21 +1,20 @@
-"""`shapestream serve`: the server and its workers, from one process, from a YAML; their common beginning and end.
+"""`shapestream serve`: run the server and the workers that a YAML names.
 
-On the first SIGTERM or SIGINT the server refuses what is new and finishes what it has, within its grace; then
-the workers are stopped. The second one ends everything at once. On SIGHUP the lists of keys and the YAML are read
-again, and every worker is replaced by a fresh process, one after the other.
+On the first SIGTERM or SIGINT the server refuses new requests and finishes those that it has, within `grace_s`. Then it
+stops the workers. The second signal ends everything at once. On SIGHUP the server reads the lists of keys and the YAML
+again, and replaces every worker by a new process, one after the other.
 """
 
 from __future__ import annotations
 
 import os
 import resource
-import shutil
 import signal
 import sys
-import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import partial
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -56,14 +55,14 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
-# For workers to end after the server has drained: they have nothing left to do by then.
 STOP_GRACE_S = 5.0
-# After the second signal, or when nothing can serve any more: just enough to tell the clients.
+"""Seconds for workers to end after the server has drained; they have nothing left to do by then."""
 LAST_WORDS_S = 1.0
+"""Seconds to tell the clients after the second signal, or when no worker is left."""
 
 
 def worker_commands(loaded: LoadedSettings, address: str) -> dict[str, list[str]]:
-    """A command line per worker process; the same CLI that users have, with what only a parent can say."""
+    """Return the command line of each worker process: the users' own command, with a parent's options."""
     # -P: a file in the current folder must not shadow a module, which -m alone would allow.
     program = [sys.executable, "-P", "-m", "shapestream_workers", "worker", str(loaded.path.absolute())]
     return {
@@ -73,13 +72,13 @@ def worker_commands(loaded: LoadedSettings, address: str) -> dict[str, list[str]
 
 
 def groups_of_workers(settings: Settings) -> dict[str, int]:
-    """The names of the workers, each with the number of its entry in `workers`."""
+    """Return the names of the workers, each with the number of its entry in `workers`."""
     numbers = [number for number, group in enumerate(settings.worker_groups) for _ in range(group.count)]
     return {f"w{worker}": number for worker, number in enumerate(numbers)}
 
 
 def models_of_workers(settings: Settings) -> dict[str, frozenset[str]]:
-    """The models of each worker, by the workers' names."""
+    """Return the names of the models of each worker."""
     groups = settings.worker_groups
     return {
         worker: frozenset(model.name for model in settings.models_of(groups[number]))
@@ -88,7 +87,7 @@ def models_of_workers(settings: Settings) -> dict[str, frozenset[str]]:
 
 
 def run_server(loaded: LoadedSettings) -> int:
-    """Serve until told to stop; returns the exit status. Raises `ConfigurationError` before any port is open."""
+    """Serve until told to stop, and return the exit status. Raises `ConfigurationError` before any port is open."""
     keep_freed_memory()
     raise_descriptor_limit()
     keys = server_security(loaded)
@@ -125,7 +124,7 @@ def run_server(loaded: LoadedSettings) -> int:
 
 
 def open_tracer(loaded: LoadedSettings) -> RequestTracer | None:
-    """A maker of spans; None where none is asked for, and where its libraries are missing.
+    """Return the maker of spans; None if none is configured, or if its libraries are missing.
 
     Raises `ConfigurationError` for variables `OTEL_*` that cannot be used.
     """
@@ -145,7 +144,7 @@ def open_tracer(loaded: LoadedSettings) -> RequestTracer | None:
 
 
 def _clients_that_fit(loaded: LoadedSettings) -> int:
-    """`max_clients`, or as many as the limit of open files allows. Raises `ConfigurationError` where not one fits."""
+    """Return `max_clients`, or the number that the limit of open files allows. Raises `ConfigurationError` below one."""
     settings = loaded.settings
     wanted = settings.server.max_clients
     workers = sum(group.count for group in settings.worker_groups)
@@ -174,33 +173,30 @@ def _clients_that_fit(loaded: LoadedSettings) -> int:
 
 @contextmanager
 def _own_workers_address(settings: Settings) -> Iterator[str | None]:
-    """A private address for the workers of this process, for as long as the server lives; None where it needs none.
+    """Yield a private address for this server's own workers, or None if they can use the configured one.
 
-    It needs one where the configured address asks for a key: its own workers have none.
+    Own workers have no key, so they need a private address if the configured one asks for keys.
     """
     listen = settings.server.worker_listen
     asks = settings.server.security is not None and listen is not None and is_protectable(listen)
     if not settings.worker_groups or (listen is not None and not asks):
         yield None
         return
-    # Short, since the path of a socket is: neither beside the YAML nor below the user's TMPDIR.
-    folder = tempfile.mkdtemp(prefix="shapestream-", dir="/tmp")
-    try:
+    # The path of a socket must be short: TMPDIR, or the folder of the YAML, may be too long.
+    with TemporaryDirectory(prefix="shapestream-", dir="/tmp", ignore_cleanup_errors=True) as folder:
         yield f"ipc://{folder}/workers"
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def has_terminal() -> bool:
-    """True if the log goes to a terminal.
+    """Tell whether the log goes to a terminal.
 
-    A closed terminal sends SIGHUP to its foreground processes. It then ends the server as Ctrl-C does.
+    A terminal that closes sends SIGHUP to its foreground processes. That SIGHUP ends the server, as Ctrl-C does.
     """
     return os.isatty(2)
 
 
 class _Serving:
-    """One run of `serve`: the server, its workers, and the signals that end both."""
+    """One run of `serve`: the server, its workers and its signals."""
 
     def __init__(
         self,
@@ -210,7 +206,7 @@ class _Serving:
         admin: AdminPort | None,
         digests: Mapping[str, str],
     ) -> None:
-        """`start` is `serve`, with everything that it takes but `task_status`; `digests`: of the models' files."""
+        """`start` is `serve` with all of its arguments but `task_status`; `digests`: of the models' files."""
         self._loaded = loaded
         self._admin = admin
         self._local = local
@@ -219,14 +215,14 @@ class _Serving:
         self._drained = trio.Event()
         self._workers: WorkerProcesses | None = None
         self._models = models_of_workers(loaded.settings)
-        """The models of each worker, as the YAML said when it was read last."""
+        """The models of each worker, by the YAML that was read last."""
         self._status = EXIT_OK
         self._stop_asked = False
         self._had_terminal = has_terminal()
 
     async def run(self, obeys_signals: Callable[[], None]) -> int:
         """Serve and return the exit status. `obeys_signals` is called once signals are received here."""
-        # Received before any peer can know of the server: an earlier signal would end the process.
+        # Signals are received before any peer can know of the server: an earlier one would end the process.
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
             obeys_signals()
             return await self._run(signals)
@@ -279,7 +275,7 @@ class _Serving:
             self._drained.set()
 
     async def _run_workers(self, server: Server) -> None:
-        """Run the workers until none is left: after the server has drained, or when they were given up."""
+        """Run the workers until none is left, because the server has drained or they were given up."""
         if not server.worker_addresses or not self._loaded.settings.worker_groups:
             return
         sound = set(self._models)
@@ -324,7 +320,7 @@ class _Serving:
         workers.stop(STOP_GRACE_S)
 
     def _expect(self, server: Server, settings: Settings) -> None:
-        """Tell the server which models its workers serve from now on, and which none of them does."""
+        """Tell the server which models its workers serve from now on, and which they serve no more."""
         before = frozenset[str]().union(*self._models.values())
         self._models = models_of_workers(settings)
         now = frozenset[str]().union(*self._models.values())
@@ -332,17 +328,17 @@ class _Serving:
         for name in sorted(now):
             server.model_expected(name, models[name])
         for name in sorted(before - now):
-            server.model_withdrawn(name, "the configuration, as read on SIGHUP, gives it to no worker")
+            server.model_withdrawn(name, "the reloaded configuration gives it to no worker")
 
     def _give_up_new_models(self, server: Server, restarted: Restarted) -> None:
-        """End the requests for models that only workers would have which could not be replaced."""
+        """End the requests for new models that no worker serves, because none could be replaced."""
         for worker, why in restarted.kept.items():
             for name in self._models[worker].difference(*[self._models[one] for one in restarted.replaced]):
                 if server.was_never_served(name):
                     server.model_given_up(name, f"no worker could be started with it: {why}")
 
     def _ask_for_reload(self, reloads: Reloads) -> Reload:
-        """Raises `ConfigurationError` while the server stops."""
+        """Request a reload. Raises `ConfigurationError` while the server stops."""
         if self._stop_asked:
             raise ConfigurationError(["the server stops"])
         return reloads.ask()
@@ -374,10 +370,10 @@ class _Serving:
 
 
 def _warn_of_memory(limit_bytes: int, resident: int) -> None:
-    """Warn once: a server that runs models in its own process cannot be replaced by another."""
+    """Warn once: a server that runs models in its own process cannot be replaced."""
     log.warning(
         "memory limit passed",
         resident=spell_bytes(resident),
         limit=spell_bytes(limit_bytes),
-        what="in_process: nothing can be done; use workers, which are replaced",
+        what="in_process: the server goes on; use workers, which are replaced",
     )
