@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from shapestream_workers.process import EXIT_OK, EXIT_RUNTIME
+from shapestream_workers.exit_codes import EXIT_OK, EXIT_RUNTIME
 
 # Between the signal and an end that nothing holds back.
 TIDY_UP_S = 1.0

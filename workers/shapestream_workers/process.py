@@ -1,4 +1,4 @@
-"""This process: its exit statuses, its standard streams, its versions, and ends that nothing can hold back.
+"""This process: its standard streams, its versions, its messages to its parent, and ends that nothing can delay.
 
 `shapestream health` imports this module, so what takes long to import is imported by the functions that need it.
 
@@ -20,14 +20,7 @@ import sys
 import threading
 from collections.abc import Sequence
 
-EXIT_OK = 0
-EXIT_RUNTIME = 1
-"""An error while running. Wrong usage is 2, typer's own."""
-EXIT_CONFIGURATION = 3
-"""The configuration cannot be used."""
-EXIT_UNUSABLE = 4
-"""A worker's server has no use for this process: it has read other bytes of a model's files than those that are served,
-or it speaks another version. A process that is started anew may be right."""
+from shapestream_workers.exit_codes import EXIT_RUNTIME
 
 READY_LINE = b"ready\n"
 """Line that a worker writes to stdout each time that the server has welcomed it."""

@@ -31,17 +31,12 @@ from shapestream_engine.calibration_cache import CostCache
 from shapestream_engine.machine import divide_cpus
 from shapestream_workers.admin import open_admin_port
 from shapestream_workers.costs import tables
+from shapestream_workers.exit_codes import EXIT_CONFIGURATION, EXIT_OK, EXIT_RUNTIME
 from shapestream_workers.interruption import handed_over
 from shapestream_workers.memory import spell_bytes, watch_memory
 from shapestream_workers.model_trust import digests_of
 from shapestream_workers.models import available_cpus, compile_models
-from shapestream_workers.process import (
-    EXIT_CONFIGURATION,
-    EXIT_OK,
-    EXIT_RUNTIME,
-    exit_after,
-    keep_what_is_loaded,
-)
+from shapestream_workers.process import exit_after, keep_what_is_loaded
 from shapestream_workers.reloads import Reload, Reloads
 from shapestream_workers.security import server_security
 from shapestream_workers.supervisor.core import Restarted, RestartPolicy

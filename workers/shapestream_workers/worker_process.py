@@ -32,14 +32,11 @@ from shapestream.transport.wake import Wake
 from shapestream_engine.machine import divide_cpus, resident_bytes
 from shapestream_workers.admin import open_admin_port
 from shapestream_workers.costs import tables
+from shapestream_workers.exit_codes import EXIT_CONFIGURATION, EXIT_OK, EXIT_RUNTIME, EXIT_UNUSABLE
 from shapestream_workers.interruption import handed_over
 from shapestream_workers.memory import spell_bytes, watch_memory
 from shapestream_workers.models import available_cpus, compile_models
 from shapestream_workers.process import (
-    EXIT_CONFIGURATION,
-    EXIT_OK,
-    EXIT_RUNTIME,
-    EXIT_UNUSABLE,
     NAME_VARIABLE,
     READY_LINE,
     REPLACE_LINE,
