@@ -256,7 +256,9 @@ def models(
             from shapestream_workers.costs import costs_of
 
             configure("warning", "auto")
-            typer.echo("\n".join(costs_of(load_settings(target), as_json=as_json)))
+            reports = costs_of(load_settings(target))
+            lines = [line for report in reports for line in report.lines()]
+            print_answer(lines, [report.to_dict() for report in reports], as_json=as_json)
             return
         unavailable: dict[str, str] = {}
         if "://" in target:
@@ -275,7 +277,7 @@ def models(
             signatures, digests = list(read.signatures), digests_of(loaded.settings.models)
             warnings = list(read.warnings)
         found: list[dict[str, Any]] = []
-        lines: list[str] = []
+        lines = []
         for signature in signatures:
             digest = digests.get(signature.name)
             found.append({**signature.to_dict(), "digest": digest})

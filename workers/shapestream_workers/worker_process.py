@@ -31,7 +31,7 @@ from shapestream.transport.socket_options import SocketOptions
 from shapestream.transport.wake import Wake
 from shapestream_engine.machine import divide_cpus, resident_bytes
 from shapestream_workers.admin import open_admin_port
-from shapestream_workers.costs import tables
+from shapestream_workers.costs import cost_tables
 from shapestream_workers.exit_codes import EXIT_CONFIGURATION, EXIT_OK, EXIT_RUNTIME, EXIT_UNUSABLE
 from shapestream_workers.interruption import handed_over
 from shapestream_workers.memory import spell_bytes, watch_memory
@@ -120,7 +120,7 @@ def run_worker(
     with port.preparing() if port is not None else nullcontext():
         models = compile_models(loaded, own, slots=slots, threads=threads)
         _check_memory_limit(loaded, group)
-        costs = tables(own, models, slots=slots, threads=threads)
+        costs = cost_tables(own, models, slots=slots, threads=threads)
 
     latest: DealerSocket | None = None
     # The socket accepts no message while there is no connection.

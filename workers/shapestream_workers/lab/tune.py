@@ -28,9 +28,9 @@ from shapestream_workers.lab.options import TuneOptions
 from shapestream_workers.lab.race import CandidateRun, Race, choose, finalists
 from shapestream_workers.lab.replay import InputMaker, read_requests
 from shapestream_workers.lab.subject import Subject, require_editor
-from shapestream_workers.lab.tables import table_of
 from shapestream_workers.memory import spell_bytes
 from shapestream_workers.models import available_cpus, read_signatures
+from shapestream_workers.tables import table_of
 
 PLACEMENTS_UNTIL, SHAPES_UNTIL = 0.65, 0.35
 """Shares of the budget that must be left after the heats of placements, and of shapes."""
