@@ -46,7 +46,7 @@ class NoBatchAxis:
 
 
 def inputs_line(shapes: Mapping[str, str]) -> str:
-    """The line of YAML that states these input shapes."""
+    """Return the line of YAML that states these input shapes."""
     stated = ", ".join(f"{_quoted(name)}: {{shape: '{shape}'}}" for name, shape in shapes.items())
     return f"inputs: {{{stated}}}"
 
@@ -113,7 +113,7 @@ def without_batch_axis(spec: ModelSpec, signature: ModelSignature) -> ModelSpec:
 
 
 def why_no_batch(signature: ModelSignature) -> NoBatchAxis | None:
-    """The reason why requests of this model run alone, by its signature; None if they share calls, or must not."""
+    """Return the reason why requests of this model run alone, by its signature; None if they share calls, or must not."""
     if signature.has_batch or signature.strategy.alone:
         return None
     reason = _reason(signature, frozenset()) or _spelled(
@@ -133,7 +133,7 @@ def _stated(spec: ModelSpec) -> dict[str, NamedShape]:
 
 
 def _reason(signature: ModelSignature, stated: frozenset[str]) -> str | None:
-    """The reason why the first axes cannot be the batch; None if they can."""
+    """Return the reason why the first axes cannot be the batch; None if they can."""
     if not signature.inputs:
         return "the model has no inputs"
     to_blame: list[str] = []
@@ -170,7 +170,7 @@ def _blame(port: InputPort, stated: frozenset[str]) -> str | None:
 
 
 def _helpful_shapes(signature: ModelSignature, *, can_open: bool) -> dict[str, str]:
-    """The shapes that would give each input a batch axis; empty if some input cannot have one."""
+    """Return the shapes that would give each input a batch axis; empty if some input cannot have one."""
     shapes = {}
     for port in signature.inputs:
         if BATCH in port.axis_names:
@@ -182,7 +182,7 @@ def _helpful_shapes(signature: ModelSignature, *, can_open: bool) -> dict[str, s
 
 
 def _named(port: InputPort) -> str:
-    """The input's shape with the first axis named `batch`."""
+    """Return the input's shape with the first axis named `batch`."""
     if BATCH in port.axis_names:
         return str(port.shape)
     first = port.shape.dimensions[0]

@@ -87,7 +87,7 @@ class BatchRun:
         )
 
     def _in_time(self, places: Sequence[int]) -> Sequence[int]:
-        """The places of members that may still start; the argument itself if none is late."""
+        """Return the places of members that may still start; the argument itself if none is late."""
         start_before = self._batch.start_before
         if start_before is None:
             return places
@@ -216,7 +216,7 @@ class BatchRun:
 
 
 def _covering(rows: int, calls: Sequence[PlannedCall]) -> Sequence[PlannedCall]:
-    """The calls that cover `rows` rows; at least one."""
+    """Return the calls that cover `rows` rows; at least one."""
     covering = [
         PlannedCall(call.sizes, call.start, min(call.stop, rows)) for call in calls if call.start < rows
     ]

@@ -154,7 +154,7 @@ class CalibrationBench:
                 thread.join()
 
     def points(self) -> tuple[CostPoint, ...]:
-        """The measured points, each with the lower quartile of its times."""
+        """Return the measured points, each with the lower quartile of its times."""
         return tuple(
             CostPoint(
                 sizes=sizes,
@@ -190,7 +190,8 @@ class CalibrationBench:
                 self.findings.append(f"a call of {sizes} is not measured: {failure}")
 
     def _expected_s(self, elements: int) -> float:
-        """Expected seconds of a call: linear between the smallest and the largest measured call, steeper above."""
+        """Return the expected seconds of a call: linear between the smallest and the largest measured call, steeper
+        above."""
         if self._smallest is None:
             return 0.0
         (few, least_s), (most, most_s) = self._smallest, self._largest
@@ -280,4 +281,4 @@ def _start_slot(
 
 
 class _CallFailed(EngineError):
-    """The model did not run a shape."""
+    """Raised when the model did not run a shape."""

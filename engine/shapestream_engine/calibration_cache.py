@@ -71,7 +71,7 @@ class CostEntry:
                 self.path.with_suffix(".tries").unlink(missing_ok=True)
 
     def read(self) -> CostTable | None:
-        """The kept table; None if there is no readable one."""
+        """Return the kept table; None if there is no readable one."""
         plain = read_plain(self.path)
         try:
             return None if plain is None else CostTable.from_dict(plain)
@@ -91,7 +91,7 @@ class CostCache(KeptFiles):
 
     @contextmanager
     def entry(self, key: str) -> Iterator[CostEntry]:
-        """The entry of a table, locked against other processes inside the block."""
+        """Yield the entry of a table, locked against other processes inside the block."""
         with self.locked(key) as path:
             yield CostEntry(path)
 
@@ -148,7 +148,7 @@ def cost_key(
     threads: int | None,
     budget_s: float,
 ) -> str:
-    """The key of a table: it changes with everything known to influence costs, and with the budget.
+    """Return the key of a table: it changes with everything known to influence costs, and with the budget.
 
     The machine counts by its CPU model and the number of usable CPUs, so equal machines share a key.
     """

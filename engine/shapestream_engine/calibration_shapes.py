@@ -37,7 +37,7 @@ MOST_NBYTES = 64 << 20
 
 
 def most_rows(signature: ModelSignature, max_batch: int | None) -> int:
-    """Rows of the largest call to measure; 1 without a batch axis."""
+    """Return the rows of the largest call to measure; 1 without a batch axis."""
     if not signature.has_batch:
         return 1
     allowed = signature.strategy.sizes.get(signature.dimensions[0])
@@ -47,7 +47,7 @@ def most_rows(signature: ModelSignature, max_batch: int | None) -> int:
 
 
 def stages(signature: ModelSignature, max_batch: int | None) -> list[list[Sizes]]:
-    """Two lists of call shapes, ascending by elements: static shapes with the coarse grid, then the points between.
+    """Return two lists of call shapes, ascending by elements: static shapes with the coarse grid, then the points between.
 
     If a strategy allows certain sizes only, they are the grid. Under a cap on shapes only a few are measured, because
     engines never free their memory.
@@ -102,7 +102,7 @@ def _points(signature: ModelSignature, axes: Sequence[Sequence[int]]) -> Iterato
 def _parted(
     signature: ModelSignature, axes: Sequence[Sequence[int]]
 ) -> tuple[Sequence[int], Sequence[Sequence[int]]]:
-    """The numbers of rows, and the sizes of each other dimension."""
+    """Return the numbers of rows, and the sizes of each other dimension."""
     return (axes[0], axes[1:]) if signature.has_batch else ((1,), axes)
 
 
@@ -124,7 +124,7 @@ def _axes(
 
 
 def call_nbytes(signature: ModelSignature, sizes: Sizes) -> int:
-    """Size in bytes of all inputs of a call."""
+    """Return the size in bytes of all inputs of a call."""
     shapes = zip(signature.inputs, signature.input_shapes(sizes), strict=True)
     return sum(prod(shape) * dtype_of(port.element_type).itemsize for port, shape in shapes)
 
@@ -140,7 +140,7 @@ def _affordable(signature: ModelSignature, shapes: Iterable[Sizes], known: Seque
 
 
 def _ladder(bounds: Dimension, *, first: int, last: int, factor: int) -> list[int]:
-    """The smallest size, then `first` times powers of `factor`, then the largest."""
+    """Return the smallest size, then `first` times powers of `factor`, then the largest."""
     smallest = max(1, bounds.minimum)
     sizes = [smallest]
     size = first

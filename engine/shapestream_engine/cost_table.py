@@ -71,7 +71,7 @@ class CostTable:
         return hashlib.sha256(json.dumps(self.to_dict()).encode()).hexdigest()[:40]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for a file or the wire; `from_dict` makes an equal table of it."""
+        """Return plain data for a file or the wire; `from_dict` makes an equal table of it."""
         return {
             "key": self.key,
             "dimensions": list(self.dimensions),
@@ -80,7 +80,7 @@ class CostTable:
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> CostTable:
-        """The table that `plain`, data of any origin, describes; raises `EngineError` for other data."""
+        """Return the table that `plain`, data of any origin, describes; raises `EngineError` for other data."""
         try:
             match plain:
                 case {"key": str(key), "dimensions": [*dimensions], "points": [*points]}:
@@ -130,7 +130,7 @@ class LearnedCosts:
             raise EngineError("no call computes so much")
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data; `from_dict` makes an equal value of it."""
+        """Return plain data; `from_dict` makes an equal value of it."""
         return {
             "table": self.table,
             "batches": self.batches,

@@ -50,7 +50,7 @@ EXACT_BITS = {"bf16": 8, "f16": 11, "f32": 24, "f64": 53}
 
 
 def dtype_of(element_type: str) -> np.dtype[Any]:
-    """The NumPy dtype of an element type such as `f32`; raises `ElementTypeError` for other names."""
+    """Return the NumPy dtype of an element type such as `f32`; raises `ElementTypeError` for other names."""
     try:
         return ELEMENT_TYPES[element_type]
     except (KeyError, TypeError):
@@ -60,7 +60,7 @@ def dtype_of(element_type: str) -> np.dtype[Any]:
 
 
 def element_type_of(dtype: np.dtype[Any] | type) -> str:
-    """OpenVINO's name of a NumPy dtype; raises `ElementTypeError` for dtypes that cannot be sent.
+    """Return OpenVINO's name of a NumPy dtype; raises `ElementTypeError` for dtypes that cannot be sent.
 
     Objects, text, dates and structures are refused, because their bytes have no meaning elsewhere. The caller converts
     big-endian arrays explicitly: `array.astype(array.dtype.newbyteorder("<"))`.

@@ -114,7 +114,7 @@ class RuleError(InferenceError):
 
 
 def message_of(error: BaseException) -> str:
-    """The message of an error that a model's code raised; its class may fail to give one."""
+    """Return the message of an error that a model's code raised; its class may fail to give one."""
     try:
         return str(error)
     except KeyboardInterrupt:

@@ -94,14 +94,14 @@ class InferRequest(ABC):
 
     @abstractmethod
     def outputs(self) -> list[np.ndarray[Any, Any]]:
-        """The outputs of the last call, as views of the engine's memory; copy them before the next call."""
+        """Return the outputs of the last call, as views of the engine's memory; copy them before the next call."""
 
     def input_tensor(self, port: int | str = 0) -> TensorLike:
-        """The input tensor of a port, given by number or name."""
+        """Return the input tensor of a port, given by number or name."""
         return self.input_tensors[port_number("input", port, self.signature)]
 
     def output_tensor(self, port: int | str = 0) -> OutputTensor:
-        """The last call's output of a port, given by number or name."""
+        """Return the last call's output of a port, given by number or name."""
         number = port_number("output", port, self.signature)
         return OutputTensor(self.signature.outputs[number].element_type, self.outputs()[number])
 
@@ -168,7 +168,7 @@ class InferRequest(ABC):
 
 
 def port_number(kind: str, port: int | str, signature: ModelSignature) -> int:
-    """The number of a port, given by number or name; raises `KeyError` that lists the names."""
+    """Return the number of a port, given by number or name; raises `KeyError` that lists the names."""
     names = [each.name for each in (signature.inputs if kind == "input" else signature.outputs)]
     if isinstance(port, str) and port in names:
         return names.index(port)

@@ -21,7 +21,7 @@ InputArrays: TypeAlias = "Mapping[str, Any] | Sequence[Any]"
 
 
 def in_port_order(ports: Sequence[InputPort], inputs: InputArrays) -> list[Any]:
-    """The values in the order of the ports; raises `ShapeError` that names missing and unknown inputs."""
+    """Return the values in the order of the ports; raises `ShapeError` that names missing and unknown inputs."""
     names = [port.name for port in ports]
     if isinstance(inputs, Mapping):
         # Both are reported: a misspelt name is unknown, and the right one missing.

@@ -37,7 +37,7 @@ class KeptFiles:
 
     @classmethod
     def of_environment(cls) -> Self:
-        """The folder named by the environment, else the user's."""
+        """Return the folder named by the environment, else the user's."""
         chosen = os.environ.get(cls.VARIABLE, "")
         if chosen == "off":
             return cls(None)
@@ -51,7 +51,7 @@ class KeptFiles:
 
     @contextmanager
     def locked(self, key: str) -> Iterator[Path | None]:
-        """The path of an entry, locked against other processes inside the block; None if nothing can be kept."""
+        """Yield the path of an entry, locked against other processes inside the block; None if nothing can be kept."""
         if self.folder is None:
             yield None
             return

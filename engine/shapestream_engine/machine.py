@@ -27,13 +27,13 @@ _MODULES = {
 
 
 def memory_bytes() -> int:
-    """The machine's memory in bytes; a container may have less."""
+    """Return the machine's memory in bytes; a container may have less."""
     return os.sysconf("SC_PHYS_PAGES") * _PAGE_BYTES
 
 
 @cache
 def cpu_name() -> str:
-    """The processor's model name, if the system reports it."""
+    """Return the processor's model name, if the system reports it."""
     try:
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
             name, _, value = line.partition(":")
@@ -45,12 +45,12 @@ def cpu_name() -> str:
 
 
 def resident_bytes(statm: Path = Path("/proc/self/statm")) -> int:
-    """Resident memory of this process in bytes; raises `OSError` without /proc."""
+    """Return the resident memory of this process in bytes; raises `OSError` without /proc."""
     return int(statm.read_text().split()[1]) * _PAGE_BYTES
 
 
 def resident_bytes_of(pid: int) -> int:
-    """Resident memory of another process in bytes; 0 if it has ended, and without /proc."""
+    """Return the resident memory of another process in bytes; 0 if it has ended, and without /proc."""
     try:
         return resident_bytes(Path(f"/proc/{pid}/statm"))
     except (OSError, IndexError):
@@ -58,7 +58,7 @@ def resident_bytes_of(pid: int) -> int:
 
 
 def runtime_of(engine: str) -> dict[str, list[str]]:
-    """The distributions of NumPy and of an engine's modules, each as `name==version`.
+    """Return the distributions of NumPy and of an engine's modules, each as `name==version`.
 
     Several distributions may provide a module, as `onnxruntime-gpu` provides `onnxruntime`, so versions alone do not
     suffice. A module without a distribution is identified by its file's size and time.
@@ -87,7 +87,7 @@ def _distributions_of(module: str) -> list[str]:
 
 @cache
 def _installed(_path: tuple[str, ...]) -> dict[str, list[str]]:
-    """Module -> its distributions on this path; reading them all is slow."""
+    """Return the distributions of each module on this path; reading them all is slow."""
     return dict(importlib.metadata.packages_distributions())
 
 

@@ -23,7 +23,7 @@ class Memo(Generic[K, V]):
         self._known: dict[K, V] = {}
 
     def __call__(self, key: K) -> V:
-        """The value for `key`; errors of `make` are raised and not kept."""
+        """Return the value for `key`; errors of `make` are raised and not kept."""
         value = self._known.get(key)
         if value is None:
             value = self._make(key)

@@ -154,7 +154,7 @@ class Backend(Protocol):
 
 
 def spec_of(model: ModelSpec | Path | str) -> ModelSpec:
-    """The spec of a model that is given by its spec or its file."""
+    """Return the spec of a model that is given by its spec or its file."""
     return model if isinstance(model, ModelSpec) else ModelSpec(path=Path(model))
 
 
@@ -238,11 +238,11 @@ class ReadModel:
         return self.signature.outputs
 
     def input(self, port: int | str = 0) -> InputPort:
-        """An input, by number or name."""
+        """Return an input, by number or name."""
         return self.signature.inputs[port_number("input", port, self.signature)]
 
     def output(self, port: int | str = 0) -> OutputPort:
-        """An output, by number or name; its `partial_shape` comes from shape inference."""
+        """Return an output, by number or name; its `partial_shape` comes from shape inference."""
         return self.signature.outputs[port_number("output", port, self.signature)]
 
     def reshape(self, shapes: ShapeLike | Mapping[int | str, ShapeLike]) -> ReadModel:

@@ -28,7 +28,7 @@ _BESIDE = {".xml": ".bin", ".pdmodel": ".pdiparams"}
 
 
 def check_file(path: Path) -> None:
-    """Raises `ModelLoadError` unless all files of the model are regular and fit in memory."""
+    """Raise `ModelLoadError` unless all files of the model are regular and fit in memory."""
     if not path.is_file():
         reason = (
             "is a directory"
@@ -46,7 +46,7 @@ def check_file(path: Path) -> None:
 
 
 def files_of_model(path: Path) -> list[Path]:
-    """The model's files: `path`, then the files that it needs, existing or not.
+    """Return the model's files: `path`, then the files that it needs, existing or not.
 
     The weights of an IR are listed only if they, or a link to them, exist. Files that an ONNX file names are sorted, each
     once. Raises `OSError`, and `ModelLoadError` for a damaged ONNX file and for files outside its folder.
@@ -72,7 +72,7 @@ def files_of_model(path: Path) -> list[Path]:
 
 
 def digest_of_model(path: Path) -> str:
-    """The hexadecimal sha256 of the model's files, one after the other; raises as `files_of_model` does.
+    """Return the hexadecimal sha256 of the model's files, one after the other; raises as `files_of_model` does.
 
     Also raises `ModelLoadError` for files that together exceed the machine's memory.
     """
@@ -100,7 +100,7 @@ def _opened_files(path: Path) -> Iterator[BinaryIO]:
 
 
 def outputs_that_are_no_tensors(path: Path) -> list[str]:
-    """The outputs of an ONNX file that are sequences or maps, such as a ZipMap's; raises `OSError`."""
+    """Return the outputs of an ONNX file that are sequences or maps, such as a ZipMap's; raises `OSError`."""
     if path.suffix.lower() in _BESIDE:
         return []
     found: list[str] = []
@@ -119,7 +119,7 @@ def outputs_that_are_no_tensors(path: Path) -> list[str]:
 
 
 def opset_of(path: Path) -> int | None:
-    """The opset of ONNX's own operators in an ONNX file; None for other files. Raises `OSError`."""
+    """Return the opset of ONNX's own operators in an ONNX file; None for other files. Raises `OSError`."""
     if path.suffix.lower() in _BESIDE:
         return None
     newest: int | None = None
@@ -197,7 +197,7 @@ _Span: TypeAlias = "tuple[int, int]"
 
 
 def _external_data(path: Path) -> set[str]:
-    """The names of the files with an ONNX file's tensors, relative to its folder."""
+    """Return the names of the files with an ONNX file's tensors, relative to its folder."""
     names: set[str] = set()
     with open_regular(path) as file:
         whole = os.fstat(file.fileno()).st_size
@@ -220,7 +220,7 @@ def _external_data(path: Path) -> set[str]:
 
 
 def _file_of_tensor(file: BinaryIO, start: int, end: int) -> set[str]:
-    """The name of the file with a tensor's data; empty if the tensor holds the data."""
+    """Return the name of the file with a tensor's data; empty if the tensor holds the data."""
     locations, is_external = set(), False
     for number, value, at, stop in _fields(file, start, end):
         if number == DATA_LOCATION:
@@ -238,7 +238,7 @@ def _file_of_tensor(file: BinaryIO, start: int, end: int) -> set[str]:
 
 
 def _inner(file: BinaryIO, messages: list[_Span], *numbers: int) -> list[_Span]:
-    """The messages that these field numbers lead to, in order."""
+    """Return the messages that these field numbers lead to, in order."""
     for wanted in numbers:
         messages = [
             (at, stop)

@@ -35,7 +35,7 @@ class Extent:
     rounds_up: bool = False
 
     def of(self, size: int) -> int:
-        """The size of the axis when the dimension has `size`."""
+        """Return the size of the axis when the dimension has `size`."""
         return (size * self.times + (self.divisor - 1 if self.rounds_up else 0)) // self.divisor
 
     def __str__(self) -> str:
@@ -55,14 +55,14 @@ class Rule:
     NAME: ClassVar[str]
 
     def check(self, rule: Ruled) -> None:
-        """Raises `SignatureError` if the output, other outputs or the inputs do not fit the rule."""
+        """Raise `SignatureError` if the output, other outputs or the inputs do not fit the rule."""
 
     def data_axis(self, port: OutputPort) -> int | None:
-        """The axis whose size the data decides (rows found, entries counted); None without such an axis."""
+        """Return the axis whose size the data decides (rows found, entries counted); None without such an axis."""
         return None
 
     def extents(self, port: OutputPort) -> tuple[Extent | None, ...]:
-        """The extent of each axis; None for an axis that follows nothing.
+        """Return the extent of each axis; None for an axis that follows nothing.
 
         Names that no input dimension has are not followed.
         """
@@ -79,7 +79,7 @@ class Rows(Rule):
     NAME: ClassVar[str] = "rows"
 
     def check(self, rule: Ruled) -> None:
-        """Raises `SignatureError` unless there is one batch axis."""
+        """Raise `SignatureError` unless there is one batch axis."""
         rule.check_batch_axis()
 
 
@@ -101,7 +101,7 @@ class Crop(Rule):
     to: str
 
     def check(self, rule: Ruled) -> None:
-        """Raises `SignatureError` for invalid entries, and for entries that do not fit their axes."""
+        """Raise `SignatureError` for invalid entries, and for entries that do not fit their axes."""
         rule.check_batch_axis()
         where, output, table = rule.where, rule.output, rule.table
         texts = self.to.split(",")
@@ -125,7 +125,7 @@ class Crop(Rule):
                 raise SignatureError(f"{where}: axis {axis} is as large as {shown!r}, not {extent}")
 
     def extents(self, port: OutputPort) -> tuple[Extent | None, ...]:
-        """The entries of `to`; raises `SignatureError` for an invalid entry."""
+        """Return the entries of `to`; raises `SignatureError` for an invalid entry."""
         return tuple(map(_extent, self.to.split(",")))
 
 
@@ -158,7 +158,7 @@ class IndexColumn(Rule):
     column: int = 0
 
     def check(self, rule: Ruled) -> None:
-        """Raises `SignatureError` unless the column exists and can hold an index."""
+        """Raise `SignatureError` unless the column exists and can hold an index."""
         output, where = rule.output, rule.where
         if output.shape.rank not in (1, 2):
             raise SignatureError(f"{where} needs the shape [rows, columns] or [rows], not [{output.shape}]")
@@ -169,7 +169,7 @@ class IndexColumn(Rule):
             raise SignatureError(f"{where}: a boolean is no index")
 
     def data_axis(self, port: OutputPort) -> int | None:
-        """The first axis: rows found."""
+        """Return the first axis: rows found."""
         return 0
 
 
@@ -193,13 +193,13 @@ class With(FollowingRule):
     MEANING: ClassVar[str] = "that it runs parallel to"
 
     def check(self, rule: Ruled) -> None:
-        """Raises `SignatureError` unless the other output has rows that this one can follow."""
+        """Raise `SignatureError` unless the other output has rows that this one can follow."""
         rule.check_leader(self.output, self.FOLLOWS)
         if rule.output.shape.rank == 0:
             raise SignatureError(f"{rule.where} needs rows; the output is a scalar")
 
     def data_axis(self, port: OutputPort) -> int | None:
-        """The first axis: rows parallel to the rows found."""
+        """Return the first axis: rows parallel to the rows found."""
         return 0
 
 
@@ -216,7 +216,7 @@ class Counts(FollowingRule):
     MEANING: ClassVar[str] = "that counts its rows"
 
     def check(self, rule: Ruled) -> None:
-        """Raises `SignatureError` unless the other output counts, and the data decides the number of rows."""
+        """Raise `SignatureError` unless the other output counts, and the data decides the number of rows."""
         rule.check_counter(self.output)
         shape = rule.output.shape
         if shape.rank == 0:
@@ -228,7 +228,7 @@ class Counts(FollowingRule):
             )
 
     def data_axis(self, port: OutputPort) -> int | None:
-        """The first axis: rows counted."""
+        """Return the first axis: rows counted."""
         return 0
 
 
@@ -245,14 +245,14 @@ class PaddedCounts(FollowingRule):
     MEANING: ClassVar[str] = "that counts its rows"
 
     def check(self, rule: Ruled) -> None:
-        """Raises `SignatureError` unless the other output counts, and this output has a table per row."""
+        """Raise `SignatureError` unless the other output counts, and this output has a table per row."""
         rule.check_counter(self.output)
         rule.check_batch_axis()
         if rule.output.shape.rank < 2:
             raise SignatureError(f"{rule.where} needs the shape [batch, max, ...], not [{rule.output.shape}]")
 
     def data_axis(self, port: OutputPort) -> int | None:
-        """The first axis beside `batch`: entries counted."""
+        """Return the first axis beside `batch`: entries counted."""
         return 1 if port.batch_axis == 0 else 0
 
 
@@ -265,7 +265,7 @@ class Recount(FollowingRule):
     MEANING: ClassVar[str] = "whose rows it counts"
 
     def check(self, rule: Ruled) -> None:
-        """Raises `SignatureError` unless the other output has rows to count, and this output is one number."""
+        """Raise `SignatureError` unless the other output has rows to count, and this output is one number."""
         rule.check_leader(self.output, self.FOLLOWS)
         output, where = rule.output, rule.where
         if any(1 not in size for size in output.shape.dimensions):
@@ -289,7 +289,7 @@ class Shared(Rule):
     NAME: ClassVar[str] = "shared"
 
     def check(self, rule: Ruled) -> None:
-        """Raises `SignatureError` where the output follows the batch."""
+        """Raise `SignatureError` where the output follows the batch."""
         if BATCH in rule.output.shape.names:
             raise SignatureError(
                 f"{rule.where} cannot hold: [{rule.output.shape}] follows the batch; that is the rule rows"
@@ -340,7 +340,7 @@ def parse_rule(value: Mapping[str, Any]) -> Rule:
 
 
 def rule_to_dict(rule: Rule) -> dict[str, Any]:
-    """The mapping from which `parse_rule` makes an equal rule."""
+    """Return the mapping from which `parse_rule` makes an equal rule."""
     return {"rule": rule.NAME, **asdict(rule)}
 
 
@@ -386,7 +386,7 @@ class Port:
         return self.shape.is_dynamic
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data from which the class's `from_dict` makes an equal port."""
+        """Return plain data from which the class's `from_dict` makes an equal port."""
         return {"name": self.name, "element_type": self.element_type, "shape": str(self.shape)}
 
 
@@ -441,7 +441,7 @@ class InputPort(Port):
         return self.mask_of is not None or dimension in self.pad
 
     def pad_value(self, dimension: str) -> PadValue:
-        """The padding value along `dimension`; 0 by default."""
+        """Return the padding value along `dimension`; 0 by default."""
         return self.pad.get(dimension, 0)
 
     def _check_pad(self, dimension: str, value: PadValue) -> None:
@@ -459,7 +459,7 @@ class InputPort(Port):
             raise SignatureError(f"{where}: a mask is 0 in the padding, not {value!r}")
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data from which `from_dict` makes an equal port."""
+        """Return plain data from which `from_dict` makes an equal port."""
         plain = Port.to_dict(self)
         if self.pad:
             plain["pad"] = dict(self.pad)
@@ -469,7 +469,7 @@ class InputPort(Port):
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> InputPort:
-        """The port that `plain` describes; raises `EngineError` for invalid data."""
+        """Return the port that `plain` describes; raises `EngineError` for invalid data."""
         mask_of = plain.get("mask_of")
         pad = plain.get("pad", {})
         if not isinstance(pad, Mapping) or not all(isinstance(name, str) for name in pad):
@@ -520,19 +520,19 @@ class OutputPort(Port):
         return self.rule.extents(self)
 
     def own_sizes(self, own: Mapping[str, int]) -> tuple[int | None, ...]:
-        """The size of each axis in the result of a request of these sizes; None if the sizes do not determine it."""
+        """Return the size of each axis in the result of a request of these sizes; None if the sizes do not determine it."""
         return tuple(
             None if extent is None or extent.dimension not in own else extent.of(own[extent.dimension])
             for extent in self.extents
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data from which `from_dict` makes an equal port."""
+        """Return plain data from which `from_dict` makes an equal port."""
         return {**Port.to_dict(self), "rule": rule_to_dict(self.rule)}
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> OutputPort:
-        """The port that `plain` describes; raises `EngineError` for invalid data."""
+        """Return the port that `plain` describes; raises `EngineError` for invalid data."""
         return cls(
             _text(plain, "name"),
             _text(plain, "element_type"),
@@ -601,7 +601,7 @@ class DimensionTable:
 
     @classmethod
     def of(cls, inputs: Sequence[InputPort]) -> DimensionTable:
-        """The table of these inputs; raises `SignatureError` if they contradict each other."""
+        """Return the table of these inputs; raises `SignatureError` if they contradict each other."""
         axis_names = [port.axis_names for port in inputs]
         has_batch = bool(inputs) and all(BATCH in names for names in axis_names)
         first = [BATCH] if has_batch else []
@@ -630,7 +630,7 @@ class DimensionTable:
 def _bounds(
     names: Sequence[str], inputs: Sequence[InputPort], axis_names: Sequence[Sequence[str | None]]
 ) -> tuple[Dimension, ...]:
-    """The sizes that all axes of a name admit; a static axis fixes the dynamic axes of its name."""
+    """Return the sizes that all axes of a name admit; a static axis fixes the dynamic axes of its name."""
     bounds = dict.fromkeys(names, Dimension())
     for port, per_axis in zip(inputs, axis_names, strict=True):
         for axis, dimension in enumerate(port.shape.dimensions):
@@ -648,7 +648,7 @@ def _bounds(
 
 
 def _check_static_names(inputs: Sequence[InputPort]) -> None:
-    """Raises `SignatureError` if static axes of one name differ, such as `c:3` and `c:4`."""
+    """Raise `SignatureError` if static axes of one name differ, such as `c:3` and `c:4`."""
     seen: dict[str, tuple[str, Dimension]] = {}
     for port in inputs:
         for name, dimension in zip(port.shape.names, port.shape.dimensions, strict=True):
@@ -680,7 +680,7 @@ class Ruled:
         return f"output {self.output.name!r}: the rule {self.output.rule.NAME}"
 
     def check(self) -> None:
-        """Raises `SignatureError` if the rule does not fit the output; the message names the remedy."""
+        """Raise `SignatureError` if the rule does not fit the output; the message names the remedy."""
         if isinstance(self.output.rule, Whole) == self.table.has_batch:
             remedy = (
                 "the model has a batch axis; say by rule whose rows are whose"
@@ -691,7 +691,7 @@ class Ruled:
         self.output.rule.check(self)
 
     def check_batch_axis(self) -> None:
-        """Raises `SignatureError` unless the output has one batch axis."""
+        """Raise `SignatureError` unless the output has one batch axis."""
         output = self.output
         if output.shape.names.count(BATCH) != 1 or output.batch_axis is None:
             raise SignatureError(
@@ -699,7 +699,7 @@ class Ruled:
             )
 
     def check_leader(self, name: str, rules: tuple[str, ...]) -> None:
-        """Raises `SignatureError` unless the output `name` has one of these rules."""
+        """Raise `SignatureError` unless the output `name` has one of these rules."""
         leader = next((other for other in self.outputs if other.name == name), None)
         if leader is None or leader.rule.NAME not in rules:
             *first, last = rules
@@ -708,7 +708,7 @@ class Ruled:
             )
 
     def check_counter(self, name: str) -> None:
-        """Raises `SignatureError` unless the output `name` has one number per row of the batch."""
+        """Raise `SignatureError` unless the output `name` has one number per row of the batch."""
         where = self.where
         counter = next((other for other in self.outputs if other.name == name), None)
         if counter is None or not isinstance(counter.rule, Rows):

@@ -27,7 +27,7 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def exact_nbytes(item_nbytes: int, shape: Sequence[int]) -> int:
-    """The exact size in bytes of a tensor of this shape; Python's integers do not overflow.
+    """Return the exact size in bytes of a tensor of this shape; Python's integers do not overflow.
 
     Raises `ShapeError` if the product of the nonzero sizes exceeds `MAX_SIZE`: array libraries refuse such a shape even if
     another size is 0.
@@ -132,7 +132,7 @@ class Dimension:
         return self.minimum <= size <= (MAX_SIZE if self.maximum is None else self.maximum)
 
     def intersection(self, other: Dimension) -> Dimension:
-        """The sizes that both dimensions admit; raises `ShapeError` if there are none."""
+        """Return the sizes that both dimensions admit; raises `ShapeError` if there are none."""
         uppers = [dimension.maximum for dimension in (self, other) if dimension.maximum is not None]
         low, high = max(self.minimum, other.minimum), min(uppers, default=None)
         if high is not None and high < low:

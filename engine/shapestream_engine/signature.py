@@ -71,7 +71,7 @@ def _resolved(signature: ModelSignature, layout: Any) -> RequestShape:
 
 
 def _positions(inputs: Sequence[InputPort], layout: Any) -> list[int | None]:
-    """The position of each input in the layout; None for a mask that is left out."""
+    """Return the position of each input in the layout; None for a mask that is left out."""
     if not isinstance(layout, tuple):
         raise ShapeError(f"a layout is a tuple of (port, element type, shape), not {type(layout).__name__}")
     positions: list[int | None] = [None] * len(inputs)
@@ -165,7 +165,7 @@ def _listing(inputs: Sequence[InputPort]) -> str:
 
 
 def _empty_answer(signature: ModelSignature, request: RequestShape) -> Tensors | None:
-    """The results of a request without elements; None if only a call of exactly its sizes shows them. Raises
+    """Return the results of a request without elements; None if only a call of exactly its sizes shows them. Raises
     `ShapeError` if the call may be padded or filled up, or needs a mask that is larger than the request."""
     own = dict(zip(signature.dimensions, request.sizes, strict=True))
     has_rows = not signature.has_batch or request.rows > 0
@@ -185,7 +185,7 @@ def _empty_answer(signature: ModelSignature, request: RequestShape) -> Tensors |
 
 
 def _shape(port: OutputPort, own: Mapping[str, int], *, has_rows: bool) -> tuple[int, ...] | None:
-    """The output's shape for a request without elements; None if the data decides, or the model adds elements."""
+    """Return the output's shape for a request without elements; None if the data decides, or the model adds elements."""
     rule = port.rule
     data_axis = port.data_axis
     if isinstance(rule, Recount):
@@ -281,7 +281,7 @@ class ModelSignature:
         return replace(request, answer=_empty_answer(self, request))
 
     def round_up(self, sizes: Sizes) -> Sizes:
-        """The next allowed sizes, to which a request is padded. Rows stay, because requests add up.
+        """Return the next allowed sizes, to which a request is padded. Rows stay, because requests add up.
 
         Raises `ShapeError` for a size beyond the largest allowed size.
         """
@@ -309,7 +309,7 @@ class ModelSignature:
         return rows_are_free and self.round_up(sizes) == sizes
 
     def input_shapes(self, sizes: Sizes) -> tuple[Sizes, ...]:
-        """The shape of each input in a call; `sizes` is parallel to `dimensions`."""
+        """Return the shape of each input in a call; `sizes` is parallel to `dimensions`."""
         return tuple(
             tuple(
                 dimension.minimum if number is None else sizes[number]
@@ -319,7 +319,7 @@ class ModelSignature:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for the wire; `from_dict` makes an equal signature of it."""
+        """Return plain data for the wire; `from_dict` makes an equal signature of it."""
         return {
             "name": self.name,
             "inputs": [port.to_dict() for port in self.inputs],
@@ -329,7 +329,7 @@ class ModelSignature:
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> ModelSignature:
-        """The signature that `plain`, data of any origin, describes. Raises `SignatureError` for invalid data."""
+        """Return the signature that `plain`, data of any origin, describes. Raises `SignatureError` for invalid data."""
         try:
             match plain:
                 case {"name": str(name), "inputs": [*inputs], "outputs": [*outputs]}:

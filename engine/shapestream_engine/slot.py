@@ -179,7 +179,7 @@ class Runner:
         )
 
     def _about_empty(self, batch: BatchInputs) -> str:
-        """Advice if a member has no elements: few models take sizes of 0, and engines report them obscurely."""
+        """Return advice if a member has no elements: few models take sizes of 0, and engines report them obscurely."""
         pool = self._pools.get(batch.model)
         if pool is None:
             return ""
@@ -197,7 +197,7 @@ class Runner:
 
 
 def _resolved(batch: BatchInputs, pool: RequestPool) -> tuple[RequestShape, ...]:
-    """The sizes of the members; raises `EngineError` if the model does not take one of them."""
+    """Return the sizes of the members; raises `EngineError` if the model does not take one of them."""
     return tuple([pool.resolve(member.layout) for member in batch.members])
 
 

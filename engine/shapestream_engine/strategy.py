@@ -108,7 +108,7 @@ class Strategy:
         return None if self.max_prepared is None else self.max_prepared - self.max_prepared // 8
 
     def allowed(self, table: DimensionTable) -> tuple[Sizes | None, ...]:
-        """The allowed sizes of each dimension of the model; None: any size.
+        """Return the allowed sizes of each dimension of the model; None: any size.
 
         Raises `SignatureError` for a dimension that the model lacks or may not pad, for sizes that it does not admit, and
         for a cap on shapes without an upper bound.
@@ -149,7 +149,7 @@ class Strategy:
             )
 
     def static_sizes(self, table: DimensionTable) -> tuple[Sizes, ...]:
-        """The static shapes as sizes of the model's dimensions, in configured order.
+        """Return the static shapes as sizes of the model's dimensions, in configured order.
 
         Raises `SignatureError` for a shape that lacks a dimension, has an unknown one, or exceeds the model's bounds.
         """
@@ -167,11 +167,11 @@ class Strategy:
         return f"filled up to calls of {_listed(sizes)}"
 
     def about(self, dimension: str) -> str:
-        """The beginning of an error message about a dimension."""
+        """Return the beginning of an error message about a dimension."""
         return f"strategy {self.name}: {dimension!r}"
 
     def to_dict(self) -> dict[str, Any]:
-        """The mapping from which `parse_strategy` makes an equal strategy."""
+        """Return the mapping from which `parse_strategy` makes an equal strategy."""
         return {
             "strategy": self.name,
             **{name: list(sizes) for name, sizes in self.sizes.items()},
@@ -238,7 +238,7 @@ def parse_strategy(value: Mapping[str, Any]) -> Strategy:
 
 
 def _check_stated(name: str, sizes: Mapping[str, Sizes]) -> None:
-    """Raises `SignatureError` for arguments that the named strategy cannot have."""
+    """Raise `SignatureError` for arguments that the named strategy cannot have."""
     if name == "padded":
         if not sizes:
             raise _refused("strategy padded: name the dimensions to pad, each with its size: seq: 512")
@@ -253,7 +253,7 @@ def _check_stated(name: str, sizes: Mapping[str, Sizes]) -> None:
 
 
 def complaint_about(sizes: Sequence[object]) -> str | None:
-    """The reason why these sizes are invalid; None if they are valid."""
+    """Return the reason why these sizes are invalid; None if they are valid."""
     if not sizes:
         return "there is no size; write at least one"
     known = [size for size in sizes if _is_size(size)]
@@ -273,7 +273,7 @@ def _is_size(value: object) -> TypeGuard[int]:
 
 
 def _listed(sizes: Sequence[int]) -> str:
-    """Sizes as text: `1, 2 or 4`."""
+    """Return the sizes as text: `1, 2 or 4`."""
     *most, last = map(str, sizes)
     return f"{', '.join(most)} or {last}" if most else last
 
@@ -303,7 +303,7 @@ def _parse_static(value: object) -> tuple[StaticShape, ...]:
 
 
 def _check_static(shapes: Sequence[StaticShape]) -> None:
-    """Raises `SignatureError` for invalid sizes and for repeated shapes."""
+    """Raise `SignatureError` for invalid sizes and for repeated shapes."""
     if len(shapes) > MAX_STATIC:
         raise _refused(f"strategy native: static: no more than {MAX_STATIC} shapes", "static")
     for shape in shapes:

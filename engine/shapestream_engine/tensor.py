@@ -150,7 +150,7 @@ class Tensor:
         return nbytes
 
     def _grown(self, needed: int) -> int:
-        """Double the capacity, so that data moves rarely, but not beyond the upper bound."""
+        """Return double the capacity, so that data moves rarely, but not beyond the upper bound."""
         doubled = 2 * self._capacity_bytes
         if self._upper_bound_bytes is not None:
             doubled = min(doubled, self._upper_bound_bytes)
@@ -224,7 +224,7 @@ class ArrayTensor(Tensor):
 
 
 def upper_bounds(signature: ModelSignature) -> tuple[int | None, ...]:
-    """Largest size in bytes of each input, by the bounds of all inputs together; None: unbounded."""
+    """Return the largest size in bytes of each input, by the bounds of all inputs together; None: unbounded."""
     bounds = signature.bounds
     return tuple(
         _most_nbytes(
@@ -239,7 +239,7 @@ def upper_bounds(signature: ModelSignature) -> tuple[int | None, ...]:
 
 
 def fixed_ports(signature: ModelSignature, sizes: Sequence[int | None]) -> tuple[InputPort, ...]:
-    """The inputs of a model that takes only these sizes; `sizes` is parallel to the dimensions, None: any."""
+    """Return the inputs of a model that takes only these sizes; `sizes` is parallel to the dimensions, None: any."""
     ports = []
     for port, axes in zip(signature.inputs, signature.table.axes, strict=True):
         dimensions = []
@@ -251,12 +251,12 @@ def fixed_ports(signature: ModelSignature, sizes: Sequence[int | None]) -> tuple
 
 
 def port_bounds(ports: Sequence[InputPort]) -> tuple[int | None, ...]:
-    """Largest size in bytes of each of these inputs on its own; None: unbounded."""
+    """Return the largest size in bytes of each of these inputs on its own; None: unbounded."""
     return tuple(_most_nbytes(port, [axis.maximum for axis in port.shape.dimensions]) for port in ports)
 
 
 def bound_shape(signature: ModelSignature, output: int) -> tuple[int, ...] | None:
-    """The largest shape of an output; None if some axis is unbounded."""
+    """Return the largest shape of an output; None if some axis is unbounded."""
     port, bounds = signature.outputs[output], dict(zip(signature.dimensions, signature.bounds, strict=True))
     shape = []
     for name, dimension in zip(port.shape.names, port.shape.dimensions, strict=True):
@@ -269,7 +269,7 @@ def bound_shape(signature: ModelSignature, output: int) -> tuple[int, ...] | Non
 
 
 def output_bounds(signature: ModelSignature) -> tuple[int | None, ...]:
-    """Largest size in bytes of each output; None: unbounded."""
+    """Return the largest size in bytes of each output; None: unbounded."""
     return tuple(
         None if (shape := bound_shape(signature, number)) is None else _most_nbytes(port, shape)
         for number, port in enumerate(signature.outputs)
@@ -277,7 +277,7 @@ def output_bounds(signature: ModelSignature) -> tuple[int | None, ...]:
 
 
 def _most_nbytes(port: InputPort | OutputPort, most: Sequence[int | None]) -> int | None:
-    """Size in bytes of a tensor of these sizes; None if one of them is unbounded."""
+    """Return the size in bytes of a tensor of these sizes; None if one of them is unbounded."""
     sizes = [size for size in most if size is not None]
     return prod(sizes, start=dtype_of(port.element_type).itemsize) if len(sizes) == len(most) else None
 

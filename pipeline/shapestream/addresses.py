@@ -10,12 +10,13 @@ from shapestream.errors import TransportError
 
 
 def is_protectable(address: str) -> bool:
-    """True for an address that can ask for keys. Over ipc the folder's mode decides about access instead."""
+    """Tell whether a server at this address can ask for keys. Over ipc the folder's mode decides about access instead."""
     return address.startswith("tcp://")
 
 
 def is_beyond_loopback(address: str) -> bool:
-    """True where other machines may reach `tcp://HOST:PORT`. A name other than localhost may mean any of our interfaces."""
+    """Tell whether other machines may reach `tcp://HOST:PORT`. A name other than localhost may mean any of our
+    interfaces."""
     if not is_protectable(address):
         return False
     host = _host(address)
@@ -28,7 +29,8 @@ def is_beyond_loopback(address: str) -> bool:
 
 
 def reached_from_here(address: str) -> str:
-    """The destination of a process on this machine for a server that listens at `address`, perhaps at all interfaces."""
+    """Return the destination of a process on this machine for a server that listens at `address`, perhaps at all
+    interfaces."""
     if is_protectable(address):
         host, port = _host(address), address.rpartition(":")[2]
         if host in ("*", "0.0.0.0"):
@@ -52,7 +54,7 @@ def check_destination(address: str) -> None:
 
 
 def missing_socket(address: str) -> str | None:
-    """The reason, in words, why no server listens at an `ipc://` address; None where one may."""
+    """Return the reason, in words, why no server listens at an `ipc://` address; None where one may."""
     path = Path(address.removeprefix("ipc://"))
     if not address.startswith("ipc://") or str(path).startswith("@"):  # Linux's abstract sockets are no files
         return None
@@ -87,7 +89,7 @@ def _check_ipc(address: str, path: Path) -> None:
 
 
 def _meant(address: str) -> str:
-    """The advice for an address that is none."""
+    """Return the advice for an address that is none."""
     before, colon, port = address.rpartition(":")
     host = before.rpartition("/")[2] or before.strip("/:")
     if colon and host and port.strip("/").isdigit():

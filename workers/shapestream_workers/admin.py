@@ -17,7 +17,7 @@ log = structlog.get_logger()
 
 
 def worker_admin(loaded: LoadedSettings, address: str) -> AdminSettings:
-    """Settings of a worker's port at `address`, HOST:PORT; the token is that of the server's port.
+    """Return settings of a worker's port at `address`, HOST:PORT; the token is that of the server's port.
 
     Raises `ConfigurationError` as the YAML's loader does.
     """
@@ -33,7 +33,7 @@ def worker_admin(loaded: LoadedSettings, address: str) -> AdminSettings:
 
 
 def open_admin_port(loaded: LoadedSettings, settings: AdminSettings | None) -> AdminPort | None:
-    """The port, which listens; None where none is asked for, and where its libraries are missing.
+    """Return the port, which listens; None where none is asked for, and where its libraries are missing.
 
     Raises `ConfigurationError` where it cannot listen.
     """

@@ -67,7 +67,7 @@ class CheckReport:
     warnings: list[str] = field(default_factory=list)
 
     def lines(self, shown: LoadedSettings | None) -> Iterator[str]:
-        """The report for a person; `shown` are settings to print too, each with its origin."""
+        """Yield the report for a person; `shown` are settings to print too, each with its origin."""
         if shown is not None:
             for value in shown.effective_values():
                 yield f"{value.key} = {value.value!r}  ({value.origin})"
@@ -85,7 +85,7 @@ class CheckReport:
             yield f"ok: {len(self.models)} model{'s' if len(self.models) != 1 else ''} compiled and run"
 
     def to_dict(self, shown: LoadedSettings | None) -> dict[str, Any]:
-        """The report for a script."""
+        """Return the report for a script."""
         plain: dict[str, Any] = {
             "ok": not self.problems,
             "problems": self.problems,
@@ -112,7 +112,8 @@ class CheckReport:
 
 
 def check_models(config: Path) -> list[str]:
-    """Problems of a file's models when another section cannot be used; none if the models cannot be read either."""
+    """Return the problems of a file's models when another section cannot be used; none if the models cannot be read
+    either."""
     try:
         loaded = load_models(config)
     except ConfigurationError:
@@ -190,7 +191,7 @@ class _Tried:
 
 
 class _Hangs(Exception):
-    """A call that does not end."""
+    """Raised when a call does not end."""
 
 
 def _try_model(settings: ModelSettings, compiled: CompiledModel) -> _Tried:
@@ -240,7 +241,7 @@ def _try_sizes(runner: _CheckRunner, tried: _Tried) -> None:
 
 
 def _bounds_advice(runner: _CheckRunner, failed: tuple[int, ...], ran: tuple[int, ...]) -> str | None:
-    """The shapes to state so that requests of sizes like the failed ones are refused before they run.
+    """Return the shapes to state so that requests of sizes like the failed ones are refused before they run.
 
     None where the model refuses the number of rows rather than these sizes: then the model is at fault.
     """

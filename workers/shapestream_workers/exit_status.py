@@ -56,14 +56,14 @@ def reported(*, as_json: bool = False, in_log: bool = False) -> Iterator[None]:
 
 
 def _stdout_is_read() -> bool:
-    """True if the other end of stdout, if it is a pipe, is open."""
+    """Tell whether the other end of stdout, if it is a pipe, is open."""
     watched = select.poll()
     watched.register(1, 0)
     return not any(events & select.POLLERR for _, events in watched.poll(0))
 
 
 def _leaves(error: BaseException) -> Iterator[Any]:
-    """The errors in a group of a nursery's, and in its groups; an error that is no group is its own leaf."""
+    """Yield the errors in a group of a nursery's, and in its groups; an error that is no group is its own leaf."""
     if isinstance(error, BaseExceptionGroup):
         for inner in error.exceptions:
             yield from _leaves(inner)

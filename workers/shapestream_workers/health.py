@@ -30,12 +30,12 @@ _FAREWELL_MS = 500
 
 
 def greeting() -> bytes:
-    """A message that opens a session, of a new client."""
+    """Return a message that opens a session, of a new client."""
     return _message(_HELLO, os.urandom(16), "shapestream health")
 
 
 def goodbye() -> bytes:
-    """A message that ends it."""
+    """Return a message that ends it."""
     return _message(_GOODBYE)
 
 

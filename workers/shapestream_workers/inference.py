@@ -93,7 +93,7 @@ async def run_one(
 
 
 def _reason_to_wait(statistics: Mapping[str, Any], model: str) -> str:
-    """The reason why a request has no answer yet, from the server's statistics."""
+    """Return the reason why a request has no answer yet, from the server's statistics."""
     scheduler = statistics["scheduler"]
     slots = scheduler["models"].get(model, {}).get("slots", 0)
     if not slots:
@@ -108,7 +108,7 @@ def _reason_to_wait(statistics: Mapping[str, Any], model: str) -> str:
 def signatures_of(
     access: ServerAccess,
 ) -> tuple[list[ModelSignature], dict[str, str], dict[str, str]]:
-    """The signatures of all served models, and two mappings by model name.
+    """Return the signatures of all served models, and two mappings by model name.
 
     They hold the reasons of unavailable models, and the digests of the models' files; older servers send no digests.
     """
@@ -129,7 +129,7 @@ def save_outputs(result: Result, folder: Path) -> None:
 
 
 def format_result(result: Result, *, as_json: bool) -> str:
-    """The outputs and their timings as text, or as JSON."""
+    """Return the outputs and their timings as text, or as JSON."""
     timings = result.timings
     if as_json:
         outputs = {
@@ -154,7 +154,7 @@ def format_result(result: Result, *, as_json: bool) -> str:
 
 
 def _plain(array: np.ndarray[Any, Any]) -> Any:
-    """An array as nested lists. Numbers that JSON cannot hold become texts: "nan", "inf"."""
+    """Return an array as nested lists. Numbers that JSON cannot hold become texts: "nan", "inf"."""
     if array.dtype.kind == "V":
         array = array.astype(
             np.float32

@@ -59,7 +59,7 @@ class _Interruption:
             raise KeyboardInterrupt
 
     def _watch(self) -> None:
-        """Python's handler runs in the main thread, between two steps of its own; this thread is told at once."""
+        """End the process soon after a signal. It reaches this thread at once, and the main thread later."""
         while numbers := self._reader.recv(64):
             if not {signal.SIGTERM, signal.SIGINT}.isdisjoint(numbers):
                 time.sleep(TIDY_UP_S)
@@ -67,25 +67,25 @@ class _Interruption:
                 os._exit(self.status)
 
     def tell(self) -> None:
-        """Says once that it was a signal."""
+        """Say once that it was a signal."""
         if not self._told:
             self._told = True
             os.write(2, b"interrupted\n")
 
     def hand_over(self) -> None:
-        """From now on signals are kept."""
+        """Keep signals from now on."""
         self._hands_over = True
         signal.set_wakeup_fd(-1)
         self._writer.close()  # the thread ends
 
     def taken_over(self) -> None:
-        """The event loop's handlers are there: they get what was kept."""
+        """Give the kept signals to the event loop's handlers, which are there now."""
         kept, self._kept = self._kept, []
         for number in kept:
             signal.raise_signal(number)
 
     def restore(self) -> None:
-        """The handlers that were there before."""
+        """Set the handlers again that were there before."""
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
@@ -94,7 +94,7 @@ _current: _Interruption | None = None
 
 
 def obey(command: str) -> None:
-    """From now on signals end this command, if it is one that compiles models. Call it from the main thread, once."""
+    """Let signals end this command from now on, if it is one that compiles models. Call it from the main thread, once."""
     global _current  # noqa: PLW0603 - signals belong to the process
     if command in STATUSES:
         _current = _Interruption(command)
@@ -116,7 +116,7 @@ def interrupted() -> int:
 
 @contextmanager
 def handed_over() -> Iterator[Callable[[], None]]:
-    """Around `trio.run`. Yields what is to be called once the event loop receives signals."""
+    """Keep signals while `trio.run` starts. Yield the function to call once the event loop receives signals."""
     if _current is None:
         yield lambda: None
         return

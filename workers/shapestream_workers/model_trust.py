@@ -36,7 +36,7 @@ def allow_any_function() -> None:
 
 
 def require_trusted(model: ModelSettings) -> str | None:
-    """The sha256 of the model's files; None for a function.
+    """Return the sha256 of the model's files; None for a function.
 
     Raises `Distrusted` for a function that is neither registered nor allowed, and for files of other bytes than the
     configuration says, `ModelLoadError` for files that cannot be read.
@@ -55,7 +55,7 @@ def require_trusted(model: ModelSettings) -> str | None:
 
 
 def digests_of(models: Iterable[ModelSettings]) -> dict[str, str]:
-    """The sha256 of the files of each model, by its name; what cannot be read now is left out."""
+    """Return the sha256 of the files of each model, by its name; what cannot be read now is left out."""
     digests: dict[str, str] = {}
     for model in models:
         if model.path is not None:

@@ -54,7 +54,7 @@ class PaddingAdvice:
             )
 
     def to_yaml(self) -> dict[str, Any]:
-        """The lines as plain data."""
+        """Return the lines as plain data."""
         return {"inputs": {name: dict(port) for name, port in self.inputs.items()}}
 
 
@@ -87,7 +87,7 @@ def advise_padding(settings: ModelSettings, tried: TriedModel, *, slots: int, th
 
 
 def _never_padded(signature: ModelSignature) -> tuple[str, ...]:
-    """The dimensions of which requests share calls only at the same size."""
+    """Return the dimensions of which requests share calls only at the same size."""
     if not signature.has_batch or signature.strategy.alone:
         return ()
     return tuple(
@@ -98,7 +98,7 @@ def _never_padded(signature: ModelSignature) -> tuple[str, ...]:
 
 
 def _names(signature: ModelSignature, dimensions: Sequence[str]) -> dict[str, str]:
-    """Names to write for these dimensions: their own, or a new one, where the file gives them none."""
+    """Return the names to write for these dimensions: their own, or a new one, where the file gives them none."""
     own = {name for port in signature.inputs for name in port.shape.names if name is not None}
     return {
         dimension: dimension if dimension in own else f"size{signature.dimensions.index(dimension)}"
@@ -107,7 +107,7 @@ def _names(signature: ModelSignature, dimensions: Sequence[str]) -> dict[str, st
 
 
 def _allowing(signature: ModelSignature, dimensions: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """The inputs of the YAML that allow to pad these dimensions, beside what it allows already."""
+    """Return the inputs of the YAML that allow to pad these dimensions, beside what it allows already."""
     names = _names(signature, dimensions)
     inputs: dict[str, dict[str, Any]] = {}
     for port in signature.inputs:
@@ -121,7 +121,7 @@ def _allowing(signature: ModelSignature, dimensions: Sequence[str]) -> dict[str,
 
 
 def _named(port: InputPort, names: Mapping[str, str]) -> str:
-    """The shape of the input with names for the axes that have none."""
+    """Return the shape of the input with names for the axes that have none."""
     axes = zip(port.shape.names, port.axis_names, strict=True)
     return str(NamedShape(tuple(names.get(name or "", own) for own, name in axes), port.shape.dimensions))
 
@@ -137,7 +137,7 @@ def _with(spec: ModelSpec, inputs: Mapping[str, Mapping[str, Any]]) -> ModelSpec
 
 
 def _tried(settings: ModelSettings, spec: ModelSpec, slots: int, threads: int) -> tuple[Finding, ...] | str:
-    """The findings of a proof of this model, or why there is none."""
+    """Return the findings of a proof of this model, or why there is none."""
     try:
         compiled = compile_model(spec, slots=slots, threads=threads)
     except EngineError as error:
@@ -151,7 +151,7 @@ def _tried(settings: ModelSettings, spec: ModelSpec, slots: int, threads: int) -
 
 
 def _against(findings: Sequence[Finding], dimensions: tuple[str, ...]) -> Finding | None:
-    """The finding for which these dimensions must not be padded; a refutation rather than a doubt."""
+    """Return the finding for which these dimensions must not be padded; a refutation rather than a doubt."""
     found = [
         finding
         for finding in findings

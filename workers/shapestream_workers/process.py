@@ -99,20 +99,20 @@ def _watch(stdin: int) -> None:
 
 
 def exit_after(seconds: float) -> None:
-    """End the process by then if it has not ended by itself; a thread inside an engine cannot hold it back."""
+    """End the process after `seconds` if it has not ended by itself; a thread inside an engine cannot hold it back."""
     timer = threading.Timer(seconds, os._exit, (EXIT_RUNTIME,))
     timer.daemon = True
     timer.start()
 
 
 def problem_line(problems: Sequence[str]) -> bytes:
-    """The line that tells a worker's parent these problems."""
+    """Return the line that tells a worker's parent these problems."""
     text = " ".join("; ".join(problems).split()).encode(errors="replace")
     return PROBLEM_LINE + text[: MAX_LINE_BYTES - len(PROBLEM_LINE) - 1] + b"\n"
 
 
 def name_of_start(worker: str) -> str:
-    """A new name for one start of a worker, by which the server knows the process.
+    """Return a new name for one start of a worker, by which the server knows the process.
 
     The end is random: containers share pids and may share a host's name, and a pid comes again. The name is neither
     secret nor a proof of identity. It has 32 random bits: with one other process of the same worker, as in a rolling
@@ -122,7 +122,7 @@ def name_of_start(worker: str) -> str:
 
 
 def versions() -> dict[str, str]:
-    """The versions, by name, of this program and of the libraries that decide how it behaves.
+    """Return the versions, by name, of this program and of the libraries that decide how it behaves.
 
     An optional library that is absent is `not installed`.
     """

@@ -55,7 +55,7 @@ class _ProofRefusal(NamedTuple):
     remedy: str
 
     def problem(self, *, trusted: bool) -> _Problem:
-        """The refusal as a sentence: with its remedy, or, for a trusted model, as a warning."""
+        """Return the refusal as a sentence: with its remedy, or, for a trusted model, as a warning."""
         return self.place, f"{self.what} ({'served all the same: trust' if trusted else self.remedy})"
 
 

@@ -38,7 +38,7 @@ class Refused(Exception):
         self.problems = problems
 
     def to_dict(self) -> dict[str, Any]:
-        """As the server tells of a reload."""
+        """Return plain data in the form in which the server tells of a reload."""
         return {"state": "refused", "why": self.problems}
 
 
@@ -56,7 +56,7 @@ class AdminAddress:
 
 
 def admin_port_of(target: str, token_file: Path | None) -> AdminAddress:
-    """The admin port at HOST:PORT, or that of a YAML.
+    """Return the admin port at HOST:PORT, or that of a YAML.
 
     Raises `Refused` for a YAML that cannot be used, NoAdminPort where it names none, `ConfigurationError` for a token
     that cannot be read.
@@ -104,7 +104,7 @@ def reload_server(admin: AdminAddress, *, timeout_s: float) -> dict[str, Any]:
 
 
 def _ask(admin: AdminAddress, method: str, path: str, timeout_s: float) -> dict[str, Any]:
-    """The JSON of a good answer; a server whose event loop is busy is asked again."""
+    """Return the JSON of a good answer; a server whose event loop is busy is asked again."""
     give_up_at = time.monotonic() + timeout_s
     headers = {"Content-Type": "application/json"}
     if admin.token is not None:
@@ -139,7 +139,7 @@ def _ask(admin: AdminAddress, method: str, path: str, timeout_s: float) -> dict[
 
 
 def lines_of(found: Mapping[str, Any]) -> Iterator[str]:
-    """Lines for people."""
+    """Yield the lines for people."""
     if found["state"] == "refused":
         yield from found["why"]
         yield "refused: the server goes on as it was"

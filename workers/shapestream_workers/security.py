@@ -12,7 +12,7 @@ from shapestream.transport.curve_keys import public_key, read_key_folder, read_k
 
 
 def server_security(loaded: LoadedSettings) -> ServerSecurity | None:
-    """The server's key and the keys that it lets in; None where no key is asked for.
+    """Return the server's key and the keys that it lets in; None where no key is asked for.
 
     Raises `ConfigurationError` with every file that cannot be used.
     """
@@ -45,7 +45,7 @@ def server_security(loaded: LoadedSettings) -> ServerSecurity | None:
 
 
 def caller_keys(key: Path | None, server_key: str | None) -> CallerKeys | None:
-    """The keys that `--key` and `--server-key` name; None without both. Raises `ConfigurationError` for only one."""
+    """Return the keys that `--key` and `--server-key` name; None without both. Raises `ConfigurationError` for only one."""
     if key is None and server_key is None:
         return None
     if key is None or server_key is None:

@@ -27,7 +27,7 @@ def show_stats(access: ServerAccess, *, as_json: bool) -> None:
 
 
 def counters_of(client: blocking.Client, address: str, deadline_s: float | None = 10.0) -> dict[str, Any]:
-    """The server's statistics; raises `Forbidden` and `Unavailable` where they lack the last minute."""
+    """Return the server's statistics; raises `Forbidden` and `Unavailable` where they lack the last minute."""
     told = client.statistics(deadline=deadline_s)
     if "forbidden" in told:
         raise Forbidden(told["forbidden"])
@@ -45,7 +45,7 @@ def show(address: str, told: Mapping[str, Any], *, as_json: bool) -> None:
 
 
 def drawing(address: str, told: Mapping[str, Any], before: Mapping[str, Any] | None = None) -> Group:
-    """Tables of statistics, at least 80 columns wide.
+    """Return tables of statistics, at least 80 columns wide.
 
     The table of workers counts from `before`, earlier statistics of the same server; None: from its start.
     """
@@ -138,7 +138,7 @@ def _workers(told: Mapping[str, Any], before: Mapping[str, Any] | None) -> Table
 
 
 def _failures(minute: Mapping[str, Any]) -> Table:
-    """The failed requests by model and code, and those that were refused before the scheduler got them."""
+    """Return the failed requests by model and code, and those that were refused before the scheduler got them."""
     table = _table("Failures", "model", "code", "count")
     found = [(name, *one) for name, row in minute["models"].items() for one in row["failures"].items()]
     found += [("(refused at the port)", *one) for one in minute["refused"].items()]
@@ -148,7 +148,7 @@ def _failures(minute: Mapping[str, Any]) -> Table:
 
 
 def _failed_batches(minute: Mapping[str, Any]) -> list[Text]:
-    """Lines about the models whose failed batches held slots for the longest time."""
+    """Return the lines about the models whose failed batches held slots for the longest time."""
     held_us = {name: row["failed_us"] for name, row in minute["models"].items() if row["failed_us"]}
     return [
         _shown(f"failed batches held slots of {name} for {_spell_time(held_us[name])}")
@@ -157,7 +157,7 @@ def _failed_batches(minute: Mapping[str, Any]) -> list[Text]:
 
 
 def _table(title: str, name: str, *headings: str) -> Table:
-    """A table. Where there is no room, its first column is cut short."""
+    """Return a table. Where there is no room, its first column is cut short."""
     table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0), pad_edge=False)
     table.add_column(name, overflow="ellipsis")
     for heading in headings:
@@ -166,17 +166,17 @@ def _table(title: str, name: str, *headings: str) -> Table:
 
 
 def _shown(text: str) -> Text:
-    """Text that a server sent, without control characters, which must not reach the terminal."""
+    """Return the text that a server sent, without control characters, which must not reach the terminal."""
     return Text("".join(character if character.isprintable() else "?" for character in text))
 
 
 def _rate(count: float, seconds: float) -> str:
-    """A count per second, in six characters."""
+    """Return a count per second, in six characters."""
     return _spell(count / seconds if seconds else 0.0)
 
 
 def _spell(number: float) -> str:
-    """A number in six characters."""
+    """Return a number in six characters."""
     if number < 99_999.5:
         return f"{number:,.{0 if number >= 99.95 or number == int(number) else 1 if number >= 0.95 else 2}f}"
     unit = iter("kMGTPE")
@@ -186,14 +186,14 @@ def _spell(number: float) -> str:
 
 
 def _spell_us(histogram: Mapping[str, Any], quantile: str) -> str:
-    """A quantile of microseconds, in six characters; empty without measurements."""
+    """Return a quantile of microseconds, in six characters; empty without measurements."""
     if not histogram["count"]:
         return ""
     return _spell_time(histogram[quantile])
 
 
 def _spell_time(us: int) -> str:
-    """Microseconds, in six characters up to 11 days."""
+    """Return the microseconds, in six characters up to 11 days."""
     if us < 1000:
         return f"{us}us"
     return f"{us / 1e3:.{int(us < 1e4)}f}ms" if us < 1e6 else f"{us / 1e6:.{int(us < 1e7)}f}s"

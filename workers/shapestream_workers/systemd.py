@@ -30,7 +30,7 @@ def notify(state: str) -> None:
 
 
 def watchdog_s() -> float | None:
-    """Seconds within which systemd expects a sign of life; None where it expects none of this process."""
+    """Return the seconds within which systemd expects a sign of life; None where it expects none of this process."""
     if os.environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
         return None
     given = os.environ.get("WATCHDOG_USEC", "")

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 
 def table_of(rows: Sequence[Mapping[str, str]], *, words: Collection[str]) -> str:
-    """A line per row under the keys of the first row; columns named in `words` are set to the left, figures right."""
+    """Return a line per row under the keys of the first row; columns named in `words` are set to the left, figures right."""
     names = list(rows[0])
     cells = [names, *([row.get(name, "") for name in names] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]

@@ -40,7 +40,7 @@ class ServerAccess:
 def server_access(
     target: str | Path, timeout_s: float, key: Path | None, server_key: str | None
 ) -> ServerAccess:
-    """The server that a command line names, with the keys to show there: none where the transport takes none.
+    """Return the server that a command line names, with the keys to show there: none where the transport takes none.
 
     Raises `ConfigurationError` for a YAML that names no address.
     """
@@ -51,7 +51,7 @@ def server_access(
 
 
 def address_of(target: str | Path) -> str:
-    """The address itself, or where the server of this YAML listens. Raises `ConfigurationError`."""
+    """Return the address itself, or where the server of this YAML listens. Raises `ConfigurationError`."""
     if "://" in str(target):
         return str(target)
     loaded = load_settings(target, files_must_exist=False)

@@ -9,7 +9,7 @@ from shapestream_workers.target import ServerAccess
 
 
 def stories_from(access: ServerAccess, request_id: str | None, slowest: int) -> list[dict[str, Any]]:
-    """The stories of the requests with this id, else of the `slowest` ones. Raises the errors of the client."""
+    """Return the stories of the requests with this id, else of the `slowest` ones. Raises the errors of the client."""
     with access.connect() as client:
         return client.stories(request_id, slowest=slowest, deadline=access.timeout_s)
 

@@ -101,7 +101,7 @@ class Worker:
         self._drain.set()
 
     def not_ready(self) -> list[str]:
-        """The reasons why this worker gets no batches now; none while a server has welcomed it."""
+        """Return the reasons why this worker gets no batches now; none while a server has welcomed it."""
         if self._drain.is_set():
             return ["this worker drains"]
         welcomed = self._connection is not None and self._session.welcome is not None

@@ -66,12 +66,12 @@ MIN_SILENCE_S = 3.0
 
 
 def silence_s(heartbeat_s: float) -> float:
-    """Seconds of silence after which a server with this heartbeat interval counts as gone."""
+    """Return the seconds of silence after which a server with this heartbeat interval counts as gone."""
     return max(MISSED_HEARTBEATS * max(MIN_HEARTBEAT_S, heartbeat_s), MIN_SILENCE_S)
 
 
 def with_costs_that_fit(hello: WorkerHello, costs: Mapping[str, dict[str, Any]]) -> WorkerHello:
-    """The greeting with as many of these cost tables as a message may hold, the smallest first.
+    """Return the greeting with as many of these cost tables as a message may hold, the smallest first.
 
     The server learns the costs of other models from their traffic.
     """

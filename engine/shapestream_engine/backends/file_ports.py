@@ -78,7 +78,7 @@ def signature_of(
     *,
     reshape: Reshape | None = None,
 ) -> ModelSignature:
-    """The signature of the model with these ports and this spec; raises `SignatureError`."""
+    """Return the signature of the model with these ports and this spec; raises `SignatureError`."""
     try:
         input_names = _Names.of("input", inputs, spec.inputs)
         output_names = _Names.of("output", outputs, spec.outputs)
@@ -171,7 +171,7 @@ class _Names:
 def _input_shapes(
     spec: ModelSpec, ports: Sequence[FilePort], names: Sequence[str], *, reshapes: bool
 ) -> tuple[list[NamedShape], dict[str, str]]:
-    """The shape of each input, and the dimension name of each of the file's symbols."""
+    """Return the shape of each input, and the dimension name of each of the file's symbols."""
     stated = [
         _stated_shape(port, name, spec.inputs.get(name)) for port, name in zip(ports, names, strict=True)
     ]
@@ -201,7 +201,7 @@ def _input_shapes(
 
 
 def no_tensors(outputs: Sequence[str]) -> str:
-    """The error message for outputs that are sequences or maps; a reply holds tensors only."""
+    """Return the error message for outputs that are sequences or maps; a reply holds tensors only."""
     names = ", ".join(map(repr, outputs))
     return (
         f"output{'s' if len(outputs) > 1 else ''} {names}: a sequence or a map, which is no tensor "
@@ -210,7 +210,7 @@ def no_tensors(outputs: Sequence[str]) -> str:
 
 
 def _stated_shape(port: FilePort, name: str, spec: InputSpec | None) -> NamedShape | None:
-    """The shape that the spec states; None without a statement."""
+    """Return the shape that the spec states; None without a statement."""
     if spec is not None and spec.shape is not None:
         shape = NamedShape.parse(spec.shape)
         _check_rank("input", name, port, shape)
@@ -227,14 +227,14 @@ def _axis_names(port: FilePort, stated: NamedShape | None) -> tuple[str | None, 
 
 
 def _symbols(port: FilePort, stated: NamedShape | None) -> tuple[str | None, ...]:
-    """The symbols of a port's axes; all None if the file leaves the rank open."""
+    """Return the symbols of a port's axes; all None if the file leaves the rank open."""
     return (None,) * len(stated) if port.dimensions is None and stated is not None else port.symbols
 
 
 def _names_of_symbols(
     ports: Sequence[FilePort], names: Sequence[str], stated: Sequence[NamedShape | None]
 ) -> dict[str, str]:
-    """The dimension name of each of the file's symbols: the configuration's, else the symbol."""
+    """Return the dimension name of each of the file's symbols: the configuration's, else the symbol."""
     own: dict[str, str] = {}
     calls: dict[str, str] = {}
     for port, name, shape in zip(ports, names, stated, strict=True):
@@ -256,7 +256,7 @@ def _names_of_symbols(
 def _stated_bounds(
     names: Sequence[str], shapes: Sequence[NamedShape | None], named: Sequence[Sequence[str | None]]
 ) -> dict[str, Dimension]:
-    """The bounds of each dimension that all inputs state together; a name alone states no bound."""
+    """Return the bounds of each dimension that all inputs state together; a name alone states no bound."""
     bounds: dict[str, Dimension] = {}
     for port, shape, axis_names in zip(names, shapes, named, strict=True):
         for name, dimension in zip(axis_names, () if shape is None else shape.dimensions, strict=False):
@@ -272,7 +272,7 @@ def _stated_bounds(
 
 
 def _settled(name: str, axis: int, own: Dimension, wanted: Dimension, reshapes: bool) -> Dimension:
-    """The bounds of one axis. Without `reshapes`, the file's bounds are final and the spec may not exceed them."""
+    """Return the bounds of one axis. Without `reshapes`, the file's bounds are final and the spec may not exceed them."""
     if reshapes:
         return own if wanted == _ANY and own.is_dynamic else wanted
     if wanted == _ANY:
@@ -341,7 +341,7 @@ def _output(
     *,
     unfollowed: str | None,
 ) -> OutputPort:
-    """`unfollowed`: the message for an output that follows no batch; None if the model has no batch axis."""
+    """Return the port. `unfollowed`: the message for an output that follows no batch; None if there is no batch axis."""
     element_type = _element_type("output", name, port, spec)
     shape = _output_shape(port, name, spec.shape, follows)
     if spec.rule is None:

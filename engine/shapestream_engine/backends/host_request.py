@@ -72,7 +72,7 @@ class InputTensor(Tensor):
             self.outside.shape = sizes
 
     def check(self) -> None:
-        """Raises `ShapeError` if the tensor, perhaps one from outside, has a shape that the port does not take."""
+        """Raise `ShapeError` if the tensor, perhaps one from outside, has a shape that the port does not take."""
         self._port.admitted(self.shape)
 
 
@@ -138,7 +138,7 @@ class HostRequest(InferRequest):
             call.result()
 
     def outputs(self) -> list[Array]:
-        """The outputs of the last successful call; copy them before the next call."""
+        """Return the outputs of the last successful call; copy them before the next call."""
         return self._outputs
 
     def _begin(self) -> None:

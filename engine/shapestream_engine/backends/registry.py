@@ -29,12 +29,12 @@ _OURS = {
 
 
 def known_engines() -> tuple[str, ...]:
-    """The names of all engines, built-in ones first; loading shows whether their packages are installed."""
+    """Return the names of all engines, built-in ones first; loading shows whether their packages are installed."""
     return (*_OURS, *sorted(point.name for point in _added() if point.name not in _OURS))
 
 
 def check_engine(engine: str) -> None:
-    """Raises `SignatureError` for an unknown engine; the message lists the known ones."""
+    """Raise `SignatureError` for an unknown engine; the message lists the known ones."""
     if engine not in _OURS and engine not in (known := known_engines()):
         raise SignatureError(f"unknown engine {engine!r}; known are {', '.join(known)}")
 

@@ -60,7 +60,7 @@ class CallPlanner:
         return tuple(calls)
 
     def prepared_sizes(self, sizes: Sizes) -> tuple[int | None, ...] | None:
-        """The key of the prepared model that runs a call of `sizes`; None in place of a free size.
+        """Return the key of the prepared model that runs a call of `sizes`; None in place of a free size.
 
         None as a whole: the dynamic model runs the call.
         """
@@ -70,13 +70,13 @@ class CallPlanner:
         return tuple([None if own is None else size for size, own in zip(sizes, allowed, strict=True)])
 
     def prepared_shapes(self, most: int = 1024) -> list[tuple[int | None, ...]]:
-        """The shapes for which models may be prepared, those with the fewest elements first; no more than `most`."""
+        """Return the shapes for which models may be prepared, those with the fewest elements first; no more than `most`."""
         choices = [(None,) if own is None else own for own in self._signature.allowed]
         shapes = islice(product(*choices), most)
         return sorted(shapes, key=lambda sizes: prod(size or 1 for size in sizes))
 
     def extreme_shapes(self) -> list[tuple[int | None, ...]]:
-        """The largest and the smallest shape of `prepared_shapes`."""
+        """Return the largest and the smallest shape of `prepared_shapes`."""
         ends = [
             tuple(None if own is None else own[end] for own in self._signature.allowed) for end in (-1, 0)
         ]
@@ -103,7 +103,7 @@ class RowCover:
         self._best: list[tuple[tuple[int, int], int]] = [((0, 0), 0)]
 
     def __call__(self, rows: int) -> Sizes:
-        """The rows of each call, the largest first; 0 rows take one call of the smallest size."""
+        """Return the rows of each call, the largest first; 0 rows take one call of the smallest size."""
         if rows == 0:
             return (self._sizes[0],)
         largest = self._sizes[-1]
@@ -134,7 +134,7 @@ class RowCover:
 
 
 def merge_sizes(signature: ModelSignature, member_sizes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-    """The sizes of the smallest call that holds these requests.
+    """Return the sizes of the smallest call that holds these requests.
 
     Rows add up; each other dimension takes the largest size. Raises `ShapeError` for no requests, for several requests
     without a batch axis, and where a dimension differs that may not be padded.

@@ -67,7 +67,7 @@ class InputGatherer:
     def _sources(
         self, members: Sequence[Tensors], shapes: Sequence[RequestShape]
     ) -> tuple[list[Buffer], list[int]]:
-        """Each request's buffer of this input, and the length of it in bytes."""
+        """Return each request's buffer of this input, and the length of it in bytes."""
         number = self._number
         sources, lengths = [], []
         for member, shape in zip(members, shapes, strict=True):
@@ -97,7 +97,7 @@ class InputGatherer:
     def _padded_rows(
         self, data: Array, sources: list[Buffer], lengths: list[int], shapes: Sequence[RequestShape]
     ) -> list[Buffer]:
-        """Each row's bytes and its padding, for inputs in which only the axis after `batch` is padded."""
+        """Return each row's bytes and its padding, for inputs in which only the axis after `batch` is padded."""
         row_nbytes = data.nbytes // data.shape[0]
         dimension = self._axes[1]
         assert dimension is not None

@@ -29,7 +29,7 @@ class Piece:
 
 
 def divide(calls: Sequence[PlannedCall], rows: Sequence[int]) -> list[list[Piece]]:
-    """The pieces of each call, in order; `rows` has the members' rows. A member without rows is in one call too."""
+    """Return the pieces of each call, in order; `rows` has the members' rows. A member without rows is in one call too."""
     members = iter(enumerate(rows))
     member, left = next(members, (-1, 0))
     taken = 0

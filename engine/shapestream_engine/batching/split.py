@@ -77,7 +77,7 @@ class Selection:
     total: int
 
     def apply(self, output: Array) -> Array:
-        """The rows in the order of their requests."""
+        """Return the rows in the order of their requests."""
         return output if self.order is None else output[self.order]
 
 
@@ -175,7 +175,7 @@ class OutputSplitter(ABC):
         return output
 
     def _check_size(self, output: Array, axis: int | None, size: int, extent: Extent | None = None) -> None:
-        """Raises `RuleError` unless the axis has `size`, or the size that `extent` makes of it."""
+        """Raise `RuleError` unless the axis has `size`, or the size that `extent` makes of it."""
         wanted = size if extent is None else extent.of(size)
         if axis is not None and output.shape[axis] != wanted:
             name = self._port.shape.names[axis]
@@ -187,7 +187,7 @@ class OutputSplitter(ABC):
             )
 
     def _trims(self, output: Array, division: Division) -> list[_Follow]:
-        """The axes that follow a dimension along which some request was padded."""
+        """Return the axes that follow a dimension along which some request was padded."""
         trims = []
         for axis, dimension, extent in self._follows:
             size = division.sizes[dimension]
@@ -259,7 +259,7 @@ class RowSplitter(OutputSplitter):
 
 
 class IndexSplitter(OutputSplitter):
-    """The rule `index_column`."""
+    """Splits an output by the rule `index_column`: one column tells the request of each row."""
 
     def __init__(self, number: int, port: OutputPort, table: DimensionTable, column: int) -> None:
         super().__init__(number, port, table, [0])
@@ -308,7 +308,7 @@ class IndexSplitter(OutputSplitter):
         return super().join(shifted, rows)
 
     def _batch_index(self, given: Array, rows: int) -> Array:
-        """The index column as integers; raises `RuleError` unless each is a row of the batch."""
+        """Return the index column as integers; raises `RuleError` unless each is a row of the batch."""
         self._check_exact(rows)
         wrong = _no_whole_number(given, rows - 1)
         if wrong.any():
@@ -329,7 +329,7 @@ class IndexSplitter(OutputSplitter):
 
 
 class ParallelSplitter(OutputSplitter):
-    """The rule `with`."""
+    """Splits an output by the rule `with`: its rows are parallel to the rows of another output."""
 
     STAGE = 1
 
@@ -365,7 +365,7 @@ class Counter:
         self.element_type = port.element_type
 
     def read(self, division: Division) -> Array:
-        """The counts as `int64`, one per row; raises `RuleError` unless each is an exact count."""
+        """Return the counts as `int64`, one per row; raises `RuleError` unless each is an exact count."""
         given = division.outputs[self._number]
         if given.dtype != self._dtype or given.size != division.batch:
             raise RuleError(
@@ -382,7 +382,7 @@ class Counter:
         return given.astype(np.int64)
 
     def check_holds(self, size: int, port: OutputPort) -> None:
-        """Raises `RuleError` if the element type has no exact number for `size`: counts may have wrapped."""
+        """Raise `RuleError` if the element type has no exact number for `size`: counts may have wrapped."""
         if size >= self._largest:
             raise RuleError(
                 f"output {port.name!r} has room for {size}, which its counts, {self.name!r} of type "
@@ -391,7 +391,7 @@ class Counter:
 
 
 class ConcatenatedSplitter(OutputSplitter):
-    """The rule `counts`."""
+    """Splits an output by the rule `counts`: another output counts the rows of each request."""
 
     def __init__(self, number: int, port: OutputPort, table: DimensionTable, counter: Counter) -> None:
         super().__init__(number, port, table, [0])
@@ -412,7 +412,7 @@ class ConcatenatedSplitter(OutputSplitter):
 
 
 class PaddedSplitter(OutputSplitter):
-    """The rule `padded_counts`."""
+    """Splits an output by the rule `padded_counts`: another output counts the valid entries of each row."""
 
     def __init__(self, number: int, port: OutputPort, table: DimensionTable, counter: Counter) -> None:
         # The signature guarantees both axes.
@@ -492,7 +492,7 @@ class PaddedSplitter(OutputSplitter):
 
 
 class TotalSplitter(OutputSplitter):
-    """The rule `recount`."""
+    """Splits an output by the rule `recount`: each request gets the number of its own rows in another output."""
 
     STAGE = 2
 
@@ -501,7 +501,7 @@ class TotalSplitter(OutputSplitter):
         self._leader = leader
 
     def divide(self, division: Division) -> Column:
-        """The number of each request; raises `RuleError` unless the model's number is the total of the batch."""
+        """Return the number of each request; raises `RuleError` unless the model's number is the total of the batch."""
         output = self._checked(division)
         selection = division.selections[self._leader]
         if output.size != 1:
@@ -518,7 +518,7 @@ class TotalSplitter(OutputSplitter):
         return Column([entry] * len(own), [number.tobytes() for number in own])
 
     def join(self, parts: Sequence[Array], rows: Sequence[int]) -> Array:
-        """The sum over the calls."""
+        """Return the sum over the calls."""
         total = sum(int(part.item()) for part in parts)
         return self._exact([total]).reshape(parts[0].shape)
 

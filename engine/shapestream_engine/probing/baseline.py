@@ -66,7 +66,7 @@ class Baseline:
         return self.requests.signature
 
     def spell(self, sizes: Sequence[int]) -> str:
-        """The sizes as text: `batch 2, seq 7`."""
+        """Return the sizes as text: `batch 2, seq 7`."""
         return spell_sizes(self.signature.dimensions, sizes)
 
     def look_again(self) -> None:
@@ -100,7 +100,7 @@ def find_baseline(
     computed_in: str | None,
     skip: frozenset[str],
 ) -> tuple[Baseline | None, str]:
-    """The best baseline, or None, and the model's first error. `skip`: phases that ended an earlier child."""
+    """Return the best baseline, or None, and the model's first error. `skip`: phases that ended an earlier child."""
     best: Baseline | None = None
     complaint = ""
     for turn, start in enumerate(starts(calls.signature, given)):
@@ -153,7 +153,7 @@ def starts(signature: ModelSignature, given: Mapping[str, Values]) -> Iterator[S
 
 
 def rungs(bounds: Dimension, ladder: Sequence[int]) -> list[int]:
-    """The ladder's sizes within the bounds; if there are fewer than two, the smallest sizes are added."""
+    """Return the ladder's sizes within the bounds; if there are fewer than two, the smallest sizes are added."""
     within = [size for size in ladder if size in bounds]
     if len(within) >= 2:
         return within
@@ -183,7 +183,7 @@ def _size_sets(signature: ModelSignature, ladder: Sequence[int], *, tied: bool) 
 
 
 def _sizes_of_samples(signature: ModelSignature, given: Mapping[str, Values]) -> tuple[tuple[int, ...], ...]:
-    """The sizes of the real inputs, up to `_SETS` sets with the fewest rows; empty without real inputs."""
+    """Return the sizes of the real inputs, up to `_SETS` sets with the fewest rows; empty without real inputs."""
     sets = []
     for row in range(_SETS):
         sizes = [max(1, bounds.minimum) for bounds in signature.bounds]
@@ -227,7 +227,7 @@ def tells(result: Array) -> bool:
 
 
 def blank_reason(requests: ProbeRequests, output: int, *, contents: bool = False) -> str:
-    """The reason why an output cannot show a difference; empty if it can."""
+    """Return the reason why an output cannot show a difference; empty if it can."""
     results = requests.all_results(output, contents=contents)
     if not any(result.size for _, result in results):
         return f"it was empty in all of {len(results)} results"

@@ -65,7 +65,7 @@ class ProofCache(KeptFiles):
 
 
 def key_of(version: int, asked: object, spec: ModelSpec, signature: ModelSignature | None) -> str:
-    """The key of a kept entry: it changes with the question, the model's files, and everything that runs the model.
+    """Return the key of a kept entry: it changes with the question, the model's files, and everything that runs the model.
 
     `version` is the version of the entries. `asked` is the value that describes the question; every field of it counts.
     """
@@ -83,7 +83,7 @@ def key_of(version: int, asked: object, spec: ModelSpec, signature: ModelSignatu
 
 
 def proof_key(task: Task, signature: ModelSignature | None) -> str:
-    """The key of a verdict: it changes with everything known to influence the verdict."""
+    """Return the key of a verdict: it changes with everything known to influence the verdict."""
     return key_of(_FORMAT, task, task.spec, signature)
 
 
@@ -125,7 +125,7 @@ def _model_digest(spec: ModelSpec) -> str:
 
 
 def _stats(folders: list[Path]) -> str:
-    """A digest of the path, size and time of each Python file below the folders."""
+    """Return a digest of the path, size and time of each Python file below the folders."""
     files = [path for folder in folders for path in sorted(folder.rglob("*.py"))]
     stats = [(str(path), (info := path.stat()).st_size, info.st_mtime_ns) for path in files]
     return hashlib.sha256(repr(stats).encode()).hexdigest()

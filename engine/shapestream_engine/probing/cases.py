@@ -49,7 +49,7 @@ class Case:
 
 
 def most_rows(signature: ModelSignature, max_batch: int | None) -> int:
-    """Largest number of rows of a call that several requests share."""
+    """Return the largest number of rows of a call that several requests share."""
     rows = most_rows_of_call(signature, max_batch)
     if not signature.has_batch:
         return rows
@@ -189,7 +189,7 @@ def padding_cases(
 
 
 def _taken(baseline: Baseline, padded: Sequence[int], base: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """The sizes of the ladder that the model takes, the smallest first."""
+    """Return the sizes of the ladder that the model takes, the smallest first."""
     ladder = sorted(set(_ladder(baseline, padded, base)), key=sum)
     return [sizes for sizes in ladder if baseline.requests.typical(sizes, 0) is not None]
 
@@ -206,7 +206,7 @@ def _steps(
 
 
 def _less_one(signature: ModelSignature, padded: Sequence[int], target: tuple[int, ...]) -> tuple[int, ...]:
-    """The target less one along each padded dimension: a model that looks far ahead meets the padding only in long
+    """Return the target less one along each padded dimension: a model that looks far ahead meets the padding only in long
     requests."""
     return tuple(
         size - 1 if number in padded and size - 1 in signature.bounds[number] else size
@@ -215,12 +215,12 @@ def _less_one(signature: ModelSignature, padded: Sequence[int], target: tuple[in
 
 
 def _rounds(baseline: Baseline) -> int:
-    """Rounds in which `_varied` has requests of one size."""
+    """Return rounds in which `_varied` has requests of one size."""
     return -(-baseline.requests.contents // _CONTENTS)
 
 
 def _varied(baseline: Baseline, sizes: tuple[int, ...], turn: int) -> list[ProbeRequest]:
-    """The contents of one round, and requests near thresholds between the requests so far."""
+    """Return the contents of one round, and requests near thresholds between the requests so far."""
     pool = baseline.requests
     found = [pool.content(sizes, number) for number in range(turn * _CONTENTS, (turn + 1) * _CONTENTS)]
     ways = range(turn * _WAYS, (turn + 1) * _WAYS)
@@ -408,7 +408,7 @@ def static_cases(baseline: Baseline) -> Iterator[Case]:
 
 
 def fixed_rows(signature: ModelSignature) -> int:
-    """The fixed number of rows of every call."""
+    """Return the fixed number of rows of every call."""
     (rows,) = signature.strategy.sizes["batch"]
     return rows
 

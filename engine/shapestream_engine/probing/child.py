@@ -159,7 +159,7 @@ def _ending(status: int, errors: IO[bytes]) -> str:
 
 
 def blamed(heard: Heard, wanted: list[Treatment]) -> Finding | None:
-    """The verdict on the case that ended a child; None if the case was not about sharing calls."""
+    """Return the verdict on the case that ended a child; None if the case was not about sharing calls."""
     for treatment in wanted:
         if heard.phase == str(treatment):
             return Finding(

@@ -73,7 +73,7 @@ class Domain:
 
     @classmethod
     def of(cls, port: InputPort, values: Values, *, is_declared: bool, largest: int | None) -> Domain:
-        """The domain of an input with these ordinary values; `largest` is the largest id, or None without ids."""
+        """Return the domain of an input with these ordinary values; `largest` is the largest id, or None without ids."""
         ordinary = values.range()
         low, high = ordinary
         kind = dtype_of(port.element_type).kind
@@ -134,7 +134,7 @@ def domains(
     declared: frozenset[str],
     largest_ids: Mapping[str, int],
 ) -> dict[str, Domain]:
-    """The domain of each input; the user described the values of those in `declared`."""
+    """Return the domain of each input; the user described the values of those in `declared`."""
     return {
         port.name: Domain.of(
             port, values[port.name], is_declared=port.name in declared, largest=largest_ids.get(port.name)
@@ -145,7 +145,7 @@ def domains(
 
 
 def recipes(known: Mapping[str, Domain]) -> list[Recipe]:
-    """All recipes, the ones of ordinary reach first."""
+    """Return all recipes, the ones of ordinary reach first."""
     reaches = max((len(domain.reaches) for domain in known.values()), default=0)
     anchors = max((len(domain.anchors) for domain in known.values()), default=0)
     return [
@@ -166,7 +166,7 @@ def content_request(
     number: int,
     seed: int,
 ) -> tuple[Tensors, Recipe | None]:
-    """The request of this number and its recipe; masks are left to the server.
+    """Return the request of this number and its recipe; masks are left to the server.
 
     Beyond the number of recipes the recipe is None: each float input has a random recipe, and integers are drawn from the
     whole domain. Ids have no order, so bisection finds no threshold between two ids; only chance does.

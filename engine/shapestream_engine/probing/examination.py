@@ -105,7 +105,7 @@ class Outcome:
 
 
 def treatments(signature: ModelSignature, options: ProbeOptions) -> list[Treatment]:
-    """The treatments of requests that the configuration allows."""
+    """Return the treatments of requests that the configuration allows."""
     found = []
     if most_rows(signature, options.max_batch) > 1:
         found.append(Treatment(kind="batching"))
@@ -281,7 +281,7 @@ class _TreatmentRun:
         return monotonic() - began
 
     def _nbytes(self, case: Case, treatment: Treatment) -> int:
-        """Bytes of the inputs of the case's largest call."""
+        """Return the bytes of the inputs of the case's largest call."""
         signature = self._calls.signature
         if treatment.kind in _SERVED:
             calls = CallPlanner(signature).plan(case.sizes)
@@ -289,7 +289,7 @@ class _TreatmentRun:
         return max(1, call_nbytes(signature, case.sizes))
 
     def _served_baseline(self) -> Baseline:
-        """A baseline of the served model, compared to the bit."""
+        """Return a baseline of the served model, compared to the bit."""
         exact = [OutputTolerance.of(None, ())] * len(self._served.signature.outputs)
         known = self._baseline.requests
         requests = ProbeRequests(
@@ -477,7 +477,7 @@ class Evidence:
 
 
 def values_of(signature: ModelSignature, options: ProbeOptions) -> dict[str, Values]:
-    """The values of the inputs that the options describe; raises `SignatureError` for samples that do not fit the
+    """Return the values of the inputs that the options describe; raises `SignatureError` for samples that do not fit the
     model."""
     axes = {
         port.name: port.axis_names.index("batch") if signature.has_batch else None
@@ -502,7 +502,7 @@ def values_of(signature: ModelSignature, options: ProbeOptions) -> dict[str, Val
 
 
 def computed_in(properties: Mapping[str, object]) -> str | None:
-    """The float type of the engine's arithmetic; None: the element type of the tensors."""
+    """Return the float type of the engine's arithmetic; None: the element type of the tensors."""
     hint = str(properties.get("INFERENCE_PRECISION_HINT", "")).lower()
     return {"bf16": "bf16", "bfloat16": "bf16", "f16": "f16", "float16": "f16"}.get(hint)
 
@@ -517,7 +517,7 @@ def _words_of_inputs(signature: ModelSignature, baseline: Baseline) -> dict[str,
 
 
 def _unrepeatable(calls: DirectCalls, baseline: Baseline) -> str:
-    """The reason why results cannot be compared, if the model does not repeat its results; otherwise ""."""
+    """Return the reason why results cannot be compared, if the model does not repeat its results; otherwise ""."""
     request = baseline.requests.typical(baseline.sizes[0], 0)
     assert request is not None  # every request of a baseline ran alone
     assert request.results is not None
@@ -537,7 +537,8 @@ def _unrepeatable(calls: DirectCalls, baseline: Baseline) -> str:
 def followed(
     signature: ModelSignature, calls: Sequence[tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]]
 ) -> dict[str, str]:
-    """The axes of each output, as text: the dimension that the axis followed in every call, a constant size, or `?`.
+    """Return the axes of each output, as text: the dimension that the axis followed in every call, a constant size, or
+    `?`.
 
     A dimension that was tried in one size cannot be told from a constant. Two dimensions that were always equal are both
     named.

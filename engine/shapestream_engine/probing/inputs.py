@@ -47,7 +47,7 @@ class Integers:
         return random.integers(self.low, self.high, shape, endpoint=True)
 
     def range(self) -> tuple[float, float]:
-        """The smallest and the largest ordinary value."""
+        """Return the smallest and the largest ordinary value."""
         return self.low, self.high
 
     def __str__(self) -> str:
@@ -66,7 +66,7 @@ class Uniform:
         return random.uniform(self.low, self.high, shape)
 
     def range(self) -> tuple[float, float]:
-        """The smallest and the largest ordinary value."""
+        """Return the smallest and the largest ordinary value."""
         return self.low, self.high
 
     def __str__(self) -> str:
@@ -85,7 +85,7 @@ class Normal:
         return random.normal(self.mean, self.std, shape)
 
     def range(self) -> tuple[float, float]:
-        """The smallest and the largest ordinary value."""
+        """Return the smallest and the largest ordinary value."""
         return self.mean - _FAR * self.std, self.mean + _FAR * self.std
 
     def __str__(self) -> str:
@@ -100,7 +100,7 @@ class Samples:
     batch_axis: int | None
 
     def cut(self, shape: tuple[int, ...], number: int) -> Array:
-        """Rows spread over all samples; equal numbers take rows that belong together, in every input."""
+        """Return the rows spread over all samples; equal numbers take rows that belong together, in every input."""
         first = number * max(1, len(self.rows) // _SPREAD)
         count = 1 if self.batch_axis is None else shape[self.batch_axis]
         drawn = [
@@ -111,7 +111,7 @@ class Samples:
         return np.concatenate(drawn, self.batch_axis) if drawn else np.zeros(shape, self.rows[0].dtype)
 
     def range(self) -> tuple[float, float]:
-        """The smallest and the largest ordinary value."""
+        """Return the smallest and the largest ordinary value."""
         return float(min(row.min() for row in self.rows)), float(max(row.max() for row in self.rows))
 
     def __str__(self) -> str:
@@ -122,7 +122,7 @@ Values: TypeAlias = Integers | Uniform | Normal | Samples
 
 
 def default_values(element_type: str) -> tuple[Values, ...]:
-    """Default values of an input without a description, the most likely first."""
+    """Return default values of an input without a description, the most likely first."""
     match element_type:
         case "boolean":
             return (Integers(0, 1),)
@@ -138,7 +138,7 @@ def default_values(element_type: str) -> tuple[Values, ...]:
 
 
 def complete_values(signature: ModelSignature, given: Mapping[str, Values]) -> dict[str, Values]:
-    """The values of every input; inputs without given values get the first default of their element type."""
+    """Return the values of every input; inputs without given values get the first default of their element type."""
     return {
         port.name: given.get(port.name) or default_values(port.element_type)[0] for port in signature.inputs
     }
@@ -170,7 +170,7 @@ def extremes(values: Values, element_type: str) -> Iterator[tuple[Extreme, float
 
 
 def filled(value: float, element_type: str, shape: tuple[int, ...]) -> Array:
-    """An input in which every element is `value`."""
+    """Return an input in which every element is `value`."""
     return held(np.full(shape, value), dtype_of(element_type))
 
 
@@ -205,7 +205,7 @@ def held(array: Array, dtype: np.dtype[Any]) -> Array:
 def read_samples(
     path: Path, batch_axes: Mapping[str, int | None], *, only: str | None = None
 ) -> dict[str, Samples]:
-    """The samples of all inputs, or of the input `only`. Each array is a request; each of its rows is a sample.
+    """Return the samples of all inputs, or of the input `only`. Each array is a request; each of its rows is a sample.
 
     `batch_axes` has the batch axis of each input. Raises `SignatureError` for unusable files and names.
     """
@@ -243,7 +243,7 @@ def _arrays(path: Path) -> list[tuple[str, Array]]:
 
 
 def _check_size(path: Path, members: Iterable[ZipInfo]) -> None:
-    """Raises `SignatureError` for an archive that would not fit in memory unpacked."""
+    """Raise `SignatureError` for an archive that would not fit in memory unpacked."""
     unpacked, most = sum(member.file_size for member in members), memory_bytes()
     if unpacked > most:
         raise SignatureError(
@@ -303,7 +303,7 @@ def extreme_request(
 
 
 def tensors_of(signature: ModelSignature, arrays: Mapping[int, Array]) -> Tensors:
-    """The request with these arrays, which are given by input number."""
+    """Return the request with these arrays, which are given by input number."""
     layout = tuple(
         (index, signature.inputs[index].element_type, tuple(array.shape)) for index, array in arrays.items()
     )
@@ -311,5 +311,5 @@ def tensors_of(signature: ModelSignature, arrays: Mapping[int, Array]) -> Tensor
 
 
 def spell_sizes(names: Sequence[str], sizes: Sequence[int]) -> str:
-    """Sizes as text: `batch 2, seq 7`."""
+    """Return the sizes as text: `batch 2, seq 7`."""
     return ", ".join(f"{name} {size}" for name, size in zip(names, sizes, strict=True)) or "the only shape"

@@ -115,7 +115,7 @@ class DirectCalls(ModelCalls):
 
 
 def arrays_of(result: Tensors) -> list[Array]:
-    """The arrays of a result, in the order of the outputs."""
+    """Return the arrays of a result, in the order of the outputs."""
     return [
         np.frombuffer(buffer, dtype_of(element_type)).reshape(shape)
         for (_, element_type, shape), buffer in zip(result.layout, result.buffers, strict=True)

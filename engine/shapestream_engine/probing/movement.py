@@ -98,13 +98,13 @@ class Movement:
 
 
 def change_of(tolerances: Mapping[str, OutputTolerance]) -> float:
-    """The relative change of a model's inputs; exact outputs are ignored."""
+    """Return the relative change of a model's inputs; exact outputs are ignored."""
     known = [each.tolerance.of_magnitude for each in tolerances.values() if each.tolerance is not None]
     return max(known, default=TOLERANCES["f32"].of_magnitude)
 
 
 def changed(tensors: Tensors, signature: ModelSignature, by: float, number: int) -> Tensors | None:
-    """The request with its floats changed by a factor of 1 ± `by`, at random; every `number` differs.
+    """Return the request with its floats changed by a factor of 1 ± `by`, at random; every `number` differs.
 
     None if nothing would change: masks, integers, and types that cannot hold so small a change.
     """

@@ -115,7 +115,7 @@ class ProbeRequests:
         return len(self._recipes) * (1 + mixes)
 
     def typical(self, sizes: tuple[int, ...], number: int) -> ProbeRequest | None:
-        """An ordinary request; every `number` gives a different one."""
+        """Return an ordinary request; every `number` gives a different one."""
         key = (sizes, number)
         if key not in self._made:
             signature = self.signature
@@ -124,7 +124,7 @@ class ProbeRequests:
         return self._made[key]
 
     def extreme(self, sizes: tuple[int, ...], kind: Extreme) -> ProbeRequest | None:
-        """A request whose inputs all have one extreme value; None if the model refuses it, or no input has such a
+        """Return a request whose inputs all have one extreme value; None if the model refuses it, or no input has such a
         value."""
         key = (sizes, kind)
         if key not in self._made:
@@ -133,7 +133,7 @@ class ProbeRequests:
         return self._made[key]
 
     def content(self, sizes: tuple[int, ...], number: int) -> ProbeRequest | None:
-        """The request of recipe `number`; beyond the recipes, a random mixture. Equal requests are made once."""
+        """Return the request of recipe `number`; beyond the recipes, a random mixture. Equal requests are made once."""
         key = (sizes, "content", number)
         if key not in self._made:
             if self._kept_nbytes > _MOST_NBYTES or monotonic() > self.ends_at:
@@ -162,7 +162,7 @@ class ProbeRequests:
     def near(
         self, sizes: tuple[int, ...], output: int, tolerance: OutputTolerance, number: int
     ) -> tuple[ProbeRequest, ...]:
-        """Two nearly equal requests whose results in `output` differ most; every `number` starts elsewhere.
+        """Return two nearly equal requests whose results in `output` differ most; every `number` starts elsewhere.
 
         Empty if no two requests of these sizes differ in that output so far.
         """
@@ -196,7 +196,7 @@ class ProbeRequests:
         return False
 
     def tolerance_of(self, request: ProbeRequest, output: int, tolerance: OutputTolerance) -> OutputTolerance:
-        """The tolerance of one request, with the spread limited to the requests of its magnitude.
+        """Return the tolerance of one request, with the spread limited to the requests of its magnitude.
 
         Otherwise results up to a million would allow any error in results below ten.
         """
@@ -210,7 +210,7 @@ class ProbeRequests:
         return self._tolerances[key]
 
     def all_results(self, output: int, *, contents: bool = False) -> list[tuple[tuple[int, ...], Array]]:
-        """Sizes and results of the ordinary requests, each alone; with `contents` also of the contents."""
+        """Return the sizes and results of the ordinary requests, each alone; with `contents` also of the contents."""
         return [
             (request.sizes, request.results[output])
             for key, request in self._made.items()
@@ -231,7 +231,7 @@ class ProbeRequests:
         return self._moments[key]
 
     def _largest_id(self, number: int, sizes: tuple[int, ...]) -> int:
-        """The largest id that the model takes in one input, found by bisection between the ordinary ids and
+        """Return the largest id that the model takes in one input, found by bisection between the ordinary ids and
         `MOST_ID`."""
         signature = self.signature
         port, shape = signature.inputs[number], signature.input_shapes(sizes)[number]
@@ -299,8 +299,8 @@ class ProbeRequests:
         return one, other
 
     def _part(self, element_type: str) -> Tolerance | None:
-        """Relative changes of a float that count as near and as rounding; None for integers. Engines may compute f64
-        in f32."""
+        """Return relative changes of a float that count as near and as rounding; None for integers. Engines may compute
+        f64 in f32."""
         return coarser("f32" if element_type == "f64" else element_type, self._computed_in)
 
     def _is_near(self, one: Tensors, other: Tensors) -> bool:
@@ -317,7 +317,7 @@ class ProbeRequests:
         return True
 
     def _nudged(self, tensors: Tensors, number: int) -> Tensors:
-        """The request with each float changed by about one rounding error."""
+        """Return the request with each float changed by about one rounding error."""
         random = np.random.default_rng([number, 2])
         changed = []
         for (port, element_type, _), array in zip(tensors.layout, arrays_of(tensors), strict=True):

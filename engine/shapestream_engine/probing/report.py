@@ -117,7 +117,7 @@ class ProbeReport:
     """True if the report comes from the cache."""
 
     def of(self, verdict: Verdict) -> tuple[Finding, ...]:
-        """The findings with this verdict."""
+        """Return the findings with this verdict."""
         return tuple(finding for finding in self.findings if finding.verdict == verdict)
 
     def lines(self) -> Iterator[str]:
@@ -134,7 +134,7 @@ class ProbeReport:
         yield from self.notes
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON; `from_dict` makes an equal report of it."""
+        """Return plain data for JSON; `from_dict` makes an equal report of it."""
         plain = asdict(self)
         for finding in plain["findings"]:
             for key in ("largest", "allowed"):
@@ -144,14 +144,14 @@ class ProbeReport:
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> ProbeReport:
-        """The report that `plain` describes; raises `TypeError` or `KeyError` for other data."""
+        """Return the report that `plain` describes; raises `TypeError` or `KeyError` for other data."""
         tuples = {key: tuple(plain[key]) for key in ("sizes", "notes")}
         findings = tuple(finding_from_dict(each) for each in plain["findings"])
         return cls(**{**plain, **tuples, "findings": findings})
 
 
 def finding_from_dict(plain: Mapping[str, Any]) -> Finding:
-    """The finding from its `asdict` form."""
+    """Return the finding from its `asdict` form."""
     treatment = plain["treatment"]
     return Finding(
         **{**plain, "treatment": Treatment(**{**treatment, "dimensions": tuple(treatment["dimensions"])})}

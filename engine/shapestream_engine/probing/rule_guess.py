@@ -43,7 +43,7 @@ def guess_rules(
     announce: Announce,
     skip: frozenset[str],
 ) -> dict[str, OutputPort]:
-    """The ports, with rule and axis names, of the `unknown` outputs whose rule is certain.
+    """Return the ports, with rule and axis names, of the `unknown` outputs whose rule is certain.
 
     The signature of `model` declares unknown outputs as `shared`, so that they are not divided.
     """
@@ -97,7 +97,7 @@ class _Search:
     recorded: Sequence[RecordedCall]
 
     def only_rule(self, port: OutputPort, known: Mapping[str, OutputPort]) -> OutputPort | None:
-        """The port with the only rule that holds; None if none or several hold."""
+        """Return the port with the only rule that holds; None if none or several hold."""
         independent = [each for each in self._independent(port) if self._holds(each, known)]
         if independent:
             return independent[0] if len(independent) == 1 else None

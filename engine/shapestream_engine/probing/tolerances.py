@@ -56,7 +56,7 @@ TOLERANCES: Mapping[str, Tolerance] = {
 
 
 def coarser(element_type: str, computed_in: str | None) -> Tolerance | None:
-    """The tolerance of an output that the engine computes in `computed_in`; None: results must be equal."""
+    """Return the tolerance of an output that the engine computes in `computed_in`; None: results must be equal."""
     own = TOLERANCES.get(element_type)
     other = TOLERANCES.get(computed_in or "")
     if own is None or other is None:
@@ -86,7 +86,7 @@ class OutputTolerance:
     """Smallest absolute value of a mark; infinite if there are no marks."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for `from_dict`; None stands for infinity. Axes longer than `_MOST_INDICES` are left out."""
+        """Return plain data for `from_dict`; None stands for infinity. Axes longer than `_MOST_INDICES` are left out."""
         if self.tolerance is None:
             return {}
         return {
@@ -103,7 +103,7 @@ class OutputTolerance:
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> OutputTolerance:
-        """The tolerance that `plain`, data of any origin, describes; raises `EngineError` for other data."""
+        """Return the tolerance that `plain`, data of any origin, describes; raises `EngineError` for other data."""
         if not plain:
             return cls(None)
         try:
@@ -119,7 +119,7 @@ class OutputTolerance:
 
     @classmethod
     def of(cls, tolerance: Tolerance | None, references: Sequence[Array]) -> OutputTolerance:
-        """The tolerance learned from results of requests that ran alone."""
+        """Return the tolerance learned from results of requests that ran alone."""
         if tolerance is None:
             return cls(None)
         results = [reference.astype(np.float64) for reference in references if reference.size]
@@ -135,7 +135,7 @@ class OutputTolerance:
         return cls(tolerance, tuple(spreads), float(_std(together[:, None], mark)[0]), mark)
 
     def moments(self, result: Array) -> Moments:
-        """The moments of one result's finite values, marks excluded."""
+        """Return the moments of one result's finite values, marks excluded."""
         own = result.astype(np.float64).reshape(-1)
         with np.errstate(invalid="ignore", over="ignore"):
             kept = own[np.abs(own) < self.mark]
@@ -143,7 +143,7 @@ class OutputTolerance:
             return Moments(kept.size, mean, float(((kept - mean) ** 2).sum()))
 
     def narrowed(self, alike: Sequence[Moments], largest_input: float) -> OutputTolerance:
-        """The tolerance for requests of one magnitude, whose inputs reach `largest_input`.
+        """Return the tolerance for requests of one magnitude, whose inputs reach `largest_input`.
 
         `alike` has the moments of their results. The spread is limited to theirs, but allows the rounding of sums of such
         inputs.
@@ -157,7 +157,7 @@ class OutputTolerance:
         return replace(self, overall=min(self.overall, max(math.sqrt(squares / numbers), rounding)))
 
     def allowed(self, reference: Array) -> Array | float:
-        """The allowed distance of each element; `reference` has 64-bit floats."""
+        """Return the allowed distance of each element; `reference` has 64-bit floats."""
         if self.tolerance is None or not reference.size:
             return 0.0
         return self.tolerance.of_spread * self._spread(
@@ -165,7 +165,7 @@ class OutputTolerance:
         ) + self.tolerance.of_magnitude * self._largest(reference)
 
     def own(self, reference: Array) -> float:
-        """`of_spread` times the standard deviation within one result; 0.0 for few values and exact outputs."""
+        """Return `of_spread` times the standard deviation within one result; 0.0 for few values and exact outputs."""
         if self.tolerance is None or reference.size < ENOUGH_ROWS:
             return 0.0
         return self.tolerance.of_spread * float(
@@ -190,7 +190,7 @@ class OutputTolerance:
         return spread
 
     def _largest(self, reference: Array) -> Array:
-        """The largest value at each element's indices, the element included."""
+        """Return the largest value at each element's indices, the element included."""
         own = np.abs(reference)
         with np.errstate(invalid="ignore"):
             ordinary = np.where(own < self.mark, own, 0.0)
@@ -207,7 +207,7 @@ def _finite(value: float) -> float | None:
 
 
 def _smallest_mark(values: Array) -> float:
-    """The smallest mark; infinite if there is none. A mark occurs at least twice with equal bits, which is rare for
+    """Return the smallest mark; infinite if there is none. A mark occurs at least twice with equal bits, which is rare for
     the largest result of arithmetic, and lies far above the next value."""
     sizes, counts = np.unique(np.abs(values[np.isfinite(values) & (values != 0)]), return_counts=True)
     mark = math.inf
@@ -245,7 +245,7 @@ def _along(per_index: Array, axis: int, rank: int) -> Array:
 
 
 def _std(columns: Array, mark: float) -> Array:
-    """Standard deviation of each column's finite values, marks excluded; 0 without values."""
+    """Return standard deviation of each column's finite values, marks excluded; 0 without values."""
     with np.errstate(invalid="ignore"):
         kept: Any = np.ma.masked_where(~(np.abs(columns) < mark), columns)
     # The mean of equal numbers may differ from the numbers in its last bit.
@@ -300,7 +300,7 @@ def compare(alone: Array, together: Array, tolerance: OutputTolerance) -> Differ
 
 
 def distances(one: Array, other: Array) -> Array:
-    """The absolute difference of each element; infinite if two elements cannot be subtracted."""
+    """Return the absolute difference of each element; infinite if two elements cannot be subtracted."""
     first, second = one.astype(np.float64), other.astype(np.float64)
     with np.errstate(invalid="ignore"):
         off = np.abs(first - second)

@@ -169,13 +169,13 @@ class EventLoop(Protocol):
     """The waits and tasks of one event loop."""
 
     def current(self) -> object:
-        """The running event loop; raises RuntimeError where there is none."""
+        """Return the running event loop; raises RuntimeError where there is none."""
 
     def call(self, core: Core) -> AsyncCall:
-        """A call of the present task."""
+        """Return a call of the present task."""
 
     def wakeup(self) -> Wakeup:
-        """Tasks that wait for news; none yet."""
+        """Return tasks that wait for news; none yet."""
 
     async def checkpoint(self) -> None:
         """Raise where the task is cancelled, under an event loop that wants such points."""

@@ -35,7 +35,7 @@ class Connector:
 def connector_for(
     address: Addresses, *, key: str | Path | None = None, server_key: str | Path | None = None
 ) -> Connector:
-    """The connector for `address`; raises `TransportError` for an address that no client can connect to.
+    """Return the connector for `address`; raises `TransportError` for an address that no client can connect to.
 
     `key` is the file of our secret key, `server_key` the server's public key or its file: for a server that asks for
     keys, both. Raises `ConfigurationError` for files that cannot be used, and for one without the other, and ValueError

@@ -137,7 +137,7 @@ class SubmissionQueue:
         return bool(self.items)  # again: it may have been posted in between, without a wake-up
 
     def take(self) -> Iterator[Posted]:
-        """All items, in order, also those posted meanwhile."""
+        """Yield all items, in order, also those posted meanwhile."""
         self._awake = False
         items = self.items
         while items:
@@ -169,7 +169,7 @@ class SubmissionQueue:
 
 
 def closing(owner: Owner) -> EndTicket:
-    """The end of a stream whose client is closed."""
+    """Return the end of a stream whose client is closed."""
     return EndTicket(owner, place=-1, outcome=Cancelled(_CLOSED))
 
 
@@ -281,7 +281,7 @@ class Core:
 
     @trio.lowlevel.enable_ki_protection
     async def _open_again(self) -> Connection:
-        """The next connection. The first was made, so an obstacle now, such as a lack of descriptors, will pass."""
+        """Return the next connection. The first was made, so an obstacle now, such as a lack of descriptors, will pass."""
         while True:
             try:
                 return self._connector.open()
@@ -510,7 +510,7 @@ class CoreThread(threading.Thread):
     """The thread that runs a core. It is a daemon: an unclosed client keeps no process alive."""
 
     def __init__(self, core: Core, *, ended: Callable[[], None] = lambda: None) -> None:
-        """`ended` is called at its end, in this thread."""
+        """Call `ended` at its end, in this thread."""
         super().__init__(name="shapestream-client", daemon=True)
         self._core = core
         self._ended = ended
@@ -532,7 +532,7 @@ class CoreThread(threading.Thread):
 
 
 def software(face: str) -> str:
-    """The name and version of a client, for the server's logs."""
+    """Return the name and version of a client, for the server's logs."""
     try:
         own = version("shapestream")
     except PackageNotFoundError:  # run from a source tree that is not installed

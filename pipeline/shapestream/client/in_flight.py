@@ -66,7 +66,7 @@ class InFlight:
         self._finished: list[AnyTicket] = []
 
     def add(self, ticket: Question) -> None:
-        """Number a new ticket; a request queues for credit."""
+        """Give a new ticket its number; a request queues for credit."""
         if type(ticket) is RequestTicket:
             self._last_sequence += 1
             ticket.id = self._last_sequence
@@ -138,20 +138,20 @@ class InFlight:
                 self.finish(ticket, error())
 
     def take_finished(self) -> list[AnyTicket]:
-        """The tickets that have ended since the last call, in that order."""
+        """Return the tickets that have ended since the last call, in that order."""
         finished, self._finished = self._finished, []
         return finished
 
     def of_kind(self, kind: type[Kind]) -> list[Kind]:
-        """All tickets of one kind, in order of submission."""
+        """Return all tickets of one kind, in order of submission."""
         return [ticket for ticket in self.tickets.values() if type(ticket) is kind]
 
     def is_waiting(self, ticket: Question) -> bool:
-        """Whether a request has not been sent."""
+        """Tell whether a request has not been sent."""
         return ticket.id in self.waiting
 
     def expired(self, now: float) -> Iterator[Question]:
-        """Tickets whose deadline has come and that a caller waits for."""
+        """Yield tickets whose deadline has come and that a caller waits for."""
         while self._deadlines and self._deadlines[0][0] <= now:
             _, ticket_id = heapq.heappop(self._deadlines)
             ticket = self.tickets.get(ticket_id)
@@ -159,7 +159,7 @@ class InFlight:
                 yield ticket
 
     def next_deadline(self) -> float:
-        """The earliest deadline in the heap, perhaps of a ticket that has ended; infinity where there is none."""
+        """Return the earliest deadline in the heap, perhaps of a ticket that has ended; infinity where there is none."""
         return self._deadlines[0][0] if self._deadlines else math.inf
 
     def hold(self, sequence: int, now: float) -> bool:
@@ -182,7 +182,7 @@ class InFlight:
             self.end(ticket, error())
 
     def may_have_run(self) -> list[RequestTicket]:
-        """The requests that a server may have run, and that a caller waits for."""
+        """Return the requests that a server may have run, and that a caller waits for."""
         return [
             ticket for ticket in self.of_kind(RequestTicket) if ticket.may_have_run and not ticket.abandoned
         ]
@@ -235,7 +235,7 @@ class InFlight:
         return sendable
 
     def _may_be_sent(self) -> Iterator[RequestTicket]:
-        """The requests that may be sent, in order; each is to be taken out before the next is asked for.
+        """Yield the requests that may be sent, in order; each is to be taken out before the next is asked for.
 
         A request whose model is being opened again lets those of other models pass: a server that has just started
         answers when the model is loaded, which may take minutes.
@@ -283,7 +283,7 @@ class InFlight:
 
 
 def remaining_ms_on_arrival(left_s: float, one_way_s: float) -> int:
-    """The part of `left_s` that is left on arrival, rounded down to ms; 0: the request cannot be in time.
+    """Return the part of `left_s` that is left on arrival, rounded down to ms; 0: the request cannot be in time.
 
     The result is never less than half of `left_s`: a wrong estimate must not end requests that would be in time, since
     their replies would then never correct it.

@@ -53,7 +53,7 @@ class LinkSettings:
     """Servers besides the present one. While none has answered since, the next is looked for without a rest."""
 
     def __post_init__(self) -> None:
-        """Raises ValueError for a time that is not above 0."""
+        """Raise ValueError for a time that is not above 0."""
         for name in ("greeting_s", "silence_s", "rest_s", "unavailable_after_s"):
             seconds = getattr(self, name)
             if not seconds > 0:
@@ -61,7 +61,7 @@ class LinkSettings:
 
 
 class LinkState(Enum):
-    """See the diagram at the top."""
+    """The state of a connection. The head of this file draws the changes."""
 
     DOWN = "down"
     GREETING = "greeting"
@@ -131,18 +131,18 @@ class Link:
         self._left += 1
 
     def take_hello(self, now: float) -> bool:
-        """Whether `Hello` must be sent now; True once per greeting."""
+        """Tell whether `Hello` must be sent now; True once per greeting."""
         due, self._hello_due = self._hello_due, False
         if due:
             self._greeted_at = now
         return due
 
     def heartbeat_due(self, now: float) -> bool:
-        """Whether the server has not heard of this client for a heartbeat's time."""
+        """Tell whether the server has not heard of this client for a heartbeat's time."""
         return now >= self.sent_at + self._heartbeat_s and self.is_open
 
     def must_reconnect(self, now: float) -> bool:
-        """Whether this connection is to be given up now. True once; the link is then DOWN."""
+        """Tell whether this connection is to be given up now. True once; the link is then DOWN."""
         silent_at = self.heard_at + self._settings.silence_s
         silent = now >= silent_at and self.is_open
         if silent and now > silent_at + STALL_S:

@@ -55,7 +55,7 @@ class Model(ModelHandle):
         ]
 
     def encode(self, inputs: Mapping[str, Any]) -> tuple[Tensors, int]:
-        """The tensors, in the order of the model's ports, and their bytes; raises `InvalidRequest`.
+        """Return the tensors, in the order of the model's ports, and their bytes; raises `InvalidRequest`.
 
         Arrays of 64 KiB and more are not copied: they must not change until the result is there.
         """
@@ -93,7 +93,7 @@ class Model(ModelHandle):
 
 
 def _converted(name: str, value: Any, element_type: str, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """`value` as an array of `dtype`, where that loses nothing.
+    """Return `value` as an array of `dtype`, where that loses nothing.
 
     Plain numbers and lists take the port's type: integers where they fit exactly, floats rounded as usual, which makes no
     number infinite or zero.

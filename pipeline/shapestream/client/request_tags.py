@@ -12,7 +12,7 @@ from shapestream.wire.tags import REQUEST_ID, TRACEPARENT, TRACESTATE, can_be_se
 
 
 def tags_of(request_id: str | None, trace: Mapping[str, str] | None) -> dict[str, str] | None:
-    """The tags of one request; without a `trace` these tell the current span. None for none.
+    """Return the tags of one request; without a `trace`, those of the current span. None where there are none.
 
     Raises TypeError and ValueError for an id that cannot be sent. A `trace` that cannot be understood is ignored.
     """
@@ -31,12 +31,12 @@ def tags_of(request_id: str | None, trace: Mapping[str, str] | None) -> dict[str
 
 
 def opentelemetry_is_loaded() -> bool:
-    """True where there may be a current span."""
+    """Tell whether there may be a current span."""
     return "opentelemetry.trace" in sys.modules
 
 
 def current_trace() -> dict[str, str] | None:
-    """The tags that tell the current OpenTelemetry span; None where there is none."""
+    """Return the tags that tell the current OpenTelemetry span; None where there is none."""
     from opentelemetry.trace import get_current_span
 
     span = get_current_span().get_span_context()

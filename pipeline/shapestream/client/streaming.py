@@ -147,7 +147,7 @@ class StreamState(Generic[ItemT]):
     # ------------------------------------------------------------ the producer's thread
 
     def make(self, item: Any, place: int) -> RequestTicket:
-        """The ticket for one item, `inputs` or `(key, inputs)`; finished if the model does not take it."""
+        """Return the ticket for one item, `inputs` or `(key, inputs)`; finished if the model does not take it."""
         key, inputs = item if type(item) is tuple and len(item) == 2 else (place, item)
         left_s = self._options.deadline
         due = None if left_s is None else self._clock() + left_s
@@ -182,7 +182,7 @@ class StreamState(Generic[ItemT]):
                 self._ended(ticket)
 
     def take(self) -> ItemT | Nothing:
-        """The next item, if it is there. Raises an item's error in its place, the producer's at the end."""
+        """Return the next item, if it is there. Raises an item's error in its place, the producer's at the end."""
         if self.closed:
             return Nothing.ANY_MORE
         if not self._ready:
@@ -221,7 +221,7 @@ class StreamState(Generic[ItemT]):
                 following = self._early.pop(self._next_place, None) if self._early else None
 
     def _ended(self, ticket: EndTicket) -> None:
-        """The producer has ended, or the client was closed; the first of these counts."""
+        """Note that the producer has ended, or that the client was closed; the first of these counts."""
         if self._total is not None or self._cut_off:
             return
         if ticket.place < 0:
@@ -231,7 +231,7 @@ class StreamState(Generic[ItemT]):
         self._end_error = ticket.outcome if isinstance(ticket.outcome, BaseException) else None
 
     def _no_item(self) -> Nothing:
-        """The reason why no item is ready; at the end this closes the stream, and raises the producer's error."""
+        """Return the reason why no item is ready; at the end this closes the stream, and raises the producer's error."""
         if not self._cut_off and self._taken != self._total:
             self._return_permits()
             return Nothing.YET

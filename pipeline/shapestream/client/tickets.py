@@ -149,7 +149,7 @@ def hand_back(finished: Sequence[AnyTicket]) -> None:
 
 
 def outcome_of(ticket: Ticket, kind: type[Kind]) -> Kind:
-    """The outcome of a finished ticket, which is of this kind; raises the error that ended it instead."""
+    """Return the outcome of a finished ticket, which is of this kind; raises the error that ended it instead."""
     outcome = ticket.outcome
     if type(outcome) is kind:
         return outcome
@@ -159,7 +159,7 @@ def outcome_of(ticket: Ticket, kind: type[Kind]) -> Kind:
 
 
 def stories_asked(request_id: str | None, slowest: int) -> dict[str, Any]:
-    """The fields of a `StoriesTicket`; raises TypeError and ValueError."""
+    """Return the fields of a `StoriesTicket`; raises TypeError and ValueError."""
     if request_id is not None and not isinstance(request_id, str):
         raise TypeError(f"a request's id is a string, not {request_id!r}")
     if request_id is not None and not 0 < len(request_id) <= MAX_NAME_CHARACTERS:
@@ -170,14 +170,15 @@ def stories_asked(request_id: str | None, slowest: int) -> dict[str, Any]:
 
 
 def stories_of(answer: dict[str, Any]) -> list[dict[str, Any]]:
-    """The stories of an answer; raises `InvalidRequest` where there are none of the request that was asked for."""
+    """Return the stories of an answer; raises `InvalidRequest` where there are none of the request that was asked for."""
     if (unknown := answer.get("unknown")) is not None:
         raise InvalidRequest(unknown)
     return list(answer["stories"])
 
 
 def checked_deadline(seconds: float | None) -> float | None:
-    """Seconds from the call; None for no deadline, which infinity says too. A deadline of 0 or less has passed already.
+    """Return the seconds from the call; None for no deadline, which infinity says too. A deadline of 0 or less has passed
+    already.
 
     Raises TypeError for anything but a number that a float can hold, and ValueError for NaN.
     """
@@ -193,7 +194,7 @@ def checked_deadline(seconds: float | None) -> float | None:
 
 
 def deadline_at(clock: Callable[[], float], seconds: float | None) -> float | None:
-    """The point in time `seconds` from now; raises as `checked_deadline` does."""
+    """Return the point in time `seconds` from now; raises as `checked_deadline` does."""
     if seconds is None:
         return None
     left_s = checked_deadline(seconds)
@@ -201,7 +202,7 @@ def deadline_at(clock: Callable[[], float], seconds: float | None) -> float | No
 
 
 def checked_priority(priority: int) -> int:
-    """The priority, an integer of at most 31 bits and a sign; raises TypeError and ValueError."""
+    """Return the priority, an integer of at most 31 bits and a sign; raises TypeError and ValueError."""
     if type(priority) is not int:
         raise TypeError(f"a priority is an integer, not {priority!r}")
     if not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
@@ -212,7 +213,7 @@ def checked_priority(priority: int) -> int:
 
 
 def checked_name(model: str) -> str:
-    """The model's name, which the protocol can carry; raises TypeError and ValueError."""
+    """Return the model's name, which the protocol can carry; raises TypeError and ValueError."""
     if not isinstance(model, str):
         raise TypeError(f"a model's name is a string, not {model!r}")
     if len(model) > MAX_NAME_CHARACTERS:

@@ -1,4 +1,4 @@
-"""Many requests in, good batches out: the pure core that decides who runs with whom, where and when."""
+"""The scheduler: it decides which requests share a batch, on which slot it runs, and when. Pure."""
 
 from shapestream.scheduling.scheduler import Scheduler
 from shapestream.scheduling.scheduler_statistics import ModelStatistics, SchedulerStatistics

@@ -77,7 +77,7 @@ class Audit:
             actions.append(self._start(queue, slot, cut, now))
 
     def _idle_slot(self, wanted: AuditWanted) -> Slot | None:
-        """A slot to run it on while no request waits; where a model has several slots, one more of them is free."""
+        """Return a slot to run it on while no request waits; where a model has several slots, one more of them is free."""
         isolation = self._isolation
         waits = any(queue.waiting for queue in self._queues.waiting())
         if waits or isolation.suspected or isolation.isolated or wanted.model not in self._queues:

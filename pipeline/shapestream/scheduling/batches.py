@@ -1,8 +1,8 @@
 """The one record of a batch: it is cut, sent, started, reported and over, and each writes its part here.
 
 The planner cuts a batch; the scheduler makes this record of it and places it on a slot. The action `StartBatch` hands the
-record to the caller, which adds what it sent (`sent`) and what came back (`ran`). Observers of its end read it. Nothing is
-copied into another type, and no other file keeps a batch by its number but the table of slots.
+record to the caller, which adds what it sent (`sent`) and what came back (`ran`). Until it is over, the table of slots
+(slots.py) and the server's record of its slot keep it by number. Observers of its end read it, and may keep a `Run` of it.
 
 The scheduler decides by the first half of the fields alone. What the caller submitted (`arrivals`), what it sent
 (`inputs`) and the results (`report`) are opaque to it: it never looks into tensors.
@@ -43,7 +43,7 @@ class BatchState(Enum):
     CANCELLED = "cancelled"
     """Its slot was asked to stop it, because no member is wanted any more."""
     HANGING = "hanging"
-    """Its slot was asked to stop it, because it has run far longer than its like."""
+    """Its slot was asked to stop it, because it has run far longer than others of its model."""
     CONDEMNED = "condemned"
     """It hangs on, and its process is to be ended."""
     STUCK = "stuck"
@@ -74,7 +74,7 @@ _HUNG: Final = (BatchState.HANGING, BatchState.CONDEMNED, BatchState.STUCK)
 
 
 class Suspicion(Enum):
-    """How many requests a batch puts at risk, and what its loss would prove."""
+    """The requests that a batch puts at risk, and what its loss would prove."""
 
     NONE = "none"
     """An ordinary batch, beside others in its worker."""
@@ -266,12 +266,12 @@ class Batch:
     # ------------------------------------------------------------ for the caller
 
     def sent(self, inputs: BatchInputs, now: float) -> None:
-        """It leaves for its slot."""
+        """Note that it leaves for its slot, with these inputs."""
         self.inputs = inputs
         self.sent_at = self.began = now
 
     def ran(self, report: BatchReport, now: float) -> None:
-        """It has run, as is reported now. Of a batch that was queued behind another this tells when it began."""
+        """Note that it has run, as this report says. For a batch that was queued behind another, work out when it began."""
         self.report = report
         self.run_us = round(report.run_s * 1e6)
         outputs = report.outputs or ()
@@ -285,13 +285,13 @@ class Batch:
             self.began = max(self.sent_at, began if self.is_behind else min(self.started, began))
 
     def held_s(self, now: float) -> float:
-        """Seconds that it has held its slot, as far as was heard of it."""
+        """Return the seconds that it has held its slot, as far as was heard of it."""
         if self.behind is None:
             return now - self.sent_at
         return 0.0 if self.is_behind else now - self.started
 
     def outputs_of(self, requests: Sequence[Submitted]) -> Sequence[Tensors | None]:
-        """The results of these members, in their order, once it has run."""
+        """Return the results of these members, in their order, once it has run."""
         outputs = () if self.report is None or self.report.outputs is None else self.report.outputs
         if requests is self.arrivals:
             return outputs

@@ -75,7 +75,7 @@ def next_of(boundaries: Sequence[int], sizes: Integers) -> Integers:
 
 
 class SizeHistogram:
-    """How often each size of one dimension came lately: old counts fade. `bound`: the largest size there is."""
+    """Counts how often each size of one dimension came lately: old counts fade. `bound`: the largest size there is."""
 
     def __init__(self, bound: int) -> None:
         self._bound = bound
@@ -132,7 +132,7 @@ class BoundaryChoices:
     def of(
         cls, sizes: Integers, weights: Floats, costs: Floats, kept: Sequence[int], most_new: int
     ) -> BoundaryChoices:
-        """`kept`: those that are boundaries anyway, the largest size among them. `costs` must not fall with the size."""
+        """Find the boundaries of least cost. `kept` are boundaries anyway. `costs` must not fall with the size."""
         count = len(sizes)
         is_kept = np.isin(sizes, np.asarray(kept, np.intp))
         if not is_kept[-1]:
@@ -229,7 +229,7 @@ class LearnedBoundaries:
         return {axis: choices[axis].boundaries[count] for axis, count in counts.items()}
 
     def _usual(self, axis: int) -> int:
-        """A size that is neither rare nor extreme."""
+        """Return a size that is neither rare nor extreme."""
         sizes, weights = self._seen[axis].columns(_CANDIDATES, ())
         return int(sizes[np.searchsorted(np.cumsum(weights), weights.sum() / 2)]) if len(sizes) else 1
 

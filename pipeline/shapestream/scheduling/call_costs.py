@@ -274,7 +274,7 @@ class CallBytes:
             self.planned_most = None
 
     def of_call(self, rows: int, shape: Sizes) -> int:
-        """Bytes of a call of just these sizes."""
+        """Return the bytes of a call of just these sizes."""
         return rows * self._row_bytes(shape)
 
     def allow(self, rows: int, larger: Sizes, shape: Sizes) -> bool:
@@ -282,7 +282,7 @@ class CallBytes:
         return self.most is None or self.of_call(rows, larger) <= max(self.most, self.of_call(rows, shape))
 
     def of_batch(self, rows: int, shape: Sizes) -> int:
-        """Bytes of the largest call of a batch of these sizes, filled up as it would be run."""
+        """Return the bytes of the largest call of a batch of these sizes, filled up as it would be run."""
         if self._rounding is not None:
             rows, shape = self._rounding.call_sizes(rows, shape)
         if self._largest is not None:

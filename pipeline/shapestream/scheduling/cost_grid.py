@@ -263,7 +263,7 @@ class Grid:
         return seconds
 
     def _slope(self, values: Floats) -> float:
-        """Seconds per element beyond the grid: one slope for all, so that nothing falls."""
+        """Return the seconds per element beyond the grid: one slope for all, so that nothing falls."""
         start_s = values[self._slope_from] if self._slope_from < len(values) - 1 else FIXED_SHARE * values[-1]
         return float(max(0.0, values[-1] - start_s)) / max(1.0, self._elements)
 
@@ -436,7 +436,7 @@ class Grid:
         return bounded
 
     def publish(self, shift: float) -> None:
-        """Base predictions on all that was observed. `shift` is a logarithm that every node moves by besides."""
+        """Let predictions follow all that was observed. `shift` is a logarithm that every node moves by besides."""
         self._live = np.maximum(LEAST_S, self._live * np.exp(np.array(self._learned) + shift))
         if self._unvisited:
             self._estimate_unvisited()
@@ -698,7 +698,7 @@ class LinearCost:
         )
 
     def rescale(self, level: float) -> None:
-        """As if everything so far had taken `level` times as long."""
+        """Change the costs as if all calls so far had taken `level` times as long."""
         self.fixed_s *= level
         self.element_s *= level
         n, s, ee, ns, es = self._sums

@@ -46,7 +46,7 @@ MAX_RETRY_AFTER_S: Final = 60.0
 
 
 class Refusal(NamedTuple):
-    """Why a request does not come in."""
+    """The reason why a request does not come in."""
 
     code: str
     message: str
@@ -72,7 +72,7 @@ class Deadlines:
         return len(self._first)
 
     def living(self) -> list[Request]:
-        """Every live request with a deadline; for checks only."""
+        """Return every live request with a deadline; for checks only."""
         return self._first.living()
 
     # ------------------------------------------------------------ on arrival
@@ -117,7 +117,8 @@ class Deadlines:
         call_s = max(alone_s, min(batched_call_s * pool.fastest, alone_s + queued_s, CALL_OF_LEFT * left_s))
 
         def wait_for_s(before_s: float) -> float:
-            """Seconds until the slots have done what they hold, reruns and suspects, and this work of the queue."""
+            """Return the seconds until the slots have done what they hold, reruns and suspects, and this work of the
+            queue."""
             return pool.free_in_s((again_s + before_s) * pool.count, now)[0]
 
         if not crowded and SAFETY * (wait_for_s(queued_s) + call_s) <= left_s:
@@ -183,7 +184,7 @@ class Deadlines:
         return all(request.deadline is None or until + call_s < request.deadline for request in members)
 
     def due(self, now: float) -> Request | None:
-        """A request whose deadline has passed, or, while it waits, cannot be met any more; None if there is none."""
+        """Return a request whose deadline has passed, or, while it waits, cannot be met any more; None if there is none."""
         while (first := self._first.first()) is not None and first[0] <= now:
             request = first[2]
             deadline = request.deadline
@@ -194,12 +195,12 @@ class Deadlines:
         return None
 
     def next(self) -> float | None:
-        """When to look again."""
+        """Return when to look again."""
         first = self._first.first()
         return None if first is None else first[0]
 
     def shrink(self, living: int) -> None:
-        """Throws out what has ended, if it outnumbers the `living` requests."""
+        """Throw out what has ended, if it outnumbers the `living` requests."""
         self._first.shrink(living)
 
     # ------------------------------------------------------------ in its turn

@@ -248,7 +248,7 @@ class ModelRunsAlone:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimePassed:
-    """`next_wakeup()` has come."""
+    """The time has come that `next_wakeup()` named."""
 
 
 Event: TypeAlias = (

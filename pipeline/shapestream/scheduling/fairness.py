@@ -9,7 +9,7 @@ A client is whatever the caller numbers as one: a key with all its connections, 
 - Each client has an account on the scale of virtual time (`ClientShare.start_s`), and one `Flow` per model with an account
   on a scale of the client's own. The smallest account, less the bonus of priority, has the turn.
 - When a batch starts, its predicted seconds are charged to its members' clients, in proportion to what each request would
-  cost in an efficient batch. A request that shares no call pays for the whole call.
+  cost in an efficient batch (`ModelQueue.take`). *Seconds of all slots* are slot seconds / slots that serve the model.
 - A client that was held up is owed its share of at most `OWED_S` of work. A client that had nothing queued starts at virtual
   time, or at its account if that is later.
 - Virtual time is the largest account, less priority, that ever had a turn. It also advances by all work that has its turn,
@@ -72,7 +72,7 @@ class ClientShare(Generic[FlowT]):
         self.unfinished = 0
         """Requests that have not ended."""
         self.queued = 0
-        """Lines with queued requests."""
+        """Flows with queued requests."""
         self.flows: dict[str, FlowT] = {}
         """By model."""
 
@@ -321,7 +321,7 @@ class FairShares(Generic[FlowT]):
         self.present = sum([known.unfinished > 0 for known in self._clients.values()])
 
     def unfinished(self) -> dict[int, tuple[int, int, int]]:
-        """Unfinished and queued requests, and bytes of these, of each client that has any; for checks only."""
+        """Return unfinished and queued requests, and bytes of these, of each client that has any; for checks only."""
         return {
             client: (
                 known.unfinished,
@@ -355,7 +355,7 @@ def _bonus_s(priority: int, present: int) -> float:
 
 
 def _ahead_s(flow: Flow) -> float:
-    """Queued work of a client that goes before one more request of this flow.
+    """Return queued work of a client that goes before one more request of this flow.
 
     Its models take turns, and those that had less of its time than this one catch up first.
     """
@@ -424,7 +424,7 @@ class GroupRoom:
 
     @property
     def parts(self) -> int:
-        """Into how many parts the room is divided once a request waits here.
+        """The number of parts into which the room is divided once a request waits here.
 
         One for each group for which requests wait, and one for the first that comes of all others.
         """

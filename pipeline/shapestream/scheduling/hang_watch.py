@@ -41,7 +41,7 @@ class HangLimits:
 
     @property
     def first_call_s(self) -> float:
-        """How long a call may take of which nothing is known."""
+        """The longest time, in seconds, of a call of which nothing is known."""
         return max(self.min_s, min(FIRST_CALL_TIMES * self.min_s, MOST_FIRST_CALL_S))
 
     def __post_init__(self) -> None:
@@ -50,7 +50,7 @@ class HangLimits:
 
 
 class HangWatch:
-    """When each running batch will have run too long. Without limits it never looks."""
+    """Knows when each running batch will have run too long. Without limits it never looks."""
 
     __slots__ = ("_busy", "limits", "next_look")
 
@@ -71,7 +71,7 @@ class HangWatch:
         times.add(busy_s, batch.sizes)
 
     def began(self, batch: Batch, now: float) -> None:
-        """A batch begins to run."""
+        """Note that a batch begins to run, and when it will have run too long."""
         if self.limits is None:
             return
         batch.hang_at = hang_at = now + self.limit_s(batch)
@@ -79,8 +79,9 @@ class HangWatch:
             self.next_look = hang_at
 
     def limit_s(self, batch: Batch) -> float:
-        """How long it may run: what its model says, or by what is known. While nothing is, as long as a first call may
-        take; and so, where costs are learned from traffic alone, what has sizes that none of the first batches had."""
+        """Return how long it may run: what its model says, or by what is known. While nothing is, as long as a first call
+        may take; and so, where costs are learned from traffic alone, what has sizes that none of the first batches
+        had."""
         assert self.limits is not None
         own_s = batch.queue.profile.hang_after_s
         if own_s is not None:
@@ -94,14 +95,15 @@ class HangWatch:
         return max(limit_s, first_s) if times.new_to(batch) else limit_s
 
     def _limit_s(self, p99_s: float, predicted_s: float) -> float:
-        """Seconds after which a batch hangs, by its model's p99 and its own prediction; 0.0 where one is unknown."""
+        """Return the seconds after which a batch hangs, by its model's p99 and its own prediction; 0.0 where one is
+        unknown."""
         assert self.limits is not None
         times_s = max(TIMES_P99 * p99_s, TIMES_PREDICTED * predicted_s)
         most_s = TIMES_AT_MOST * max(p99_s, predicted_s) + self.limits.first_call_s
         return max(self.limits.min_s, min(times_s, most_s))
 
     def look(self, batches: Iterable[Batch], now: float) -> list[Batch]:
-        """The running batches against which it is time to take the next step, which the caller takes."""
+        """Return the running batches against which it is time to take the next step, which the caller takes."""
         assert self.limits is not None
         due = []
         self.next_look = inf
@@ -120,7 +122,7 @@ class HangWatch:
 
 
 class _BusyTimes:
-    """The last so many, and what all but one of a hundred of them do not exceed."""
+    """The last `REMEMBERED` busy times, and their 99th percentile."""
 
     __slots__ = ("_last", "_sizes", "count", "p99_s")
 
@@ -133,7 +135,7 @@ class _BusyTimes:
         self.p99_s = 0.0
 
     def new_to(self, batch: Batch) -> bool:
-        """Whether its sizes may have to be prepared for, for all that is known."""
+        """Tell whether its sizes may have to be prepared for, for all that is known."""
         return self._sizes is not None and batch.sizes not in self._sizes
 
     def add(self, busy_s: float, sizes: tuple[int, ...]) -> None:

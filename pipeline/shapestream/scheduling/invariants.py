@@ -24,7 +24,7 @@ def check(
     slots: SlotTable,
     now: float,
 ) -> None:
-    """Raises AssertionError at the first book that disagrees."""
+    """Raise AssertionError at the first book that disagrees."""
     requests = ledger.requests.values()
     _check_ledger(ledger, requests, queues, now)
     _check_batches(requests, slots, slots.batches)

@@ -28,7 +28,7 @@ from shapestream.scheduling.slots import SlotTable
 
 
 class Ledger:
-    """The live requests, by id and by deadline, and how many each client has."""
+    """The live requests by id. It tells queues, shares, deadlines and batches of every admission, start and end."""
 
     __slots__ = (
         "_slots",
@@ -63,7 +63,7 @@ class Ledger:
         now: float,
         shape: tuple[int, ...] | None = None,
     ) -> Request:
-        """Takes a request in and lets it wait; `shape` is what it is padded to. Raises ContractError for a known id."""
+        """Take a request in and let it wait; `shape` is what it is padded to. Raises ContractError for a known id."""
         if arrival.id in self.requests:
             raise ContractError(f"request {arrival.id} is here already; ids are used once")
         shares = queue.shares
@@ -86,7 +86,7 @@ class Ledger:
         return request
 
     def refuse(self, arrival: Arrival, refusal: Refusal) -> FailRequest:
-        """The ending of a request that was never taken in."""
+        """Return the ending of a request that was never taken in."""
         return FailRequest(
             request=arrival,
             code=refusal.code,
@@ -131,7 +131,7 @@ class Ledger:
         return RecallBatch(batch=batch)
 
     def put_back(self, requests: Sequence[Request], now: float) -> None:
-        """Moves requests of a batch that is over back to what waits, beyond the bound if need be."""
+        """Move requests of a batch that is over back to what waits, beyond the bound if need be."""
         for request in requests:
             request.batch = None
             request.queue.arrivals.add_again(request)
@@ -198,7 +198,7 @@ class Ledger:
         self._remove(request)
 
     def _batch_of(self, request: Request) -> Batch | None:
-        """The batch of a running request; None if it is over."""
+        """Return the batch of a running request; None if it is over."""
         return None if request.batch is None else self._slots.batches.get(request.batch.id)
 
     def _remove(self, request: Request) -> None:

@@ -52,7 +52,7 @@ class QueuedSizes(NamedTuple):
 
 
 def size_bin(size: int) -> int:
-    """The lower end of the bin of a size. Bins begin at 0, 1, 2, 3, 4, 6, 8, 12, …: two for each power of two."""
+    """Return the lower end of the bin of a size. Bins begin at 0, 1, 2, 3, 4, 6, 8, 12, …: two for each power of two."""
     if size < 4:
         return size
     power = 1 << (size.bit_length() - 1)

@@ -22,16 +22,16 @@ class Occupancy:
         self._ns = round(seconds * 1e9)
 
     def enter(self, count: int, now: float) -> None:
-        """Let so many in."""
+        """Note that `count` things have entered."""
         self.present += count
         self._ns -= count * round(now * 1e9)
 
     def leave(self, count: int, now: float) -> None:
-        """Let so many out."""
+        """Note that `count` things have left."""
         self.present -= count
         self._ns += count * round(now * 1e9)
 
     def seconds(self, now: float) -> float:
-        """Seconds spent there until now, also by what is still there. They never become less."""
+        """Return the seconds spent there until now, also by what is still there. They never become less."""
         still_ns = self.present * round(now * 1e9) if self.present else 0
         return (self._ns + still_ns) / 1e9

@@ -6,7 +6,7 @@ holds the anchor. Nothing here changes a queue: the scheduler takes the members 
 How a batch is cut:
 
 1. Requests of one lane are sorted by the elements of a row. A window of about `WINDOW` of them around the anchor is cut
-   into contiguous segments of the least total cost (segments.py has the programme, its objective and its proof). The
+   into contiguous segments of the least total cost (segments.py has the dynamic programme and its proof). The
    anchor's segment is the batch. If all requests of the lane have equal sizes, only the number of rows is chosen.
 2. A window is cut once per turn of the event loop (`Plan`). Slots that are free in the same turn take its other segments.
 3. A batch may be enlarged to try a size whose price is not tested (tries.py).
@@ -64,7 +64,7 @@ class Cut(NamedTuple):
     reason: CutReason = CutReason.COST
 
     def started(self, costs: CallCosts) -> None:
-        """Note that the device meets the call's shape. A request that runs alone because of an audit is beside the cap."""
+        """Note that the device meets the call's shape. That of a request that an audit runs alone counts under no cap."""
         if costs.rounding is None:
             if self.shape == self.largest:  # a larger shape was prepared before
                 costs.started(self.rows, self.largest)
@@ -73,7 +73,7 @@ class Cut(NamedTuple):
             costs.rounding.start(self.call_rows, self.shape)
 
     def sizes(self, has_batch: bool) -> tuple[int, ...]:
-        """The call's size of each of the model's dimensions."""
+        """Return the call's size of each of the model's dimensions."""
         return (self.call_rows, *self.shape) if has_batch else self.shape
 
 
@@ -242,7 +242,8 @@ class Plan:
     def take(
         self, anchor: Request, costs: CallCosts, limits: SegmentLimits, delayed: float | None
     ) -> list[Request]:
-        """The segment of an anchor: its bucket's requests first, and it before those. No other slot gets the segment."""
+        """Return the segment of an anchor: its bucket's requests first, and it before those. No other slot gets the
+        segment."""
         bucket = anchor.bucket
         left = self._left.get(bucket.lane, [])
         if not any(bucket in segment for segment in left):

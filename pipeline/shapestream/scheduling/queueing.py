@@ -35,7 +35,7 @@ class RequestState(IntEnum):
     """The place of a request. The order matters: `LazyHeap` asks whether a request is still before some state."""
 
     QUEUED = 0
-    """In a bucket, free to be cut into any batch of its lane."""
+    """In a bucket. Any batch of its lane (buckets.py) may take it."""
     RERUN = 1
     """In a fixed group, because its batch failed or was lost."""
     SUSPECT = 2
@@ -152,7 +152,7 @@ class Request:
 
     @property
     def client(self) -> int:
-        """Whose share of the slots it takes."""
+        """The number of the client whose share of the slots it takes."""
         return self.arrival.client
 
     @property
@@ -232,15 +232,15 @@ class LazyHeap:
         self._last_live = last_live
 
     def __len__(self) -> int:
-        """Entries held, the dead included."""
+        """Return the number of entries held, the dead included."""
         return len(self._entries)
 
     def push(self, key: float, request: Request) -> None:
-        """Adds a request; its state must be a live one."""
+        """Add a request; its state must be a live one."""
         heappush(self._entries, (key, request.order, request))
 
     def first(self) -> tuple[float, int, Request] | None:
-        """The earliest living entry, left where it is."""
+        """Return the earliest living entry, left where it is."""
         entries = self._entries
         last_live = self._last_live
         while entries:
@@ -251,7 +251,7 @@ class LazyHeap:
         return None
 
     def postpone(self, key: float) -> None:
-        """Gives the first living entry, which must exist, a larger key."""
+        """Give the first living entry, which must exist, a larger key."""
         entry = self.first()
         assert entry is not None
         heapreplace(self._entries, (key, entry[1], entry[2]))
@@ -266,7 +266,7 @@ class LazyHeap:
             heapify(self._entries)
 
     def living(self) -> list[Request]:
-        """Every living request, in no order; for checks only."""
+        """Return every living request, in no order; for checks only."""
         return [entry[2] for entry in self._entries if entry[2].state <= self._last_live]
 
 
@@ -285,7 +285,7 @@ class Arrivals:
         self._requests: list[Request] = []
 
     def __len__(self) -> int:
-        """Requests held, those that wait no longer included."""
+        """Return the number of requests held, those that wait no longer included."""
         return len(self._requests)
 
     def add(self, request: Request) -> None:

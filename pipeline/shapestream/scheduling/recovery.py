@@ -1,8 +1,8 @@
 """Recovery: what follows when a batch ends, fails, hangs or is lost with its slot.
 
-A batch that the *data* broke runs again in two parts, until the culprit is alone. The others get their results. Its
-client pays for what ran in vain, and the parts wait for their turn (`by_rerun`). That is enough to protect others: later
-requests of the client share calls as before (docs/decisions.md).
+A batch that the *data* broke runs again in two parts, until the culprit is alone. The others get their results. The
+culprit's client pays for the calls that run again (`Rework`), and the parts wait for their turn (`by_rerun`). That is enough
+to protect others: later requests of the client share calls as before (docs/decisions.md).
 
 A batch that was lost with its *slot* says nothing about its members: each runs again in a call of its own, a bounded
 number of times, the last time alone in its worker. A batch whose *process* died, or that hung, makes suspects of its
@@ -57,13 +57,13 @@ class Isolation:
         """The workers reserved for suspects, whether they run one or are still being emptied."""
 
     def suspect(self, request: Request, call_s: float) -> None:
-        """Let a request wait to run alone, for so many seconds."""
+        """Let a request wait to run alone; its call is predicted to take `call_s` seconds."""
         queue = request.queue
         queue.put_suspect(request, call_s)
         self.suspected[queue.profile.name] = queue
 
     def run(self, now: float, actions: list[Action]) -> None:
-        """Starts the suspects that can be started, and keeps as many workers for them as is right."""
+        """Start the suspects that can be started, and keep as many workers for them as is right."""
         for worker in list(self.isolated.values()):
             self._use(worker, now, actions)
         for worker in list(self.isolated.values()):
@@ -83,13 +83,13 @@ class Isolation:
                 self._use(chosen, now, actions)
 
     def _in_order(self) -> list[ModelQueue]:
-        """The models with suspects, the one whose suspect goes first before the others."""
+        """Return the models with suspects, the one whose suspect goes first before the others."""
         for name in [name for name, queue in self.suspected.items() if not queue.suspect_count]:
             del self.suspected[name]
         return sorted(self.suspected.values(), key=_first_turn)
 
     def _use(self, worker: SlotGroup, now: float, actions: list[Action]) -> None:
-        """Runs the next suspect in a worker that is empty; lets it go if there is none, or it could not run it."""
+        """Run the next suspect in a worker that is empty; let it go if there is none, or it could not run it."""
         if worker.suspect is not None:
             return
         places = [
@@ -111,7 +111,7 @@ class Isolation:
         self._slots.release(worker)
 
     def _being_emptied(self, queue: ModelQueue) -> SlotGroup | None:
-        """The worker that will soon be free for a suspect of this model, if there is one."""
+        """Return the worker that will soon be free for a suspect of this model, if there is one."""
         for worker in self.isolated.values():
             if worker.suspect is None and _serves(worker, self._slots.pools[queue.profile.name]):
                 return worker
@@ -145,7 +145,7 @@ class Isolation:
 
 
 def _starves(worker: SlotGroup, kept: Sequence[SlotGroup]) -> bool:
-    """Whether some model of this worker would have no slot outside it and those that are kept."""
+    """Tell whether some model of this worker would have no slot outside it and those that are kept."""
     held = [slot for other in (*kept, worker) for slot in other.slots.values()]
     pools = {pool.queue.profile.name: pool for slot in worker.slots.values() for pool in slot.pools}
     return any(sum(pool in slot.pools for slot in held) >= pool.count for pool in pools.values())
@@ -158,7 +158,7 @@ def _first_turn(queue: ModelQueue) -> tuple[float, int]:
 
 
 def _usable(worker: SlotGroup) -> list[Slot]:
-    """The slots that may be given something once they are idle."""
+    """Return the slots that may be given something once they are idle."""
     if worker.condemned:
         return []
     return [
@@ -171,7 +171,7 @@ def _serves(worker: SlotGroup, pool: SlotPool) -> bool:
 
 
 def _empty_in_s(worker: SlotGroup, now: float) -> float:
-    """In how many seconds it is predicted to be empty; a batch that is late already is taken to stay as late again."""
+    """Return the predicted seconds until a worker is empty. A batch that is late counts as late by as much again."""
     seconds = [0.0]
     for slot in worker.slots.values():
         if slot.batch is not None:
@@ -208,7 +208,7 @@ class Recovery:
     # ------------------------------------------------------------ what slots report
 
     def finished(self, event: BatchFinished, now: float, actions: list[Action]) -> None:
-        """A batch ran."""
+        """Deliver the results of a batch that ran, and learn its cost."""
         batch = self._slots.batches.get(event.batch)
         if batch is None:
             return
@@ -255,13 +255,13 @@ class Recovery:
             self.measure_pace(slot, queue, batch.sizes)
 
     def measure_pace(self, slot: Slot, queue: ModelQueue, sizes: tuple[int, ...]) -> None:
-        """Note how fast a slot is for a model beside the most common kind of slot, by a batch of these sizes."""
+        """Note how fast a slot is for a model beside the most common worker class, by a batch of these sizes."""
         pace = queue.costs.pace(slot.id, sizes)
         if pace is not None:
             self._slots.set_pace(slot, queue.profile.name, pace)
 
     def failed(self, event: BatchFailed, now: float, actions: list[Action]) -> None:
-        """A batch did not run."""
+        """Decide what follows from a batch that did not run."""
         batch = self._slots.batches.get(event.batch)
         if batch is None:
             return
@@ -295,7 +295,7 @@ class Recovery:
             self.broke(batch, event, now, actions)
 
     def slot_left(self, event: SlotLeft, now: float, actions: list[Action]) -> None:
-        """A slot is gone.
+        """Decide what becomes of the batches of a slot that is gone.
 
         Where its process died, what ran there is suspected. Where that was killed because a batch hung, only that batch is:
         it would have gone on killing.
@@ -368,7 +368,7 @@ class Recovery:
     # ------------------------------------------------------------ what becomes of the members
 
     def broke(self, batch: Batch, event: BatchFailed, now: float, actions: list[Action]) -> None:
-        """The data of a batch may be to blame: it runs again in halves, and a request that was alone fails."""
+        """Run a batch again in two parts, since its data may be to blame. A request that was alone fails."""
         living = _living(batch)
         if len(batch.members) == 1:
             for request in living:
@@ -383,7 +383,7 @@ class Recovery:
             self._run_again(part, now, actions)
 
     def lost(self, batch: Batch, reason: str, now: float, actions: list[Action]) -> None:
-        """The slot of a batch, or its device, is gone."""
+        """Run each member of a batch again by itself, since its slot or device is gone."""
         self.ledger.troubles.add(now, batch.ids, "batch {} lost: {}", batch.id, reason)
         for request in self._may_run_again(batch, reason, now, actions):
             if batch.suspicion is not Suspicion.NONE or request.losses == self._max_attempts - 1:
@@ -392,7 +392,7 @@ class Recovery:
                 self._run_again([request], now, actions)
 
     def died(self, batch: Batch, reason: str, now: float, actions: list[Action]) -> None:
-        """The process of a batch died while it ran, or the batch hung: one of its members may be to blame."""
+        """Suspect the members of a batch that hung, or whose process died while it ran."""
         self.ledger.troubles.add(now, batch.ids, "batch {} died: {}", batch.id, reason)
         if batch.suspicion is Suspicion.ACCUSED:
             message = (
@@ -405,7 +405,7 @@ class Recovery:
         self._accuse(self._may_run_again(batch, reason, now, actions), now, actions)
 
     def returned(self, batch: Batch, reason: str, now: float, actions: list[Action]) -> None:
-        """A batch that was queued behind another did not begin: it runs again as it is, and no attempt is lost."""
+        """Run a batch again as it is, since it was queued behind another and did not begin. No attempt is lost."""
         self.ledger.troubles.add(now, batch.ids, "batch {} did not start: {}", batch.id, reason)
         if living := _living(batch):
             self._run_again(living, now, actions)
@@ -481,7 +481,7 @@ class Recovery:
         return True
 
     def _call_s(self, group: Sequence[Request]) -> float:
-        """Predicted seconds of a call of just these requests; 0.0 while nothing is measured."""
+        """Return the predicted seconds of a call of just these requests; 0.0 while nothing is measured."""
         queue = group[0].queue
         try:
             sizes = unplanned(group).sizes(queue.has_batch)

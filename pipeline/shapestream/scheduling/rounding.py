@@ -171,7 +171,7 @@ class ShapeRounding:
         return rounded
 
     def _rounded_rows(self, rows: Integers) -> Integers:
-        """More rows than one call has are divided: whole calls, and what is left."""
+        """Round numbers of rows up. More rows than one call has are divided: whole calls, and what is left."""
         whole, rest = np.divmod(rows, self._rows[-1])
         return whole * self._rows[-1] + np.where((rest > 0) | (rows == 0), next_of(self._rows, rest), 0)
 
@@ -237,12 +237,12 @@ class ShapeRounding:
     # ------------------------------------------------------------ learning
 
     def _used(self) -> dict[int, set[int]]:
-        """Per axis that is rounded, the boundaries that some call was given."""
+        """Return the boundaries that some call was given, by rounded axis."""
         given = [sizes for group in self._groups.values() for sizes in group.given - group.exact]
         return {axis: {sizes[axis] for sizes in given} for axis in self._bounds}
 
     def _spare(self) -> float:
-        """How many boundaries are left, if each is met with all the rows that calls had so far."""
+        """Return how many boundaries are left, if each is met with all the rows that calls had so far."""
         taken = max([group.taken for group in self._groups.values()], default=len(self._rows))
         rows = (
             [sizes[0] for group in self._groups.values() for sizes in group.given]

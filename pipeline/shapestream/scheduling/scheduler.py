@@ -89,7 +89,7 @@ def next_up(
     ready: Callable[[ModelQueue, float], bool],
     full: Callable[[Request], bool],
 ) -> Request | None:
-    """The request that goes next, of all models that are `ready`; None if all wait, or nothing does.
+    """Return the request that goes next, of all models that are `ready`; None if all wait, or nothing does.
 
     It is the first request of the client whose turn it is, and of the model whose turn it is of those that the client asks;
     or one that is to run again, in the order of the ranks. `full` tells whether the company of a request would fill a batch.
@@ -112,7 +112,8 @@ def next_up(
 
 
 def _of_its_models(request: Request, now: float, ready: Callable[[ModelQueue, float], bool]) -> Request:
-    """The first request of its client, of all models that are `ready`: the model goes that had least of the client's time.
+    """Return the first request of its client, of all models that are `ready`: the model goes that had least of the
+    client's time.
 
     Priorities and ageing count here as between clients.
     """
@@ -133,7 +134,7 @@ def _of_its_models(request: Request, now: float, ready: Callable[[ModelQueue, fl
 
 
 def next_anchor(queue: ModelQueue, now: float, full: Callable[[Request], bool]) -> Request | None:
-    """The request of this model that goes next, or None while all of them may wait for company.
+    """Return the request of this model that goes next, or None while all of them may wait for company.
 
     It is the first of the flow that has the turn. With a delay, nothing goes until some request's delay has ended or a batch
     would be full; nor does it while requests are awaited that follow answers (company.py).
@@ -145,7 +146,7 @@ def next_anchor(queue: ModelQueue, now: float, full: Callable[[Request], bool]) 
 
 
 def _first_of_full(queue: ModelQueue, first: Request, full: Callable[[Request], bool]) -> Request | None:
-    """A request whose batch would be full: the head of a full bucket, or else `first` with its neighbours."""
+    """Return a request whose batch would be full: the head of a full bucket, or else `first` with its neighbours."""
     if queue.rows < queue.profile.max_batch:
         return None
     if queue.full:
@@ -155,7 +156,7 @@ def _first_of_full(queue: ModelQueue, first: Request, full: Callable[[Request], 
 
 
 def faster_first(pool: SlotPool) -> Slot:
-    """The free slot that should work: the one that has been free longest, unless one of the next few is clearly
+    """Return the free slot that should work: the one that has been free longest, unless one of the next few is clearly
     faster.
 
     A slow slot is never left idle for the sake of a fast one that will be free soon.
@@ -235,7 +236,7 @@ class Scheduler:
     # ------------------------------------------------------------ what the caller uses
 
     def handle(self, event: Event, now: float) -> list[Action]:
-        """Takes one event and returns what to do about it, in order."""
+        """Take one event and return what to do about it, in order."""
         self._now = now = max(now, self._now)
         actions: list[Action] = []
         first_batch = self._next_batch
@@ -321,7 +322,7 @@ class Scheduler:
                 pass
 
     def _take(self, event: Event, now: float, actions: list[Action]) -> None:
-        """Changes the books by an event."""
+        """Change the books by an event."""
         ledger = self._ledger
         while (late := self._deadlines.due(now)) is not None:
             actions.append(ledger.fail_late(late, now))
@@ -373,7 +374,7 @@ class Scheduler:
                 assert_never(event)
 
     def _follow(self, event: Event, now: float, actions: list[Action]) -> None:
-        """Does what follows from the books."""
+        """Do what follows from the books."""
         if self._watch.next_look <= now:
             self._recovery.hang(now, actions)
         self._give_work(now, actions)
@@ -381,7 +382,7 @@ class Scheduler:
             self._drop_unwanted(now, actions)
 
     def next_wakeup(self) -> float | None:
-        """When `TimePassed` is wanted, if nothing happens before; always later than the last event."""
+        """Return when `TimePassed` is wanted, if nothing happens before; always later than the last event."""
         first = self._wakeup()
         return first if first < inf else None
 
@@ -405,7 +406,7 @@ class Scheduler:
         return first
 
     def check_invariants(self) -> None:
-        """Raises AssertionError if the books do not agree. Looks at everything: for tests, and after a fault."""
+        """Raise AssertionError if the books do not agree. Looks at everything: for tests, and after a fault."""
         check(self._ledger, self._queues, self._isolation, self._slots, self._now)
         startable = next_up(self._queues.values(), self._now, self._has_free, self._fills)
         assert startable is None, "a free slot idles while a request may start"
@@ -415,11 +416,11 @@ class Scheduler:
         )
 
     def troubles(self, id: int) -> Told:  # noqa: A002 - the name that events use
-        """The decisions about a recent request that its usual way does not explain, oldest first."""
+        """Return the decisions about a recent request that its usual way does not explain, oldest first."""
         return self._troubles.of(id)
 
     def statistics(self, now: float | None = None) -> SchedulerStatistics:
-        """The state now; None: at the last event."""
+        """Return the state now; None: at the last event."""
         queues, admission = self._queues, self._admission
         now = self._now if now is None else max(now, self._now)
         per_slot_s: dict[int, float] = {}
@@ -459,18 +460,19 @@ class Scheduler:
         )
 
     def sizes_waiting(self) -> dict[str, QueuedSizes]:
-        """The queues of the `MOST_QUEUES` models with the most waiting requests, by size."""
+        """Return the queues of the `MOST_QUEUES` models with the most waiting requests, by size."""
         queues = [queue for queue in self._queues.waiting() if queue.waiting]
         longest = nlargest(MOST_QUEUES, queues, key=lambda queue: queue.waiting)
         return {queue.profile.name: queue.sizes_waiting() for queue in longest}
 
     def standing(self, slot: int) -> str:
-        """The state of a slot, as `Slot.standing`; "gone" for an unknown one."""
+        """Return the state of a slot, as `Slot.standing`; "gone" for an unknown one."""
         known = self._slots.slots.get(slot)
         return SlotState.GONE.value if known is None else known.standing
 
     def learned_costs(self, saved_at: float) -> list[LearnedCosts]:
-        """What traffic made of the measured costs, for the next scheduler; `saved_at`: now, in seconds since the epoch."""
+        """Return what traffic made of the measured costs, for the next scheduler; `saved_at`: now, in seconds since the
+        epoch."""
         return self._costs.learned(saved_at)
 
     # ------------------------------------------------------------ models and slots
@@ -546,7 +548,7 @@ class Scheduler:
                 queue.await_no_longer()
 
     def _refuse_unanswered(self, arrivals: tuple[Arrival, ...], actions: list[Action]) -> None:
-        """Fails those of an event that went wrong that came neither in nor out."""
+        """Fail those of an event that went wrong that came neither in nor out."""
         answered = {action.request.id for action in actions if isinstance(action, FailRequest)}
         refusal = Refusal("internal", "the server failed while it took this request in; see its log")
         for arrival in arrivals:
@@ -600,7 +602,8 @@ class Scheduler:
         return bool(self._slots.pools[queue.profile.name].free)
 
     def _prefetch_due(self, queue: ModelQueue) -> float | None:
-        """When a batch of this model should be queued behind a running one; None where a slot is free, or nothing may be.
+        """Return when a batch of this model should be queued behind a running one; None where a slot is free, or nothing
+        may be.
 
         `max_delay_s` may put it off.
         """
@@ -638,7 +641,7 @@ class Scheduler:
         actions.append(self._start(queue, slot, cut, request, predicted_s, now, company_s=company_s))
 
     def _planned(self, anchor: Request, slot: Slot, costs: CallCosts, slowdown: float, now: float) -> Cut:
-        """The batch that a request goes in."""
+        """Return the batch that a request goes in."""
         queue = anchor.queue
         if queue.count == 1:
             return batch_of([anchor], costs, anchor.bucket)
@@ -663,7 +666,7 @@ class Scheduler:
         *,
         fixed: CutReason | None = None,
     ) -> tuple[Cut, float | None]:
-        """The batch of a group, and its predicted seconds on its slot; `fixed`: why it gets no company.
+        """Return the batch of a group, and its predicted seconds on its slot; `fixed`: why it gets no company.
 
         Where that fails, the group runs as it is: to look at neighbours of any sizes must not cost a request its turn.
         """
@@ -686,14 +689,14 @@ class Scheduler:
         return cut, predicted_s
 
     def _start_alone(self, queue: ModelQueue, slot: Slot, now: float, actions: list[Action]) -> StartBatch:
-        """Starts the first suspect of a model, where nothing else runs."""
+        """Start the first suspect of a model, where nothing else runs."""
         request = queue.take_suspect()
         cut, predicted_s = self._cut([request], slot, now, actions, fixed=CutReason.SUSPECT)
         suspicion = Suspicion.ACCUSED if request.accused else Suspicion.LAST
         return self._start(queue, slot, cut, request, predicted_s, now, suspicion)
 
     def _start_audit(self, queue: ModelQueue, slot: Slot, cut: Cut, now: float) -> StartBatch:
-        """Starts an audit."""
+        """Start an audit."""
         costs = queue.costs.call_costs(slot.id)
         cut.started(costs)
         batch = Batch(self._next_batch, slot, queue, (), cut.sizes(queue.has_batch))
@@ -728,7 +731,7 @@ class Scheduler:
         return self._ledger.start(batch, cut, first, behind, company_s, now)
 
     def _fills(self, anchor: Request) -> bool:
-        """Whether the batch of this request would be full; asked only for models that wait for company."""
+        """Tell whether the batch of this request would be full; asked only for models that wait for company."""
         profile = anchor.queue.profile
         try:
             # By a plan of its own: the turn's is for batches that start.

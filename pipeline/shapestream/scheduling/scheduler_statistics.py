@@ -31,13 +31,13 @@ class Troubles:
         self._last.append((time, ids, what, details))
 
     def of(self, id: int) -> Told:  # noqa: A002 - the name that events and actions use
-        """The troubles that are remembered of one request, oldest first."""
+        """Return the troubles that are remembered of one request, oldest first."""
         return [(time, what.format(*details)) for time, ids, what, details in self._last if id in ids]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class ModelStatistics:
-    """How one model stands."""
+    """The present queue and slots of one model, and the work that it has had."""
 
     name: str
     queued: int
@@ -94,7 +94,7 @@ class SchedulerStatistics:
         return not (self.queued or self.batches)
 
     def to_dict(self, names: Container[str]) -> dict[str, Any]:
-        """The numbers; of the models, those of these names."""
+        """Return the numbers; of the models, those of these names."""
         told = {model.name: model for model in self.models if model.name in names}
         return {**_numbers(self), "models": {name: _numbers(model) for name, model in told.items()}}
 

@@ -57,7 +57,7 @@ class Window:
     """(n, d), without the batch axis."""
 
     def __len__(self) -> int:
-        """Requests in it."""
+        """Return the number of requests in it."""
         return len(self.rows)
 
 
@@ -142,7 +142,7 @@ def _both(one: NDArray[np.bool_] | None, other: NDArray[np.bool_]) -> NDArray[np
 
 
 def _sums(values: NDArray[_Number], reach: int) -> NDArray[_Number]:
-    """The sum of every segment; before the first item there are zeros."""
+    """Return the sum of every segment; before the first item there are zeros."""
     before = np.concatenate((np.zeros(reach, dtype=values.dtype), np.cumsum(values)))
     sums: NDArray[_Number] = before[reach:, None] - np.lib.stride_tricks.sliding_window_view(
         before[:-1], reach
@@ -151,7 +151,7 @@ def _sums(values: NDArray[_Number], reach: int) -> NDArray[_Number]:
 
 
 def _call_shapes(shapes: Integers, reach: int, most: int) -> tuple[Integers, Integers]:
-    """The elementwise largest shapes of all segments, and which of them each segment has.
+    """Return the elementwise largest shapes of all segments, and which of them each segment has.
 
     Equal ones are found only where there may be `most` different ones or fewer.
     """
@@ -191,7 +191,7 @@ def _call_shapes(shapes: Integers, reach: int, most: int) -> tuple[Integers, Int
 
 
 def _largest(ranks: Integers, reach: int) -> Integers:
-    """The largest of every segment: (n, reach)."""
+    """Return the largest of every segment: (n, reach)."""
     n = len(ranks)
     padded = np.concatenate((np.zeros(reach - 1, dtype=ranks.dtype), ranks))
     # As `sliding_window_view`, without its checks.

@@ -87,7 +87,7 @@ class SizeSteps:
         return larger
 
     def _nbytes(self, sizes: Sizes) -> int:
-        """Bytes of the inputs of a call of these sizes."""
+        """Return the bytes of the inputs of a call of these sizes."""
         return sum([each.nbytes * prod([sizes[axis] for axis in each.axes]) for each in self._profile.inputs])
 
     def _look(self) -> None:

@@ -26,7 +26,7 @@ from shapestream.scheduling.queueing import SAMPLE
 
 
 class SlotState(Enum):
-    """How many batches a slot has, and whether it may get another. Its worker may forbid that, too."""
+    """The number of batches of a slot, and whether it may get another. Its worker may forbid that, too."""
 
     IDLE = "idle"
     """Has no batch, and may get one."""
@@ -73,7 +73,7 @@ SLOT_TABLE: Final[dict[str, dict[SlotState, SlotState]]] = {
 
 
 class SlotGroupState(Enum):
-    """What the slots of a worker may be given."""
+    """The batches that the slots of a worker may be given."""
 
     OPEN = "open"
     """Anything."""
@@ -106,7 +106,7 @@ WORKER_TABLE: Final[dict[str, dict[SlotGroupState, SlotGroupState]]] = {
 
 
 class SlotGroup:
-    """A process with some slots: what one batch does to it, it does to all that run there."""
+    """A worker, as the scheduler knows it: a process and its slots. A batch that ends the process ends all others there."""
 
     __slots__ = ("name", "slots", "state", "suspect")
 
@@ -183,7 +183,7 @@ class Slot:
         self.behind: Batch | None = None
         """The batch that is queued here behind `batch`."""
         self.paces: dict[str, float] = {}
-        """By model: seconds here / seconds on the most common kind of slot, as far as known."""
+        """By model: seconds here / seconds on the most common worker class, as far as known."""
         self.idle_since = 0.0
         """When its last batch was over."""
         self.answered: AnsweredBatch | None = None
@@ -228,7 +228,7 @@ class Slot:
         return behind if behind is not None and behind.state is BatchState.BEHIND else None
 
     def free_at(self, now: float) -> float:
-        """When its running batch is predicted to end; now, where none runs or it is late."""
+        """Return when its running batch is predicted to end; now, where none runs or it is late."""
         return now if self.batch is None else max(now, self.batch.ends_at)
 
     def connect(self, pool: SlotPool) -> None:
@@ -386,7 +386,7 @@ CALLS_REST = 2.0
 
 
 def rest_s(unavailable_count: int, call_s: float | None) -> float:
-    """Seconds that a slot rests which has answered so many batches in a row with `unavailable`."""
+    """Return the seconds of rest of a slot that answered this many batches in a row with `unavailable`."""
     first_s = max(MIN_REST_S, CALLS_REST * (call_s or 0.0))
     return float(min(MAX_REST_S, first_s * 2.0 ** min(unavailable_count - 1, 32)))
 
@@ -613,7 +613,7 @@ class SlotTable:
     # ------------------------------------------------------------ paces
 
     def set_pace(self, slot: Slot, name: str, pace: float) -> None:
-        """Note that a slot takes so many times what the most common kind takes for this model."""
+        """Note that a slot takes `pace` times as long as the most common worker class for this model."""
         before = slot.paces.get(name, 1.0)
         if pace != before:
             self.pools[name].remove_pace(before)
@@ -636,7 +636,7 @@ class SlotTable:
             self._move(slot, "wake")
 
     def next_wake(self) -> float | None:
-        """When the first slot has rested long enough."""
+        """Return when the first slot has rested long enough."""
         return min([slot.rests_until for slot in self.resting.values()], default=None)
 
     # ------------------------------------------------------------ workers

@@ -52,7 +52,7 @@ class Turns:
         self._entries: list[tuple[tuple[float, int], ClientFlow]] = []
 
     def __len__(self) -> int:
-        """Entries held, the dead included."""
+        """Return the number of entries held, the dead included."""
         return len(self._entries)
 
     def put(self, flow: ClientFlow, first: Request) -> None:
@@ -63,7 +63,7 @@ class Turns:
             heappush(self._entries, (turn, flow))
 
     def first(self) -> Request | None:
-        """The first request of the flow that has the turn; None if no flow holds any."""
+        """Return the first request of the flow that has the turn; None if no flow holds any."""
         entries = self._entries
         while entries:
             turn, flow = entries[0]
@@ -109,5 +109,5 @@ class Turns:
         return every * seen_s
 
     def flows(self) -> Collection[ClientFlow]:
-        """The flows that hold requests, in no order; for checks only."""
+        """Return the flows that hold requests, in no order; for checks only."""
         return [flow for flow in dict.fromkeys([flow for _, flow in self._entries]) if flow.queued]

@@ -344,7 +344,7 @@ class WorkerClass:
         return moved
 
     def _publish(self) -> None:
-        """Base predictions on all that was learned. The mean slowdown of all workers becomes part of the grid."""
+        """Let predictions follow all that was learned. The mean slowdown of all workers becomes part of the grid."""
         shift = self.mean_slowdown_log if self._grid is not None else 0.0
         for batch_costs in self.batch_costs.values():
             batch_costs.slowdown_log -= shift

@@ -147,7 +147,7 @@ class _Callers:
         )
 
     def may_see(self, request: Request) -> bool:
-        """True for a caller that showed the token, or where no token is required."""
+        """Tell whether a caller showed the token, or no token is required."""
         if self._token is None:
             return True
         given = request.headers.get("authorization", "")

@@ -50,7 +50,7 @@ class EventStream:
 
 
 def server_pages(server: Server) -> dict[str, Page | EventStream]:
-    """The pages of a server."""
+    """Return the pages of a server."""
 
     def standstill() -> list[str]:
         why = server.standstill()
@@ -90,7 +90,7 @@ def server_pages(server: Server) -> dict[str, Page | EventStream]:
 
 
 def health_page(word: str, reasons: Callable[[], list[str]]) -> Page:
-    """A check that fails while there are `reasons`. Callers without the token do not see the reasons."""
+    """Return a check that fails while there are `reasons`. Callers without the token do not see the reasons."""
 
     def answer(why: list[str], more: dict[str, Any]) -> Response:
         return JSONResponse({word: not why, **more}, status_code=503 if why else 200)
@@ -103,7 +103,7 @@ def health_page(word: str, reasons: Callable[[], list[str]]) -> Page:
 
 
 def ready_page(server: Server) -> Page:
-    """The check whether a server may get requests, for all its models or for the `model` of the query.
+    """Return the check whether a server may get requests, for all its models or for the `model` of the query.
 
     The answer to a caller without the token does not say whether such a model exists.
     """
@@ -128,12 +128,12 @@ def ready_page(server: Server) -> Page:
 
 
 def json_page(read: Callable[[], dict[str, Any] | Slices[dict[str, Any]]]) -> Page:
-    """A page of plain data."""
+    """Return a page of plain data."""
     return Page(read=read, write=JSONResponse)
 
 
 def html_page() -> Page:
-    """The HTML page, without data, which it fetches from `/events`. Only its own styles and script may run."""
+    """Return the HTML page, without data, which it fetches from `/events`. Only its own styles and script may run."""
     html = files("shapestream.serving").joinpath("page.html").read_text(encoding="utf-8")
 
     def digest(tag: str) -> str:
@@ -161,7 +161,8 @@ def html_page() -> Page:
 def reload_page(
     ask: Callable[[], dict[str, Any]], find: Callable[[int | None], dict[str, Any] | None]
 ) -> Page:
-    """A page that asks for a reload (PUT of `{}`), and reads the last one, or the one with the query's `number` (GET).
+    """Return a page that asks for a reload (PUT of `{}`), and reads the last one, or the one with the query's `number`
+    (GET).
 
     Neither waits for the end of the reload. `find` returns None for an unknown one.
     """

@@ -54,7 +54,8 @@ def give_back_freed_memory(above_bytes: int = 0) -> bool:
 
 
 def _resident_and_unused_bytes(above_bytes: int) -> int:
-    """Resident bytes that no C code uses; 0 if unknown. Only a large process asks: the C library walks its heaps."""
+    """Return the resident bytes that no C code uses; 0 if unknown. Only a large process asks: the C library walks its
+    heaps."""
     mallinfo2 = _of_the_c_library("mallinfo2")
     if mallinfo2 is None or (resident := _resident_bytes()) <= above_bytes:
         return 0
@@ -75,7 +76,7 @@ class _Mallinfo2(ctypes.Structure):
 
 
 def _resident_bytes() -> int:
-    """Resident bytes of this process; 0 if unknown."""
+    """Return the resident bytes of this process; 0 if unknown."""
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
     except OSError:
@@ -85,5 +86,5 @@ def _resident_bytes() -> int:
 
 @cache
 def _of_the_c_library(name: str) -> Any:
-    """A function of glibc; None if there is none. Kept: each `CDLL` makes a class, which only the collector frees."""
+    """Return a function of glibc; None if there is none. Kept: each `CDLL` makes a class, which only the collector frees."""
     return getattr(ctypes.CDLL(None), name, None) if sys.platform == "linux" else None

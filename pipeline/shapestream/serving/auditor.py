@@ -95,7 +95,7 @@ class Auditor:
             await self._mismatch(state, sample, output, difference)
 
     async def _run(self, sample: AuditSample, record: RequestRecord, copies: int = 1) -> AuditRun | None:
-        """A run of the request, or of one like it, that has ended; None where the worker has left."""
+        """Return a run of the request, or of one like it, that has ended; None where the worker has left."""
         dispatcher = self._dispatcher
         slots = frozenset(slot.number for slot in sample.slot.worker.slots) & dispatcher.slots.keys()
         if not slots:
@@ -105,12 +105,13 @@ class Auditor:
         return run
 
     async def _alone(self, sample: AuditSample) -> Tensors | None:
-        """The results of the request alone; None where it was interrupted, failed, or its worker has left."""
+        """Return the results of the request alone; None where it was interrupted, failed, or its worker has left."""
         run = await self._run(sample, sample.record)
         return None if run is None else run.outputs
 
     async def _again(self, sample: AuditSample, record: RequestRecord, copies: int = 1) -> AuditRun | None:
-        """A run that came to its end, or failed; None where it was interrupted again and again, or its worker has left."""
+        """Return a run that came to its end, or failed; None where it was interrupted again and again, or its worker has
+        left."""
         for _ in range(TRIES):
             run = await self._run(sample, record, copies)
             if run is None or run.outputs is not None or run.is_broken:
@@ -202,7 +203,7 @@ class Auditor:
 
 
 async def _compare(sample: AuditSample, alone: Tensors, other: Tensors) -> tuple[str, Difference]:
-    """The output that differs most, in proportion to its tolerance, and by how much."""
+    """Return the output that differs most, in proportion to its tolerance, and by how much."""
     model = sample.record.served
     tolerances = sample.slot.worker.tolerances[model.name]
     names = [port.name for port in model.signature.outputs]
@@ -210,14 +211,14 @@ async def _compare(sample: AuditSample, alone: Tensors, other: Tensors) -> tuple
 
 
 async def _computed(sample: AuditSample, function: Callable[[*Ts], T], *arguments: *Ts) -> T:
-    """What a function of a sample returns, in a thread where that takes long."""
+    """Return what a function of a sample returns, in a thread where that takes long."""
     if sample.nbytes < LARGE_BYTES:
         return function(*arguments)
     return await trio.to_thread.run_sync(function, *arguments)
 
 
 def _copies(sample: AuditSample) -> list[int]:
-    """The numbers of copies of a request in the calls that are tried: first as many as its call had room for."""
+    """Return the numbers of copies of a request in the calls that are tried: first as many as its call had room for."""
     record, profile = sample.record, sample.record.served.profile
     if not profile.has_batch or not record.shape.rows:
         return []
@@ -230,7 +231,7 @@ def _copies(sample: AuditSample) -> list[int]:
 def worst_difference(
     names: Sequence[str], tolerances: Mapping[str, OutputTolerance], alone: Tensors, other: Tensors
 ) -> tuple[str, Difference]:
-    """The same of these results. Outputs without a tolerance are left out: the proof could say nothing of them."""
+    """Return the same of these results. Outputs without a tolerance are left out: the proof could say nothing of them."""
     differences = [
         (name, compare(one, two, tolerances[name]))
         for name, one, two in zip(names, arrays_of(alone), arrays_of(other), strict=True)
@@ -240,7 +241,7 @@ def worst_difference(
 
 
 def kept_in(folder: Path | None) -> dict[str, list[dict[str, Any]]]:
-    """The findings of models that were stopped, by `ModelAudit.key`."""
+    """Return the findings of models that were stopped, by `ModelAudit.key`."""
     found = {}
     for path in sorted(folder.glob(f"*{SUFFIX}")) if folder is not None else ():
         plain = read_plain(path)

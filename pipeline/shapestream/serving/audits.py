@@ -77,7 +77,7 @@ class ModelAudit:
     """The last mismatches, as plain data."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, for people and scripts."""
+        """Return plain data, for people and scripts."""
         counts = ("share", "seen", "sampled", "audited", "unjudged", "mismatches")
         names = (*counts, "judges_little", "varies", "stopped")
         return {**{name: getattr(self, name) for name in names}, "findings": list(self.findings)}
@@ -107,7 +107,7 @@ class AuditRun:
 
 
 class AuditBook:
-    """What waits to be audited, and how each model stands."""
+    """The answers that wait to be audited, and the findings about each model."""
 
     def __init__(self, models: ServedModels, kept: Mapping[str, Sequence[dict[str, Any]]]) -> None:
         """`kept`: findings because of which an earlier server stopped to share calls, by `ModelAudit.key`."""
@@ -137,13 +137,13 @@ class AuditBook:
         return state
 
     def renewed(self, state: ModelAudit) -> ModelAudit:
-        """The state of a model; a new one where its files are known to be others now."""
+        """Return the state of a model; a new one where its files are known to be others now."""
         digest = self._models.digests.get(state.model.name)
         same = digest is None or state.key == key_of(state.model, digest)
         return state if same else self.add(state.model)
 
     def _gap(self, share: float) -> int:
-        """How many are passed over before the next is taken: geometric, as if each were drawn for."""
+        """Return how many are passed over before the next is taken: geometric, as if each were drawn for."""
         return 0 if share >= 1.0 else int(log(1.0 - self._random.random()) / log1p(-share))
 
     # ---------------------------------------------------------------- sampling
@@ -195,7 +195,7 @@ class AuditBook:
     # ---------------------------------------------------------------- for the auditor
 
     async def next(self) -> AuditSample:
-        """The sample that waits longest. Its bytes count until the next is asked for."""
+        """Return the sample that waits longest. Its bytes count until the next is asked for."""
         if self._running is not None:
             self._nbytes -= self._running.nbytes
             self._running = None
@@ -206,7 +206,7 @@ class AuditBook:
         return self._running
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
-        """How each model stands, as plain data, with the samples that are kept of it."""
+        """Return how each model stands, as plain data, with the samples that are kept of it."""
         kept = Counter(
             sample.record.model for sample in (*self._samples, self._running) if sample is not None
         )

@@ -38,7 +38,7 @@ class Availability:
             self._clients.model_added(model)
 
     def is_served(self, name: str) -> bool:
-        """Whether any worker that is here has this model."""
+        """Tell whether any worker that is here has this model."""
         return any(name in slot.worker.models for slot in self._dispatcher.slots.values())
 
     def give_up(self, name: str, why: str, now: float) -> None:

@@ -221,7 +221,7 @@ class ClientPort:
         self.outgoing.say(session, Explanation(question=entry.question, values=values))
 
     def _for_clients(self) -> dict[str, Any]:
-        """The part of the counters for keys without the role `admin`: the models, and nothing of other clients."""
+        """Return the part of the counters for keys without the role `admin`: the models, and nothing of other clients."""
         return {
             "models": self._models.names,
             "unavailable": dict(self._models.unavailable),
@@ -286,7 +286,8 @@ class ClientPort:
         return True
 
     def _deadline(self, session: ClientSession, remaining_ms: int, now: float) -> float:
-        """The deadline by the server's clock, counted from sending. Asks for the client's clock if half has passed."""
+        """Return the deadline by the server's clock, counted from sending. Asks for the client's clock if half has
+        passed."""
         deadline = session.clock.sent_at(now) + remaining_ms * 0.001
         if remaining_ms and deadline - now < remaining_ms * 0.0005 and session.clock.ask(now):
             # The client answers with its clock, which tells whether it stopped or the message was slow.

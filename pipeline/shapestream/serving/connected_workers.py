@@ -49,12 +49,12 @@ class ConnectedWorkers:
         """The reports of this turn."""
 
     def of(self, peer: bytes) -> ConnectedWorker | None:
-        """The worker whose control, or one of whose slots, this connection is."""
+        """Return the worker whose control, or one of whose slots, this connection is."""
         slot = self.slots.get(peer)
         return self.controls.get(peer) if slot is None else slot.worker
 
     def named(self, name: str) -> ConnectedWorker | None:
-        """The worker of this name."""
+        """Return the worker of this name."""
         return next((worker for worker in self.controls.values() if worker.name == name), None)
 
     # ---------------------------------------------------------------- begin

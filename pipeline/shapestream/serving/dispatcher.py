@@ -2,8 +2,8 @@
 
 Batches go to slots, answers to egress, ends to the observers (ends.py). Actions carry the objects that they are about, so no
 book of requests or batches is kept here: the scheduler has both. Every method is synchronous and is called from the event
-loop's one thread, so that nothing comes between a decision and its effect. No effect is an event: a slot that cannot be
-reached is found when the turn ends.
+loop's one thread, so that nothing comes between a decision and its effect. Carrying an action out makes no event. A slot
+that cannot be reached is noticed when the turn's messages are sent.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from shapestream_engine.layout import Tensors
 
 
 class Dispatcher:
-    """Events in, effects out."""
+    """Tells the scheduler each event, and carries its actions out."""
 
     def __init__(
         self,
@@ -91,14 +91,14 @@ class Dispatcher:
     # ---------------------------------------------------------------- events
 
     def submit(self, records: Sequence[RequestRecord], now: float) -> None:
-        """Everything that arrived in one turn, as one event."""
+        """Submit all requests that arrived in one turn, as one event."""
         if self.quarantine:
             records = self._without_quarantined(records, now)
         self._journal.arrived(records)
         self._handle(events.RequestsArrived(requests=tuple(records)), now)
 
     def _without_quarantined(self, records: Sequence[RequestRecord], now: float) -> list[RequestRecord]:
-        """Answers those at once that equal what killed workers before; the others are returned."""
+        """Fail the requests that equal those that killed workers before. Return the others."""
         others = []
         for record in records:
             if self.quarantine.holds(record.model, record.tensors, now):
@@ -111,22 +111,22 @@ class Dispatcher:
         return others
 
     def cancel(self, request: int, now: float) -> None:
-        """The caller withdrew it."""
+        """End a request that its caller withdrew."""
         self._handle(events.RequestCancelled(id=request), now)
 
     def client_left(self, session: ClientSession, now: float) -> None:
-        """Nobody is there to answer."""
+        """Forget the unfinished requests of a client that is gone."""
         ids = tuple([record.id for record in session.running.values()])
         self._handle(events.RequestsAbandoned(ids=ids), now)
 
     def model_added(self, model: ServedModel, now: float) -> None:
-        """Requests for this model may come from now on."""
+        """Accept requests for this model from now on."""
         self._handle(events.ModelAdded(model=model.profile), now)
         if self._audits.add(model).stopped:
             self._handle(events.ModelRunsAlone(model=model.name, alone=True), now)
 
     def model_given_up(self, name: str, message: str, now: float) -> None:
-        """Nobody will serve it: what waits for it ends as `unavailable`."""
+        """Fail the requests that wait for a model as `unavailable`: no worker will serve it."""
         self._handle(events.ModelUnavailable(model=name, message=message), now)
 
     def costs_told(self, model: str, costs: CostTable, now: float) -> None:
@@ -134,7 +134,7 @@ class Dispatcher:
         self._handle(events.CostsTold(model=model, costs=costs), now)
 
     def worker_joined(self, worker: ConnectedWorker, now: float) -> None:
-        """Its slots can be used from now on."""
+        """Give batches to the slots of this worker from now on."""
         models = frozenset(worker.models)
         prefetch_s = worker.prefetch_s if self._prefetch else None
         joining = []
@@ -153,12 +153,12 @@ class Dispatcher:
         self._handle(events.SlotsJoined(slots=tuple(joining)), now)
 
     def worker_closing(self, worker: ConnectedWorker, now: float) -> None:
-        """It is about to leave: its slots finish what they run and get nothing new."""
+        """Give no more batches to a worker that is about to leave. Its slots finish what they run."""
         for slot in self._joined(worker):
             self._handle(events.SlotClosing(slot=slot.number), now)
 
     def worker_left(self, worker: ConnectedWorker, now: float, *, died: bool = False) -> None:
-        """Its slots are gone, and what they ran is run again elsewhere.
+        """Take out the slots of a worker that is gone; what they ran is run again elsewhere.
 
         `died`: its process is known to have ended by itself, or was killed because it hung; not for silence and cuts.
         """
@@ -170,7 +170,7 @@ class Dispatcher:
             self._handle(events.SlotLeft(slot=slot.number, died=died), now)
 
     def slot_ended(self, slot: SlotRecord, batch: int | None, now: float) -> None:
-        """A slot's thread has ended: what it had begun may be to blame, what it still had runs again elsewhere."""
+        """Take out a slot whose thread has ended. What it had begun may be to blame; the others run again elsewhere."""
         if slot.number not in self.slots:
             return
         self._handle(events.SlotClosing(slot=slot.number), now)  # or what fails would run again there
@@ -184,7 +184,7 @@ class Dispatcher:
         self._handle(events.SlotLeft(slot=slot.number), now)
 
     def _joined(self, worker: ConnectedWorker) -> list[SlotRecord]:
-        """The slots of this worker that have joined and not left."""
+        """Return the slots of this worker that have joined and not left."""
         return [slot for slot in worker.slots if slot.number in self.slots]
 
     def _leave(self, left: Sequence[SlotRecord], why: str, now: float) -> None:
@@ -212,7 +212,7 @@ class Dispatcher:
             self._busy.leave(1, now)
 
     def batches_reported(self, reports: Iterable[BatchReport], now: float) -> None:
-        """Batches that ran, or failed: everything that was reported in one turn."""
+        """Take in the reports of one turn, of batches that ran or failed."""
         for report in reports:
             batch = self._scheduler.batches.get(report.batch)
             if batch is None or self._handed_back:
@@ -250,11 +250,11 @@ class Dispatcher:
         self.end_turn()
 
     def drain(self, now: float) -> None:
-        """New requests are refused from now on."""
+        """Refuse new requests from now on."""
         self._handle(events.DrainStarted(), now)
 
     def hand_back(self, message: str) -> None:
-        """Ends every request that is left as `draining`. For the very end: the scheduler decides nothing after this."""
+        """End every request that is left as `draining`. For the very end: the scheduler decides nothing after this."""
         self._handed_back = True
         for request in self._scheduler.requests.values():
             failed = FailRequest(
@@ -420,7 +420,7 @@ class Dispatcher:
     # ---------------------------------------------------------------- turns and time
 
     def end_turn(self) -> None:
-        """Whoever brought events calls this when there are no more: what is ready leaves."""
+        """Send what is ready, and tell the observers. A port calls this at the end of its turn."""
         self._flush()
         self._ends.tell()
         wakeup = self._scheduler.next_wakeup()
@@ -431,7 +431,7 @@ class Dispatcher:
             self._idle.set()
 
     async def run_alarm(self) -> None:
-        """Tells the scheduler when a time has come that it waits for; until cancelled."""
+        """Tell the scheduler when a time has come that it waits for; until cancelled."""
         while True:
             self._alarm_earlier = trio.Event()
             wakeup = self._scheduler.next_wakeup()
@@ -444,7 +444,7 @@ class Dispatcher:
                 self.end_turn()
 
     async def wait_idle(self) -> None:
-        """Until no request is left."""
+        """Wait until no request is left."""
         while self.unfinished:
             self._idle = trio.Event()
             await self._idle.wait()
@@ -466,5 +466,5 @@ class Dispatcher:
         return 0 if self._handed_back else len(self._scheduler.requests)
 
     def busy_s(self, now: float) -> float:
-        """Seconds that slots have had batches, all slots together, also those of batches that still run."""
+        """Return the seconds that slots have had batches, all slots together, also those of batches that still run."""
         return self._busy.seconds(now)

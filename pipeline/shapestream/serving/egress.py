@@ -97,7 +97,7 @@ class Egress:
 
 
 def _timings(batch: Batch, record: RequestRecord, now: float) -> Timings:
-    """The timings of a member that is answered now."""
+    """Return the timings of a member that is answered now."""
     slot, arrived = batch.slot.peer, record.arrived
     return Timings(
         queue_us=round((batch.began - arrived) * 1e6),

@@ -51,7 +51,7 @@ class BatchEnded:
 
     @property
     def run(self) -> Run:
-        """What is remembered of it: made once, for all observers."""
+        """The record of it that is kept: made once, for all observers."""
         if self._run is None:
             self._run = run_of(self.batch, self)
         return self._run
@@ -178,7 +178,7 @@ class Run(NamedTuple):
 
 
 def run_of(batch: Batch, end: BatchEnded | None = None) -> Run:
-    """The run of a batch, as far as it is known now, or of one that ended."""
+    """Return the run of a batch, as far as it is known now, or of one that ended."""
     report, arrivals = batch.report, batch.arrivals
     left_out = () if report is None else batch.left_out
     ran = [record.shape for record in arrivals if record.id not in left_out]
@@ -215,12 +215,12 @@ def run_of(batch: Batch, end: BatchEnded | None = None) -> Run:
 
 
 def clients_of(batch: Batch) -> dict[int, ClientId]:
-    """The clients of a batch's requests, by the scheduler's ids."""
+    """Return the clients of a batch's requests, by the scheduler's ids."""
     return {record.id: record.session.client for record in batch.arrivals}
 
 
 def row_of(record: RequestRecord) -> tuple[Any, ...]:
-    """A row of `Member`."""
+    """Return a row of `Member`."""
     tags = record.tags
     own_id = None if tags is None else tags.get(REQUEST_ID)
     return record.arrived, record.id, record.session.client, record.sequence, record.shape.sizes, own_id

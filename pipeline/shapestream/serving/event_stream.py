@@ -80,7 +80,7 @@ class Feed:
         return state
 
     def _stalled(self, why: str, began: float) -> dict[str, Any]:
-        """What is told instead of a reading; `for_s`: seconds without one, while there were viewers."""
+        """Return what is told instead of a reading; `for_s`: seconds without one, while there were viewers."""
         self._read_at = began if self._read_at is None else self._read_at
         return {"stalled": why, "for_s": trio.current_time() - self._read_at}
 

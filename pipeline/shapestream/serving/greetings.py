@@ -77,7 +77,7 @@ class Greetings:
         await self._work.run(self._dispatcher.end_turn)
 
     def reads(self, peer: bytes) -> bool:
-        """Whether the greeting of this connection is being read."""
+        """Tell whether the greeting of this connection is being read."""
         return peer in self._reading
 
     def drop(self, peer: bytes) -> None:
@@ -137,7 +137,7 @@ class Greetings:
             self._welcome(peer, offer, trio.current_time())
 
     def _take_join_room(self, hello: WorkerHello, now: float) -> None:
-        """Raises GreetingRefused where slots join faster than the event loop has time for, or with too many models.
+        """Raise GreetingRefused where slots join faster than the event loop has time for, or with too many models.
 
         The server's own processes are exempt.
         """
@@ -150,7 +150,7 @@ class Greetings:
         self._join_room -= hello.slots
 
     def _check_identity(self, peer: bytes, hello: WorkerHello) -> None:
-        """Raises GreetingRefused for a worker that hangs, and for one that has another's name."""
+        """Raise GreetingRefused for a worker that hangs, and for one that has another's name."""
         key_of = self._outgoing.socket.key_of
         name, key = hello.worker, key_of(peer)
         self._processes.greeted(name)

@@ -129,7 +129,7 @@ class Journal:
             log.debug("results delivered", batch=end.batch.id, requests=requests)
 
     def _failed(self, end: BatchEnded) -> None:
-        """Clients may cause this at will, so the rate of lines is limited."""
+        """Log a failure, at a limited rate, since clients may cause it at will."""
         batch, code = end.batch, end.code
         if code == ErrorCode.RECALLED:
             if PRESENT.debug:

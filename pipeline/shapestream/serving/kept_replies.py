@@ -59,11 +59,11 @@ class ClientReplies:
         self.nbytes = 0
 
     def knows(self, sequence: int) -> bool:
-        """True if a request with this number may have been answered."""
+        """Tell whether a request with this number may have been answered."""
         return sequence < self.below or sequence in self.replies
 
     def reply_to(self, sequence: int, model: int, tensors: Tensors) -> ResultEntry | Failure | None:
-        """The reply to this request; None if, by the checksum, the number's reply answered another request.
+        """Return the reply to this request; None if, by the checksum, the number's reply answered another request.
 
         Raises KeyError if no reply to this number is kept.
         """
@@ -102,7 +102,7 @@ class KeptReplies:
 
     @classmethod
     def of_settings(cls, settings: ServerSettings, now: float) -> KeptReplies:
-        """The kept replies of a server with these settings."""
+        """Return the kept replies of a server with these settings."""
         return cls(
             max_bytes=settings.kept_bytes,
             max_age_s=settings.kept_s,
@@ -111,11 +111,11 @@ class KeptReplies:
         )
 
     def __len__(self) -> int:
-        """The number of kept replies."""
+        """Return the number of kept replies."""
         return sum([len(answered.replies) for answered in self._holders])
 
     def of(self, client: ClientId) -> ClientReplies:
-        """The finished requests of this client, which has a session now."""
+        """Return the finished requests of this client, which has a session now."""
         self._absent.pop(client, None)
         answered = self._by_client.get(client)
         if answered is None:
@@ -208,7 +208,7 @@ class KeptReplies:
 
 
 def checksum(tensors: Tensors) -> int:
-    """CRC-32 of the tensors' bytes, of large tensors in blocks; it does not cover the layout.
+    """Return the CRC-32 of the tensors' bytes, of large tensors in blocks; it does not cover the layout.
 
     It distinguishes a request that is sent again from another one with the same number, a client's mistake. It does not
     protect against intent: a client can only mislead its own session.
@@ -227,7 +227,7 @@ def checksum(tensors: Tensors) -> int:
 
 
 def same_tensors(one: Tensors, other: Tensors) -> bool:
-    """True if layouts and bytes are equal. Takes about as long as receiving the second one; nothing is copied."""
+    """Tell whether layouts and bytes are equal. Takes about as long as receiving the second one; nothing is copied."""
     return one.layout == other.layout and all(
         np.array_equal(np.frombuffer(mine, np.uint8), np.frombuffer(theirs, np.uint8))
         for mine, theirs in zip(one.buffers, other.buffers, strict=True)

@@ -97,7 +97,7 @@ class Outgoing:
         return lost
 
     def _pack_singly(self, link: PeerLink, entries: list[Entry], why: RequestError) -> list[list[Buffer]]:
-        """The messages of these entries, one of which fits none."""
+        """Return the messages of these entries, one of which fits none."""
         skipped = self._limit.admit("unsendable", trio.current_time())
         if skipped is not None:
             log.error("an entry cannot be sent", port=self._port, why=str(why), like_it_before=skipped)
@@ -145,7 +145,7 @@ class Outgoing:
 
 
 def _instead_of(result: ResultEntry, why: str) -> Failure:
-    """A model may give outputs that no message can hold: too many dimensions, say."""
+    """Return the failure that replaces a result that no message can hold, as with too many dimensions."""
     text = f"the result cannot be sent: {why}"
     return Failure(
         sequence=result.sequence, code="model_error", message=text, retryable=False, retry_after_ms=None

@@ -19,7 +19,7 @@ class ProcessOwner(Protocol):
     """The starter of worker processes for this server. Its calls return at once."""
 
     def owns(self, worker: str) -> bool:
-        """Whether the process that greets by this name is one of its own, and its end has not been told yet."""
+        """Tell whether the process that greets by this name is one of its own, and its end has not been told yet."""
 
     def kill(self, worker: str, reason: str) -> None:
         """Kill that process; its end is told like any other."""
@@ -29,7 +29,7 @@ class ProcessOwner(Protocol):
         """The presence of each worker that it keeps running, by name."""
 
     def memory_bytes(self) -> Mapping[str, int]:
-        """Memory in RAM of their processes, by the same names."""
+        """Return the memory in RAM of their processes, by the same names."""
 
 
 class OwnProcesses:
@@ -45,7 +45,7 @@ class OwnProcesses:
         """Processes whose greeting was refused and that have not ended yet, and why."""
 
     def own(self, name: str) -> bool:
-        """Whether the worker of this name is one of these processes."""
+        """Tell whether the worker of this name is one of these processes."""
         return self.owner is not None and self.owner.owns(name)
 
     def greeted(self, name: str) -> None:

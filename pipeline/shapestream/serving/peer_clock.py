@@ -34,7 +34,7 @@ class PeerClock:
         self._answered = False
 
     def ask(self, now: float) -> bool:
-        """Whether to ask the peer now to repeat a message. Until it has, it is not asked again."""
+        """Tell whether to ask the peer now to repeat a message. Until it has, it is not asked again."""
         if self._asked_at is not None:
             return False
         self._asked_at = now
@@ -62,5 +62,5 @@ class PeerClock:
         return self._difference_s
 
     def sent_at(self, now: float) -> float:
-        """When the messages behind the last `Clock` were sent, late by the fastest message's way; at most `now`."""
+        """Return when the messages behind the last `Clock` were sent, late by the fastest message's way; at most `now`."""
         return now if self._difference_s is None else min(now, self._sent_at)

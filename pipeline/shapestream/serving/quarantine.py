@@ -58,7 +58,7 @@ class Quarantine:
         return digest.hex()
 
     def holds(self, model: str, tensors: Tensors, now: float) -> bool:
-        """True if a request equals a kept one: the same model, and the same bytes in the same layout."""
+        """Tell whether a request equals a kept one: the same model, and the same bytes in the same layout."""
         while self._kept and next(iter(self._kept.values()))[0] <= now:
             self._drop(next(iter(self._kept)))
         return _fingerprint(model, tensors) in self._fingerprints and digest_of(model, tensors) in self._kept
@@ -69,7 +69,7 @@ class Quarantine:
 
 
 def digest_of(model: str, tensors: Tensors) -> bytes:
-    """The digest of a request: equal for the same model and the same bytes in the same layout."""
+    """Return the digest of a request: equal for the same model and the same bytes in the same layout."""
     # The layout says the length of each tensor, so no separators are needed.
     digest = blake2b(repr((model, tensors.layout)).encode(), digest_size=DIGEST_BYTES)
     for buffer in tensors.buffers:

@@ -33,7 +33,7 @@ class ReportCheck:
         self._good: set[tuple[tuple[int, ...], Layout]] = set()
 
     def check(self, batch: BatchInputs, report: BatchReport) -> None:
-        """Raises ReportRefused unless each member has its outputs, or lacks them as its time had passed."""
+        """Raise ReportRefused unless each member has its outputs, or lacks them as its time had passed."""
         outputs = report.outputs or ()
         self._check_calls(batch, report)
         if len(outputs) != len(batch.members):
@@ -55,7 +55,7 @@ class ReportCheck:
             self._good.add(key)
 
     def _check_calls(self, batch: BatchInputs, report: BatchReport) -> None:
-        """Times and calls are for the statistics and for the costs; each call covers a row that no other did."""
+        """Check the times and calls, from which statistics and costs are made: each call covers a row that no other did."""
         signature, calls = self._signature, report.calls
         preparations, reallocations = report.preparations, report.reallocations
         if max(report.gather_s, report.run_s, report.busy_s) > MAX_TIME_S:
@@ -98,7 +98,7 @@ class ReportCheck:
 
 
 def _check_shape(port: OutputPort, shape: tuple[int, ...], own: dict[str, int]) -> None:
-    """Dimensions that follow the request's have its sizes; the others lie within the signature's bounds.
+    """Check an output's shape: dimensions that follow the request have its sizes, the others lie within bounds.
 
     Of the axis along which the data decides a request may have any part, nothing included.
     """

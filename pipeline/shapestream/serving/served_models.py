@@ -104,7 +104,7 @@ def _profile(name: str, signature: ModelSignature, settings: ModelSettings) -> M
 
 
 def _input_bytes(signature: ModelSignature) -> tuple[InputBytes, ...]:
-    """The bytes of each input as a function of the sizes of a call."""
+    """Return the bytes of each input as a function of the sizes of a call."""
     return tuple(
         InputBytes(
             nbytes=prod(
@@ -122,7 +122,8 @@ def _input_bytes(signature: ModelSignature) -> tuple[InputBytes, ...]:
 
 
 def _max_batch(signature: ModelSignature, settings: ModelSettings) -> int:
-    """Largest number of rows of a batch: as configured, or as the model allows, and never more than fit in a message."""
+    """Return the largest number of rows of a batch: as configured, or as the model allows, and never more than fit in a
+    message."""
     if not settings.idempotent or signature.strategy.alone:
         return 1  # a request with more rows runs alone
     allowed = signature.strategy.sizes.get(signature.dimensions[0]) if signature.has_batch else None
@@ -147,7 +148,7 @@ def _max_batch(signature: ModelSignature, settings: ModelSettings) -> int:
 
 
 def _row_calls(signature: ModelSignature, max_batch: int) -> tuple[tuple[int, ...], ...] | None:
-    """The rows of each call of a batch, by the rows of the batch; None if every batch is one call."""
+    """Return the rows of each call of a batch, by the rows of the batch; None if every batch is one call."""
     if not signature.has_batch or signature.allowed[0] is None:
         return None
     planner = CallPlanner(signature)
@@ -167,14 +168,14 @@ def _row_calls(signature: ModelSignature, max_batch: int) -> tuple[tuple[int, ..
 
 
 def _difference(known: ModelSignature, other: ModelSignature) -> str:
-    """The first line in which two descriptions differ."""
+    """Return the first line in which two descriptions differ."""
     lines = zip_longest(known.describe(), other.describe(), fillvalue="nothing")
     ours, theirs = next((pair for pair in lines if pair[0] != pair[1]), ("", ""))
     return f"{ours.strip()!r} here, {theirs.strip()!r} there"
 
 
 def most_rows(signature: ModelSignature, limits: Limits = WORKER_LIMITS) -> int:
-    """Rows of a batch that fit in a message in the worst case; at least 1, since a single request always fits.
+    """Return the rows of a batch that fit in a message in the worst case; at least 1, since a single request always fits.
 
     A batch is sent as one `Execute` and returned as one `BatchDone`; neither can be divided. In the worst case each row is
     a request, and its tensors are as large as the header allows, or each is a frame of its own.
@@ -191,7 +192,7 @@ def most_rows(signature: ModelSignature, limits: Limits = WORKER_LIMITS) -> int:
 
 
 def _header_bytes(ports: Sequence[InputPort | OutputPort]) -> int:
-    """Header bytes of one request, or of one result, with every tensor inline."""
+    """Return header bytes of one request, or of one result, with every tensor inline."""
     return _MEMBER_BYTES + sum(
         MAX_INLINE_BYTES + _TENSOR_BYTES + _SIZE_BYTES * port.shape.rank for port in ports
     )
@@ -225,7 +226,7 @@ class ServedModels:
         return sorted(self._by_name.keys() | self._expected.keys())
 
     def get(self, name: str) -> ServedModel | None:
-        """The model, if a worker has brought it."""
+        """Return the model, if a worker has brought it."""
         return self._by_name.get(name)
 
     def serve_files(self, digests: Mapping[str, str]) -> None:
@@ -233,7 +234,7 @@ class ServedModels:
         self.digests = dict(digests)
 
     def other_files(self, names: Iterable[str], digests: Mapping[str, str]) -> dict[str, str]:
-        """The models among `names` that a worker read from other files than those served, with the served digest."""
+        """Return the models among `names` that a worker read from other files than those served, with the served digest."""
         served = ((name, self.digests.get(name)) for name in names)
         return {name: digest for name, digest in served if digest not in (None, digests.get(name))}
 
@@ -265,7 +266,7 @@ class ServedModels:
             self._expected[name] = settings
 
     def is_expected(self, name: str) -> bool:
-        """Whether the configuration names it."""
+        """Tell whether the configuration names it."""
         return name in self._expected
 
     def add_all(
@@ -302,7 +303,7 @@ class ServedModels:
         return new
 
     def _checked(self, name: str, signature: ModelSignature, once: bool) -> ServedModel | None:
-        """A new model, without its number; None if it is known already."""
+        """Return a new model, without its number; None if it is known already."""
         if name != signature.name:
             raise ConfigurationError([f"model {name!r} calls itself {signature.name!r}"])
         if max(len(signature.inputs), len(signature.outputs)) > MAX_TENSORS:

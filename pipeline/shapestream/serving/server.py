@@ -250,12 +250,12 @@ class Server:
             self._availability.hope_again(name)
 
     def settings_of(self, name: str) -> ModelSettings | None:
-        """The settings by which this server batches a model, which never change; None before a worker serves it."""
+        """Return the settings by which this server batches a model, which never change; None before a worker serves it."""
         model = self._models.get(name)
         return None if model is None else model.settings
 
     def was_never_served(self, name: str) -> bool:
-        """True for a model that was added while the server ran, and that no worker has served since."""
+        """Tell whether a model was added while the server ran, and no worker has served it since."""
         return name in self._models.new
 
     def count_reloads(self, results: Iterable[str]) -> None:
@@ -294,14 +294,15 @@ class Server:
             self._dispatcher.end_turn()
 
     def standstill(self) -> str | None:
-        """The reason why only a restart helps: the calls of all slots hang, and none could be ended. None without one."""
+        """Return the reason why only a restart helps: the calls of all slots hang, and none could be ended. None without
+        one."""
         scheduler = self._scheduler.statistics()
         if scheduler.slots and scheduler.slots_lost == scheduler.slots:
             return "the calls of all slots hang"
         return None
 
     def not_ready(self, model: str | None = None) -> list[str]:
-        """The reasons why this server should get no requests now. There is none if each model has a slot.
+        """Return the reasons why this server should get no requests now. There is none if each model has a slot.
 
         A slot joins after its model was proved and its costs were measured. A model that was added while the server ran
         counts from its first slot on. `model`: only the reasons that concern this model.
@@ -316,20 +317,20 @@ class Server:
         return reasons or ([] if offered else ["no slot"])
 
     def knows(self, model: str) -> bool:
-        """True if this server has, expects or had a model of this name."""
+        """Tell whether this server has, expects or had a model of this name."""
         return model in self._models.names
 
     def _offered(self) -> set[str]:
-        """The names of the models that have a slot which takes batches."""
+        """Return the names of the models that have a slot which takes batches."""
         workers = {slot.worker for slot in self._dispatcher.slots.values()}
         return {name for worker in workers if worker.state is WorkerState.SERVING for name in worker.models}
 
     def audit(self) -> dict[str, dict[str, Any]]:
-        """The findings of audits, by model, as plain data."""
+        """Return the findings of audits, by model, as plain data."""
         return self._audits.to_dict()
 
     def snapshot(self) -> ServerSnapshot:
-        """The state from which metrics are computed."""
+        """Return the state from which metrics are computed."""
         settings, sessions, now = self._settings, list(self._client_port.sessions), trio.current_time()
         for model in self._models:
             self._counters.of(model.name)  # its series begin with 0
@@ -383,11 +384,11 @@ class Server:
         }
 
     def statistics(self) -> dict[str, Any]:
-        """The counters, as plain data (`StatisticsEntry`)."""
+        """Return the counters, as plain data (`StatisticsEntry`)."""
         return at_once(self.statistics_in_slices())
 
     def statistics_in_slices(self) -> Slices[dict[str, Any]]:
-        """The counters, read in slices: some numbers are a few turns older than others."""
+        """Return the counters, read in slices: some numbers are a few turns older than others."""
         dispatcher, now = self._dispatcher, trio.current_time()
         last_minute = yield from self._last_minute.to_dict(now, self._models.names)
         counters = yield from self._counters.to_dict()
@@ -420,7 +421,7 @@ class Server:
         }
 
     def explain(self, request: str, slowest: int, asker: ClientId | None = None) -> Slices[dict[str, Any]]:
-        """The `stories` of the requests with this id, as plain data. If there are none, `unknown` says why.
+        """Return the `stories` of the requests with this id, as plain data. If there are none, `unknown` says why.
 
         Without an id: the stories of the slowest requests. Only requests of the `asker` are read; None: an admin, all.
         """
@@ -435,7 +436,8 @@ class Server:
         return {"stories": stories, **unknown}
 
     def _slowest_stories(self, count: int, asker: ClientId | None = None) -> Slices[list[dict[str, Any]]]:
-        """The slowest requests of the last ten minutes that the asker may see: one of each batch, the slowest first."""
+        """Return the slowest requests of the last ten minutes that the asker may see: one of each batch, the slowest
+        first."""
         now = trio.current_time()
         stories = []
         for past in islice(self._stories.slowest(now, asker), min(count, MOST_SLOWEST)):
@@ -444,11 +446,11 @@ class Server:
         return stories
 
     def _labels_of(self, model: str) -> list[str]:
-        """The labels of the slots that serve a model."""
+        """Return the labels of the slots that serve a model."""
         return [slot.label for slot in self._dispatcher.slots.values() if model in slot.worker.models]
 
     def live(self, batches: int) -> Slices[dict[str, Any]]:
-        """The page's data: counters, queue by size, slots, errors, and the batches after the first `batches` ones.
+        """Return the page's data: counters, queue by size, slots, errors, and the batches after the first `batches` ones.
 
         Times are those of this process's monotonic clock, in seconds, beside `now`.
         """

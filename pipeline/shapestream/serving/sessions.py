@@ -23,7 +23,7 @@ PLACES_PER_KEY = 9
 
 @value
 class RequestRecord(Arrival):
-    """One admitted request, from its arrival to its terminal reply. The scheduler knows it by its id."""
+    """One admitted request, from its arrival to its terminal reply. Events and actions carry it."""
 
     session: ClientSession
     sequence: int
@@ -155,7 +155,7 @@ class Sessions:
         return len(self._by_client)
 
     def of_client(self, client: ClientId) -> ClientSession | None:
-        """The session of this client, on any connection."""
+        """Return the session of this client, on any connection."""
         return self._by_client.get(client)
 
     def excess(self, session: ClientSession, nbytes: int) -> str | None:
@@ -185,7 +185,7 @@ class Sessions:
         return session
 
     def session_to_end(self, key: str | None) -> ClientSession | None:
-        """The session to end to make room for one more with this key; None if there is room, or no such session.
+        """Return the session to end to make room for one more with this key; None if there is room, or no such session.
 
         It is the session without a connection that was heard longest ago. If the key is at its limit, only sessions of
         that key count.

@@ -143,7 +143,7 @@ class SlotThreads:
         return any(thread.runner.begun is not None for thread in self._threads)
 
     def listen(self) -> tuple[PeerSocket, Codec]:
-        """A private port that these slots dial, and its codec.
+        """Return a private port that these slots dial, and its codec.
 
         The port's name cannot be guessed: no key is asked for within a process.
         """
@@ -379,7 +379,8 @@ class _SlotThread(Thread):
 
 
 def clock_ahead_s(execute: Execute, *, received_at: float, difference_s: float | None) -> float:
-    """The slot's clock less that of the deadlines in `execute`: `difference_s`, which bounds what was left at sending.
+    """Return the slot's clock less that of the deadlines in `execute`: `difference_s`, which bounds what was left at
+    sending.
 
     No member gets longer than it had when the batch was sent, counted from `received_at`, whatever the clocks say.
     `received_at` is of the slot's clock; `difference_s` is None while the difference is not known.
@@ -389,7 +390,7 @@ def clock_ahead_s(execute: Execute, *, received_at: float, difference_s: float |
 
 
 def frames_of(entry: Entry, codec: Codec) -> list[Buffer]:
-    """The message of an entry that a slot sends. Results that fit no message fail their batch, and no other."""
+    """Return the message of an entry that a slot sends. Results that fit no message fail their batch, and no other."""
     try:
         return codec.pack([entry])[0]
     except RequestError as error:
@@ -403,7 +404,7 @@ def frames_of(entry: Entry, codec: Codec) -> list[Buffer]:
 
 
 def entry_of_report(report: BatchReport, *, session: int) -> BatchDone | BatchFailedEntry:
-    """The entry that tells a report to the server of this session."""
+    """Return the entry that tells a report to the server of this session."""
     if report.code is not None or report.outputs is None:
         code = report.code or ErrorCode.INTERNAL
         return BatchFailedEntry(batch=report.batch, session=session, code=code, message=report.message)

@@ -111,7 +111,7 @@ class Phase(NamedTuple):
 
 
 class Behind(NamedTuple):
-    """What ran on the slots of a request's model while it waited."""
+    """The work that ran on the slots of a request's model while it waited."""
 
     slots: tuple[str, ...]
     models: Mapping[str, tuple[int, float, float]]
@@ -147,9 +147,9 @@ class Stories:
         batches: Callable[[], Mapping[int, Batch]],
         slots_of: Callable[[str], Collection[str]],
     ) -> None:
-        """`troubles` gives those that the scheduler remembers of a request, `batches` what runs, by number.
+        """`troubles` returns the troubles that the scheduler remembers of a request.
 
-        `slots_of` gives the labels of the slots that serve a model.
+        `batches` returns the batches that run, by number; `slots_of` the labels of the slots that serve a model.
         """
         self._troubles = troubles
         self._batches = batches
@@ -248,7 +248,7 @@ class Stories:
     # ------------------------------------------------------------ what is asked for
 
     def slowest(self, now: float, asker: ClientId | None = None) -> Iterator[Past]:
-        """The slowest requests of the last minutes that the asker may see, one of a batch, the slowest first.
+        """Yield the slowest requests of the last minutes that the asker may see, one of a batch, the slowest first.
 
         Each takes a slice of the event loop's time, of up to two milliseconds.
         """
@@ -261,7 +261,7 @@ class Stories:
                 yield self._looked_at(entry, heap, now, shares)
 
     def look(self, now: float) -> None:
-        """Look at what the slowest request waited behind, unless that is known: soon it is forgotten.
+        """Work out which batches the slowest request waited behind, unless that is known, before they are forgotten.
 
         It takes the event loop about a millisecond at most, and is to be done now and then. At the end of a request it would
         slow down each batch of a queue that grows.
@@ -283,7 +283,8 @@ class Stories:
     def of(
         self, text: str, records: Iterable[RequestRecord], now: float, asker: ClientId | None = None
     ) -> Slices[list[Past]]:
-        """The newest requests with this id that the asker may see, the latest last; `records` are those without an end."""
+        """Return the newest requests with this id that the asker may see, the latest last; `records` are those without an
+        end."""
         match = _ID.fullmatch(text)
         client, sequence = (bytes.fromhex(match[1]), int(match[2])) if match else (b"", -1)
         shares: _Shares = {}
@@ -339,7 +340,7 @@ class Stories:
         return sorted(errors, key=attrgetter("time"), reverse=True)
 
     def since(self, number: int, most: int) -> list[list[Any]]:
-        """The batches that ran after the first `number` ones, oldest first, `most` of them, for the page.
+        """Return the batches that ran after the first `number` ones, oldest first, `most` of them, for the page.
 
         Of each: begin, end, slot, model, requests, rows, elements of the requests, elements computed, calls at new shapes,
         sizes. Times are the server's own clock, in seconds.
@@ -348,7 +349,7 @@ class Stories:
         return [_for_page(run) for run in islice(self._runs, len(self._runs) - count, None)]
 
     def failed_runs(self, record: RequestRecord) -> list[Run]:
-        """The runs of this request, which ends in this turn, that did not answer it, as far as remembered."""
+        """Return the runs of this request, which ends in this turn, that did not answer it, as far as remembered."""
         since = takewhile(lambda run: run.ended >= record.arrived, reversed(self._failed_runs))
         runs = [run for run in since if record.id in run.requests][::-1]
         if self._failed and self._failed[-1][0][1] == record.id:
@@ -356,7 +357,7 @@ class Stories:
         return runs
 
     def reach_s(self, now: float) -> float:
-        """Seconds since the end of the first batch that is remembered."""
+        """Return the seconds since the end of the first batch that is remembered."""
         return now - self._runs[0].ended if self._runs else 0.0
 
     def _failed_as(self, row: tuple[Any, ...]) -> Past:
@@ -370,7 +371,7 @@ class Stories:
         return self._whole(Past(member, record.model, inf, None, "", None, tuple(own)))
 
     def _whole(self, past: Past) -> Past:
-        """The same, with what is remembered elsewhere: runs that failed, the queue, troubles."""
+        """Return the same, with what is remembered elsewhere: runs that failed, the queue, troubles."""
         number, runs = past.member.number, past.runs
         troubles: Sequence[tuple[float, str]] = ()
         if past.code is not None or not runs or runs[-1].facts.reason in _AGAIN:
@@ -384,14 +385,14 @@ class Stories:
         return past._replace(ahead=ahead, runs=runs, troubles=troubles)
 
     def _told(self, past: Past, now: float, shares: _Shares) -> Past:
-        """The same, with what became of a call that the request did not wait for, and with what it waited behind."""
+        """Return the same, with what became of a call that the request did not wait for, and with what it waited behind."""
         if past.code is not None and past.runs and past.runs[-1].ended == inf:
             *earlier, last = past.runs
             past = past._replace(runs=(*earlier, last._replace(ended=self._end_of(last, past.ended))))
         return past._replace(behind=self._behind(past, now, shares))
 
     def _end_of(self, run: Run, after: float) -> float:
-        """When a run ended that had not `after`; `inf` if it still runs, `nan` if that is forgotten."""
+        """Return when a run ended that had not `after`; `inf` if it still runs, `nan` if that is forgotten."""
         batch = run.batch
         if batch in self._batches():
             return inf
@@ -454,7 +455,7 @@ _Shares: TypeAlias = dict[tuple[ClientId, int], float]
 
 
 def phases_of(past: Past, now: float) -> list[Phase]:
-    """The parts of a request's time, in their order: they leave nothing out and do not overlap."""
+    """Return the parts of a request's time, in their order: they leave nothing out and do not overlap."""
     arrived, ended = past.member.arrived, now if past.ended == inf else past.ended
     phases: list[Phase] = []
 
@@ -494,7 +495,8 @@ def _itself(past: Past) -> Past:
 
 
 def _first_on_each(slots: Collection[str], runs: Iterable[Run]) -> Iterator[Run]:
-    """The first of these runs on each of the slots: of those that ended after a wait, only it may have begun before."""
+    """Yield the first of these runs on each of the slots: of those that ended after a wait, only it may have begun
+    before."""
     awaited = set(slots)
     for run in runs:
         if not awaited:
@@ -505,14 +507,14 @@ def _first_on_each(slots: Collection[str], runs: Iterable[Run]) -> Iterator[Run]
 
 
 def _share(client: ClientId, run: Run) -> float:
-    """The part of a run's members that belong to this client, or to its key where clients prove keys."""
+    """Return the part of a run's members that belong to this client, or to its key where clients prove keys."""
     clients = [row[2] for row in run.members] or run.clients.values()
     own = [one for one in clients if one == client or (one[1] is not None and one[1] == client[1])]
     return len(own) / len(clients)
 
 
 def _for_page(run: Run) -> list[Any]:
-    """The columns of a batch on the page."""
+    """Return the columns of a batch on the page."""
     began = run.sent if run.began == inf else run.began
     columns = began, run.ended, run.slot, run.model, run.ran, run.rows, run.useful
     return [*columns, run.computed, run.preparations, run.sizes]
@@ -522,7 +524,7 @@ def _for_page(run: Run) -> list[Any]:
 
 
 def may_see(asker: ClientId | None, client: ClientId) -> bool:
-    """Whether a client's stories may be told to another one; None: the admin port, or a key with the role admin.
+    """Tell whether a client's stories may be told to another one; None: the admin port, or a key with the role admin.
 
     The key proves identity, not the client's id, which stands in each request's id. Without security nobody has a key.
     """
@@ -530,7 +532,7 @@ def may_see(asker: ClientId | None, client: ClientId) -> bool:
 
 
 def nothing_of(text: str, reach_s: float) -> str:
-    """The answer about a request of which nothing is remembered, or nothing that the asker may see."""
+    """Return the answer about a request of which nothing is remembered, or nothing that the asker may see."""
     return (
         f"nothing is known of request {text!r}, or another key sent it; stories are kept of the last {MOST_ANSWERED:,} "
         f"answered requests (at present {reach_s:.0f} s), of the last {MOST_FAILED:,} failed ones, and of the slowest in "
@@ -539,7 +541,7 @@ def nothing_of(text: str, reach_s: float) -> str:
 
 
 def story_of(past: Past, now: float, asker: ClientId | None) -> dict[str, Any]:
-    """A request's story as plain data: numbers, `events` in ms since its arrival, and `why` it took so long."""
+    """Return a request's story as plain data: numbers, `events` in ms since its arrival, and `why` it took so long."""
     member, runs = past.member, past.runs
     arrived, last = member.arrived, runs[-1] if runs else None
     phases = phases_of(past, now)
@@ -578,7 +580,7 @@ def story_of(past: Past, now: float, asker: ClientId | None) -> dict[str, Any]:
 
 
 def _plain_phases(phases: Sequence[Phase], arrived: float) -> list[dict[str, Any]]:
-    """Rounded at their borders, so that the parts add up to the whole."""
+    """Return the phases as plain data, rounded at their borders, so that they add up to the whole."""
     borders = [_us(phase.ends - arrived) for phase in phases]
     return [
         {
@@ -607,7 +609,7 @@ def _plain_behind(behind: Behind) -> dict[str, Any]:
 
 
 def cut_reason(run: Run) -> str:
-    """The reason why a batch holds no more requests."""
+    """Return the reason why a batch holds no more requests."""
     facts = run.facts
     if facts.reason in (CutReason.COST, CutReason.DIVIDED):
         if not facts.left:
@@ -642,7 +644,7 @@ def _events(past: Past) -> Iterator[tuple[float, str]]:
 
 
 def _sentences(story: dict[str, Any], past: Past, phases: Sequence[Phase]) -> Iterator[str]:
-    """Sentences that say where the time went, the longest part first, and what else is worth knowing."""
+    """Yield sentences that say where the time went, the longest part first, and what else is worth knowing."""
     parts = [(ms, text) for ms, text in _parts(story, past, phases) if ms or not story["total_ms"]]
     parts.sort(key=itemgetter(0), reverse=True)
     yield f"Of {story['total_ms']:g} ms it " + "; it ".join([text for _, text in parts]) + "."
@@ -665,7 +667,7 @@ def _sentences(story: dict[str, Any], past: Past, phases: Sequence[Phase]) -> It
 
 
 def _parts(story: dict[str, Any], past: Past, phases: Sequence[Phase]) -> Iterator[tuple[float, str]]:
-    """The phases in words, with their milliseconds; like ones are one part."""
+    """Yield the phases in words, with their milliseconds; like ones are one part."""
     plain = list(zip(phases, story["phases"], strict=True))
 
     def ms_of(*kinds: PhaseKind, among: Sequence[tuple[Phase, dict[str, Any]]] = plain) -> float:
@@ -706,7 +708,7 @@ def _parts(story: dict[str, Any], past: Past, phases: Sequence[Phase]) -> Iterat
 
 
 def _meanwhile(behind: dict[str, Any], slots: int, model: str) -> str:
-    """A sentence about what ran on the slots of a request's model while it waited."""
+    """Return a sentence about what ran on the slots of a request's model while it waited."""
     if not slots:
         return f"No slot served {model}."
     where = behind["slots"][0] if slots == 1 else f"its {slots} slots"

@@ -201,7 +201,7 @@ class RequestTracer:
 
 
 def _attributes(past: Past, run: Run | None) -> dict[str, AttributeValue]:
-    """The facts of a request."""
+    """Return the facts of a request."""
     facts: dict[str, AttributeValue] = {
         "shapestream.request_id": past.member.id,
         "shapestream.model": past.model,
@@ -212,7 +212,7 @@ def _attributes(past: Past, run: Run | None) -> dict[str, AttributeValue]:
 
 
 def _attributes_of_batch(run: Run) -> dict[str, AttributeValue]:
-    """The facts of a batch; requests of other clients are counted, not named."""
+    """Return the facts of a batch; requests of other clients are counted, not named."""
     return {
         **_where(run),
         "shapestream.model": run.model,
@@ -228,7 +228,7 @@ def _where(run: Run) -> dict[str, AttributeValue]:
 
 
 def otlp_exporter(endpoint: str) -> SpanExporter:
-    """An exporter to the collector at this address, `http://HOST:PORT`, by OTLP over HTTP."""
+    """Return an exporter to the collector at this address, `http://HOST:PORT`, by OTLP over HTTP."""
     return OTLPSpanExporter(endpoint=f"{endpoint.rstrip('/')}/v1/traces", session=_HeadsOnly())
 
 

@@ -88,7 +88,7 @@ def read_offer(hello: WorkerHello) -> Slices[Offer]:
 def read_tolerances(
     plain: Mapping[str, Mapping[str, Any]], models: Mapping[str, ModelSignature]
 ) -> dict[str, dict[str, OutputTolerance]]:
-    """Tolerances by model and output; raises `EngineError` for what is none of an output of these models."""
+    """Return the tolerances by model and output; raises `EngineError` for what is none of an output of these models."""
     found: dict[str, dict[str, OutputTolerance]] = {}
     for model, outputs in plain.items():
         ranks = {port.name: port.shape.rank for port in models[model].outputs} if model in models else {}
@@ -102,7 +102,7 @@ def read_tolerances(
 
 
 def check_form(hello: WorkerHello) -> None:
-    """Raises GreetingRefused for a name that cannot be shown, and for a number of slots that cannot be."""
+    """Raise GreetingRefused for a name that cannot be shown, and for a number of slots that cannot be."""
     if len(hello.worker) > MAX_NAME or not hello.worker.isprintable():
         raise GreetingRefused(f"a worker's name is printable, of at most {MAX_NAME} characters")
     if not 1 <= hello.slots <= MAX_SLOTS:
@@ -110,7 +110,7 @@ def check_form(hello: WorkerHello) -> None:
 
 
 def check_number(hello: WorkerHello) -> None:
-    """Raises GreetingRefused for more models than the event loop has time for."""
+    """Raise GreetingRefused for more models than the event loop has time for."""
     number = max(len(hello.models), len(hello.costs))
     if number > MOST_OFFERED:
         raise GreetingRefused(f"it has {number} models; {MOST_OFFERED} it may have at most")

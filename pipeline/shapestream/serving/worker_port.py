@@ -7,6 +7,9 @@ states. The slots of the server's own process have a port of their own (`local_p
 
 A worker is half-trusted: its messages are read as strictly as a client's, and a report that contradicts the model's
 signature ends the worker, not the server; its batches are run again elsewhere.
+
+The news of a worker's end comes to `process_ended`, `lost`, `beat` or `cut_off`. All of them call `ConnectedWorkers.leave`,
+which tells the scheduler through `Dispatcher.worker_left`; scheduling/recovery.py decides about its batches.
 """
 
 from __future__ import annotations
@@ -322,7 +325,7 @@ class WorkerPort:
         return state
 
     def beat(self, now: float) -> None:
-        """Once per heartbeat interval: end the sessions of silent workers, and send the time to the others."""
+        """End the sessions of silent workers, and send the time to the others."""
         # While messages are unread, the next of them may be of a worker that seems silent.
         read_empty, silence_s = self._inbox.read_empty, self._settings.worker_silence_s
         for worker in list(self._workers.controls.values()):

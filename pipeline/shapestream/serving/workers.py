@@ -125,7 +125,7 @@ class ConnectedWorker(PeerLink):
             self.port.lost.append((self, reason))
 
     def judge(self, batch: Batch, report: BatchReport, now: float) -> BatchReport:
-        """The report with its times clipped to the time since the batch was sent.
+        """Return the report with its times clipped to the time since the batch was sent.
 
         Raises ReportRefused where it contradicts the model or the batch.
         """
@@ -185,7 +185,7 @@ class LocalWorker(ConnectedWorker):
         )
 
     def judge(self, batch: Batch, report: BatchReport, now: float) -> BatchReport:
-        """The report as it is: it comes from this process."""
+        """Return the report as it is: it comes from this process."""
         return report
 
 
@@ -218,7 +218,7 @@ class SlotRecord(PeerLink):
         return f"<slot {self.label}: {self.batches} batches>"
 
     def report(self, entry: BatchDone | BatchFailedEntry, now: float) -> BatchReport:
-        """The report that an entry carries; its batch is open no more.
+        """Return the report that an entry carries; its batch is open no more.
 
         Raises ReportRefused where it contradicts the model or the batch, for a batch that this slot was never sent, or has
         reported before, and out of turn: only a batch that is given back may be reported before an earlier one. Then
@@ -242,7 +242,7 @@ class SlotRecord(PeerLink):
 
 
 def _failure(entry: BatchFailedEntry) -> BatchReport:
-    """The report of a batch that failed. A code that is unknown here is `internal`."""
+    """Return the report of a batch that failed. A code that is unknown here is `internal`."""
     try:
         code = ErrorCode(entry.code)
     except ValueError:

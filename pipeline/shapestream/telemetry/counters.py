@@ -52,11 +52,11 @@ class Histogram:
         self.total += number * times
 
     def quantile(self, q: float) -> int:
-        """The number that a share `q` of the measurements did not exceed; 0 without any."""
+        """Return the number that a share `q` of the measurements did not exceed; 0 without any."""
         return _quantile(self._filled(), q * self.count)
 
     def up_to(self, exponents: Iterable[int]) -> list[int]:
-        """Numbers of measurements below 2^exponent, for each of these ascending exponents."""
+        """Return numbers of measurements below 2^exponent, for each of these ascending exponents."""
         below, counted, seen = [], 0, 0
         for exponent in exponents:
             end = _bucket_of(1 << exponent)
@@ -84,7 +84,7 @@ class Histogram:
         return twin
 
     def __sub__(self, earlier: Histogram) -> Histogram:
-        """The measurements since an earlier copy."""
+        """Return the measurements since an earlier copy."""
         later = copy(self)
         for bucket, count in enumerate(earlier._buckets):
             later._buckets[bucket] -= count
@@ -94,7 +94,7 @@ class Histogram:
 
     @classmethod
     def of_all(cls, parts: Iterable[Histogram]) -> Slices[Histogram]:
-        """The sum of several histograms."""
+        """Return the sum of several histograms."""
         whole = cls()
         for place, part in enumerate(parts):
             if place % HISTOGRAMS_PER_SLICE == 0:
@@ -109,7 +109,7 @@ class Histogram:
 
 
 def _bucket_of(number: int) -> int:
-    """Bucket of a number. Numbers below 8 have one each; above, the leading 1 and the next three bits choose it."""
+    """Return bucket of a number. Numbers below 8 have one each; above, the leading 1 and the next three bits choose it."""
     if number < _BUCKETS_PER_OCTAVE:
         return number if number > 0 else 0
     shift = number.bit_length() - 1 - _SUB_BITS
@@ -127,7 +127,7 @@ _LOWEST = tuple([_lowest_of(bucket) for bucket in range(_bucket_of(_MAX) + 2)])
 
 
 def _quantile(filled: Iterable[tuple[int, int]], rank: float) -> int:
-    """The middle of the bucket that holds the measurement of this rank; 0 without measurements."""
+    """Return the middle of the bucket that holds the measurement of this rank; 0 without measurements."""
     seen = 0
     for bucket, count in filled:
         seen += count
@@ -191,7 +191,7 @@ class ModelCounters:
         return self._made_of({name: copy(value) for name, value in vars(self).items()})
 
     def __sub__(self, earlier: ModelCounters) -> ModelCounters:
-        """The counters since an earlier copy."""
+        """Return the counters since an earlier copy."""
         return self._made_of({name: value - getattr(earlier, name) for name, value in vars(self).items()})
 
     @classmethod
@@ -201,7 +201,7 @@ class ModelCounters:
         return made
 
     def to_dict(self) -> dict[str, Any]:
-        """The counters as plain data, for the last minute."""
+        """Return the counters as plain data, for the last minute."""
         return {
             "arrived": self.arrived,
             "results": self.results,
@@ -273,7 +273,7 @@ class ServerStatistics:
         self._shapes: set[tuple[str, tuple[int, ...]]] = set()
 
     def of(self, model: str) -> ModelCounters:
-        """The counters of a model."""
+        """Return the counters of a model."""
         return self.models[model]
 
     @property
@@ -353,7 +353,7 @@ class ServerStatistics:
         return round(self.scheduling_s / self.scheduled_requests * 1e6, 2)
 
     def to_dict(self) -> Slices[dict[str, Any]]:
-        """The counters as plain data, for `StatisticsEntry`."""
+        """Return the counters as plain data, for `StatisticsEntry`."""
         sizes = yield from self._all("batch_requests")
         times = {}
         for name in ("queue_us", "run_us", "total_us"):

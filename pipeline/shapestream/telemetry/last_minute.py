@@ -64,7 +64,7 @@ class LastMinute:
             snapshots.popleft()
 
     def to_dict(self, now: float, served: Iterable[str]) -> Slices[dict[str, Any]]:
-        """The last minute as plain data, of the models that changed and of those that are `served`.
+        """Return the last minute as plain data, of the models that changed and of those that are `served`.
 
         `seconds` is the length of the window: shorter soon after the start, else longer than a minute by up to
         `SNAPSHOT_S` and a heartbeat.

@@ -56,7 +56,7 @@ class _LossyStream:
 
 
 def _plain(value: object) -> object:
-    """The form of `value` for a log line: texts are cut, containers are kept, data becomes the name of its type."""
+    """Return the form of `value` for a log line: texts are cut, containers are kept, data becomes the name of its type."""
     if isinstance(value, _PLAIN):
         return value
     if isinstance(value, str):
@@ -79,7 +79,7 @@ def _plain(value: object) -> object:
 def _only_plain_values(
     logger: object, method: str, event: MutableMapping[str, Any]
 ) -> MutableMapping[str, Any]:
-    """The structlog processor that keeps tensors and long texts out of every line."""
+    """Return the structlog processor that keeps tensors and long texts out of every line."""
     return {key: value if key == "exc_info" else _plain(value) for key, value in event.items()}
 
 
@@ -94,7 +94,7 @@ class RateLimit:
         self._last: dict[str, tuple[float, int]] = {}
 
     def admit(self, key: str, now: float) -> int | None:
-        """Number of lines of this key that were left out before; None if this line is left out, too."""
+        """Return the number of lines of this key that were left out before; None if this line is left out, too."""
         last = self._last.get(key)
         if last is not None and now - last[0] < self._interval_s:
             self._last[key] = (last[0], last[1] + 1)
@@ -119,7 +119,7 @@ class LineBudget:
         self._held_back = 0
 
     def admit(self, now: float) -> int | None:
-        """Number of lines that were left out before; None if this line is left out, too."""
+        """Return the number of lines that were left out before; None if this line is left out, too."""
         self._left = min(self._burst, self._left + (now - self._at) * self._per_s)
         self._at = now
         if self._left < 1.0:
@@ -131,7 +131,7 @@ class LineBudget:
 
 
 def _within_budget(logger: object, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """The structlog processor that keeps each event within a `LineBudget` of its own, except at `debug`.
+    """Return the structlog processor that keeps each event within a `LineBudget` of its own, except at `debug`.
 
     So a flood of one event hides no other event, and fills no disk.
     """

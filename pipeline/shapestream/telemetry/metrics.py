@@ -107,19 +107,19 @@ def read_metrics(snapshot: ServerSnapshot) -> Slices[list[tuple[Metric, list[Sam
 
 
 def _one(name: str, text: str, read: Callable[[ServerSnapshot], float]) -> Metric:
-    """A row of one sample."""
+    """Return a row of one sample."""
     return _row(name, text, (), lambda seen: [((), read(seen))])
 
 
 def _by(label: str, name: str, text: str, read: Callable[[ServerSnapshot], Mapping[str, float]]) -> Metric:
-    """A row of one sample per key."""
+    """Return a row of one sample per key."""
     return _row(name, text, (label,), lambda seen: [((key,), value) for key, value in read(seen).items()])
 
 
 def _of_model(
     name: str, text: str, read: Callable[[ModelCounters], float | Buckets], type_: MetricType | None = None
 ) -> Metric:
-    """A row of one sample per model that the server counts."""
+    """Return a row of one sample per model that the server counts."""
 
     def samples(seen: ServerSnapshot) -> Iterator[Sample]:
         for model, counters in list(seen.counters.models.items()):
@@ -129,21 +129,21 @@ def _of_model(
 
 
 def _of_queue(name: str, text: str, read: Callable[[ModelStatistics], float]) -> Metric:
-    """A row of one sample per model that the scheduler knows."""
+    """Return a row of one sample per model that the scheduler knows."""
     return _row(
         name, text, ("model",), lambda seen: [((one.name,), read(one)) for one in seen.scheduler.models]
     )
 
 
 def _of_audit(name: str, text: str, key: str) -> Metric:
-    """A row of one sample per audited model."""
+    """Return a row of one sample per audited model."""
     return _row(
         name, text, ("model",), lambda seen: [((model,), one[key]) for model, one in seen.audit.items()]
     )
 
 
 def _times_of_model(name: str, text: str, read: Callable[[ModelCounters], Histogram]) -> Metric:
-    """A row of one histogram per model, from microseconds to seconds."""
+    """Return a row of one histogram per model, from microseconds to seconds."""
     return _of_model(name, text, lambda model: _seconds(read(model)), MetricType.HISTOGRAM)
 
 
@@ -154,13 +154,13 @@ def _row(
     read: Callable[[ServerSnapshot], Iterable[Sample]],
     type_: MetricType | None = None,
 ) -> Metric:
-    """A row. By Prometheus' convention, only the names of counters end in `_total`."""
+    """Return a row. By Prometheus' convention, only the names of counters end in `_total`."""
     type_ = type_ or (MetricType.COUNTER if name.endswith("_total") else MetricType.GAUGE)
     return Metric(name=f"shapestream_{name}", type=type_, help=text, labels=labels, read=read)
 
 
 def _buckets(histogram: Histogram, bounds: Mapping[int, str], unit: float = 1.0) -> Buckets:
-    """A histogram with buckets by exponents of two; `bounds` holds the upper bound of each as text."""
+    """Return a histogram with buckets by exponents of two; `bounds` holds the upper bound of each as text."""
     counts = [*zip(bounds.values(), histogram.up_to(bounds), strict=True), ("+Inf", histogram.count)]
     return Buckets(tuple(counts), histogram.total * unit)
 
@@ -183,7 +183,7 @@ def _batches(seen: ServerSnapshot) -> Iterator[Sample]:
 
 
 def _by_group(name: str, text: str, read: Callable[[ConfiguredWorker], float]) -> Metric:
-    """A row of one sample per entry of `workers`: the sum over the entry's workers."""
+    """Return a row of one sample per entry of `workers`: the sum over the entry's workers."""
 
     def samples(seen: ServerSnapshot) -> list[Sample]:
         sums: defaultdict[int, float] = defaultdict(float)
@@ -498,7 +498,7 @@ METRICS: tuple[Metric, ...] = (
 
 
 def table() -> str:
-    """The metrics as the Markdown table of docs/metrics.md."""
+    """Return the metrics as the Markdown table of docs/metrics.md."""
     lines = ["| metric | meaning |", "|---|---|"]
     for metric in METRICS:
         labels = f"{{{', '.join(metric.labels)}}}" if metric.labels else ""

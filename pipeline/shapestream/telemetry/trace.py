@@ -40,12 +40,12 @@ class TraceRequest(NamedTuple):
 
 
 def header_line(models: Mapping[str, tuple[str, ...]]) -> str:
-    """The first line of a trace. `models` holds the dynamic dimensions by name."""
+    """Return the first line of a trace. `models` holds the dynamic dimensions by name."""
     return json.dumps({"shapestream_trace": TRACE_VERSION, "models": models}) + "\n"
 
 
 def request_line(request: TraceRequest) -> str:
-    """The line of a request. It is formatted by hand because the server does it for each request."""
+    """Return the line of a request. It is formatted by hand because the server does it for each request."""
     at_s, model, client, sizes, deadline_s, priority = request
     deadline = "null" if deadline_s is None else f"{deadline_s:.6f}"
     return f"[{at_s:.6f},{model},{client},[{','.join(map(str, sizes))}],{deadline},{priority}]\n"

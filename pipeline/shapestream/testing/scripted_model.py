@@ -38,11 +38,11 @@ class ScriptedModel:
         self._duration_s = duration_s
 
     def duration_of(self, request: Tensors) -> float:
-        """Seconds that this request takes."""
+        """Return the seconds that this request takes."""
         return self._duration_s(self._inputs(request)) if callable(self._duration_s) else self._duration_s
 
     def run(self, request: Tensors) -> Tensors:
-        """The outputs; raises what `answer` raises, KeyError for an output left out, and TypeError for no tensor."""
+        """Return the outputs; raises what `answer` raises, KeyError for an output left out, and TypeError for no tensor."""
         if self._answer is None:
             return request
         outputs = self._answer(self._inputs(request))
@@ -61,7 +61,7 @@ class ScriptedModel:
 def identity_signature(
     name: str = "identity", shape: str = "batch:1..64, 16", element_type: str = "f32"
 ) -> ModelSignature:
-    """A model with one input `x` and one output `y` of the same shape."""
+    """Return a model with one input `x` and one output `y` of the same shape."""
     named = NamedShape.parse(shape)
     batched = any(
         axis == "batch" and size.is_dynamic for axis, size in zip(named.names, named.dimensions, strict=True)
@@ -71,7 +71,7 @@ def identity_signature(
 
 
 def tensors_of(arrays: list[npt.NDArray[Any]]) -> Tensors:
-    """These arrays as they travel, as ports 0, 1, …"""
+    """Return these arrays as they travel, as ports 0, 1, …"""
     encoded = [from_array(array) for array in arrays]
     return Tensors(
         layout=tuple((port, element_type, shape) for port, (element_type, shape, _) in enumerate(encoded)),

@@ -82,7 +82,7 @@ class ScriptedServer:
     # ------------------------------------------------------------ the script, from any thread
 
     def hold(self) -> None:
-        """From now on requests are kept unanswered."""
+        """Keep requests unanswered from now on."""
         self._holding = True
 
     def release(self, count: int | None = None, *, newest_first: bool = False) -> None:
@@ -272,7 +272,7 @@ class ScriptedServer:
             )
 
     def _defect(self, request: RequestEntry, error: Exception) -> Failure:
-        """The answer where a script failed: its client is not to wait, and its author is to know."""
+        """Return the answer where a script failed: its client is not to wait, and its author is to know."""
         self.errors.append(error)
         number = request.model
         name = self._models[number].signature.name if number < len(self._models) else str(number)

@@ -50,7 +50,7 @@ class BlockingDealer:
         self._writable = [(self._socket, POLLOUT), (wake.fileno(), POLLIN)]
 
     def receive(self, timeout_s: float | None = None) -> Message | None:
-        """The next message; None after `timeout_s` seconds without one, and when the thread is woken."""
+        """Return the next message; None after `timeout_s` seconds without one, and when the thread is woken."""
         if not self._ready(self._readable, timeout_s):
             return None
         try:

@@ -72,7 +72,7 @@ class KeyRing:
     workers: Mapping[str, str] = field(default_factory=dict)
 
     def of(self, roles: Sequence[KeyRole]) -> dict[str, str]:
-        """Keys with one of these roles."""
+        """Return keys with one of these roles."""
         by_role = {
             KeyRole.CLIENT: self.clients,
             KeyRole.ADMIN: self.admins,
@@ -81,7 +81,7 @@ class KeyRing:
         return {key: name for role in roles for key, name in by_role[role].items()}
 
     def counts(self) -> dict[str, int]:
-        """Number of keys per role, for logs."""
+        """Return the number of keys per role, for logs."""
         return {"clients": len(self.clients), "admins": len(self.admins), "workers": len(self.workers)}
 
 
@@ -173,17 +173,17 @@ class ProtectedRouter(RouterSocket):
         super().send_nowait(peer, frames)
 
     def key_of(self, peer: bytes) -> str | None:
-        """The public key that this peer has proved to own; None over ipc."""
+        """Return the public key that this peer has proved to own; None over ipc."""
         key = self._keys.get(peer)
         return None if key == LOCAL else key
 
     def is_admin(self, peer: bytes) -> bool:
-        """True for a peer that may see the counters: over ipc, or with an admin's key."""
+        """Tell whether a peer may see the counters: over ipc, or with an admin's key."""
         key = self._keys.get(peer)
         return key == LOCAL or key in self._admins
 
     def failed_handshakes(self) -> int:
-        """0: `refused` counts them, by reason. Those that ZAP refused were counted when it was asked."""
+        """Return 0: `refused` counts them, by reason. Those that ZAP refused were counted when it was asked."""
         for failure in self._monitor.failures():
             if failure is not HandshakeFailure.REFUSED:
                 self._note("handshake failed", failure.name.lower())
@@ -271,7 +271,7 @@ class Verdict:
 
 
 def answer_zap(frames: Sequence[Buffer], admitted: Mapping[str, str]) -> Verdict | None:
-    """The verdict on one handshake; None for frames that are no request, and cannot be answered.
+    """Return the verdict on one handshake; None for frames that are no request, and cannot be answered.
 
     Keys in `admitted` are let in at protected addresses, all peers at local ones, and none elsewhere.
     """

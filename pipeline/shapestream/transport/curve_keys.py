@@ -37,7 +37,7 @@ class KeyPair:
 
 
 def new_key_pair() -> KeyPair:
-    """A fresh pair, from the operating system's randomness."""
+    """Return a fresh pair, from the operating system's randomness."""
     public, secret = zmq.curve_keypair()
     return KeyPair(public=public.decode(), secret=secret.decode())
 
@@ -69,7 +69,7 @@ def _write(path: Path, mode: int, text: str) -> None:
 
 
 def read_key_pair(path: Path) -> KeyPair:
-    """The pair in a secret file.
+    """Return the pair in a secret file.
 
     Raises `ConfigurationError` when it cannot be read, when others than its owner may read or change it, and when its
     halves do not belong together.
@@ -88,14 +88,14 @@ def read_key_pair(path: Path) -> KeyPair:
 
 
 def public_key(text: str) -> str:
-    """A public key in Z85, from the key itself or from the path of a `.pub` file; raises `ConfigurationError`."""
+    """Return a public key in Z85, from the key itself or from the path of a `.pub` file; raises `ConfigurationError`."""
     if _Z85.fullmatch(text):
         return text
     return public_key_of(Path(text))
 
 
 def public_key_of(path: Path) -> str:
-    """The public key in a `.pub` file; raises `ConfigurationError`."""
+    """Return the public key in a `.pub` file; raises `ConfigurationError`."""
     found = _keys_in(path, _read(path)[0])
     if "secret" in found:
         raise ConfigurationError([f"{path}: holds a secret key (name the {PUBLIC_SUFFIX} file)"])
@@ -103,7 +103,7 @@ def public_key_of(path: Path) -> str:
 
 
 def read_key_folder(folder: Path) -> dict[str, str]:
-    """The public keys in a folder's `.pub` files, each with its file's name; raises `ConfigurationError`."""
+    """Return the public keys in a folder's `.pub` files, each with its file's name; raises `ConfigurationError`."""
     try:
         paths = sorted(path for path in folder.iterdir() if path.suffix == PUBLIC_SUFFIX)
     except OSError as error:

@@ -34,7 +34,7 @@ class DealerSocket(WatchedSocket):
     def __init__(
         self, *, options: SocketOptions | None = None, context: zmq.Context[Any] | None = None
     ) -> None:
-        """Raises `TransportError` where the system has no more sockets."""
+        """Raise `TransportError` where the system has no more sockets."""
         context = context or zmq.Context.instance()
         self._senders = trio.lowlevel.ParkingLot()
         try:
@@ -73,12 +73,12 @@ class DealerSocket(WatchedSocket):
         return self._monitor.broke
 
     async def receive(self) -> list[Message]:
-        """The waiting messages, at least one; one checkpoint."""
+        """Return the waiting messages, at least one; one checkpoint."""
         return await self._receive(self.receive_nowait)
 
     @trio.lowlevel.enable_ki_protection
     def receive_nowait(self) -> list[Message]:
-        """The waiting messages, perhaps none."""
+        """Return the waiting messages, perhaps none."""
         self._check_open()
         receive, events, taken = self._socket.recv, POLLIN, list[Message]()
         try:

@@ -61,7 +61,7 @@ def raise_descriptor_limit() -> None:
 
 
 def free_descriptors() -> tuple[int, int] | None:
-    """Number of descriptors left, and the limit; None without a limit, or where the number is unknown."""
+    """Return the number of descriptors left, and the limit; None without a limit, or where the number is unknown."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit == resource.RLIM_INFINITY:
         return None
@@ -72,13 +72,13 @@ def free_descriptors() -> tuple[int, int] | None:
 
 
 def admin_connections() -> int:
-    """Number of connections that the admin port holds at most."""
+    """Return the number of connections that the admin port holds at most."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return MOST_ADMIN if limit == resource.RLIM_INFINITY else min(MOST_ADMIN, limit // ADMIN_PART)
 
 
 def connections_that_fit(workers: int, slots: int, *, admin: bool) -> int | None:
-    """Number of clients that fit beside these processes, their slots, the reserve, and an `admin` port.
+    """Return the number of clients that fit beside these processes, their slots, the reserve, and an `admin` port.
 
     None where it is unknown.
     """
@@ -95,7 +95,7 @@ def _reserve(limit: int) -> int:
 
 
 def backlog() -> int:
-    """Connections that may wait to be accepted: those in the queue come in after its path is hidden.
+    """Return the connections that may wait to be accepted: those in the queue come in after its path is hidden.
 
     It makes an end rarer, and prevents none: 150 callers at once ended a server with 128 descriptors in 3 of 12 tries with
     libzmq's own 100, in none of 8 with 16; but one with 100 descriptors in 4 of 6 with 12.
@@ -105,7 +105,8 @@ def backlog() -> int:
 
 
 def until_reserve_s(free: int, limit: int) -> float:
-    """Seconds in which a flood of connections cannot come to the reserve; at most `MAX_LOOK_S`, 0 beyond the reserve."""
+    """Return the seconds in which a flood of connections cannot come to the reserve; at most `MAX_LOOK_S`, 0 beyond the
+    reserve."""
     return min(MAX_LOOK_S, max(0, free - _reserve(limit)) / ARRIVALS_PER_S)
 
 
@@ -135,7 +136,8 @@ class Doorkeeper:
             log.info("new connections over ipc again", free_descriptors=free)
 
     def pause_s(self, free: int, limit: int, took_s: float) -> float:
-        """Seconds until the next look, after one that took `took_s`; a costly look is no reason to miss a flood."""
+        """Return the seconds until the next look, after one that took `took_s`; a costly look is no reason to miss a
+        flood."""
         return max(LOOK_S, LOOK_REST * took_s if self.closed else until_reserve_s(free, limit))
 
     async def run(self) -> None:

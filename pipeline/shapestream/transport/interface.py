@@ -48,13 +48,13 @@ class PeerSocket(Protocol):
         """Watch the socket until it is closed (then it returns) or cancelled."""
 
     async def receive(self) -> list[Addressed]:
-        """The waiting messages, at least one, each with its sender; one checkpoint.
+        """Return the waiting messages, at least one, each with its sender; one checkpoint.
 
         Raises `trio.ClosedResourceError` once the socket is closed.
         """
 
     def receive_nowait(self) -> list[Addressed]:
-        """The waiting messages, perhaps none."""
+        """Return the waiting messages, perhaps none."""
 
     def send_nowait(self, peer: bytes, frames: Sequence[Buffer]) -> None:
         """Send, or put into the peer's bounded outbox; never block, and keep the order per peer.
@@ -72,13 +72,13 @@ class PeerSocket(Protocol):
         """
 
     def failed_handshakes(self) -> int:
-        """Number of failed handshakes since the last call: garbage, wrong keys, other protocols."""
+        """Return the number of failed handshakes since the last call: garbage, wrong keys, other protocols."""
 
     def key_of(self, peer: bytes) -> str | None:
-        """The public key that this peer has proved to own, its identity; None where the address asks for no key."""
+        """Return the public key that this peer has proved to own, its identity; None where the address asks for no key."""
 
     def is_admin(self, peer: bytes) -> bool:
-        """True for a peer that may see the counters, which concern other peers too."""
+        """Tell whether a peer may see the counters, which concern other peers too."""
 
     def close(self) -> None:
         """Stop listening; waiting receivers get `trio.ClosedResourceError`. A second call does nothing."""
@@ -100,13 +100,13 @@ class Connection(Protocol):
         """
 
     async def receive(self) -> list[Message]:
-        """The waiting messages, at least one; one checkpoint.
+        """Return the waiting messages, at least one; one checkpoint.
 
         Raises `trio.ClosedResourceError` once the socket is closed.
         """
 
     def receive_nowait(self) -> list[Message]:
-        """The waiting messages, perhaps none."""
+        """Return the waiting messages, perhaps none."""
 
     def send_nowait(self, frames: Sequence[Buffer]) -> None:
         """Send; raises `trio.WouldBlock`, with nothing taken, while the peer's queue is full."""

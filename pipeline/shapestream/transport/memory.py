@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 
 def _as_received(frames: Sequence[Buffer]) -> Message:
-    """The frames as the other side gets them from ZeroMQ: small ones copied, large ones shared."""
+    """Return the frames as the other side gets them from ZeroMQ: small ones copied, large ones shared."""
     received: Message = []
     for frame in frames:
         if type(frame) is bytes:
@@ -73,7 +73,7 @@ class _MemorySocket(ABC, Generic[T]):
         return messages
 
     def receive_nowait(self) -> list[T]:
-        """The waiting messages, perhaps none."""
+        """Return the waiting messages, perhaps none."""
         self._check_open()
         burst = min(len(self._messages), RECEIVE_BURST)
         self._drained = burst == len(self._messages)
@@ -125,7 +125,7 @@ class MemoryEndpoint:
         return server
 
     def connect(self) -> MemoryConnection:
-        """A new connection, whether or not a server listens."""
+        """Return a new connection, whether or not a server listens."""
         connection = MemoryConnection(self)
         self.connections.add(connection)
         if self.server is not None:
@@ -155,11 +155,11 @@ class MemoryServer(_MemorySocket[Addressed]):
         return self._drained
 
     def connect(self) -> MemoryConnection:
-        """A new connection to this server's endpoint."""
+        """Return a new connection to this server's endpoint."""
         return self.endpoint.connect()
 
     def receive_nowait(self) -> list[Addressed]:
-        """The waiting messages, perhaps none; their senders may send more."""
+        """Return the waiting messages, perhaps none; their senders may send more."""
         taken = super().receive_nowait()
         for peer, _ in taken:
             if (connection := self._peers.get(peer)) is not None:
@@ -187,15 +187,15 @@ class MemoryServer(_MemorySocket[Addressed]):
             self._messages = deque(unread)
 
     def failed_handshakes(self) -> int:
-        """None: there is no handshake here."""
+        """Return 0: there is no handshake here."""
         return 0
 
     def key_of(self, peer: bytes) -> str | None:
-        """None: all peers are in this process."""
+        """Return None: all peers are in this process."""
         return None
 
     def is_admin(self, peer: bytes) -> bool:
-        """True, for the same reason."""
+        """Return True: all peers are in this process."""
         return True
 
     def close(self) -> None:
@@ -269,5 +269,5 @@ class MemoryConnection(_MemorySocket[Message]):
 
 
 def memory_server(*, capacity_messages: int = CAPACITY_MESSAGES) -> MemoryServer:
-    """A server at an endpoint of its own."""
+    """Return a server at an endpoint of its own."""
     return MemoryEndpoint(capacity_messages=capacity_messages).bind()

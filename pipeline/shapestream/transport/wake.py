@@ -19,7 +19,7 @@ class Wake:
         os.set_blocking(self._writer, False)
 
     def fileno(self) -> int:
-        """The descriptor that is readable once the signal is set."""
+        """Return the descriptor that is readable once the signal is set."""
         return self._reader
 
     def set(self) -> None:

@@ -125,7 +125,7 @@ class WatchedSocket:
         return events
 
     def _events(self) -> int:
-        """ZMQ_EVENTS, after libzmq has processed its commands."""
+        """Return ZMQ_EVENTS, after libzmq has processed its commands."""
         return self._socket.get(_EVENTS)  # type: ignore[return-value]  # an int
 
     async def _receive(self, receive_nowait: Callable[[], list[T]]) -> list[T]:
@@ -171,7 +171,7 @@ class HandshakeMonitor:
         self._socket.connect(address)
 
     def failures(self) -> list[HandshakeFailure]:
-        """The failures since the last call; none once this is closed."""
+        """Return the failures since the last call; none once this is closed."""
         taken: list[HandshakeFailure] = []
         with contextlib.suppress(zmq.Again):
             while not self._socket.closed:
@@ -188,7 +188,7 @@ class HandshakeMonitor:
 
 
 def receive_frames(receive: Callable[..., Any]) -> Message:
-    """The frames of a message of which at least one is there (libzmq hands over whole messages only).
+    """Return the frames of a message of which at least one is there (libzmq hands over whole messages only).
 
     At most `MAX_FRAMES` of them: no valid message is longer, and the frames taken are enough to refuse it.
     """
@@ -217,7 +217,7 @@ def send_frames(send: Callable[..., Any], ready: Sequence[bytes | zmq.Frame]) ->
 
 
 def frames_from(frame: zmq.Frame, receive: Callable[..., Any], most: int) -> tuple[Message, bool]:
-    """At most `most` frames of a message whose first one has been taken, and whether more of them follow."""
+    """Return at most `most` frames of a message whose first one has been taken, and whether more of them follow."""
     frames: Message = [frame.bytes if len(frame) < COPY_BELOW_BYTES else frame]
     while frame.more and len(frames) < most:
         frame = receive(NOBLOCK, False)
@@ -246,7 +246,7 @@ def hang_up(frame: zmq.Frame) -> None:
 
 
 def _address_of(connection: socket.socket) -> str:
-    """A connection's peer, as libzmq writes it (`get_peer_address`, stream_engine_base.cpp)."""
+    """Return a connection's peer, as libzmq writes it (`get_peer_address`, stream_engine_base.cpp)."""
     peer = connection.getpeername()
     if connection.family == socket.AF_UNIX:
         pid, uid, gid = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
@@ -255,7 +255,7 @@ def _address_of(connection: socket.socket) -> str:
 
 
 def ready_to_send(frames: Sequence[Buffer]) -> Sequence[bytes | zmq.Frame]:
-    """The frames in a form that libzmq cannot refuse halfway through a message.
+    """Return the frames in a form that libzmq cannot refuse halfway through a message.
 
     Small ones as `bytes`; large ones by reference: a received ZeroMQ frame is passed on as it is.
     Raises `ValueError` for a message without frames or a buffer that is not C-contiguous.

@@ -183,12 +183,12 @@ class RouterSocket(WatchedSocket):
             nursery.cancel_scope.cancel()
 
     async def receive(self) -> list[Addressed]:
-        """The waiting messages, at least one, each with its sender; one checkpoint."""
+        """Return the waiting messages, at least one, each with its sender; one checkpoint."""
         return await self._receive(self.receive_nowait)
 
     @trio.lowlevel.enable_ki_protection  # an interrupt between two frames would leave half a message behind
     def receive_nowait(self) -> list[Addressed]:
-        """The waiting messages, perhaps none."""
+        """Return the waiting messages, perhaps none."""
         self._check_open()
         taken: list[Addressed] = []
         self._drained = False
@@ -250,7 +250,7 @@ class RouterSocket(WatchedSocket):
         return left
 
     def _may_speak(self, peer: bytes, first: zmq.Frame) -> bool:
-        """True where this peer's message may be taken (`curve.py` checks its key)."""
+        """Tell whether this peer's message may be taken (`curve.py` checks its key)."""
         return True
 
     @trio.lowlevel.enable_ki_protection
@@ -293,15 +293,15 @@ class RouterSocket(WatchedSocket):
             del self._cut_off[next(iter(self._cut_off))]
 
     def key_of(self, peer: bytes) -> str | None:
-        """None: this socket asks for no key (`ProtectedRouter` does)."""
+        """Return None: this socket asks for no key (`ProtectedRouter` does)."""
         return None
 
     def is_admin(self, peer: bytes) -> bool:
-        """True: peers are local, or the operator said that the network is safe."""
+        """Return True: peers are local, or the operator said that the network is safe."""
         return True
 
     def failed_handshakes(self) -> int:
-        """Number of failed handshakes since the last call; libzmq reports 1000, and drops more."""
+        """Return the number of failed handshakes since the last call; libzmq reports 1000, and drops more."""
         return len(self._monitor.failures())
 
     def close(self) -> None:

@@ -101,7 +101,7 @@ def decode(frames: Sequence[Buffer], *, role: Role, limits: Limits = CLIENT_LIMI
 
 
 def _divide(frames: Sequence[Buffer], role: Role, limits: Limits) -> Iterator[Entry | BadEntry]:
-    """The entries one by one, each read when it is asked for: a caller may do other work between two."""
+    """Yield the entries one by one, each read when it is asked for: a caller may do other work between two."""
     readers = _READERS[role]
     first = 1
     total = len(frames)
@@ -130,7 +130,7 @@ def _divide(frames: Sequence[Buffer], role: Role, limits: Limits) -> Iterator[En
 
 
 def _entry_id(fields: Fields) -> int | None:
-    """The id of an entry that may be bad: its sequence or batch number, where that is readable."""
+    """Return the id of an entry that may be bad: its sequence or batch number, where that is readable."""
     if (
         len(fields) > 2
         and fields[0] in _KINDS_WITH_ID
@@ -142,7 +142,8 @@ def _entry_id(fields: Fields) -> int | None:
 
 
 def entries_announced(header: Buffer) -> int:
-    """Number of entries that a header frame claims, from its first five bytes; 1 where these are of another format.
+    """Return the number of entries that a header frame claims, from its first five bytes; 1 where these are of another
+    format.
 
     An empty message counts as one entry: it costs as much to hold and to read.
     """
@@ -156,7 +157,7 @@ def entries_announced(header: Buffer) -> int:
 
 
 def _unpack(frames: Sequence[Buffer], role: Role, limits: Limits) -> Iterable[Any]:
-    """The unpacked entries, unchecked; of a long header from a client each when it is asked for."""
+    """Return the unpacked entries, unchecked; of a long header from a client each when it is asked for."""
     if not 1 <= len(frames) <= limits.max_frames + 1:
         raise ProtocolError(f"{len(frames)} frames; a message has 1 to {limits.max_frames + 1}")
     header = frames[0]
@@ -187,7 +188,7 @@ def _unpack(frames: Sequence[Buffer], role: Role, limits: Limits) -> Iterable[An
 
 
 def _unpack_long(header: Buffer, limits: Limits) -> Iterator[Any]:
-    """The entries of a header that is longer than one entry may be. Of it no more is held at once than that."""
+    """Yield the entries of a header that is longer than one entry may be. Of it no more is held at once than that."""
     unpacker = msgpack.Unpacker(
         **_CLIENT_OPTIONS,
         object_pairs_hook=_Maps(limits.max_entries).take,
@@ -240,7 +241,7 @@ class _Maps:
         self._left = most
 
     def take(self, pairs: Sequence[tuple[Any, Any]]) -> dict[str, Any]:
-        """The map of these pairs. Raises ValueError for one too many."""
+        """Return the map of these pairs. Raises ValueError for one too many."""
         self._left -= 1
         if self._left < 0:
             raise ValueError("more maps than a message has entries")
@@ -256,14 +257,14 @@ class _Items:
         self._left = most
 
     def array(self, items: Any) -> Any:
-        """The array as it is. Raises ValueError for one too many."""
+        """Return the array as it is. Raises ValueError for one too many."""
         self._left -= len(items) + ITEMS_PER_ARRAY
         if self._left < 0:
             raise ValueError(_MANY_ITEMS)
         return items
 
     def map(self, pairs: Sequence[tuple[Any, Any]]) -> dict[str, Any]:
-        """The map of these pairs. Raises ValueError for one too many."""
+        """Return the map of these pairs. Raises ValueError for one too many."""
         self._left -= 2 * len(pairs) + ITEMS_PER_MAP
         if self._left < 0:
             raise ValueError(_MANY_ITEMS)
@@ -274,7 +275,7 @@ _MANY_ITEMS = f"more than {MAX_WORKER_ITEMS} elements in its arrays and maps"
 
 
 def items_of(plain: Any) -> int:
-    """The elements that plain data counts for in a message from a worker."""
+    """Return the elements that plain data counts for in a message from a worker."""
     if isinstance(plain, Mapping):
         return ITEMS_PER_MAP + sum(2 + items_of(value) for value in plain.values())
     if isinstance(plain, list | tuple):
@@ -305,7 +306,7 @@ _PLAIN_OPTIONS = _OPTIONS | {
 
 
 def encode(entries: Sequence[Entry], *, limits: Limits = CLIENT_LIMITS) -> list[Buffer]:
-    """The frames of one message; raises `TooLarge` when they do not fit one (see `pack_messages`)."""
+    """Return the frames of one message; raises `TooLarge` when they do not fit one (see `pack_messages`)."""
     raw: list[Buffer] = []
     packed = [_WRITERS[type(entry)](entry, raw) for entry in entries]
     frames = _message(packed, raw)
@@ -322,7 +323,7 @@ def encode(entries: Sequence[Entry], *, limits: Limits = CLIENT_LIMITS) -> list[
 
 
 def pack_messages(entries: Sequence[Entry], *, limits: Limits = CLIENT_LIMITS) -> list[list[Buffer]]:
-    """The frames of as few messages as the limits allow, in the order in which they must be sent.
+    """Return the frames of as few messages as the limits allow, in the order in which they must be sent.
 
     Control entries go first; the others keep their order. There are two exceptions: the withdrawal of a request that is
     in `entries` too stays behind it, and a `Goodbye` comes last.
@@ -393,7 +394,7 @@ def _in_order(entries: Sequence[Entry]) -> Sequence[Entry]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Codec:
-    """The way of entries to messages and back, at one end of a connection."""
+    """Packs entries into messages and reads them back, at one end of a connection."""
 
     pack: Callable[[Sequence[Entry]], list[list[Buffer]]]
     """The messages of these entries; raises `RequestError` where one of them fits no message."""
@@ -405,7 +406,7 @@ class Codec:
 
 
 def codec_of(role: Role) -> Codec:
-    """The codec of a reader in this role.
+    """Return the codec of a reader in this role.
 
     Between the server and its workers one bad entry makes its whole message unreadable.
     """

@@ -57,7 +57,7 @@ def integer(value: Any) -> int:
 
 
 def check_integers(kind: str, **numbers: Any) -> None:
-    """Raises `BadEntryError` for a field that is no `integer`; one call for all those of a hot kind."""
+    """Raise `BadEntryError` for a field that is no `integer`; one call for all those of a hot kind."""
     for column, value in numbers.items():
         if type(value) is not int or not 0 <= value <= MAX_INTEGER:
             raise BadEntryError(f"{kind}.{column} {_NO_INTEGER}")
@@ -109,7 +109,7 @@ def plain_map(value: Any) -> dict[str, Any]:
 
 
 def _is_deeper_than(limit: int, value: Any) -> bool:
-    """Whether a map or an array is nested deeper: looked at by levels, in as few calls as there are levels."""
+    """Tell whether a map or an array is nested deeper: looked at by levels, in as few calls as there are levels."""
     level = [value]
     for _ in range(limit):
         level = [
@@ -163,7 +163,7 @@ _CHECKS: dict[Any, Callable[[Any], Any]] = {
 
 
 def reader_of(kind: type[Entry]) -> Reader:
-    """The reader of a kind without tensors; raises `KeyError` for an annotation that has no check."""
+    """Return the reader of a kind without tensors; raises `KeyError` for an annotation that has no check."""
     hints = get_type_hints(kind)
     checks = {column: words if column == "message" else _CHECKS[hints[column]] for column in columns_of(kind)}
     most, least = len(checks), len(checks) - kind.OPTIONAL
@@ -183,7 +183,7 @@ def reader_of(kind: type[Entry]) -> Reader:
 
 
 def writer_of(kind: type[Entry]) -> Writer:
-    """The writer of a kind without tensors.
+    """Return the writer of a kind without tensors.
 
     A `message` is cut to its limit, and its surrogates are replaced: engines write long ones, and ones that are no UTF-8.
     """
@@ -208,5 +208,5 @@ def writer_of(kind: type[Entry]) -> Writer:
 
 
 def columns_of(kind: type[Any]) -> list[str]:
-    """Names of the fields, in their order on the wire."""
+    """Return the names of the fields, in their order on the wire."""
     return [column.name for column in dataclasses.fields(kind)]

@@ -39,7 +39,7 @@ class CheckedLayout(NamedTuple):
 
 
 def _check_row(index: int, row: Any) -> int:
-    """Checks one tensor's description; returns its byte length."""
+    """Check one tensor's description; return its byte length."""
     if type(row) is not tuple or len(row) != 3:
         raise LayoutError(f"tensor {index}: its description must be [port, element type, shape]")
     port, element_type, shape = row

@@ -33,7 +33,8 @@ _TRACEPARENT_00_CHARACTERS = 55
 
 
 def read_tags(value: Any) -> dict[str, str] | None:
-    """The known tags of an entry; None for none. Raises `BadEntryError` for a limit that is passed, and for other types."""
+    """Return the known tags of an entry; None for none. Raises `BadEntryError` for a limit that is passed, and for other
+    types."""
     if value is None:
         return None
     if type(value) is not dict or len(value) > MAX_TAGS:
@@ -54,23 +55,23 @@ def read_tags(value: Any) -> dict[str, str] | None:
 
 
 def can_be_sent(name: str, text: str) -> bool:
-    """True for text that a known tag may have (`rule_of`)."""
+    """Tell whether a known tag may have this text (`rule_of`)."""
     return 0 < len(text) <= _MOST_CHARACTERS[name] and text.isascii() and text.isprintable()
 
 
 def rule_of(name: str) -> str:
-    """The rule for the text of a known tag, in words."""
+    """Return the rule for the text of a known tag, in words."""
     return f"1 to {_MOST_CHARACTERS[name]} printable ASCII characters"
 
 
 def trace_of(tags: dict[str, str] | None) -> dict[str, str]:
-    """The `trace` of a log line, as facts of it; empty where the tags tell none."""
+    """Return the `trace` of a log line, as facts of it; empty where the tags tell none."""
     trace = None if tags is None else trace_id(tags.get(TRACEPARENT))
     return {} if trace is None else {"trace": trace}
 
 
 def trace_id(traceparent: str | None) -> str | None:
-    """The 32 hexadecimal digits that name the trace; None where the text is no `traceparent`."""
+    """Return the 32 hexadecimal digits that name the trace; None where the text is no `traceparent`."""
     if traceparent is None or (match := _TRACEPARENT.fullmatch(traceparent)) is None:
         return None
     if traceparent.startswith("00") and len(traceparent) != _TRACEPARENT_00_CHARACTERS:

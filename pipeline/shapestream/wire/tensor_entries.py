@@ -50,7 +50,7 @@ _LAYOUTS = LayoutBook()
 def _read_tensors(
     packed: Any, inline: Any, frames: Sequence[Buffer], first: int, last: int
 ) -> tuple[Tensors, int]:
-    """The tensors of one request or result, and the number of the first frame after theirs."""
+    """Return the tensors of one request or result, and the number of the first frame after theirs."""
     if type(packed) is not bytes:
         raise BadEntryError("the layout must be a bin")
     try:
@@ -68,7 +68,7 @@ def _read_tensors(
 def _framed_tensors(
     layout: Layout, nbytes: tuple[int, ...], inline: Fields, frames: Sequence[Buffer], first: int, last: int
 ) -> tuple[Tensors, int]:
-    """The general case: some tensors are frames, or an element is wrong."""
+    """Return the general case: some tensors are frames, or an element is wrong."""
     buffers: list[Buffer] = []
     for index, (data, expected) in enumerate(zip(inline, nbytes, strict=True)):
         if data is None:
@@ -272,7 +272,7 @@ def _calls(rows: Any, limits: Limits) -> tuple[tuple[int, tuple[int, ...]], ...]
 
 
 def _write_tensors(tensors: Tensors, frames: list[Buffer]) -> tuple[bytes, list[Any]]:
-    """The layout's bytes and `inline`: the bytes of each small tensor, nil for each that became a frame."""
+    """Return the layout's bytes and `inline`: the bytes of each small tensor, nil for each that became a frame."""
     _, packed, nbytes = _LAYOUTS.write(tensors.layout)
     buffers = tensors.buffers
     if len(buffers) != len(nbytes):

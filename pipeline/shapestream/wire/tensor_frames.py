@@ -18,7 +18,7 @@ _COPY_BELOW_BYTES = 64 * 1024
 
 
 def from_array(array: npt.NDArray[Any]) -> tuple[str, tuple[int, ...], Buffer]:
-    """The element type, the shape and the bytes of `array`.
+    """Return the element type, the shape and the bytes of `array`.
 
     Big-endian and non-contiguous arrays are converted, which copies. A large contiguous array is *not*
     copied: it must not change before its result arrives. Raises `InvalidRequest` for other types.
@@ -37,7 +37,7 @@ def from_array(array: npt.NDArray[Any]) -> tuple[str, tuple[int, ...], Buffer]:
 
 
 def to_array(element_type: str, shape: tuple[int, ...], data: Buffer) -> npt.NDArray[Any]:
-    """A read-only array over the given bytes, without a copy; raises `InvalidRequest` where they do not fit.
+    """Return a read-only array over the given bytes, without a copy; raises `InvalidRequest` where they do not fit.
 
     It keeps `data` alive, and is unaligned where the bytes are.
     """

@@ -87,7 +87,7 @@ class Candidate:
 
 
 def placements(cpus: int, *, workers: bool) -> list[Placement]:
-    """Divisions of the CPUs: all of them, and one less, which is left to the server.
+    """Return the divisions of the CPUs: all of them, and one less, which is left to the server.
 
     With 2 CPUs in process: 1 x 1, 1 x 2 and 2 x 2 (slots x threads); with worker processes 2 x (1 x 1) too.
     """
@@ -109,7 +109,7 @@ def placements(cpus: int, *, workers: bool) -> list[Placement]:
 
 
 def powers_of_two(most: int) -> tuple[int, ...]:
-    """1, 2, 4, … up to `most`, which ends them."""
+    """Return 1, 2, 4, … up to `most`, which ends them."""
     return (*(1 << power for power in range((most - 1).bit_length())), most)
 
 
@@ -123,7 +123,7 @@ def propose(
     *,
     max_batch: int,
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    """Values of `shapes` to try besides the baseline's, and the reasons for what is not tried.
+    """Return the values of `shapes` to try besides the baseline's, and the reasons for what is not tried.
 
     Keys of the baseline that are not tuned, such as `warm_up`, are kept.
     """
@@ -147,7 +147,7 @@ def propose(
 
 
 def hot_shapes(counts: Counter[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    """The `MOST_STATIC` most frequent sizes, each of at least `HOT_SHARE`; small ones first among equals."""
+    """Return the `MOST_STATIC` most frequent sizes, each of at least `HOT_SHARE`; small ones first among equals."""
     least = HOT_SHARE * counts.total()
     hot = sorted((-count, sizes) for sizes, count in counts.items() if count >= least)
     return [sizes for _, sizes in hot[:MOST_STATIC]]
@@ -171,7 +171,7 @@ def _caps(shapes: int, signature: ModelSignature, left_out: list[str]) -> list[i
 def _buckets(
     requests: Sequence[TraceRequest], signature: ModelSignature, left_out: list[str]
 ) -> list[dict[str, list[int]]]:
-    """Sizes for each dimension that may be padded, learned from the trace, up to the model's bound.
+    """Return the sizes for each dimension that may be padded, learned from the trace, up to the model's bound.
 
     A dimension without a bound has no last bucket, so that requests that are served today would be refused.
     """
@@ -199,7 +199,7 @@ def _buckets(
 
 
 def best_boundaries(counts: Mapping[int, int], most: int, largest: int) -> tuple[int, ...]:
-    """At most `most` sizes, ascending and ending with `largest`, that pad these observed sizes least.
+    """Return at most `most` sizes, ascending and ending with `largest`, that pad these observed sizes least.
 
     `counts` maps each size to its number of requests; padding is counted in elements of this dimension. Boundaries are
     observed sizes, or `largest`: another one would only pad more. Fewer are returned where fewer are as good.

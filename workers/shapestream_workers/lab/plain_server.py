@@ -87,7 +87,7 @@ class PlainServer:
         return members
 
     def _may_join(self, members: list[Arrival], request: Arrival) -> bool:
-        """True if a request may share the call of these, with the permitted padding."""
+        """Tell whether a request may share the call of these, with the permitted padding."""
         if not members:
             return True
         profile, first = self._models[request.model].profile, members[0]

@@ -77,7 +77,7 @@ class CandidateRun:
 
 
 def finalists(trials: Sequence[CandidateRun], left_s: float) -> list[CandidateRun]:
-    """The file as it is (the first trial) and the best of the others, as many as there is time for."""
+    """Return the file as it is (the first trial) and the best of the others, as many as there is time for."""
     able = [trial for trial in trials if trial.standing >= 0]
     ranked = sorted(able, key=lambda trial: (trial is not trials[0], -trial.standing))
     chosen = ranked[:2]
@@ -90,7 +90,8 @@ def finalists(trials: Sequence[CandidateRun], left_s: float) -> list[CandidateRu
 
 
 def plan_rounds(left_s: float, count: int) -> tuple[int, float]:
-    """Number of rounds and seconds of each: the most rounds of a useful length, at least the fewest and shortest.
+    """Return the number of rounds and seconds of each: the most rounds of a useful length, at least the fewest and
+    shortest.
 
     One more round each goes to warming up.
     """
@@ -102,7 +103,7 @@ def plan_rounds(left_s: float, count: int) -> tuple[int, float]:
 
 
 def choose(trials: Sequence[CandidateRun]) -> CandidateRun | None:
-    """The best of the final; None where nothing was measured.
+    """Return the best of the final; None where nothing was measured.
 
     The file as it is stays unless another is better in every round, of at least three, and by `LEAST_GAIN` in the
     median: rounds are paired, so that noise that all share decides nothing. Of several such, and of those within
@@ -145,11 +146,11 @@ class Race:
     _began: float = field(default_factory=monotonic, init=False)
 
     def spent_s(self) -> float:
-        """Seconds since the race began."""
+        """Return the seconds since the race began."""
         return monotonic() - self._began
 
     def left_s(self) -> float:
-        """Seconds until the end of the budget; negative after it."""
+        """Return the seconds until the end of the budget; negative after it."""
         return self.options.budget - self.spent_s()
 
     async def heat(self, candidate: Candidate, *, kept_share: float = 0.0) -> None:
@@ -223,7 +224,7 @@ class Race:
     async def _play(
         self, trial: CandidateRun, served: Served, first: int, count: int | None, most_s: float
     ) -> float | None:
-        """The rate of one round; None, with the reason in the trial's `problem`, where it failed.
+        """Return the rate of one round; None, with the reason in the trial's `problem`, where it failed.
 
         A round has `count` requests from number `first` on, None for no end, of the trace, which starts again at its
         end. None is sent after `most_s` seconds.

@@ -28,7 +28,8 @@ _SHOWN = 3
 
 
 def read_requests(path: Path, signature: ModelSignature) -> list[TraceRequest]:
-    """The first `MOST_REQUESTS` requests of the signature's model in the trace at `path`, in the order of their times.
+    """Return the first `MOST_REQUESTS` requests of the signature's model in the trace at `path`, in the order of their
+    times.
 
     Raises `ConfigurationError` for a file that is no trace, a trace without requests of the model or with other
     dimensions, and for sizes that the model does not take.
@@ -80,7 +81,7 @@ class InputMaker:
         self._kept_bytes = 0
 
     def arrays(self, sizes: tuple[int, ...]) -> dict[str, np.ndarray[Any, Any]]:
-        """Inputs as a client takes them, by name. Masks that the server generates are left out."""
+        """Return inputs as a client takes them, by name. Masks that the server generates are left out."""
         if (known := self._kept.get(sizes)) is not None:
             return known
         tensors = make_request(self._signature, self._values, sizes)
@@ -106,7 +107,7 @@ async def replay(
     in_flight: int,
     most_s: float,
 ) -> float:
-    """Results per second of `requests`, `in_flight` at a time; none is sent after `most_s` seconds.
+    """Return the results per second of `requests`, `in_flight` at a time; none is sent after `most_s` seconds.
 
     Their times and deadlines are left out. Raises the `RequestError` of the first request that fails.
     """

@@ -39,7 +39,7 @@ class Served:
 
 @asynccontextmanager
 async def serving(config: Path, model: str, slots: int, timeout_s: float) -> AsyncIterator[Served]:
-    """`shapestream serve CONFIG` until the block ends. Raises `ServerEnded` if it is not ready in time."""
+    """Run `shapestream serve CONFIG` until the block ends. Raises `ServerEnded` if it is not ready in time."""
     give_up_at = monotonic() + timeout_s
     log, socket = config.with_suffix(".log"), config.parent / "s.sock"
     with _running(config, log) as process:
@@ -58,7 +58,7 @@ async def serving(config: Path, model: str, slots: int, timeout_s: float) -> Asy
 
 
 async def _is_complete(client: Client, model: str, slots: int) -> bool:
-    """True once all slots have joined and the model can be opened."""
+    """Tell whether all slots have joined and the model can be opened."""
     try:
         if len((await client.statistics())["slots"]) < slots:
             return False
@@ -76,7 +76,7 @@ async def _look(process: subprocess.Popen[bytes], log: Path) -> None:
 
 
 def last_words(process: subprocess.Popen[bytes], log: Path) -> str:
-    """The end of a process in words, and the end of its log."""
+    """Return the end of a process in words, and the end of its log."""
     status = process.poll()
     if status is None:
         how = "it still ran"
@@ -119,7 +119,7 @@ def end_child(process: subprocess.Popen[bytes], grace_s: float) -> None:
 
 
 def family_bytes(pid: int) -> int:
-    """Memory of a process and its descendants, with shared pages counted once; 0 once it has ended."""
+    """Return the memory of a process and its descendants, with shared pages counted once; 0 once it has ended."""
     folder = Path(f"/proc/{pid}")
     try:
         held = re.search(r"^Pss:\s*(\d+) kB", (folder / "smaps_rollup").read_text(), re.MULTILINE)

@@ -70,7 +70,7 @@ class Sweep(NamedTuple):
 
 
 def policy_of(name: str, scenario: Scenario) -> Policy:
-    """A fresh policy of this name, one of `POLICIES`."""
+    """Return a fresh policy of this name, one of `POLICIES`."""
     bound = scenario.max_queued_requests
     if name == PLANNED:
         return Scheduler(max_queued_requests=bound, max_queued_bytes=_UNBOUNDED_BYTES)
@@ -78,7 +78,7 @@ def policy_of(name: str, scenario: Scenario) -> Policy:
 
 
 def varied(scenario: Scenario, sweep: Sweep, value: float) -> Scenario:
-    """The scenario with one value changed."""
+    """Return the scenario with one value changed."""
     traffic = scenario.traffic
     assert isinstance(traffic, Traffic | Recorded)  # as the options made it
     match sweep.what:
@@ -132,7 +132,7 @@ def make_scenario(options: SimulateOptions) -> Scenario:
 
 
 def _traffic(options: SimulateOptions) -> tuple[Traffic | Recorded, Dimensions, dict[str, tuple[int, ...]]]:
-    """The traffic, its models with their dimensions, and the largest sizes of each."""
+    """Return the traffic, its models with their dimensions, and the largest sizes of each."""
     deadline_s = None if options.deadline_ms is None else options.deadline_ms / 1000
     if options.rate is not None and options.in_flight is not None:
         raise typer.BadParameter(
@@ -176,7 +176,7 @@ def _traffic(options: SimulateOptions) -> tuple[Traffic | Recorded, Dimensions, 
 
 
 def _models(options: SimulateOptions, dimensions: Dimensions) -> tuple[ModelProfile, ...]:
-    """Models without a file: every dimension but those named by --exact may be padded."""
+    """Return the models without a file: every dimension but those named by --exact may be padded."""
     known = {name for names in dimensions.values() for name in names}
     for name in options.exact or ():
         if name not in known:
@@ -200,7 +200,7 @@ def _models(options: SimulateOptions, dimensions: Dimensions) -> tuple[ModelProf
 def _models_of_file(
     loaded: LoadedSettings, dimensions: Dimensions
 ) -> tuple[tuple[ModelProfile, ...], dict[str, RoundUp]]:
-    """Models as the server of this file knows them, and the rounding of their strategies."""
+    """Return the models as the server of this file knows them, and the rounding of their strategies."""
     from shapestream.serving.served_models import ServedModel
     from shapestream_workers.models import read_signatures
 
@@ -231,7 +231,7 @@ def _models_of_file(
 
 
 def _slots(options: SimulateOptions, loaded: LoadedSettings | None) -> tuple[int, int]:
-    """Number of slots, and of slots per worker."""
+    """Return the number of slots, and of slots per worker."""
     slots, per_worker = options.slots, options.slots_per_worker
     if loaded is not None and loaded.settings.models:
         from shapestream_workers.models import slots_and_threads
@@ -245,7 +245,7 @@ def _slots(options: SimulateOptions, loaded: LoadedSettings | None) -> tuple[int
 
 
 def figures_of(simulated: Simulated) -> dict[str, float]:
-    """The figures of a simulation by name, as JSON has them: seconds, and rates per second of virtual time.
+    """Return the figures of a simulation by name, as JSON has them: seconds, and rates per second of virtual time.
 
     Latencies are those of answered requests from their intended arrivals; nan where nothing was answered.
     """
@@ -288,17 +288,17 @@ def figures_of(simulated: Simulated) -> dict[str, float]:
 
 
 def lost_ratio(run: Run) -> float:
-    """The share of requests that were not answered in time."""
+    """Return the share of requests that were not answered in time."""
     return 1.0 - run["done"] / run["requests"] if run["requests"] else 0.0
 
 
 def reaches(run: Run, p99_s: float) -> bool:
-    """True for a run whose p99 is `p99_s` at most and which lost `MOST_LOST` at most."""
+    """Tell whether a run had a p99 of at most `p99_s`, and lost at most `MOST_LOST` of its requests."""
     return run["p99_s"] <= p99_s and lost_ratio(run) <= MOST_LOST
 
 
 def latencies_s(simulated: Simulated) -> NDArray[np.float64]:
-    """Latencies of all answered requests, in time or late, in the order of arrival."""
+    """Return the latencies of all answered requests, in time or late, in the order of arrival."""
     requests = simulated.requests
     outcomes = requests.outcomes()
     answered = (outcomes == DONE) | (outcomes == LATE)
@@ -320,7 +320,7 @@ def run_all(scenario: Scenario, sweep: Sweep | None, *, compare: bool) -> list[R
 
 
 def fewest_slots(runs: Sequence[Run], p99_s: float) -> float | None:
-    """The fewest slots of a sweep that reach this p99 with the planned policy, as every larger number does."""
+    """Return the fewest slots of a sweep that reach this p99 with the planned policy, as every larger number does."""
     planned = [run for run in runs if run["policy"] == PLANNED]
     too_few = max((run["value"] for run in planned if not reaches(run, p99_s)), default=0)
     return min((run["value"] for run in planned if run["value"] > too_few), default=None)
@@ -386,7 +386,7 @@ def _plain(runs: Sequence[Run], sweep: Sweep | None, p99_s: float | None) -> dic
 
 
 def _rows(runs: Sequence[Run], sweep: Sweep | None) -> Iterator[dict[str, str]]:
-    """Rows of a table, one per simulation; times in milliseconds."""
+    """Yield the rows of a table, one per simulation; times in milliseconds."""
     for run in runs:
         swept: dict[str, str] = {} if sweep is None else {sweep.what: f"{run['value']:g}"}
         yield {

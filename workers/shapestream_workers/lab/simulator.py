@@ -109,11 +109,11 @@ class Scenario:
         return self.in_flight is not None or bool(self.in_flight_of)
 
     def worker_of(self, slot: int) -> str:
-        """Name of the slot's worker."""
+        """Return the name of the slot's worker."""
         return f"w{slot // self.slots_per_worker}"
 
     def speed_of(self, slot: int) -> float:
-        """Factor on the true seconds of this slot."""
+        """Return the factor on the true seconds of this slot."""
         return self.speeds[slot % len(self.speeds)]
 
 
@@ -144,11 +144,11 @@ class Requests:
         return len(self.outcome)
 
     def outcomes(self) -> NDArray[np.uint8]:
-        """The outcome of each request, in the order of arrival."""
+        """Return the outcome of each request, in the order of arrival."""
         return np.frombuffer(bytes(self.outcome), np.uint8)
 
     def column(self, values: array[float]) -> NDArray[np.float64]:
-        """A column as an array, in the order of arrival."""
+        """Return a column as an array, in the order of arrival."""
         return np.array(values, np.float64)
 
 
@@ -189,7 +189,7 @@ def simulate(policy: Policy, scenario: Scenario) -> Simulated:
 
 
 def calls_of(profile: ModelProfile, sizes: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """Sizes of the calls that a batch of these sizes takes."""
+    """Return the sizes of the calls that a batch of these sizes takes."""
     if profile.row_calls is None or sizes[0] >= len(profile.row_calls):
         return [sizes]
     return [(rows, *sizes[1:]) for rows in profile.row_calls[sizes[0]]]
@@ -497,7 +497,7 @@ class _Simulation:
         return [other for other in range(self._scenario.slots) if worker_of(other) == worker_of(slot)]
 
     def _report(self, job: _Job) -> BatchFinished | BatchFailed:
-        """The report of a batch, as an event for the scheduler."""
+        """Return the report of a batch, as an event for the scheduler."""
         batch = job.batch.id
         del self._jobs[batch]
         if job.code is not None:
@@ -525,7 +525,7 @@ class _Simulation:
         self._push(now + job.busy_s, ENDED, job)
 
     def _call_s(self, job: _Job) -> float:
-        """Seconds of the batch's calls; rows are covered as the profile says, new shapes are prepared first."""
+        """Return the seconds of the batch's calls; rows are covered as the profile says, new shapes are prepared first."""
         batch = job.batch
         cost = self._scenario.costs[batch.model]
         known = self._prepared.setdefault((self._scenario.worker_of(batch.slot.id), batch.model), set())

@@ -60,7 +60,7 @@ class Subject:
         return len(self.loaded.settings.models) == 1 and len(self.loaded.settings.worker_groups) <= 1
 
     def baseline(self) -> Candidate:
-        """The file as it is."""
+        """Return the file as it is."""
         settings = self.loaded.settings
         slots, threads = slots_and_threads(settings, self.settings.name)
         processes = None if self.in_process else settings.worker_groups[self.group].count
@@ -160,7 +160,7 @@ def relocated(values: Any, loaded: LoadedSettings, new: Path | None) -> None:
 
 
 def edited_text(text: str, change: Callable[[Any], object]) -> str:
-    """The YAML `text` after `change` of its values, in place; comments and the order of keys stay."""
+    """Return the YAML `text` after `change` of its values, in place; comments and the order of keys stay."""
     from ruamel.yaml import YAML
     from ruamel.yaml.util import load_yaml_guess_indent
 
@@ -177,7 +177,7 @@ def edited_text(text: str, change: Callable[[Any], object]) -> str:
 
 
 def in_flow(candidate: Candidate) -> Candidate:
-    """The candidate with shapes that are written in flow style, `{strategy: native, max_prepared: 16}`."""
+    """Return the candidate with shapes that are written in flow style, `{strategy: native, max_prepared: 16}`."""
     from ruamel.yaml import YAML
 
     return replace(candidate, shapes=YAML().load(json.dumps(candidate.shapes)))

@@ -70,7 +70,7 @@ def _choice(texts: Sequence[str]) -> Distribution:
 
 
 def _range(text: str) -> tuple[int, int]:
-    """Both ends of `4..256`; raises ValueError."""
+    """Return both ends of `4..256`; raises ValueError."""
     low, dots, high = text.partition("..")
     if not dots:
         raise ValueError(f"{text!r} is not LOW..HIGH")

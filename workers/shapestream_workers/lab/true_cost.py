@@ -46,7 +46,7 @@ class TrueCost(ABC):
     _known: dict[tuple[int, ...], float] = field(default_factory=dict, init=False)
 
     def seconds(self, sizes: tuple[int, ...]) -> float:
-        """Seconds of a call of these sizes with a prepared shape; the same every time."""
+        """Return the seconds of a call of these sizes with a prepared shape; the same every time."""
         seconds = self._known.get(sizes)
         if seconds is None:
             seconds = self._known[sizes] = self._seconds(sizes)
@@ -57,7 +57,7 @@ class TrueCost(ABC):
 
     @abstractmethod
     def calibration(self, profile_key: str, dimensions: tuple[str, ...], max_batch: int) -> CostTable:
-        """The table that a calibration would have measured."""
+        """Return the table that a calibration would have measured."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -84,7 +84,7 @@ class FormulaCost(TrueCost):
         return self.fixed_s + computed * each_s
 
     def calibration(self, profile_key: str, dimensions: tuple[str, ...], max_batch: int) -> CostTable:
-        """A small grid of powers of two; every other one with three or more dimensions."""
+        """Return a small grid of powers of two; every other one with three or more dimensions."""
         axes = []
         for number in range(len(dimensions)):
             is_rows = number == 0 and self.has_batch
@@ -145,12 +145,13 @@ class TableCost(TrueCost):
         return rough * exp(float(near @ self._off / near.sum()))
 
     def calibration(self, profile_key: str, dimensions: tuple[str, ...], max_batch: int) -> CostTable:
-        """The table itself."""
+        """Return the table itself."""
         return self._table
 
 
 def _fit(features: NDArray[np.float64], seconds: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Least squares of relative errors without negative coefficients: the most negative one is dropped in turn."""
+    """Return the least squares of relative errors without negative coefficients: the most negative one is dropped in
+    turn."""
     used = list(range(features.shape[1]))
     while True:
         found, *_ = np.linalg.lstsq(features[:, used] / seconds[:, None], np.ones(len(seconds)), rcond=None)
@@ -192,7 +193,7 @@ def true_costs(
     profiles: Sequence[ModelProfile],
     largest: Mapping[str, tuple[int, ...]],
 ) -> dict[str, TrueCost]:
-    """True costs of each model: from a file, else measured for a configuration, else by formula.
+    """Return the true costs of each model: from a file, else measured for a configuration, else by formula.
 
     `largest` are the largest sizes of each model's requests. Raises `ConfigurationError` for a model without costs.
     """

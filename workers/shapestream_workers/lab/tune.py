@@ -78,7 +78,7 @@ def tune_file(options: TuneOptions) -> None:
 
 
 def _model_number(loaded: LoadedSettings, reader: TraceReader, wanted: str | None) -> int:
-    """The number of the model to tune; raises `ConfigurationError` where that is not clear."""
+    """Return the number of the model to tune; raises `ConfigurationError` where that is not clear."""
     names = [model.name for model in loaded.settings.models]
     if wanted is not None:
         if wanted not in names:
@@ -95,7 +95,7 @@ def _model_number(loaded: LoadedSettings, reader: TraceReader, wanted: str | Non
 
 
 def _precisions(subject: Subject, wanted: Sequence[str]) -> list[dict[str, str]]:
-    """The properties of each precision to try; raises `ConfigurationError` for an engine that has none."""
+    """Return the properties of each precision to try; raises `ConfigurationError` for an engine that has none."""
     engine = subject.settings.effective_engine
     if wanted and engine not in PRECISIONS:
         message = f"the engine {engine} has no choice of precisions; {', '.join(PRECISIONS)} have (leave out --precision)"
@@ -160,7 +160,7 @@ async def _obey_sigterm() -> None:
 
 
 def left_out(race: Race) -> list[str]:
-    """What the time did not suffice for, to be said before anything else; empty where it did."""
+    """Return what the time did not suffice for, to be said before anything else; empty where it did."""
     found = [trial.candidate.label for trial in race.trials if trial.lacks_time]
     if not found:
         return []
@@ -171,7 +171,7 @@ def left_out(race: Race) -> list[str]:
 
 
 def report_table(race: Race, chosen: CandidateRun) -> str:
-    """One line per candidate, the chosen one first."""
+    """Return one line per candidate, the chosen one first."""
     rows = []
     for trial in race.trials:
         remark = "chosen" if trial is chosen else trial.problem or trial.skipped or ""
@@ -190,7 +190,7 @@ def report_table(race: Race, chosen: CandidateRun) -> str:
 
 
 def verdict(race: Race, chosen: CandidateRun) -> list[str]:
-    """The decision and its reasons, in sentences."""
+    """Return the decision and its reasons, in sentences."""
     (baseline,) = [trial for trial in race.trials if trial.candidate.is_baseline]
     shapes = len({request.sizes for request in race.requests})
     model = race.subject.settings.name
@@ -208,7 +208,7 @@ def verdict(race: Race, chosen: CandidateRun) -> list[str]:
 
 
 def plain_report(race: Race, chosen: CandidateRun) -> dict[str, Any]:
-    """The report for scripts."""
+    """Return the report for scripts."""
     return {
         "model": race.subject.settings.name,
         "requests": len(race.requests),

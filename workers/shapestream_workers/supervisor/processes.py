@@ -104,7 +104,7 @@ class WorkerProcesses:
         given_up: Callable[[str, str], None] = lambda role, reason: None,
         revived: Callable[[str], None] = lambda role: None,
     ) -> None:
-        """`ended` is called for each end of a process.
+        """Call `ended` for each end of a process.
 
         `given_up` is called with each role that is not started again, and the reason; `revived` with a role that was given
         up and is started again on request.
@@ -146,7 +146,7 @@ class WorkerProcesses:
         return self._roll.presences
 
     def memory_bytes(self) -> dict[str, int]:
-        """Resident bytes by role: the sum over its processes, 0 for a process that has just ended."""
+        """Return the resident bytes by role: the sum over its processes, 0 for a process that has just ended."""
         found = dict.fromkeys(self._commands, 0)
         for worker in self._running.values():
             found[worker.role] += resident_bytes_of(worker.process.pid)

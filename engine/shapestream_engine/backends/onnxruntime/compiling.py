@@ -48,7 +48,7 @@ def compile_spec(spec: ModelSpec, *, slots: int, threads: int | None) -> OnnxRun
 
 
 def read_spec(spec: ModelSpec) -> ModelSignature:
-    """The signature of the model without the time of an optimization, for `read_model`."""
+    """Return the signature of the model without the time of an optimization, for `read_model`."""
     provider, provider_options = provider_of(spec)
     options, _ = session_options(spec, 1, 1)
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
@@ -98,7 +98,7 @@ class OnnxRuntimeModel(CompiledModel):
 
 
 def _source(spec: ModelSpec) -> str | bytes:
-    """The source of a session: a path, or an ONNX model as bytes. An `onnx.ModelProto` is serialized."""
+    """Return the source of a session: a path, or an ONNX model as bytes. An `onnx.ModelProto` is serialized."""
     if spec.path is not None:
         check_file(spec.path)
         return str(spec.path)
@@ -141,7 +141,7 @@ def _ports(kind: str, arguments: Sequence[Any], spec: ModelSpec) -> list[FilePor
 def session_options(
     spec: ModelSpec, slots: int, threads: int | None
 ) -> tuple[ort.SessionOptions, dict[str, Any]]:
-    """The session options: defaults, then the spec's properties; and the same as plain data.
+    """Return the session options: defaults, then the spec's properties; and the same as plain data.
 
     Names with a dot are session configuration entries (`session.intra_op.allow_spinning`), which ONNX Runtime does not
     check. Other names must be attributes of `SessionOptions`. Raises `SignatureError`.
@@ -187,7 +187,7 @@ def _set(options: ort.SessionOptions, name: str, value: Any) -> None:
 
 
 def provider_of(spec: ModelSpec) -> tuple[str, dict[str, str]]:
-    """The execution provider of the spec's device (`CPU`, `CUDA`, `CUDA:1`) and its options; raises
+    """Return the execution provider of the spec's device (`CPU`, `CUDA`, `CUDA:1`) and its options; raises
     `ModelLoadError`."""
     device, _, number = spec.device.partition(":")
     known = {name.removesuffix("ExecutionProvider"): name for name in ort.get_available_providers()}

@@ -20,7 +20,7 @@ _WHERE = re.compile(r"/\S+:\d+ [^()]*\([^()]*\)(?: const)? ")
 
 
 def engine_words(error: BaseException) -> str:
-    """The message of an ONNX Runtime error in one line, without codes and source locations."""
+    """Return the message of an ONNX Runtime error in one line, without codes and source locations."""
     text = _WHERE.sub("", _CODE.sub("", str(error)))
     return " ".join(text.split()) or type(error).__name__
 
@@ -101,7 +101,7 @@ def _bound_type(element_type: str) -> Any:
 
 
 def _depending_on_data(signature: ModelSignature) -> tuple[int, ...]:
-    """The outputs whose shapes may differ between calls of equal input shapes."""
+    """Return the outputs whose shapes may differ between calls of equal input shapes."""
     known = {name for port in signature.inputs for name in port.shape.names if name is not None}
     return tuple(
         number

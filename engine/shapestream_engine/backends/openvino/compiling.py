@@ -60,7 +60,7 @@ def read_model(core: ov.Core, path: Path) -> ov.Model:
 
 
 def _advice(path: Path) -> str:
-    """Advice to try ONNX Runtime, if OpenVINO cannot convert an undamaged ONNX file; otherwise ""."""
+    """Return advice to try ONNX Runtime, if OpenVINO cannot convert an undamaged ONNX file; otherwise ""."""
     if path.suffix.lower() != ".onnx":
         return ""
     try:
@@ -71,7 +71,7 @@ def _advice(path: Path) -> str:
 
 
 def _unreadable(format_name: str, path: Path) -> str | None:
-    """The reason why OpenVINO's reader of this format refuses the file; None if it accepts it.
+    """Return the reason why OpenVINO's reader of this format refuses the file; None if it accepts it.
 
     `Core.read_model` asks all readers in turn. For a damaged file each writes its own complaint to stderr, and the final
     error holds none of the reasons.
@@ -113,7 +113,7 @@ def compile_spec(spec: ModelSpec, *, slots: int, threads: int | None) -> Compile
 
 
 def read_spec(spec: ModelSpec) -> ModelSignature:
-    """The signature of the model without compilation, for `read_model`."""
+    """Return the signature of the model without compilation, for `read_model`."""
     return signature_of_model(_model(spec), spec)
 
 
@@ -255,19 +255,19 @@ class PreparingModel(CompiledModel):
 
 
 def _states(model: ov.Model) -> tuple[str, ...]:
-    """The names of the model's variables (ReadValue, Assign)."""
+    """Return the names of the model's variables (ReadValue, Assign)."""
     return tuple(sorted(variable.info.variable_id for variable in model.get_variables()))
 
 
 def _share(slots: int, threads: int | None) -> int | None:
-    """The threads of one slot, at least 1; None for a single slot: OpenVINO's choice."""
+    """Return the threads of one slot, at least 1; None for a single slot: OpenVINO's choice."""
     if threads is None:
         return None if slots == 1 else max(1, len(os.sched_getaffinity(0)) // slots)
     return max(1, threads // slots)
 
 
 def _properties(runtime: ov.Core, spec: ModelSpec, slots: int, threads: int | None) -> dict[str, Any]:
-    """Defaults where the device has the property, then the user's properties, which must exist."""
+    """Return defaults where the device has the property, then the user's properties, which must exist."""
     device = spec.device.partition(":")[0].partition(".")[0]
     try:
         supported = set(runtime.get_property(device, "SUPPORTED_PROPERTIES"))

@@ -17,7 +17,7 @@ from shapestream_engine.tensor import Array, TensorLike
 
 
 def tensor_over(data: Array, element_type: ov.Type) -> ov.Tensor:
-    """An OpenVINO tensor over an array's memory; it keeps the memory alive."""
+    """Return an OpenVINO tensor over an array's memory; it keeps the memory alive."""
     # NumPy lacks bf16; the view has the same item size.
     known = data.view(np.uint16) if data.dtype.kind == "V" else data
     return ov.Tensor(known, ov.Shape(data.shape), element_type)

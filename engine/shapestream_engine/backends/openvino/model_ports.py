@@ -58,7 +58,7 @@ def _ports(
     symbols: Mapping[str, tuple[str | None, ...]] | None = None,
     follows: Sequence[Sequence[str | None]] | None = None,
 ) -> list[FilePort]:
-    """The model's ports, by name or else position. `symbols` has an ONNX file's dimension names, which OpenVINO
+    """Return the model's ports, by name or else position. `symbols` has an ONNX file's dimension names, which OpenVINO
     drops."""
     found: list[FilePort] = []
     for number, port in enumerate(ports):
@@ -89,7 +89,7 @@ def _ports(
 
 
 def _batch_axis(node: Any) -> int | None:
-    """The axis N of an input's layout; negative if the layout counts from the last axis."""
+    """Return the axis N of an input's layout; negative if the layout counts from the last axis."""
     return int(layout_helpers.batch_idx(node.layout)) if layout_helpers.has_batch(node.layout) else None
 
 
@@ -142,7 +142,7 @@ def follow(model: ov.Model, inputs: Sequence[InputPort], bounds: Mapping[str, Di
 def _groups(
     inputs: Sequence[InputPort], bounds: Mapping[str, Dimension], *, tie_axes: bool
 ) -> list[tuple[list[str], Dimension]]:
-    """Groups of dimensions that get equal sizes. Tied, all unnamed dimensions of one axis number form a group:
+    """Return groups of dimensions that get equal sizes. Tied, all unnamed dimensions of one axis number form a group:
     inputs that the model adds need equal sizes, even if the configuration does not say so."""
     groups: dict[object, tuple[list[str], Dimension]] = {}
     for port in inputs:

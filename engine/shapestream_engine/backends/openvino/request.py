@@ -220,7 +220,7 @@ class OpenVinoRequest(InferRequest):
             output.take_up()
 
     def outputs(self) -> list[Array]:
-        """The outputs of the last call, as views of OpenVINO's memory; copy them before the next call."""
+        """Return the outputs of the last call, as views of OpenVINO's memory; copy them before the next call."""
         tensor = self.engine_request.get_output_tensor
         return [
             data if (data := tensor(number).data).dtype == dtype else data.view(dtype)

@@ -41,7 +41,7 @@ _ = ov.Tensor(ov.Type.f32, [1]).data
 
 @cache
 def core() -> ov.Core:
-    """The only `ov.Core` of the process; it is never freed.
+    """Return the only `ov.Core` of the process; it is never freed.
 
     OpenVINO's CPU device gives the compiling thread an alternate signal stack. It frees that memory with the last model
     *and* core, on any thread (2026.4, x86-64). The next signal to the first thread, such as Ctrl-C or SIGTERM, then ends
@@ -67,7 +67,7 @@ def core() -> ov.Core:
 
 
 def engine_words(error: BaseException) -> str:
-    """The message of an OpenVINO error in one line, without source locations."""
+    """Return the message of an OpenVINO error in one line, without source locations."""
     text = str(error)
     kept = []
     for line in _CHECK.sub("", text).splitlines():

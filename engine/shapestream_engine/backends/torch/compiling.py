@@ -138,7 +138,7 @@ def _program(module: torch.nn.Module, program: torch.export.ExportedProgram) -> 
 
 
 def read_program(spec: ModelSpec) -> torch.export.ExportedProgram:
-    """The program from the file or from memory; raises `ModelLoadError`, or `SignatureError` if it keeps a state."""
+    """Return the program from the file or from memory; raises `ModelLoadError`, or `SignatureError` if it keeps a state."""
     program = spec.model if spec.path is None else _load(spec)
     if not isinstance(program, torch.export.ExportedProgram):
         raise spec.refused_by("torch", "an exported program")
@@ -151,7 +151,7 @@ def read_program(spec: ModelSpec) -> torch.export.ExportedProgram:
 
 
 def _changed(program: torch.export.ExportedProgram) -> list[str]:
-    """The buffers and inputs that a call of the program changes."""
+    """Return the buffers and inputs that a call of the program changes."""
     operations = (node.target for node in program.graph.nodes if node.op == "call_function")
     if any(operation._schema.is_mutable for operation in operations if hasattr(operation, "_schema")):
         # Only the functional form shows which in-place operations are visible from outside.
@@ -203,7 +203,7 @@ _TRACED_MINIMUM = 2
 
 
 def ports_of(program: torch.export.ExportedProgram) -> tuple[list[FilePort], list[FilePort]]:
-    """The program's inputs and outputs, in the order of its flattened arguments and results.
+    """Return the program's inputs and outputs, in the order of its flattened arguments and results.
 
     Outputs of a dictionary are named by its keys, others `output0`, `output1`, …
     """
@@ -254,7 +254,7 @@ def _port(
 
 
 def _axis(program: torch.export.ExportedProgram, size: Any) -> tuple[str | None, Dimension]:
-    """The symbol of an axis, if its size is a symbol, and the admitted sizes."""
+    """Return the symbol of an axis, if its size is a symbol, and the admitted sizes."""
     if isinstance(size, int):
         return None, Dimension(size, size)
     expression = size.node.expr
@@ -267,7 +267,7 @@ def _axis(program: torch.export.ExportedProgram, size: Any) -> tuple[str | None,
 
 
 def _dimension(lower: Any, upper: Any) -> Dimension:
-    """The dimension between two SymPy bounds of PyTorch.
+    """Return the dimension between two SymPy bounds of PyTorch.
 
     PyTorch's integer infinity, `int_oo`, claims to be finite. Without a `min` above 2, tracing assumes two elements of
     each dynamic dimension. A program does not check that, and runs with fewer.

@@ -43,14 +43,14 @@ class Device:
             return program(inputs)
 
     def place(self, program: torch.export.ExportedProgram) -> torch.nn.Module:
-        """The program's module, with its weights and constants on this device."""
+        """Return the program's module, with its weights and constants on this device."""
         if self.name != "cpu":
             program = move_to_device_pass(program, self.name)
         module: torch.nn.Module = program.module()
         return module
 
     def preparations(self) -> Preparations | None:
-        """Shapes that the device has compiled so far, for all models; None if it never compiles any."""
+        """Return the shapes that the device has compiled so far, for all models; None if it never compiles any."""
         return None
 
 
@@ -84,7 +84,8 @@ class CudaDevice(Device):
 
 
 def find_device(model: str, name: str) -> Device:
-    """The device of this name (`CPU`, `cuda`, `cuda:1`, `xla`); raises `ModelLoadError`, or `EngineMissing` for XLA."""
+    """Return the device of this name (`CPU`, `cuda`, `cuda:1`, `xla`); raises `ModelLoadError`, or `EngineMissing` for
+    XLA."""
     name = name.lower()
     kind = name.partition(":")[0]
     if name == "cpu":
@@ -150,7 +151,7 @@ class XlaDevice(Device):
             return [output.cpu() for output in outputs]
 
     def place(self, program: torch.export.ExportedProgram) -> torch.nn.Module:
-        """The program's module without its checks of data-dependent sizes, which the host does not know."""
+        """Return the program's module without its checks of data-dependent sizes, which the host does not know."""
         module: Any = super().place(program)
         unwanted = (
             torch.ops.aten._assert_scalar.default,
@@ -166,7 +167,7 @@ class XlaDevice(Device):
         return placed
 
     def preparations(self) -> Preparations:
-        """Compilations of this process, and calls whose graph was compiled already."""
+        """Return compilations of this process, and calls whose graph was compiled already."""
         compiled = self._metrics.metric_data("CompileTime")
         return Preparations(
             count=0 if compiled is None else int(compiled[0]),

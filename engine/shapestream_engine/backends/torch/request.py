@@ -34,14 +34,14 @@ ELEMENT_TYPES: dict[torch.dtype, str] = {
 
 
 def tensor_of(array: Array, element_type: str) -> torch.Tensor:
-    """A tensor over the array's memory."""
+    """Return a tensor over the array's memory."""
     if element_type == "bf16":  # PyTorch does not know ml_dtypes' bf16
         return torch.from_numpy(array.view(np.uint16)).view(torch.bfloat16)
     return torch.from_numpy(array)
 
 
 def array_of(tensor: torch.Tensor) -> Array:
-    """An array over a host tensor's memory; elements that are not contiguous are copied."""
+    """Return an array over a host tensor's memory; elements that are not contiguous are copied."""
     tensor = tensor.contiguous()
     if tensor.dtype == torch.bfloat16:
         bits: Array = tensor.view(torch.uint16).numpy()
@@ -94,6 +94,6 @@ class TorchRequest(HostRequest):
 
 
 def _words(error: BaseException) -> str:
-    """The first paragraph of an error; the rest is source locations and advice for PyTorch developers."""
+    """Return the first paragraph of an error; the rest is source locations and advice for PyTorch developers."""
     text = str(error).split("\n\n")[0].split("\nException raised from")[0]
     return " ".join(text.split()) or type(error).__name__
