@@ -172,7 +172,7 @@ class WorkerProcesses:
             raise self._failure
 
     def owns(self, worker: str) -> bool:
-        """True if the worker that registered under this name is one of these processes and has not ended."""
+        """Tell whether the worker that registered under this name is one of these processes and has not ended."""
         return self._registered_as(worker) is not None
 
     def _registered_as(self, name: str) -> _RunningWorker | None:
