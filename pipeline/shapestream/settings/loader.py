@@ -6,18 +6,17 @@ that contradict each other are found when each is valid by itself.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from shapestream.errors import ConfigurationError
-from shapestream.settings.document import DISAGREEMENT, Settings, json_schema
-from shapestream.settings.values import address_meant, closest, describe
+from shapestream.settings.document import DISAGREEMENT, Settings
+from shapestream.settings.values import Section, address_meant, closest, describe
 from shapestream.settings.yaml_source import MAX_BYTES, Location, Place, YamlSource, read_yaml
 
 _EXPECTED: Mapping[str, str] = {
@@ -250,9 +249,6 @@ def _reads_as_number(text: str, kind: Callable[[str], float]) -> bool:
     return True
 
 
-_schema = functools.cache(json_schema)
-
-
 def _unknown_key(location: Location, given: Any) -> str:
     known = _known_keys(location[:-1])
     word = str(location[-1])
@@ -265,26 +261,16 @@ def _unknown_key(location: Location, given: Any) -> str:
 
 
 def _known_keys(location: Location) -> list[str]:
-    schema = _schema()
-    definitions: Mapping[str, Any] = schema.get("$defs", {})
-    nodes = [schema]
+    """Return the keys of the section at this location. Indices, and keys that the user chooses, lead to no other section."""
+    section: type[Section] = Settings
     for part in location:
-        nodes = [step for node in nodes for step in _steps(_resolve(node, definitions), part)]
-        nodes = [branch for node in nodes for branch in node.get("anyOf", [node])]
-    return [key for node in nodes for key in _resolve(node, definitions).get("properties", {})]
+        field = section.model_fields.get(str(part))
+        section = (field and _section_in(field.annotation)) or section
+    return list(section.model_fields)
 
 
-def _resolve(node: Mapping[str, Any], definitions: Mapping[str, Any]) -> Mapping[str, Any]:
-    reference = node.get("$ref")
-    return definitions[reference.rpartition("/")[2]] if isinstance(reference, str) else node
-
-
-def _steps(node: Mapping[str, Any], part: str | int) -> Iterator[dict[str, Any]]:
-    if isinstance(part, int):
-        candidates = [node.get("items")]
-    else:
-        candidates = [node.get("properties", {}).get(part), node.get("additionalProperties")]
-    for candidate in candidates:
-        if isinstance(candidate, dict):
-            yield candidate
-            return
+def _section_in(annotation: Any) -> type[Section] | None:
+    """Return the section in the type of a field, such as `ModelSettings` in `tuple[ModelSettings, ...]`."""
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        return annotation
+    return next(filter(None, map(_section_in, get_args(annotation))), None)
