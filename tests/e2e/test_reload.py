@@ -166,7 +166,7 @@ def test_the_token_of_the_admin_port_is_needed(workplace: Any) -> None:
     port = port_of(served)
     ran = workplace.invoke("reload", f"127.0.0.1:{port}")
     assert 1 == ran.exit_code
-    assert "the token is missing or wrong (--token-file FILE)" in ran.stderr
+    assert "the token is missing or wrong (add --token-file FILE)" in ran.stderr
     json_type, bearer = {"Content-Type": "application/json"}, {"Authorization": "Bearer secret-word"}
     assert 401 == get(port, "/reload", "PUT", b"{}", **json_type)[0]
     assert 404 == get(port, "/reload", **bearer)[0]

@@ -138,8 +138,9 @@ def worker(
         channel = claim_stdout()
         configure("info", "auto")  # as the server's log is by default, until the YAML says how it is
         structlog.contextvars.bind_contextvars(process=name)
-    with reported(in_log=True), _told_to_parent(channel):
+    with reported(in_log=supervised), _told_to_parent(channel):
         loaded = _configured(config, serves=False)
+    with reported(in_log=True), _told_to_parent(channel):
         from shapestream_workers.admin import worker_admin
         from shapestream_workers.worker_process import keys_to_show, run_worker, server_address
 
