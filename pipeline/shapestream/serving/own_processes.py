@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
-from shapestream.telemetry.roll import WorkerPresence
+from shapestream.telemetry.presence import WorkerPresence
 
 # A process of this server that was silent for so many times `worker_silence_s` is killed, and so replaced: it is lost
 # already, and its batches were run elsewhere. One that was only stopped for a while may come back before that.

@@ -57,7 +57,7 @@ from shapestream.telemetry.counters import ServerStatistics
 from shapestream.telemetry.last_minute import LastMinute
 from shapestream.telemetry.logging import LogFormat, LogLevel, change
 from shapestream.telemetry.metrics import ServerSnapshot
-from shapestream.telemetry.roll import ConfiguredWorker, Presence
+from shapestream.telemetry.presence import ConfiguredWorker, Presence
 from shapestream.telemetry.trace import TraceRecorder
 from shapestream.transport.curve import KeyRing, KeyRole, ProtectedRouter, ServerSecurity
 from shapestream.transport.interface import PeerSocket

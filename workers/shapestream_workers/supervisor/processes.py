@@ -19,7 +19,7 @@ import structlog
 import trio
 
 from shapestream.serving.worker_port import LastState
-from shapestream.telemetry.roll import Roll, WorkerPresence
+from shapestream.telemetry.presence import WorkerPresence, WorkerPresences
 from shapestream_engine.machine import resident_bytes_of
 from shapestream_workers.process import (
     MAX_LINE_BYTES,
@@ -120,7 +120,7 @@ class WorkerProcesses:
         """The processes by name."""
         self._sound: set[str] = set()
         """Roles of which a process has been ready once, so their configuration can be used."""
-        self._roll = Roll(commands)
+        self._presences = WorkerPresences(commands)
         self._changed = trio.Event()
         self._over = False
         """True after the end of `run`."""
@@ -143,7 +143,7 @@ class WorkerProcesses:
     @property
     def presences(self) -> Mapping[str, WorkerPresence]:
         """The presence of each configured worker, by role."""
-        return self._roll.presences
+        return self._presences.by_worker
 
     def memory_bytes(self) -> dict[str, int]:
         """Return the resident bytes by role: the sum over its processes, 0 for a process that has just ended."""
@@ -184,7 +184,7 @@ class WorkerProcesses:
         if hanging is not None and not hanging.was_killed:
             hanging.was_killed = True
             log.error("worker killed", worker=hanging.name, pid=hanging.process.pid, why=reason)
-            self._roll.reason(hanging.role, reason)
+            self._presences.reason(hanging.role, reason)
             hanging.process.kill()
 
     async def restart(self) -> Restarted | None:
@@ -231,7 +231,7 @@ class WorkerProcesses:
         for action in actions:
             match action:
                 case StartWorker(worker=name, attempt=attempt, role=role):
-                    self._roll.started(role, trio.current_time())
+                    self._presences.started(role, trio.current_time())
                     if attempt:
                         log.info("worker restarts", worker=name, attempt=attempt)
                     elif name != role:
@@ -248,7 +248,7 @@ class WorkerProcesses:
                 case KillWorker(worker=name):
                     reason = "it did not end in time"
                     log.warning("worker killed", worker=name, why=reason)
-                    self._roll.reason(self._supervisor.role_of(name), reason)
+                    self._presences.reason(self._supervisor.role_of(name), reason)
                     if name in self._running:
                         self._running[name].was_asked_to_end = True
                         self._running[name].process.kill()
@@ -259,7 +259,7 @@ class WorkerProcesses:
         log.error("worker given up", worker=action.worker, why=action.reason)
         role = self._supervisor.role_of(action.worker)
         self._given_up.add(role)
-        self._roll.given_up(role, action.reason)
+        self._presences.given_up(role, action.reason)
         self._told_given_up(role, action.reason)
         message = f"worker {action.worker} is given up: {action.reason}"
         if action.configuration and role not in self._sound:
@@ -296,7 +296,7 @@ class WorkerProcesses:
                 status = await process.wait()
                 nursery.cancel_scope.deadline = trio.current_time() + LAST_LINES_S
             log.info("worker ended", worker=name, pid=process.pid, status=status)
-            self._roll.ended(role, process.pid, status, trio.current_time())
+            self._presences.ended(role, process.pid, status, trio.current_time())
             died = status != 0 and not worker.was_asked_to_end
             last = await self._ended(role, registered, died)
         finally:
@@ -335,7 +335,7 @@ class WorkerProcesses:
 
     def _note_ready(self, worker: _RunningWorker) -> None:
         self._handle(WorkerReady(worker=worker.name))
-        self._roll.serves(worker.role, worker.process.pid, trio.current_time())
+        self._presences.serves(worker.role, worker.process.pid, trio.current_time())
         self._sound.add(worker.role)
         before = self._ready_roles()
         worker.is_ready = True
