@@ -33,7 +33,9 @@ def reported(*, as_json: bool = False, in_log: bool = False) -> Iterator[None]:
         if _stdout_is_read():
             _fail([str(error)], EXIT_RUNTIME, as_json, in_log)
         raise  # the reader, such as `| head`, has closed the pipe: typer ends with status 1
-    except (ShapestreamError, OSError, KeyboardInterrupt, BaseExceptionGroup) as error:
+    except typer.BadParameter:
+        raise  # typer reports wrong usage
+    except (Exception, KeyboardInterrupt, BaseExceptionGroup) as error:
         leaves = list(_leaves(error))
         if all(isinstance(leaf, ConfigurationError) for leaf in leaves):
             problems = [problem for leaf in leaves for problem in leaf.problems]
@@ -43,15 +45,10 @@ def reported(*, as_json: bool = False, in_log: bool = False) -> Iterator[None]:
         elif all(isinstance(leaf, KeyboardInterrupt) for leaf in leaves):
             sys.exit(interrupted())
         elif in_log and PRESENT.json:
-            _log_defect()
+            log.exception("process ends", why="a defect of the program", status=EXIT_RUNTIME)
+            sys.exit(EXIT_RUNTIME)
         else:
             raise
-    except typer.BadParameter:
-        raise  # typer reports wrong usage
-    except Exception:
-        if not (in_log and PRESENT.json):
-            raise
-        _log_defect()
 
 
 def _stdout_is_read() -> bool:
@@ -79,8 +76,3 @@ def _fail(messages: list[str], status: int, as_json: bool, in_log: bool) -> None
         else:
             typer.echo(message, err=True)
     sys.exit(status)
-
-
-def _log_defect() -> None:
-    log.exception("process ends", why="a defect of the program", status=EXIT_RUNTIME)
-    sys.exit(EXIT_RUNTIME)

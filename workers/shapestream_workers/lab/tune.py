@@ -116,11 +116,11 @@ async def _run(
             if place != baseline.placement:
                 candidate = Candidate(placement=place, shapes=baseline.shapes)
                 await race.heat(candidate, kept_share=PLACEMENTS_UNTIL)
-        place = max(trials, key=lambda trial: trial.standing).candidate.placement
+        place = max(trials, key=lambda trial: trial.heat_rate).candidate.placement
         for properties in precisions:
             candidate = Candidate(placement=place, shapes=baseline.shapes, properties=properties)
             await race.heat(candidate, kept_share=SHAPES_UNTIL)
-        best = max(trials, key=lambda trial: trial.standing).candidate
+        best = max(trials, key=lambda trial: trial.heat_rate).candidate
         max_batch = ServedModel(0, signature.name, signature, subject.settings).profile.max_batch
         choices, left_out = propose(race.requests, signature, baseline.shapes, max_batch=max_batch)
         race.notes += [f"not tried: {what}" for what in left_out]
@@ -136,7 +136,7 @@ async def _run(
         said = [f"{trial.candidate.label}: {trial.problem}" for trial in trials if trial.problem]
         raise ShapestreamError("\n".join(["nothing could be served", *said, *race.notes]))
     # The chosen one first, then the others by the final, then by their heats.
-    trials.sort(key=lambda each: (each is chosen, each.measured or -1.0, each.standing), reverse=True)
+    trials.sort(key=lambda each: (each is chosen, each.measured or -1.0, each.heat_rate), reverse=True)
     return chosen
 
 
