@@ -287,6 +287,12 @@ class Reloads:
         reload.seconds = round(trio.current_time() - reload.began, 3)
         self._server.reload_ended(state.value, reload.seconds, ok=state is ReloadState.OK)
         write = log.info if state is ReloadState.OK else log.error
-        workers = asdict(reload.restarted)
-        del workers["replaced"]
-        write("reload ended", result=state.value, number=reload.number, seconds=reload.seconds, **workers)
+        write(
+            "reload ended",
+            result=state.value,
+            number=reload.number,
+            seconds=reload.seconds,
+            kept=reload.restarted.kept,
+            given_up=reload.restarted.given_up,
+            starting=reload.restarted.starting,
+        )

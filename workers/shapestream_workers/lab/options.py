@@ -25,8 +25,8 @@ class SimulateOptions:
         list[str] | None,
         typer.Option(
             metavar="[MODEL/]FORMULA",
-            help="Cost of a call by a formula, such as fixed_ms=3,ms_per_element=0.13. Other terms: ms_per_row, ms_per_pair, "
-            "full_rows, step_rows, prepare_ms.",
+            help="Cost of a call by a formula, such as fixed_ms=3,ms_per_element=0.13. Other terms: ms_per_row, "
+            "ms_per_pair, full_rows, step_rows, prepare_ms.",
         ),
     ] = None
     costs: Annotated[
