@@ -336,7 +336,7 @@ def test_padding_that_changes_results_is_not_advised(tmp_path: Path) -> None:
     assert (0, "") == (ran.exit_code, ran.stderr)
     (against,) = [line for line in ran.stdout.splitlines() if "is no good" in line]
     assert against.startswith(
-        "  padding of averaged with 0 was tried for advice, and is no good: output 'y' changes: "
+        "  padding of averaged with 0 was tried for advice, and is not advised: output 'y' changes: "
     )
     assert {"inputs": {"x": {"pad": {"summed": 0}}}} == yaml.safe_load(yaml_lines(ran))
     report = CliRunner().invoke(app, ["check", "--json", str(tmp_path / "x.yaml")])

@@ -48,7 +48,7 @@ def stories_in(lines: Iterable[str], request_id: str) -> Iterator[list[tuple[flo
     for line in _parsed(lines):
         if number is None and _is_arrival(line, request_id):
             number, began = line["request"], datetime.fromisoformat(line["timestamp"])
-        concerns = number is not None and (line.get("request") == number or number in _company(line))
+        concerns = number is not None and (line.get("request") == number or number in _requests_of(line))
         if concerns and "batch" in line:
             batches.add(line["batch"])
         if not concerns and line.get("batch") not in batches:
@@ -80,7 +80,7 @@ def _is_arrival(line: dict[str, Any], request_id: str) -> bool:
     return by_number or line.get("request_id") == request_id
 
 
-def _company(line: dict[str, Any]) -> list[int]:
+def _requests_of(line: dict[str, Any]) -> list[int]:
     """Return the requests in the line of a batch; none for other lines, where `requests` is a number."""
     requests = line.get("requests")
     return requests if isinstance(requests, list) else []
@@ -89,6 +89,6 @@ def _company(line: dict[str, Any]) -> list[int]:
 def _words(line: dict[str, Any]) -> str:
     """Return the event and its facts, without the request's own numbers."""
     facts = [f"{name}={value}" for name, value in line.items() if name not in _TOLD_ALREADY]
-    if len(_company(line)) > 1:
-        facts.append(f"in a batch of {len(_company(line))} requests")
+    if len(_requests_of(line)) > 1:
+        facts.append(f"in a batch of {len(_requests_of(line))} requests")
     return "  ".join([line["event"], *facts])

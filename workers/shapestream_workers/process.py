@@ -81,7 +81,7 @@ def _drop_unwritten_log() -> None:
 
 
 def end_with_parent(stdin: int = 0) -> None:
-    """Start to watch the parent's end of `stdin`. What `stdin` delivers is thrown away."""
+    """Start to watch the parent's end of `stdin`. Its data are dropped."""
     from shapestream_engine.parent_pipe import die_with_writer
 
     die_with_writer(stdin)

@@ -56,7 +56,7 @@ class _ProofRefusal(NamedTuple):
 
     def problem(self, *, trusted: bool) -> _Problem:
         """Return the refusal as a sentence: with its remedy, or, for a trusted model, as a warning."""
-        return self.place, f"{self.what} ({'served all the same: trust' if trusted else self.remedy})"
+        return self.place, f"{self.what} ({'served nevertheless: trust' if trusted else self.remedy})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +163,7 @@ def _values(probe: ProbeSettings) -> Values | None:
 
 
 def _refusal(model: ModelSettings, finding: Finding) -> _ProofRefusal:
-    vouch = "trust: true serves it all the same"
+    vouch = "trust: true serves it nevertheless"
     treatment = finding.treatment
     # "strategy bucketed changes ...", or "padding of seq (strategy native) changes ...".
     strategy = "" if treatment.kind in ("strategy", "static") else f" (strategy {model.shapes.strategy})"

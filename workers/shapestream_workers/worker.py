@@ -1,11 +1,11 @@
-"""A worker's tasks around its session: one connection at a time to its server, until it drains.
+"""The tasks of a worker around its session: one connection at a time to its server, until it drains.
 
     run
     └── one connection           again after `RETRY_S`, for as long as the server is away
-        ├── connection.run       the socket's watcher
-        ├── _read                entries in, one turn at a time
-        ├── _write               messages that the socket did not take at once
-        └── _beat                heartbeats, and the server's silence
+        ├── connection.run       watches the socket
+        ├── _read                reads entries
+        ├── _write               sends messages that the socket did not take at once
+        └── _beat                sends heartbeats, and watches for the server's silence
 
 This is the worker's control connection. Its slots have threads and connections of their own (`serving/slot_threads.py`).
 `worker_session.py` decides what each message means, and what is sent.
@@ -110,7 +110,7 @@ class Worker:
     async def run(self) -> None:
         """Serve until drained, refused or cancelled, or until a slot hangs. The server may restart at any time."""
         self._session = WorkerSession(self.name, os.getpid(), self._slots, self._once)
-        self._slots.start(self._heed)
+        self._slots.start(self._handle_news)
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._watch_drain)
@@ -194,14 +194,14 @@ class Worker:
                     session.ended = f"the server sent what cannot be read: {error}"
                     break
                 for entry in entries:
-                    session.accept(entry, now)
+                    session.handle_entry(entry, now)
             if session.welcome is not None and session.welcome is not welcomed:
                 log.info("worker ready", worker=self.name)
                 self._ready()
             self._end_turn()
 
-    def _heed(self, news: News) -> None:
-        self._session.heed(news, trio.current_time())
+    def _handle_news(self, news: News) -> None:
+        self._session.handle_news(news, trio.current_time())
         if isinstance(news, ThreadEnded) and self.end is not WorkerEnd.SLOT_ENDED:
             self.end = WorkerEnd.SLOT_ENDED
             what = "this process drains and ends"

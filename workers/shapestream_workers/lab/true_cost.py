@@ -1,7 +1,7 @@
-"""True costs of calls in a simulation, which the scheduler's cost model has to find out.
+"""True costs of calls in a simulation, which the scheduler's cost model must learn.
 
-Kept apart from `shapestream.scheduling` on purpose: a planner that is judged by its own beliefs is always right.
-Costs come from a file, a measurement of the configuration's models, or a formula.
+They share no code with `shapestream.scheduling`: a planner that is measured by its own predictions is always right. Costs
+come from a file, a measurement of the configuration's models, or a formula.
 """
 
 from __future__ import annotations
