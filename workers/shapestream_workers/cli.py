@@ -416,7 +416,7 @@ def reload(
         except NoAdminPort as error:
             raise typer.BadParameter(str(error), param_hint="CONFIG|HOST:PORT") from error
         except Refused as error:
-            found = error.to_dict()
+            found = {"state": "refused", "why": error.problems}
         if as_json:
             typer.echo(json.dumps(found, indent=2))
         for line in lines_of(found):

@@ -30,16 +30,8 @@ class NoAdminPort(Exception):
     """A configuration names no admin port that can be asked."""
 
 
-class Refused(Exception):
+class Refused(ConfigurationError):
     """The configuration cannot be used, so the server was not asked."""
-
-    def __init__(self, problems: list[str]) -> None:
-        super().__init__("\n".join(problems))
-        self.problems = problems
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain data in the form in which the server tells of a reload."""
-        return {"state": "refused", "why": self.problems}
 
 
 class ReloadFailed(ShapestreamError):
