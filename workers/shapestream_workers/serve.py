@@ -207,6 +207,8 @@ class _Serving:
         self._local = local
         self._start = start
         self._digests = digests
+        self._server: Server
+        self._reloads: Reloads
         self._drained = trio.Event()
         self._workers: WorkerProcesses | None = None
         self._models = models_of_workers(loaded.settings)
@@ -224,11 +226,19 @@ class _Serving:
 
     async def _run(self, signals: AsyncIterator[int]) -> int:
         async with trio.open_nursery() as nursery:
-            server = await nursery.start(self._serve)
-            reloads = self._reloads_of(server)
-            nursery.start_soon(reloads.run)
+            server = self._server = await nursery.start(self._serve)
+            self._reloads = Reloads(
+                self._loaded,
+                server,
+                digests=self._digests,
+                own_digests={} if self._local is None else self._local.digests,
+                workers=lambda: self._workers,
+                expect=self._expect,
+                settled=self._give_up_new_models,
+            )
+            nursery.start_soon(self._reloads.run)
             if self._admin is not None:
-                nursery.start_soon(self._admin.run, self._pages(server, reloads))
+                nursery.start_soon(self._admin.run, self._pages())
             keep_what_is_loaded()
             notify("READY=1")
             nursery.start_soon(tend_watchdog, server.standstill)
@@ -236,32 +246,21 @@ class _Serving:
             if in_process is not None and in_process.memory_limit is not None:
                 warn = partial(_warn_of_memory, in_process.memory_limit)
                 nursery.start_soon(watch_memory, in_process.memory_limit, warn)
-            nursery.start_soon(self._obey_signals, signals, server, reloads, nursery)
-            await self._run_workers(server)
+            nursery.start_soon(self._obey_signals, signals, nursery.cancel_scope)
+            await self._run_workers()
             await self._drained.wait()
             nursery.cancel_scope.cancel()
         return self._status
 
-    def _reloads_of(self, server: Server) -> Reloads:
-        return Reloads(
-            self._loaded,
-            server,
-            digests=self._digests,
-            own_digests={} if self._local is None else self._local.digests,
-            workers=lambda: self._workers,
-            expect=partial(self._expect, server),
-            settled=partial(self._give_up_new_models, server),
-        )
-
-    def _pages(self, server: Server, reloads: Reloads) -> dict[str, Page | EventStream]:
+    def _pages(self) -> dict[str, Page | EventStream]:
         from shapestream.serving.admin_pages import reload_page, server_pages
 
         def find(number: int | None) -> dict[str, Any] | None:
-            found = reloads.find(number)
+            found = self._reloads.find(number)
             return None if found is None else found.to_dict()
 
-        page = reload_page(lambda: self._ask_for_reload(reloads).to_dict(), find)
-        return {**server_pages(server), "/reload": page}
+        page = reload_page(lambda: self._ask_for_reload().to_dict(), find)
+        return {**server_pages(self._server), "/reload": page}
 
     async def _serve(self, *, task_status: trio.TaskStatus[Server]) -> None:
         try:
@@ -269,8 +268,9 @@ class _Serving:
         finally:
             self._drained.set()
 
-    async def _run_workers(self, server: Server) -> None:
+    async def _run_workers(self) -> None:
         """Run the workers until none is left, because the server has drained or they were given up."""
+        server = self._server
         if not server.worker_addresses or not self._loaded.settings.worker_groups:
             return
         sound = set(self._models)
@@ -314,38 +314,36 @@ class _Serving:
         await self._drained.wait()
         workers.stop(STOP_GRACE_S)
 
-    def _expect(self, server: Server, settings: Settings) -> None:
+    def _expect(self, settings: Settings) -> None:
         """Tell the server which models its workers serve from now on, and which they serve no more."""
         before = frozenset[str]().union(*self._models.values())
         self._models = models_of_workers(settings)
         now = frozenset[str]().union(*self._models.values())
         models = settings.models_by_name
         for name in sorted(now):
-            server.model_expected(name, models[name])
+            self._server.model_expected(name, models[name])
         for name in sorted(before - now):
-            server.model_withdrawn(name, "the reloaded configuration gives it to no worker")
+            self._server.model_withdrawn(name, "the reloaded configuration gives it to no worker")
 
-    def _give_up_new_models(self, server: Server, restarted: Restarted) -> None:
+    def _give_up_new_models(self, restarted: Restarted) -> None:
         """End the requests for new models that no worker serves, because none could be replaced."""
         for worker, why in restarted.kept.items():
             for name in self._models[worker].difference(*[self._models[one] for one in restarted.replaced]):
-                if server.was_never_served(name):
-                    server.model_given_up(name, f"no worker could be started with it: {why}")
+                if self._server.was_never_served(name):
+                    self._server.model_given_up(name, f"no worker could be started with it: {why}")
 
-    def _ask_for_reload(self, reloads: Reloads) -> Reload:
+    def _ask_for_reload(self) -> Reload:
         """Request a reload. Raises `ConfigurationError` while the server stops."""
         if self._stop_asked:
             raise ConfigurationError(["the server stops"])
-        return reloads.ask()
+        return self._reloads.ask()
 
-    async def _obey_signals(
-        self, signals: AsyncIterator[int], server: Server, reloads: Reloads, nursery: trio.Nursery
-    ) -> None:
+    async def _obey_signals(self, signals: AsyncIterator[int], scope: trio.CancelScope) -> None:
         async for number in signals:
             name = signal.Signals(number).name
             if number == signal.SIGHUP and not (self._had_terminal and not has_terminal()):
                 try:
-                    self._ask_for_reload(reloads)
+                    self._ask_for_reload()
                 except ConfigurationError as error:
                     log.info("no worker is restarted", why=str(error))
                 continue
@@ -353,14 +351,14 @@ class _Serving:
                 self._stop_asked = True
                 log.info("stopping", signal=name, grace_s=self._loaded.settings.server.grace_s)
                 notify("STOPPING=1")
-                server.drain()
+                self._server.drain()
                 continue
             log.warning("stopping at once", signal=name)
             self._status = EXIT_RUNTIME
             if self._workers is not None:
                 self._workers.stop_now()
             exit_after(LAST_WORDS_S)
-            nursery.cancel_scope.cancel()
+            scope.cancel()
             return
 
 
