@@ -129,7 +129,10 @@ class Settings(Section):
     """The models to serve; may be empty only for a server whose workers all dial in."""
     workers: tuple[WorkerGroupSettings, ...] | None = Field(default=None, strict=False)
     """Groups of worker processes. Default: one worker with all models. `[]`: none, workers dial in."""
-    in_process: Annotated[InProcessSettings | None, BeforeValidator(_read_in_process)] = None
+    in_process: Annotated[
+        InProcessSettings | None,
+        BeforeValidator(_read_in_process, json_schema_input_type=bool | InProcessSettings | None),
+    ] = None
     """Run the models in the server instead of in workers: `true`, or {slots, threads}."""
     logging: LoggingSettings = LoggingSettings()
 
@@ -235,13 +238,5 @@ class Settings(Section):
 
 def json_schema() -> dict[str, Any]:
     """Return the JSON Schema (2020-12) of the file, for editors."""
-    schema = Settings.model_json_schema()
-    schema["properties"]["in_process"]["anyOf"].insert(0, {"type": "boolean"})
-    security = schema["$defs"]["ServerSettings"]["properties"]["security"]
-    security["anyOf"].insert(0, {"const": "network"})
-    admin = schema["$defs"]["ServerSettings"]["properties"]["admin"]
-    admin["anyOf"].insert(0, {"type": "string", "examples": ["127.0.0.1:9090"]})
-    probe = schema["$defs"]["ModelSettings"]["properties"]["probe"]
-    probe["anyOf"] = [{"type": "string"}, {key: probe.pop(key) for key in ("additionalProperties", "type")}]
-    schema["title"] = "shapestream configuration"
+    schema = {**Settings.model_json_schema(), "title": "shapestream configuration"}
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}

@@ -472,7 +472,10 @@ class ModelSettings(Section):
     """Outputs by their names in the model file; unnamed ones are output0, output1, ..."""
     properties: dict[str, PropertyValue] = Field(default_factory=dict)
     """Properties of the engine, by its own names, such as INFERENCE_PRECISION_HINT: bf16."""
-    probe: Annotated[dict[str, ProbeSettings], BeforeValidator(_read_probe)] = Field(default_factory=dict)
+    probe: Annotated[
+        dict[str, ProbeSettings],
+        BeforeValidator(_read_probe, json_schema_input_type=str | dict[str, ProbeSettings]),
+    ] = Field(default_factory=dict)
     """Realistic values by input, for the proof of batching and padding; or the path of an .npz of samples."""
     trust: bool = False
     """Serve the model without proof: you vouch that rows depend neither on their batch-mates nor on padding."""

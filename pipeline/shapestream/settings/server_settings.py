@@ -230,7 +230,10 @@ class ServerSettings(Section):
     """Addresses for clients: ipc://PATH (relative to this file) or tcp://HOST:PORT; beyond loopback with `security`."""
     worker_listen: Address | None = None
     """Address for workers that are started elsewhere. The server's own workers need no setting."""
-    security: Annotated[SecuritySettings | None, BeforeValidator(read_security)] = None
+    security: Annotated[
+        SecuritySettings | None,
+        BeforeValidator(read_security, json_schema_input_type=Literal["network"] | SecuritySettings | None),
+    ] = None
     """Keys that are let in, or `network`; required for addresses that other machines reach."""
     max_queued_requests: int = Field(default=8192, ge=1)
     """Requests in the queue, of all clients together, at most; more are answered `overloaded`."""
@@ -274,7 +277,10 @@ class ServerSettings(Section):
     """File for a trace of the times and shapes of requests, never of their data, for `simulate` and `tune`."""
     grace_s: float = Field(default=25.0, ge=0, le=86400, allow_inf_nan=False)
     """Seconds that the first SIGTERM leaves accepted requests to end."""
-    admin: Annotated[AdminSettings | None, BeforeValidator(_read_admin)] = None
+    admin: Annotated[
+        AdminSettings | None,
+        BeforeValidator(_read_admin, json_schema_input_type=str | AdminSettings | None),
+    ] = None
     """Address of the admin port, HOST:PORT, with the extra `[admin]`. Default: none."""
     tracing: Annotated[str, BeforeValidator(check_collector), WithJsonSchema(TEXT)] | None = None
     """Address of a collector that gets spans by OTLP over HTTP, with the extra `[otel]`. Default: none."""
