@@ -19,7 +19,7 @@ import structlog
 import trio
 
 from shapestream.serving.worker_port import LastState
-from shapestream.telemetry.presence import WorkerPresence, WorkerPresences
+from shapestream.telemetry.presence import Presence, WorkerPresence, WorkerPresences
 from shapestream_engine.machine import resident_bytes_of
 from shapestream_workers.process import (
     MAX_LINE_BYTES,
@@ -113,8 +113,6 @@ class WorkerProcesses:
         self._ended = ended
         self._told_given_up = given_up
         self._told_revived = revived
-        self._given_up: set[str] = set()
-        """Roles that were given up."""
         self._supervisor = Supervisor(commands, policy)
         self._running: dict[str, _RunningWorker] = {}
         """The processes by name."""
@@ -231,13 +229,13 @@ class WorkerProcesses:
         for action in actions:
             match action:
                 case StartWorker(worker=name, attempt=attempt, role=role):
+                    revived = self.presences[role].presence is Presence.GIVEN_UP
                     self._presences.started(role, trio.current_time())
                     if attempt:
                         log.info("worker restarts", worker=name, attempt=attempt)
                     elif name != role:
                         log.info("worker is replaced", worker=role, by=name)
-                    if role in self._given_up:
-                        self._given_up.discard(role)
+                    if revived:
                         self._told_revived(role)
                     self._nursery.start_soon(self._live, name, role)
                 case TerminateWorker(worker=name):
@@ -258,7 +256,6 @@ class WorkerProcesses:
     def _give_up(self, action: GiveUp) -> None:
         log.error("worker given up", worker=action.worker, why=action.reason)
         role = self._supervisor.role_of(action.worker)
-        self._given_up.add(role)
         self._presences.given_up(role, action.reason)
         self._told_given_up(role, action.reason)
         message = f"worker {action.worker} is given up: {action.reason}"
