@@ -334,7 +334,7 @@ def test_padding_that_changes_results_is_not_advised(tmp_path: Path) -> None:
     )
     ran = run(tmp_path, "check")
     assert (0, "") == (ran.exit_code, ran.stderr)
-    (against,) = [line for line in ran.stdout.splitlines() if "is no good" in line]
+    (against,) = [line for line in ran.stdout.splitlines() if "is not advised" in line]
     assert against.startswith(
         "  padding of averaged with 0 was tried for advice, and is not advised: output 'y' changes: "
     )
