@@ -90,7 +90,7 @@ class BatchRun:
         )
 
     def _in_time(self, places: Sequence[int]) -> list[int]:
-        """The places of members that may still start, of a batch with times to start."""
+        """Return the places of members that may still start, of a batch with times to start."""
         start_before, now = self._batch.start_before or (), monotonic() - self._ahead_s
         return [place for place in places if (time := start_before[place]) is None or time > now]
 

@@ -108,7 +108,7 @@ class Gain:
 
     @classmethod
     def of(cls, before: Mapping[Sizes, float], after: Mapping[Sizes, float], at_once: float = 1.0) -> Gain:
-        """The gain of `after`, in seconds per call by shape, which runs `at_once` times as many calls at a time."""
+        """Return the gain of `after`, in seconds per call by shape, which runs `at_once` times as many calls at a time."""
         ratios = [at_once * seconds / after[sizes] for sizes, seconds in before.items()]
         return cls(mean=geometric_mean(ratios), least=min(ratios), most=max(ratios))
 
@@ -135,7 +135,7 @@ class AnswerDistance:
     """Answers with an output of another shape; that output is not compared."""
 
     def words(self) -> str:
-        """The distance in a few words."""
+        """Return the distance in a few words."""
         said = ["some answers are not finite, or all are equal in one of the two only"]
         if self.of_spread is not None:
             said = [f"answers differ by at most {100 * self.of_spread:.2g} % of their spread"]
@@ -202,13 +202,13 @@ class _Account:
                 counts["same_argmax"] += int((one.argmax(-1) == other.argmax(-1)).sum())
 
     def distance(self) -> AnswerDistance:
-        """The distance of all answers."""
+        """Return the distance of all answers."""
         of_spread = max(map(_of_spread, self._floats.values()), default=0.0)
         return AnswerDistance(of_spread=of_spread if math.isfinite(of_spread) else None, **self._counts)
 
 
 def _of_spread(pairs: Sequence[tuple[Array, Array]]) -> float:
-    """The largest distance in an output / its spread."""
+    """Return the largest distance in an output / its spread."""
     largest = max((float(off.max()) for _, off in pairs if off.size), default=0.0)
     if largest == 0.0:
         return 0.0
@@ -217,7 +217,7 @@ def _of_spread(pairs: Sequence[tuple[Array, Array]]) -> float:
 
 
 def _answer(runner: Runner, signature: ModelSignature, request: Tensors, number: int) -> list[Array]:
-    """The outputs of one request that runs alone; raises `EngineError` if it fails."""
+    """Return the outputs of one request that runs alone; raises `EngineError` if it fails."""
     shape = signature.resolve(request.layout)
     batch = BatchInputs(
         batch=number,

@@ -97,7 +97,7 @@ def _opened_files(path: Path) -> Iterator[BinaryIO]:
 
 
 def outputs_that_are_no_tensors(path: Path) -> list[str]:
-    """The outputs of an ONNX file that are sequences or maps, such as a ZipMap's; raises `OSError`."""
+    """Return the outputs of an ONNX file that are sequences or maps, such as a ZipMap's; raises `OSError`."""
 
     def read(file: BinaryIO, whole: list[_Span]) -> list[str]:
         found: list[str] = []
@@ -111,7 +111,7 @@ def outputs_that_are_no_tensors(path: Path) -> list[str]:
 
 
 def opset_of(path: Path) -> int | None:
-    """The opset of ONNX's own operators in an ONNX file; None for other files. Raises `OSError`."""
+    """Return the opset of ONNX's own operators in an ONNX file; None for other files. Raises `OSError`."""
 
     def read(file: BinaryIO, whole: list[_Span]) -> int | None:
         own = [

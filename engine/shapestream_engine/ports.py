@@ -60,7 +60,7 @@ class Rule:
         """Raise `SignatureError` if the output, other outputs or the inputs do not fit the rule."""
 
     def data_axis(self, port: OutputPort) -> int | None:
-        """The axis whose size the data decides (rows found, entries counted); None without such an axis."""
+        """Return the axis whose size the data decides (rows found, entries counted); None without such an axis."""
         return self.DATA_AXIS
 
     def extents(self, port: OutputPort) -> tuple[Extent | None, ...]:

@@ -166,7 +166,7 @@ class Runner:
 
 
 def _about_empty(batch: BatchInputs, pool: RequestPool) -> str:
-    """Advice if a member has no elements: few models take sizes of 0, and engines report them obscurely."""
+    """Return advice if a member has no elements: few models take sizes of 0, and engines report them obscurely."""
     for member in batch.members:
         for number, _, shape in member.layout:
             port = pool.signature.inputs[number]

@@ -224,19 +224,19 @@ class ArrayTensor(Tensor):
 
 
 def upper_bounds(signature: ModelSignature) -> tuple[int | None, ...]:
-    """Largest size in bytes of each input, by the bounds of all inputs together; None: unbounded."""
+    """Return the largest size in bytes of each input, by the bounds of all inputs together; None: unbounded."""
     return port_bounds(_with_dimensions(signature, signature.bounds))
 
 
 def fixed_ports(signature: ModelSignature, sizes: Sequence[int | None]) -> tuple[InputPort, ...]:
-    """The inputs of a model that takes only these sizes; `sizes` is parallel to the dimensions, None: any."""
+    """Return the inputs of a model that takes only these sizes; `sizes` is parallel to the dimensions, None: any."""
     return _with_dimensions(signature, [None if size is None else Dimension(size, size) for size in sizes])
 
 
 def _with_dimensions(
     signature: ModelSignature, dimensions: Sequence[Dimension | None]
 ) -> tuple[InputPort, ...]:
-    """The inputs with these dimensions of the signature; None: the port's own. Padding is left out."""
+    """Return the inputs with these dimensions of the signature; None: the port's own. Padding is left out."""
     ports = []
     for port, axes in zip(signature.inputs, signature.table.axes, strict=True):
         own = [

@@ -183,7 +183,7 @@ def test_a_model_that_was_added_counts_once_it_was_served(workplace: Any) -> Non
     served.send(signal.SIGHUP)
     served.wait_for("model is unavailable", 2)
     assert 503 == ready("slow")[0]
-    assert "SIGHUP" in ready("slow")[1]["why"][0]
+    assert "reloaded configuration" in ready("slow")[1]["why"][0]
     assert (200, {"ready": True, "why": []}) == get(port, "/health/ready")
 
 

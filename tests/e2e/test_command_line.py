@@ -195,7 +195,7 @@ def test_a_copied_yaml_tells_a_worker_what_it_needs(workplace: Any) -> None:
     config = workplace.write(listens + SORT)
     ran = workplace.run("worker", str(config), "--any-function")
     assert 3 == ran.returncode
-    assert "server.security: the server asks workers for keys (say --key FILE --server-key KEY;" in ran.stderr
+    assert "server.security: the server asks workers for keys (add --key FILE --server-key KEY;" in ran.stderr
     assert "no such" not in ran.stderr
     open_to_all = workplace.write(listens.replace(f", {security}", "").replace("0.0.0.0", "127.0.0.1") + SORT)
     lonely = workplace.start("worker", str(open_to_all), "--any-function")

@@ -63,7 +63,7 @@ def test_a_limit_that_no_worker_can_keep_is_refused_with_the_size_that_one_takes
     assert 3 == served.wait()
     text = served.log.read_text()
     assert "workers[0].memory_limit: 64 MiB is less than the" in text
-    assert "that a worker takes with its models compiled" in text
+    assert "that a worker takes with its compiled models" in text
 
 
 def test_a_worker_that_was_started_by_hand_drains_and_ends_at_its_limit(workplace: Any) -> None:

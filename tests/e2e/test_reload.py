@@ -97,7 +97,7 @@ def test_a_yaml_that_cannot_be_used_is_refused_by_its_lines(workplace: Any) -> N
         assert (1, "") == (ran.exit_code, ran.stdout)
         first, last = ran.stderr.splitlines()
         assert re.match(rf"{config}:3:\d+: models\[0\].tust: unknown key", first)
-        assert "refused: the server goes on as it was" == last
+        assert "refused: the server goes on unchanged" == last
     assert before == served.workers()
     assert 1.0 == metrics(port)['reloads_total{result="refused"}']
     assert "refused" == get(port, "/reload")[1]["state"]
@@ -118,7 +118,7 @@ def test_a_worker_that_cannot_use_it_is_named_with_its_reason(workplace: Any) ->
     ran = workplace.invoke("reload", f"127.0.0.1:{port}")
     assert 1 == ran.exit_code
     assert "models added: bad" == ran.stderr.splitlines()[0]
-    (kept,) = re.findall(r"^worker w0 goes on as it was: (.*)$", ran.stderr, re.M)
+    (kept,) = re.findall(r"^worker w0 goes on unchanged: (.*)$", ran.stderr, re.M)
     assert "server.yaml:4:" in kept
     assert "gated" in kept
     with served.client() as client:
@@ -141,7 +141,7 @@ def test_a_changed_signature_is_named_as_the_reason(workplace: Any) -> None:
     ran = workplace.invoke("reload", f"127.0.0.1:{port_of(served)}")
     assert 1 == ran.exit_code
     assert re.search(
-        r"^worker w0 goes on as it was: .*refused: .*model 'm'.*restart the server", ran.stderr, re.M
+        r"^worker w0 goes on unchanged: .*refused: .*model 'm'.*restart the server", ran.stderr, re.M
     )
 
 
@@ -166,7 +166,7 @@ def test_the_token_of_the_admin_port_is_needed(workplace: Any) -> None:
     port = port_of(served)
     ran = workplace.invoke("reload", f"127.0.0.1:{port}")
     assert 1 == ran.exit_code
-    assert "the token is missing or wrong (--token-file FILE)" in ran.stderr
+    assert "the token is missing or wrong (add --token-file FILE)" in ran.stderr
     json_type, bearer = {"Content-Type": "application/json"}, {"Authorization": "Bearer secret-word"}
     assert 401 == get(port, "/reload", "PUT", b"{}", **json_type)[0]
     assert 404 == get(port, "/reload", **bearer)[0]

@@ -87,7 +87,7 @@ def test_a_restart_ends_where_a_new_process_neither_comes_up_nor_ends(tmp_path: 
                 restarted = await processes.restart()
             assert restarted is not None
             assert ((), {}, {}) == (restarted.replaced, restarted.kept, restarted.given_up)
-            assert ["a+1 has not come up after 1 s; end it to try again"] == [*restarted.starting.values()]
+            assert ["a+1 is not ready after 1 s; end it to try again"] == [*restarted.starting.values()]
             assert {"a"} == processes.ready
             os.kill(processes.pids["a+1"], 9)
             await until(lambda: processes.ready == {"a+1"})

@@ -16,7 +16,7 @@ from shapestream.settings import LoadedSettings, load_settings
 from shapestream_engine.calibration_cache import ENVIRONMENT, CostCache
 from shapestream_engine.cost_table import CostTable, LearnedCosts
 from shapestream_workers.cli import app
-from shapestream_workers.costs import costs_of, measure_costs, tables
+from shapestream_workers.costs import cost_tables, costs_of, measure_costs
 from shapestream_workers.models import compile_models, slots_and_threads
 
 CONFIG = """\
@@ -45,7 +45,7 @@ def measured(loaded: LoadedSettings) -> dict[str, CostTable]:
     """As a process with two slots finds out at its start."""
     models = loaded.settings.models
     compiled = compile_models(loaded, models, slots=2, threads=2)
-    return tables(models, compiled, slots=2, threads=2)
+    return cost_tables(models, compiled, slots=2, threads=2)
 
 
 def test_a_process_measures_its_models_and_says_so(tmp_path):
@@ -104,9 +104,17 @@ def test_people_see_each_shape_with_its_cost(tmp_path):
     assert rows == again.stdout.splitlines()[2:]
 
 
+def shown_as_json(folder: Path) -> dict[str, Any]:
+    """The only model in what the command prints for scripts."""
+    (shown,) = json.loads(
+        CliRunner().invoke(app, ["models", "--costs", "--json", str(written(folder))]).stdout
+    )
+    return shown
+
+
 def corrected(folder: Path, **changes: Any) -> LearnedCosts:
     """What a server wrote down about the table that is kept: half a millisecond at one measured shape and one other."""
-    shown = json.loads("\n".join(costs_of(load_settings(written(folder)), as_json=True)))[0]
+    shown = costs_of(load_settings(written(folder)))[0].to_dict()
     learned = LearnedCosts(
         table=CostTable.from_dict(shown).digest,
         batches=7,
@@ -121,7 +129,8 @@ def corrected(folder: Path, **changes: Any) -> LearnedCosts:
 def test_people_see_what_traffic_has_corrected(tmp_path):
     """How many batches say so, how long ago, and what a call of each measured shape costs by now."""
     corrected(tmp_path, preparation={8.0: 0.25, 32.0: 0.5})
-    about, *shapes = costs_of(load_settings(written(tmp_path)), as_json=False)
+    (report,) = costs_of(load_settings(written(tmp_path)))
+    about, *shapes = report.lines()
     assert "kept from an earlier start" in about
     assert [
         "  corrected by 7 batches, written down 3 hours ago",
@@ -141,18 +150,15 @@ def test_people_see_what_traffic_has_corrected(tmp_path):
 def test_ages_are_told_in_units_that_people_use(tmp_path, age_s, spelled):
     """A clock that was set back makes nothing younger than now. (Each is far from the next, for a slow machine.)"""
     corrected(tmp_path, saved_at=time.time() - age_s)
-    lines = costs_of(load_settings(written(tmp_path)), as_json=False)
-    assert f"  corrected by 7 batches, written down {spelled} ago" in lines
+    (report,) = costs_of(load_settings(written(tmp_path)))
+    assert f"  corrected by 7 batches, written down {spelled} ago" in report.lines()
 
 
 def test_scripts_get_corrections_beside_the_table(tmp_path):
     """All of them, with their age; a table of the same file remains one."""
-    assert [None] == [
-        model["corrected"]
-        for model in json.loads(costs_of(load_settings(written(tmp_path)), as_json=True)[0])
-    ]
+    assert shown_as_json(tmp_path)["corrected"] is None
     learned = corrected(tmp_path)
-    (shown,) = json.loads(costs_of(load_settings(written(tmp_path)), as_json=True)[0])
+    shown = shown_as_json(tmp_path)
     assert learned == LearnedCosts.from_dict(shown["corrected"])
     assert shown["corrected"]["age_s"] >= 3 * 3600
     assert learned.table == CostTable.from_dict(shown).digest
@@ -160,7 +166,7 @@ def test_scripts_get_corrections_beside_the_table(tmp_path):
 
 def test_scripts_get_the_table_as_json(tmp_path):
     """What is printed is a cost table, with how it came about."""
-    (shown,) = json.loads("\n".join(costs_of(load_settings(written(tmp_path)), as_json=True)))
+    shown = shown_as_json(tmp_path)
     assert ("cleaned", False, []) == (shown["model"], shown["from_cache"], shown["findings"])
     assert CostTable.from_dict(shown).points
 

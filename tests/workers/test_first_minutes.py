@@ -132,5 +132,5 @@ def test_no_trace_is_overwritten_or_renamed(tmp_path: Path) -> None:
     ran = CliRunner().invoke(app, ["serve", str(tmp_path / "x.yaml"), "--record-trace", str(trace)])
     assert 2 == ran.exit_code
     words = " ".join(ran.stderr.split())
-    assert "exists already, and no trace is overwritten (name another file, or remove it)" in words
+    assert "exists, and is not overwritten (name another file, or remove it)" in words
     assert ["kept"] == [path.read_text() for path in tmp_path.glob("t*.jsonl")]

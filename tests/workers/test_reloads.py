@@ -7,6 +7,7 @@ from pathlib import Path
 from shapestream.settings import ModelSettings, Settings, load_settings
 from shapestream_workers.reload import lines_of
 from shapestream_workers.reloads import Changes, Reload, ReloadState, changes_between
+from shapestream_workers.supervisor.core import Restarted
 
 MODEL = """\
   - name: {name}
@@ -73,9 +74,10 @@ def test_what_the_servers_own_process_reads_needs_a_restart(tmp_path: Path) -> N
 def test_the_lines_of_a_reload_name_a_worker_that_does_not_come_up() -> None:
     """With the reason, and that not everything is done."""
     reload = Reload(number=1, began=0.0, state=ReloadState.INCOMPLETE, seconds=120.04)
-    reload.starting = {"w0": "w0+1 has not come up after 120 s; end it to try again"}
+    starting = {"w0": "w0+1 is not ready after 120 s; end it to try again"}
+    reload.restarted = Restarted(replaced=(), kept={}, given_up={}, starting=starting)
     assert [
         "no model changed",
-        "worker w0 is not replaced yet: w0+1 has not come up after 120 s; end it to try again",
+        "worker w0 is not replaced yet: w0+1 is not ready after 120 s; end it to try again",
         "not done everywhere after 120.0 s",
     ] == list(lines_of(reload.to_dict()))

@@ -64,11 +64,11 @@ def test_what_may_listen(tmp_path: Path, server: str) -> None:
         ("{worker_listen: 'tcp://[::]:5556'}", 'server.worker_listen: "tcp://[::]:5556" is open'),
         ("{security: {}}", 'missing "key"'),
         pytest.param(f"{{security: {{clients: {listed(ALICE)}}}}}", 'missing "key"', id="a list without a key"),
-        ("{listen: ['tcp://127.0.0.1:1'], security: {key: k}}", 'nobody could use "tcp://127.0.0.1:1"'),
+        ("{listen: ['tcp://127.0.0.1:1'], security: {key: k}}", 'no client could use "tcp://127.0.0.1:1"'),
         ("{worker_listen: 'tcp://127.0.0.1:1', security: {key: k}}", 'no worker could use "tcp://127.0.0.1:1"'),
         ("{security: networks}", "expected keys, or the word network"),
         ("{security: {mode: open, key: k}}", 'expected "keys" or "network"'),
-        ("{security: {mode: network, key: k}}", "asks nobody for a key"),
+        ("{security: {mode: network, key: k}}", 'the mode "network" uses no keys'),
         ("{security: {key: k, clients: 7}}", "expected a folder of .pub files, or a list of public keys"),
         ("{security: {key: k, clients: [7]}}", "expected a folder of .pub files, or a list of public keys"),
         ("{security: {key: 7}}", "expected the path of a secret key's file"),
@@ -84,7 +84,7 @@ def test_each_mistake_is_said_once(tmp_path: Path, server: str, words: str) -> N
 def test_a_secret_in_the_file_is_refused_and_not_repeated(tmp_path: Path) -> None:
     """A YAML is no place for it; nor is the error, which ends in a terminal or a log."""
     said = problem(tmp_path, f"{{security: {{key: '{SERVER.secret}'}}}}")
-    assert "a key stands here, in a file that is no secret" in said
+    assert "a key itself does not belong into this file" in said
     assert SERVER.secret not in said
 
 

@@ -125,7 +125,7 @@ def test_all_problems_are_reported_at_once_in_the_order_of_the_file(tmp_path: Pa
     assert [
         "x.yaml:1:10: server.heartbeat_s: must be more than 0.0, got -1",
         'x.yaml:1:27: server.listn: unknown key (did you mean "listen"?)',
-        "x.yaml:6:5: models[0].trust: duplicate key (it stands on line 5 already; remove one)",
+        "x.yaml:6:5: models[0].trust: duplicate key (it is on line 5 already; remove one)",
         'x.yaml:8:5: models[1].function: expected package.module:name, got "no sense" '
         "(the module must be installed)",
         'x.yaml:9:18: models[1].inputs.x.shape: "5..1" is not a shape: no size is at least 5 and at most 1',
@@ -197,7 +197,7 @@ def test_what_may_not_run_twice_is_not_copied_to_fill_calls_up(
         assert load(tmp_path, text).settings.models
         return
     (problem,) = problems_of(tmp_path, text)
-    assert f"models[0].{place}: this fills calls up with copies of rows" in problem
+    assert f"models[0].{place}: this fills up calls with copies of rows" in problem
 
 
 @pytest.mark.parametrize(
@@ -254,7 +254,7 @@ def test_where_workers_dial_in_they_are_lost_before_they_hang(
     """Their connection may break; over the private socket of the server's own workers it does not."""
     models = f"models: [{{name: m, path: m.xml, batching: {batching}}}]\n"
     load(tmp_path, f"server: {{{server}}}\n" + models)
-    with pytest.raises(ConfigurationError, match="else a broken connection passes for a request that hangs"):
+    with pytest.raises(ConfigurationError, match="else a broken connection counts as a request that hangs"):
         load(tmp_path, f"server: {{worker_listen: tcp://127.0.0.1:0, {server}}}\n" + models)
 
 

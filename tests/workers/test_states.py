@@ -40,8 +40,8 @@ def counter(path: Path) -> None:
 
 
 WORDS = (
-    "x.yaml:3:5: models[0].path: the model keeps a state from call to call (calls), and here every call begins with the "
-    "initial one: there are no sequences or sessions"
+    "x.yaml:3:5: models[0].path: the model keeps a state from call to call (calls), but every call here begins with the "
+    "initial state (for sequences, export it with the state as an input and an output)"
 )
 
 

@@ -361,7 +361,8 @@ def test_a_restart_is_over_when_each_worker_was_replaced() -> None:
     supervisor.handle(WorkerReady(worker="b"), 8.0)
     assert supervisor.restarted_since(before, 8.0) is None
     supervisor.handle(WorkerExited(worker="a", status=0), 9.0)
-    assert Restarted(replaced=("b", "a"), kept={}, given_up={}) == supervisor.restarted_since(before, 9.0)
+    expected = Restarted(replaced=("b", "a"), kept={}, given_up={}, starting={})
+    assert expected == supervisor.restarted_since(before, 9.0)
     assert supervisor.restarted_since(supervisor.starts, 9.0) is None
 
 
@@ -375,7 +376,7 @@ def test_a_restart_is_over_where_old_processes_go_on_or_none_can_start() -> None
     assert supervisor.restarted_since(before, 4.0) is None
     supervisor.handle(WorkerExited(worker="b", status=3), 5.0)
     why = "its configuration cannot be used"
-    expected = Restarted(replaced=(), kept={"a": f"{why}: x.yaml:1:2: no"}, given_up={"b": why})
+    expected = Restarted(replaced=(), kept={"a": f"{why}: x.yaml:1:2: no"}, given_up={"b": why}, starting={})
     assert expected == supervisor.restarted_since(before, 5.0)
     before = supervisor.starts
     supervisor.handle(RestartRequested(), 6.0)
@@ -394,8 +395,8 @@ def test_a_restart_ends_where_a_process_neither_comes_up_nor_ends(start_s: float
     assert late_at == supervisor.next_late(started_at)
     assert supervisor.restarted_since(before, late_at - 0.1) is None
     starting = {
-        "a": f"a+1 has not come up after {late_at - started_at:.0f} s; end it to try again",
-        "b": "it is replaced after a+1 has come up or ended",
+        "a": f"a+1 is not ready after {late_at - started_at:.0f} s; end it to try again",
+        "b": "it is replaced after a+1 is ready or has ended",
     }
     expected = Restarted(replaced=(), kept={}, given_up={}, starting=starting)
     assert expected == supervisor.restarted_since(before, late_at)

@@ -47,7 +47,7 @@ from shapestream_engine.layout import Buffer, Tensors
 from shapestream_engine.ports import InputPort, OutputPort, Rows
 from shapestream_engine.shapes import NamedShape
 from shapestream_engine.signature import ModelSignature
-from shapestream_workers.worker import ORPHAN_S, RETRY_MAX_S, Worker
+from shapestream_workers.worker import ORPHAN_S, RETRY_MAX_S, Worker, WorkerEnd
 
 T = TypeVar("T", bound=Entry)
 
@@ -368,7 +368,7 @@ def test_a_worker_whose_slot_is_held_for_ever_ends() -> None:
         server.say(Unknown())
         began = trio.current_time()
         await server.left.wait()
-        assert worker.hangs
+        assert WorkerEnd.SLOT_HANGS is worker.end
         assert ORPHAN_S < trio.current_time() - began < 2 * ORPHAN_S
 
     play(scene, delay_s=1e6)
@@ -497,7 +497,7 @@ def test_a_thread_that_ended_is_told_and_ends_the_worker() -> None:
         await server.next(WorkerDraining)
         server.say(Goodbye())
         await server.left.wait()
-        assert worker.slot_ended
+        assert WorkerEnd.SLOT_ENDED is worker.end
 
     play(scene)
 
@@ -526,6 +526,6 @@ def test_a_server_that_refuses_this_version_is_not_asked_again() -> None:
         assert WORKER_PROTOCOL == (await server.next(WorkerHello)).protocol
         server.say(WorkerRefused(model="", message="it speaks version 2"))
         await server.left.wait()
-        assert worker.unusable
+        assert WorkerEnd.UNUSABLE is worker.end
 
     play(scene)

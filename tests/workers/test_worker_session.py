@@ -98,7 +98,7 @@ def greeted() -> tuple[WorkerSession, RecordingSlots]:
     slots = RecordingSlots()
     session = WorkerSession("w-1", 42, slots)
     session.greet(0.0)
-    session.accept(welcome(), 0.0)
+    session.handle_entry(welcome(), 0.0)
     session.outgoing.clear()
     return session, slots
 
@@ -126,18 +126,18 @@ def test_deadlines_count_by_the_servers_clock_and_half_the_round_trip() -> None:
     slots = RecordingSlots()
     session = WorkerSession("w-1", 42, slots)
     session.greet(5.0)
-    session.accept(welcome(), 5.02)
-    session.accept(Clock(sent_us=1_000_000), 5.02)
+    session.handle_entry(welcome(), 5.02)
+    session.handle_entry(Clock(sent_us=1_000_000), 5.02)
     assert pytest.approx(4.01) == slots.difference_s
-    session.accept(Clock(sent_us=2_000_000), 6.5)  # it lay unread for a while
+    session.handle_entry(Clock(sent_us=2_000_000), 6.5)  # it lay unread for a while
     assert pytest.approx(4.01, abs=1e-3) == slots.difference_s
 
 
 def test_cancels_and_recalls_go_to_the_slot_that_they_name() -> None:
     """Only it can tell whether the batch has begun."""
     session, slots = greeted()
-    session.accept(CancelBatchEntry(batch=71, slot=1), 1.1)
-    session.accept(RecallBatchEntry(batch=72, slot=0), 1.1)
+    session.handle_entry(CancelBatchEntry(batch=71, slot=1), 1.1)
+    session.handle_entry(RecallBatchEntry(batch=72, slot=0), 1.1)
     assert [(1, 71, "cancelled"), (0, 72, "recalled")] == slots.withdrawn
     assert [] == session.outgoing
 
@@ -146,7 +146,7 @@ def test_the_control_answers_for_what_was_withdrawn_in_this_session() -> None:
     """A new server's batch 1 must not be answered by the old one's."""
     session, _ = greeted()
     for number in (9, 1):
-        session.heed(BatchWithdrawn(session=number, slot=0, batch=5), 1.0)
+        session.handle_news(BatchWithdrawn(session=number, slot=0, batch=5), 1.0)
     (failed,) = session.outgoing
     assert isinstance(failed, BatchFailedEntry)
     assert (5, 1, "recalled") == (failed.batch, failed.session, failed.code)
@@ -156,16 +156,16 @@ def test_a_thread_that_ended_is_told_in_its_session() -> None:
     """With the batch that it had begun."""
     session, _ = greeted()
     for number in (None, 9, 1):
-        session.heed(ThreadEnded(session=number, slot=1, batch=5), 1.0)
+        session.handle_news(ThreadEnded(session=number, slot=1, batch=5), 1.0)
     assert [SlotEnded(slot=1, session=1, batch=5)] == session.outgoing
 
 
 def test_a_slot_that_lost_the_server_ends_this_session_and_no_later_one() -> None:
     """The shell then connects anew."""
     session, _ = greeted()
-    session.heed(SessionBroken(session=9, why="it is silent"), 1.0)
+    session.handle_news(SessionBroken(session=9, why="it is silent"), 1.0)
     assert session.ended is None
-    session.heed(SessionBroken(session=1, why="it is silent"), 1.0)
+    session.handle_news(SessionBroken(session=1, why="it is silent"), 1.0)
     assert "a slot has lost the server: it is silent" == session.ended
 
 
@@ -173,7 +173,7 @@ def test_a_goodbye_ends_what_runs_for_that_server() -> None:
     """At once, and not with the next greeting: its results are of no use to any server."""
     session, slots = greeted()
     assert slots.session is not None
-    session.accept(Goodbye(), 1.0)
+    session.handle_entry(Goodbye(), 1.0)
     assert slots.session is None
     assert "the server said goodbye" == session.ended
 
@@ -181,10 +181,10 @@ def test_a_goodbye_ends_what_runs_for_that_server() -> None:
 def test_a_new_server_ends_what_runs_for_an_old_one() -> None:
     """Its numbers start again: the slots serve another session."""
     session, slots = greeted()
-    session.accept(Unknown(), 2.0)
+    session.handle_entry(Unknown(), 2.0)
     assert (None, None) == (session.welcome, slots.session)
     assert [WorkerHello] == [type(entry) for entry in session.outgoing]
-    session.accept(welcome(2), 3.0)
+    session.handle_entry(welcome(2), 3.0)
     assert slots.session is not None
     assert 2 == slots.session.number
 
@@ -194,12 +194,12 @@ def test_a_greeting_waits_for_slots_that_an_ended_session_holds() -> None:
     session, slots = greeted()
     slots.occupied = True
     session.greet(2.0)
-    session.heed(SlotIdle(slot=0), 3.0)
+    session.handle_news(SlotIdle(slot=0), 3.0)
     assert ([], True, 2.0) == (session.outgoing, session.greeting_waits, session.occupied_since)
     session.greet(2.5)
     assert 2.0 == session.occupied_since
     slots.occupied = False
-    session.heed(SlotIdle(slot=1), 4.0)
+    session.handle_news(SlotIdle(slot=1), 4.0)
     assert ([WorkerHello], False) == ([type(entry) for entry in session.outgoing], session.greeting_waits)
     assert session.occupied_since is None
 
@@ -207,8 +207,8 @@ def test_a_greeting_waits_for_slots_that_an_ended_session_holds() -> None:
 def test_several_unknowns_cause_one_greeting() -> None:
     """Each heartbeat that a new server found waiting is answered so; a second greeting would drop what runs."""
     session, _ = greeted()
-    session.accept(Unknown(), 2.0)
-    session.accept(Unknown(), 2.0)
+    session.handle_entry(Unknown(), 2.0)
+    session.handle_entry(Unknown(), 2.0)
     assert [WorkerHello] == [type(entry) for entry in session.outgoing]
 
 
@@ -225,9 +225,9 @@ def test_a_greeting_that_waited_for_the_server_tells_nothing_of_the_way() -> Non
     session = WorkerSession("w-1", 42, slots)
     session.greet(0.0)
     session.sent(60.0)
-    session.accept(welcome(), 60.002)
+    session.handle_entry(welcome(), 60.002)
     session.sent(70.0)
-    session.accept(Clock(sent_us=0), 80.0)
+    session.handle_entry(Clock(sent_us=0), 80.0)
     assert pytest.approx(79.999) == slots.difference_s
 
 
@@ -242,10 +242,10 @@ def test_a_worker_whose_welcome_is_on_its_way_drains_as_any_other() -> None:
         [type(entry) for entry in session.outgoing],
         session.ended,
     )
-    session.accept(welcome(), 0.1)
+    session.handle_entry(welcome(), 0.1)
     assert slots.session is not None
     assert session.ended is None
-    session.accept(Goodbye(), 0.3)
+    session.handle_entry(Goodbye(), 0.3)
     assert "drained" == session.ended
 
 
@@ -253,16 +253,16 @@ def test_a_draining_worker_that_the_server_does_not_know_leaves_at_once() -> Non
     """Nothing is owed to a server that waits for nothing."""
     session, _ = greeted()
     session.drain()
-    session.accept(Unknown(), 1.0)
+    session.handle_entry(Unknown(), 1.0)
     assert (Goodbye(), "drained") == (session.outgoing[-1], session.ended)
 
 
 def test_the_servers_goodbye_ends_the_session_and_its_heartbeat_does_not() -> None:
     """The shell then connects anew."""
     session, _ = greeted()
-    session.accept(Heartbeat(), 1.0)
+    session.handle_entry(Heartbeat(), 1.0)
     assert session.ended is None
-    session.accept(Goodbye(), 2.0)
+    session.handle_entry(Goodbye(), 2.0)
     assert "the server said goodbye" == session.ended
 
 

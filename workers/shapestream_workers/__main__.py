@@ -1,6 +1,6 @@
-"""The beginning of the command `shapestream`, and of `python -m shapestream_workers`.
+"""The entry point of the command `shapestream`, and of `python -m shapestream_workers`.
 
-`health` goes its own way: it is asked every few seconds, and the command line's own imports would be most of what it takes.
+`health` does not import the command line: it runs every few seconds, and the imports would take most of its time.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ def main() -> None:
         obey(next(iter(sys.argv[1:]), ""))
         _command_line()()
     except KeyboardInterrupt:
-        # While it was still being imported.
+        # The command line was still being imported.
         sys.exit(interrupted())
 
 
 def _command_line() -> Callable[[], None]:
-    """Import the command line, without two things that make a third of it.
+    """Import the command line, without two things that take a third of the time.
 
-    The garbage collector finds nothing in modules, and looks at all of them again at the end. structlog imports rich,
-    where it is installed, for tracebacks that our logs do not use.
+    The garbage collector finds nothing in modules, and looks at all of them again at the end. structlog imports rich, if it
+    is installed, for tracebacks that our logs do not use.
     """
     gc.disable()
     sys.modules["rich"] = None  # type: ignore[assignment] # Python's way to say that there is none

@@ -1,4 +1,4 @@
-"""The admin port of a process, where the configuration or an option asks for one."""
+"""The admin port of a process, if the configuration or an option asks for one."""
 
 from __future__ import annotations
 

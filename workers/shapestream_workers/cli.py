@@ -1,8 +1,8 @@
-"""The command line. Each command is a page of words; what it does is in the module that it calls.
+"""The command line: the options of each command and their help. The modules that they call do the work.
 
-Exit status: 0 ok, 1 something went wrong while running, 2 wrong usage, 3 the configuration cannot be used. Answers go
-to stdout, everything else to stderr. Engines and servers are imported by the commands that need them, so that
-`version` and a mistyped option answer at once.
+The first sentence of a command's docstring is its line in `shapestream --help`; it has at most 60 characters. Answers go
+to stdout, everything else to stderr. Each command imports the engines and servers that it needs, so that `version` and a
+mistyped option answer at once.
 """
 
 from __future__ import annotations
@@ -22,53 +22,44 @@ import typer
 from shapestream.errors import ConfigurationError
 from shapestream.settings import LoadedSettings, load_settings
 from shapestream.telemetry.logging import configure
+from shapestream_workers.exit_codes import EXIT_OK, EXIT_RUNTIME
 from shapestream_workers.exit_status import reported
 from shapestream_workers.keys import app as keys_app
 from shapestream_workers.lab.options import SimulateOptions, TuneOptions
 from shapestream_workers.logs import app as logs_app
-from shapestream_workers.process import EXIT_OK, EXIT_RUNTIME, open_standard_streams
+from shapestream_workers.output import Json, print_answer
+from shapestream_workers.process import open_standard_streams
 from shapestream_workers.target import server_access
 
 app = typer.Typer(
-    help="Serves models whose tensor shapes change with every request.",
+    help="Serve models whose tensor shapes change with every request.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
 
+_SERVER = {
+    "metavar": "ADDRESS|CONFIG",
+    "help": "The server's address (ipc://..., tcp://...), or its YAML file.",
+}
 Config = Annotated[Path, typer.Argument(metavar="CONFIG", help="The YAML file.", show_default=False)]
-Target = Annotated[
-    str,
-    typer.Argument(
-        metavar="ADDRESS|CONFIG",
-        help="A server's address (ipc://..., tcp://...), or the YAML that it serves.",
-        show_default=False,
-    ),
-]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
+Target = Annotated[str, typer.Argument(**_SERVER, show_default=False)]
+Connect = Annotated[str, typer.Option(**_SERVER)]
 AnyFunction = Annotated[
-    bool,
-    typer.Option(
-        "--any-function", help="Serve any importable `function`, not only those that packages register."
-    ),
+    bool, typer.Option("--any-function", help="Allow functions that no installed package registers.")
 ]
 Key = Annotated[
     Path | None,
-    typer.Option(
-        "--key",
-        metavar="FILE",
-        envvar="SHAPESTREAM_KEY",
-        help="Our secret key's file, for a server that asks for keys.",
-    ),
+    typer.Option(metavar="FILE", envvar="SHAPESTREAM_KEY", help="Your secret key, for a server with keys."),
 ]
 ServerKey = Annotated[
     str | None,
     typer.Option(
-        "--server-key", metavar="KEY|FILE", envvar="SHAPESTREAM_SERVER_KEY", help="That server's public key."
+        metavar="KEY|FILE", envvar="SHAPESTREAM_SERVER_KEY", help="The server's public key, or its file."
     ),
 ]
-Timeout = Annotated[float, typer.Option(min=0.0, metavar="SECONDS", help="How long to look for the server.")]
+Timeout = Annotated[float, typer.Option(min=0.0, metavar="SECONDS", help="Time to find the server.")]
 
 
 def main() -> None:
@@ -82,14 +73,15 @@ def serve(
     config: Config,
     record_trace: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE", help="Record when requests come and how large they are; for simulate, tune."
-        ),
+        typer.Option(metavar="FILE", help="Record the times and sizes of requests, for simulate and tune."),
     ] = None,
     supervised: Annotated[bool, typer.Option("--supervised", hidden=True)] = False,
     any_function: AnyFunction = False,
 ) -> None:
-    """Start the server and the workers that CONFIG names; SIGTERM drains, a second one stops at once."""
+    """Start the server and its workers.
+
+    The first SIGTERM ends both after all accepted requests are answered. The second one ends them at once.
+    """
     _allow(any_function)
     if supervised:
         from shapestream_workers.process import end_with_parent
@@ -103,7 +95,7 @@ def serve(
                     f"no such folder: {record_trace.parent}", param_hint="--record-trace"
                 )
             if record_trace.exists():
-                message = f"{record_trace} exists already, and no trace is overwritten (name another file, or remove it)"
+                message = f"{record_trace} exists, and is not overwritten (name another file, or remove it)"
                 raise typer.BadParameter(message, param_hint="--record-trace")
             loaded = loaded.with_server(record_trace=str(record_trace.absolute()))
         from shapestream_workers.serve import run_server
@@ -117,20 +109,25 @@ def worker(
     config: Config,
     connect: Annotated[
         str | None,
-        typer.Option(metavar="ADDRESS", help="The server; default: server.worker_listen of CONFIG."),
+        typer.Option(metavar="ADDRESS", help="The server. Default: server.worker_listen of CONFIG."),
     ] = None,
-    group: Annotated[int, typer.Option(min=0, help="Which entry of `workers` to be, counted from 0.")] = 0,
-    name: Annotated[str, typer.Option(help="How logs and timings call this worker.")] = "worker",
+    group: Annotated[
+        int, typer.Option(min=0, help="Number of the entry of `workers` to follow, from 0.")
+    ] = 0,
+    name: Annotated[str, typer.Option(help="Name of this worker in logs and timings.")] = "worker",
     admin: Annotated[
         str | None,
-        typer.Option(metavar="HOST:PORT", help="Answer health checks there; needs the extra [admin]."),
+        typer.Option(metavar="HOST:PORT", help="Port for health checks; needs the extra [admin]."),
     ] = None,
     supervised: Annotated[bool, typer.Option("--supervised", hidden=True)] = False,
     key: Key = None,
     server_key: ServerKey = None,
     any_function: AnyFunction = False,
 ) -> None:
-    """Start one worker by itself; it serves the models of CONFIG to a server that runs already, or will."""
+    """Start one worker for a server that is started elsewhere.
+
+    It serves the models of CONFIG. It waits for the server, and connects again after that has restarted.
+    """
     _allow(any_function)
     channel = None
     if supervised:
@@ -160,7 +157,7 @@ def worker(
 
 @contextmanager
 def _told_to_parent(channel: int | None) -> Iterator[None]:
-    """Tell the parent of a worker, if it has one, the problems of a configuration that it cannot use."""
+    """Report the problems of an unusable configuration to the worker's parent, if it has one."""
     try:
         yield
     except ConfigurationError as error:
@@ -174,7 +171,7 @@ def _told_to_parent(channel: int | None) -> Iterator[None]:
 @app.command()
 def check(
     config: Config,
-    show: Annotated[bool, typer.Option("--show", help="Print each setting and where it comes from.")] = False,
+    show: Annotated[bool, typer.Option("--show", help="Print each setting with its origin.")] = False,
     measure: Annotated[
         float,
         typer.Option(
@@ -186,7 +183,10 @@ def check(
     as_json: Json = False,
     any_function: AnyFunction = False,
 ) -> None:
-    """Validate CONFIG, compile its models, prove that batching and padding are safe, run them; nothing is served."""
+    """Check that CONFIG can be served.
+
+    Reads the file, compiles its models, proves that batching and padding are safe, and runs the models. It serves nothing.
+    """
     _allow(any_function)
     with reported(as_json=as_json):
         configure("warning", "auto")
@@ -197,11 +197,8 @@ def check(
         except ConfigurationError as error:
             raise ConfigurationError([*error.problems, *check_models(config)]) from error
         report = check_configuration(loaded, measure_s=measure)
-        if as_json:
-            typer.echo(json.dumps(report.to_dict(loaded if show else None), indent=2))
-        else:
-            for line in report.lines(loaded if show else None):
-                typer.echo(line)
+        shown = loaded if show else None
+        print_answer(report.lines(shown), report.to_dict(shown), as_json=as_json)
         for warning in report.warnings:
             typer.echo(f"warning: {warning}", err=True)
         if report.problems:
@@ -215,11 +212,13 @@ def infer(
     inputs: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="NAME=VALUE...", help="VALUE is a .npy file or JSON: ids=[[1, 2, 3]]", show_default=False
+            metavar="NAME=VALUE...",
+            help="An input. VALUE is a .npy file or JSON: ids=[[1, 2, 3]]",
+            show_default=False,
         ),
     ] = None,
     deadline: Annotated[
-        float | None, typer.Option(min=0.0, metavar="SECONDS", help="Give up after this.")
+        float | None, typer.Option(min=0.0, metavar="SECONDS", help="Time for the answer.")
     ] = None,
     save: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Write each output to FOLDER/NAME.npy.")
@@ -247,14 +246,17 @@ def infer(
 def models(
     target: Target,
     costs: Annotated[
-        bool, typer.Option("--costs", help="What their calls cost, as kept, or measured now; for a CONFIG.")
+        bool, typer.Option("--costs", help="Print the kept or measured costs of calls, for a CONFIG.")
     ] = False,
     timeout: Timeout = 10.0,
     key: Key = None,
     server_key: ServerKey = None,
     as_json: Json = False,
 ) -> None:
-    """List the models of a running server, or of CONFIG as it stands: what they take and give, and at which shapes."""
+    """List the models of a running server, or of CONFIG.
+
+    Prints the inputs, outputs, rules and allowed shapes of each model.
+    """
     with reported(as_json=as_json):
         if costs:
             if "://" in target:
@@ -262,10 +264,11 @@ def models(
             from shapestream_workers.costs import costs_of
 
             configure("warning", "auto")
-            typer.echo("\n".join(costs_of(load_settings(target), as_json=as_json)))
+            reports = costs_of(load_settings(target))
+            lines = [line for report in reports for line in report.lines()]
+            print_answer(lines, [report.to_dict() for report in reports], as_json=as_json)
             return
         unavailable: dict[str, str] = {}
-        warnings: list[str] = []
         if "://" in target:
             from shapestream_workers.inference import signatures_of
             from shapestream_workers.proof import why_alone
@@ -281,27 +284,22 @@ def models(
             read = read_signatures(loaded)
             signatures, digests = list(read.signatures), digests_of(loaded.settings.models)
             warnings = list(read.warnings)
-        if as_json:
-            gone = [{"name": name, "unavailable": why} for name, why in unavailable.items()]
-            here = [{**own.to_dict(), "digest": digests.get(own.name)} for own in signatures]
-            typer.echo(json.dumps([*here, *gone], indent=2))
-        else:
-            for signature in signatures:
-                typer.echo("\n".join(signature.describe()))
-                if signature.name in digests:
-                    typer.echo(f"  sha256 {digests[signature.name]}")
-            for why in unavailable.values():
-                typer.echo(why)
+        found: list[dict[str, Any]] = []
+        lines = []
+        for signature in signatures:
+            digest = digests.get(signature.name)
+            found.append({**signature.to_dict(), "digest": digest})
+            lines += signature.describe()
+            lines += [] if digest is None else [f"  sha256 {digest}"]
+        found += [{"name": name, "unavailable": why} for name, why in unavailable.items()]
+        print_answer([*lines, *unavailable.values()], found, as_json=as_json)
         for warning in warnings:
             typer.echo(f"warning: {warning}", err=True)
 
 
 @app.command()
 def audit(
-    connect: Annotated[
-        str,
-        typer.Option(metavar="ADDRESS|CONFIG", help="A server's address, or the YAML that it serves."),
-    ],
+    connect: Connect,
     acknowledge: Annotated[
         str | None,
         typer.Option(metavar="MODEL", help="Let the requests of this model share calls again."),
@@ -311,46 +309,52 @@ def audit(
     server_key: ServerKey = None,
     as_json: Json = False,
 ) -> None:
-    """List what a server's audits of answers found, by model, or let a model's requests share calls again."""
+    """List the findings of a server's audits, by model.
+
+    With --acknowledge, requests of a model that an audit stopped share calls again.
+    """
     with reported(as_json=as_json):
         from shapestream_workers.audit import audits_of, described
 
         found = audits_of(server_access(connect, timeout, key, server_key), acknowledge)
-        typer.echo(json.dumps(found, indent=2) if as_json else "\n".join(described(found)))
+        print_answer(described(found), found, as_json=as_json)
 
 
 @app.command()
 def why(
-    connect: Annotated[
-        str, typer.Option(metavar="ADDRESS|CONFIG", help="The server's address, or the YAML that it serves.")
-    ],
+    connect: Connect,
     request: Annotated[
         str,
         typer.Argument(
-            metavar="REQUEST_ID|N", help="The request's id; with --slowest, how many.", show_default=False
+            metavar="REQUEST_ID|N",
+            help="The request's id; with --slowest, the number of requests.",
+            show_default=False,
         ),
     ] = "",
-    slowest: Annotated[bool, typer.Option("--slowest", help="The slowest of the last ten minutes.")] = False,
+    slowest: Annotated[
+        bool, typer.Option("--slowest", help="Show the slowest of the last ten minutes.")
+    ] = False,
     timeout: Timeout = 10.0,
     key: Key = None,
     server_key: ServerKey = None,
     as_json: Json = False,
 ) -> None:
-    """Tell why a request took so long: its queue, company, padding, attempts and times."""
+    """Tell why a request was slow.
+
+    Prints its queue, its batch, padding, attempts and times.
+    """
     with reported(as_json=as_json):
         from shapestream_workers.why import lines_of, stories_from
 
         if slowest and request and not (request.isdecimal() and 0 < int(request) < 10_000):
             raise typer.BadParameter(f"{request!r} is not a number of requests", param_hint="--slowest")
         if not slowest and not request:
-            raise typer.BadParameter("name a request's id, or give --slowest", param_hint="REQUEST_ID")
+            raise typer.BadParameter("name a request's id, or add --slowest", param_hint="REQUEST_ID")
         access = server_access(connect, timeout, key, server_key)
         stories = stories_from(access, None if slowest else request, int(request or 10) if slowest else 1)
-        if as_json:
-            typer.echo(json.dumps(stories, indent=2))
-        else:
-            told = ["\n".join(lines_of(story)) for story in stories]
-            typer.echo("\n\n".join(told) or "no request has ended in the last ten minutes")
+        told = "\n\n".join("\n".join(lines_of(story)) for story in stories)
+        lines = [told or "no request has ended in the last ten minutes"]
+        print_answer(lines, stories, as_json=as_json)
 
 
 @app.command()
@@ -361,7 +365,10 @@ def stats(
     server_key: ServerKey = None,
     as_json: Json = False,
 ) -> None:
-    """Show the last minute of a running server, by model: rates, times, queue, batches, padding, slots."""
+    """Show the last minute of a running server, by model.
+
+    Prints rates, times, queues, batches, padding, slots and failures.
+    """
     with reported(as_json=as_json):
         from shapestream_workers.stats import show_stats
 
@@ -375,9 +382,9 @@ def top(
     timeout: Timeout = 10.0,
     key: Key = None,
     server_key: ServerKey = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON once, for scripts.")] = False,
+    as_json: Json = False,
 ) -> None:
-    """Show the same live, each second, until q or Ctrl-C."""
+    """Show the tables of `stats` live, until q or Ctrl-C."""
     with reported(as_json=as_json):
         from shapestream_workers.top import show_top
 
@@ -390,22 +397,24 @@ def reload(
         str,
         typer.Argument(
             metavar="CONFIG|HOST:PORT",
-            help="The YAML that the server serves, or the address of its admin port.",
+            help="The server's YAML file, or the address of its admin port.",
             show_default=False,
         ),
     ],
     token_file: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="With the admin port's token; default: server.admin.token_file of CONFIG."
+            metavar="FILE",
+            help="File of the admin port's token. Default: server.admin.token_file of CONFIG.",
         ),
     ] = None,
     timeout: Timeout = 10.0,
     as_json: Json = False,
 ) -> None:
-    """Let a running server read its YAML and keys again, replace its workers, and say what changed.
+    """Reload the configuration of a running server.
 
-    Waits until that is done. Exit status: 0 done; 1 refused, or not done everywhere; 2 wrong usage.
+    The server reads its YAML and keys again and replaces its workers. The command waits for the end, and prints what
+    changed. Exit status: 0 done; 1 refused, or not done everywhere; 2 wrong usage.
     """
     with reported(as_json=as_json):
         from shapestream_workers.reload import NoAdminPort, Refused, admin_port_of, lines_of, reload_server
@@ -415,7 +424,7 @@ def reload(
         except NoAdminPort as error:
             raise typer.BadParameter(str(error), param_hint="CONFIG|HOST:PORT") from error
         except Refused as error:
-            found = error.to_dict()
+            found = {"state": "refused", "why": error.problems}
         if as_json:
             typer.echo(json.dumps(found, indent=2))
         for line in lines_of(found):
@@ -427,14 +436,17 @@ def reload(
     add_help_option=False, context_settings={"ignore_unknown_options": True, "allow_extra_args": True}
 )
 def health(context: typer.Context) -> None:
-    """Ask whether a server answers, for health checks; quick, and with a time limit."""
+    """Tell by the exit status whether a server answers."""
     from shapestream_workers.health import main
 
     raise typer.Exit(main(context.args))
 
 
 def tune(**options: Any) -> None:
-    """Measure strategies, static shapes, slots, threads and precisions on the model and a trace; write the best YAML."""
+    """Find the fastest settings of a model for recorded traffic.
+
+    Measures strategies, static shapes, slots, threads and precisions on the model and a trace, and writes the best YAML.
+    """
     read = TuneOptions(**options)
     with reported(as_json=read.as_json):
         from shapestream_workers.lab.tune import tune_file
@@ -443,7 +455,10 @@ def tune(**options: Any) -> None:
 
 
 def simulate(**options: Any) -> None:
-    """Play traffic to the server's own scheduler on virtual time: goodput, latencies, how many slots it takes."""
+    """Simulate traffic on the server's own scheduler.
+
+    Time is virtual. Prints goodput, latencies, padding, and how many slots are enough.
+    """
     read = SimulateOptions(**options)
     with reported(as_json=read.as_json):
         from shapestream_workers.lab.simulate import run_simulate
@@ -470,13 +485,11 @@ def schema() -> None:
 
 @app.command()
 def version(as_json: Json = False) -> None:
-    """Print the versions of shapestream and of what it runs on."""
+    """Print the versions of shapestream and its libraries."""
     from shapestream_workers.process import versions
 
     found = versions()
-    typer.echo(
-        json.dumps(found) if as_json else "\n".join(f"{name} {number}" for name, number in found.items())
-    )
+    print_answer((f"{name} {number}" for name, number in found.items()), found, as_json=as_json)
 
 
 def _allow(any_function: bool) -> None:
@@ -487,7 +500,7 @@ def _allow(any_function: bool) -> None:
 
 
 def _configured(config: Path, *, serves: bool = True) -> LoadedSettings:
-    """Return the settings of a command that runs for long."""
+    """Load the settings of a command that serves, and set up its log."""
     loaded = load_settings(config, serves=serves)
     configure(loaded.settings.logging.level, loaded.settings.logging.format)
     return loaded
@@ -497,5 +510,5 @@ def _only_group(loaded: LoadedSettings) -> Any:
     from shapestream.settings import WorkerGroupSettings
 
     if not loaded.settings.models:
-        raise ConfigurationError([loaded.problem(("models",), "no models (a worker needs one)")])
+        raise ConfigurationError([loaded.problem(("models",), "no models (add one; a worker needs it)")])
     return WorkerGroupSettings()

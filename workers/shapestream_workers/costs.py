@@ -1,14 +1,14 @@
 """Costs of a worker's calls: measured, or read from an earlier measurement; and the report of `models --costs`.
 
-A process measures after it has compiled its models and before it takes requests, with as many calls at a time as it has
-slots. docs/scheduling.md has the method.
+A process measures after it has compiled its models and before it takes requests. It runs as many calls at a time as it has
+slots. docs/scheduling.md describes the method.
 """
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -24,33 +24,26 @@ from shapestream_engine.errors import EngineError
 from shapestream_engine.probing.examination import values_of
 from shapestream_workers.models import compile_models, model_spec, slots_and_threads
 from shapestream_workers.proof import probe_options
+from shapestream_workers.tables import table_of
 
 log = structlog.get_logger()
 
 DEFAULT_S = 5.0
-"""Budget of a model whose configuration asks for no calibration, while this command does."""
+"""Seconds to measure a model with `calibration_s: 0`, for `models --costs`."""
 
 
-def tables(
-    models: Iterable[ModelSettings],
-    compiled: Mapping[str, CompiledModel],
-    *,
-    slots: int,
-    threads: int | None,
+def cost_tables(
+    models: Iterable[ModelSettings], compiled: Mapping[str, CompiledModel], *, slots: int, threads: int | None
 ) -> dict[str, CostTable]:
-    """Return the cost table of each model that has one, for the scheduler."""
+    """Return the cost tables of the models that have measured points, for the scheduler."""
     measured = measure_costs(models, compiled, slots=slots, threads=threads)
     return {name: calibration.table for name, calibration in measured.items() if calibration.table.points}
 
 
 def measure_costs(
-    models: Iterable[ModelSettings],
-    compiled: Mapping[str, CompiledModel],
-    *,
-    slots: int,
-    threads: int | None,
+    models: Iterable[ModelSettings], compiled: Mapping[str, CompiledModel], *, slots: int, threads: int | None
 ) -> dict[str, Calibration]:
-    """Measure these models, or read earlier measurements, with a log line for each; not those with `calibration_s` 0."""
+    """Measure these models, or read earlier measurements; models with `calibration_s: 0` are left out."""
     cache = CostCache.of_environment()
     found: dict[str, Calibration] = {}
     for model in models:
@@ -72,7 +65,7 @@ def measure_costs(
             findings=list(own.findings),
         )
     if any(not own.from_cache for own in found.values()):
-        # The largest calls may have been larger than any that comes.
+        # The largest measured calls may be larger than any call of a request.
         give_back_freed_memory()
     return found
 
@@ -80,34 +73,27 @@ def measure_costs(
 def _measure(
     model: ModelSettings, compiled: CompiledModel, cache: CostCache, *, slots: int, threads: int | None
 ) -> Calibration:
-    options = probe_options(model)
-    key = cost_key(
-        model_spec(model),
-        compiled.signature,
-        options,
-        slots=slots,
-        threads=threads,
-        budget_s=model.calibration_s,
-    )
+    options, budget_s = probe_options(model), model.calibration_s
     return calibrate(
         compiled,
         slots=slots,
         max_batch=model.batching.max_batch,
-        budget_s=model.calibration_s,
+        budget_s=budget_s,
         values=values_of(compiled.signature, options),
-        key=key,
+        key=cost_key(
+            model_spec(model), compiled.signature, options, slots=slots, threads=threads, budget_s=budget_s
+        ),
         cache=cache,
     )
 
 
-def costs_of(loaded: LoadedSettings, *, as_json: bool) -> list[str]:
-    """Return the costs of each model in lines, as its first worker process measures or reads them.
+def costs_of(loaded: LoadedSettings) -> list[CostReport]:
+    """Return the costs of each model, as its first worker process measures or reads them.
 
     Raises `ConfigurationError` for models that cannot be served.
     """
     cache = CostCache.of_environment()
-    plain: list[dict[str, Any]] = []
-    lines: list[str] = []
+    reports: list[CostReport] = []
     for model in loaded.settings.models:
         slots, threads = slots_and_threads(loaded.settings, model.name)
         compiled = compile_models(loaded, [model], slots=slots, threads=threads)
@@ -117,27 +103,81 @@ def costs_of(loaded: LoadedSettings, *, as_json: bool) -> list[str]:
         finally:
             for unused in compiled.values():
                 unused.close()
-        for name, calibration in found.items():
-            learned = cache.learned(calibration.table)
-            plain.append(_to_dict(name, slots, threads, calibration, learned))
-            lines += _describe(name, slots, threads, calibration, learned)
-    return [json.dumps(plain, indent=2)] if as_json else lines
+        reports += [
+            CostReport(
+                model=name,
+                slots=slots,
+                threads=threads,
+                calibration=calibration,
+                learned=cache.learned(calibration.table),
+            )
+            for name, calibration in found.items()
+        ]
+    return reports
 
 
-def _to_dict(
-    name: str, slots: int, threads: int, calibration: Calibration, learned: LearnedCosts | None
-) -> dict[str, Any]:
-    """Return plain data, for scripts; `corrected` as `LearnedCosts.to_dict`."""
-    return {
-        "model": name,
-        "slots": slots,
-        "threads": threads,
-        "from_cache": calibration.from_cache,
-        "seconds": round(calibration.seconds, 3),
-        "findings": list(calibration.findings),
-        **calibration.table.to_dict(),
-        "corrected": None if learned is None else {**learned.to_dict(), "age_s": round(_age_s(learned), 3)},
-    }
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostReport:
+    """The costs of one model in one worker process."""
+
+    model: str
+    slots: int
+    threads: int
+    calibration: Calibration
+    learned: LearnedCosts | None
+    """Corrections that traffic has made to the table, if there are any."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the cost table as plain data, with its origin and the corrections."""
+        learned = self.learned
+        return {
+            "model": self.model,
+            "slots": self.slots,
+            "threads": self.threads,
+            "from_cache": self.calibration.from_cache,
+            "seconds": round(self.calibration.seconds, 3),
+            "findings": list(self.calibration.findings),
+            **self.calibration.table.to_dict(),
+            "corrected": None
+            if learned is None
+            else {**learned.to_dict(), "age_s": round(_age_s(learned), 3)},
+        }
+
+    def lines(self) -> Iterator[str]:
+        """Yield lines for people: each measured call shape with its cost and its correction."""
+        calibration, table = self.calibration, self.calibration.table
+        source = "kept from an earlier start" if calibration.from_cache else f"in {calibration.seconds:.1f} s"
+        yield (
+            f"costs of {self.model}: {len(table.points)} call shapes measured, {source}, "
+            f"{_counted(self.slots, 'call')} at a time on {_counted(self.threads, 'thread')}"
+        )
+        yield from (f"  not measured: {finding}" for finding in calibration.findings)
+        if not table.points:
+            return
+        corrected = {} if self.learned is None else dict(self.learned.seconds)
+        if self.learned is not None:
+            unmeasured = len(corrected.keys() - {point.sizes for point in table.points})
+            yield from _corrections(self.learned, unmeasured)
+        rows = []
+        for point in sorted(table.points, key=lambda point: point.sizes):
+            row = dict(zip(table.dimensions, map(str, point.sizes), strict=True))
+            row["ms"] = f"{point.seconds * 1e3:.3f}"
+            row["us/element"] = f"{point.seconds * 1e6 / max(1, prod(point.sizes)):.3f}"
+            row["first ms"] = "" if point.first_seconds is None else f"{point.first_seconds * 1e3:.3f}"
+            if self.learned is not None:
+                row["corrected"] = f"{corrected[point.sizes] * 1e3:.3f}" if point.sizes in corrected else ""
+            rows.append(row)
+        yield from (f"  {line}" for line in table_of(rows, words=()).splitlines())
+
+
+def _corrections(learned: LearnedCosts, unmeasured: int) -> Iterator[str]:
+    """Yield the origin of the corrections, and those of call shapes that the table does not have."""
+    yield f"  corrected by {_counted(learned.batches, 'batch')}, written down {_age(_age_s(learned))} ago"
+    if unmeasured:
+        yield f"  corrected, too: {_counted(unmeasured, 'call shape')} between or beyond what was measured (--json)"
+    if learned.preparation:
+        ends = [f"{extra_s * 1e3:.3f} ms at {at:g} elements" for at, extra_s in learned.preparation.items()]
+        yield f"  a new call shape takes longer by {' and '.join(ends)}"
 
 
 def _age_s(learned: LearnedCosts) -> float:
@@ -145,7 +185,7 @@ def _age_s(learned: LearnedCosts) -> float:
 
 
 def _age(seconds: float) -> str:
-    """Return the age in words, in the largest unit of which there are two."""
+    """Return the age in the largest unit of which there are at least two."""
     for unit, length in (("day", 86400), ("hour", 3600), ("minute", 60)):
         if seconds >= 2 * length:
             return _counted(int(seconds / length), unit)
@@ -154,44 +194,3 @@ def _age(seconds: float) -> str:
 
 def _counted(count: int, what: str) -> str:
     return f"{count} {what}" if count == 1 else f"{count} {what}{'es' if what.endswith('ch') else 's'}"
-
-
-def _describe(
-    name: str, slots: int, threads: int, calibration: Calibration, learned: LearnedCosts | None
-) -> Iterator[str]:
-    """Yield the lines for people: each measured call shape with its cost, and its correction."""
-    table = calibration.table
-    source = "kept from an earlier start" if calibration.from_cache else f"in {calibration.seconds:.1f} s"
-    yield (
-        f"costs of {name}: {len(table.points)} call shapes measured, {source}, "
-        f"{_counted(slots, 'call')} at a time on {_counted(threads, 'thread')}"
-    )
-    yield from (f"  not measured: {finding}" for finding in calibration.findings)
-    if not table.points:
-        return
-    corrected = {} if learned is None else dict(learned.seconds)
-    if learned is not None:
-        yield from _about(learned, unmeasured=len(corrected.keys() - {point.sizes for point in table.points}))
-    widths = [max(6, len(dimension)) for dimension in table.dimensions]
-    head = "".join(
-        f"  {dimension:>{width}}" for dimension, width in zip(table.dimensions, widths, strict=True)
-    )
-    now = f"  {'corrected':>10}" if learned is not None else ""
-    yield f"{head}  {'ms':>10}  {'us/element':>10}  {'first ms':>10}{now}"
-    for point in sorted(table.points, key=lambda point: point.sizes):
-        sizes = "".join(f"  {size:>{width}}" for size, width in zip(point.sizes, widths, strict=True))
-        first = "" if point.first_seconds is None else f"{point.first_seconds * 1e3:.3f}"
-        each = point.seconds * 1e6 / max(1, prod(point.sizes))
-        now = f"{corrected[point.sizes] * 1e3:.3f}" if point.sizes in corrected else ""
-        yield f"{sizes}  {point.seconds * 1e3:>10.3f}  {each:>10.3f}  {first:>10}  {now:>10}".rstrip()
-
-
-def _about(learned: LearnedCosts, unmeasured: int) -> Iterator[str]:
-    """Yield the origin of the corrections, and those that no line of the table shows."""
-    age = _age(_age_s(learned))
-    yield f"  corrected by {_counted(learned.batches, 'batch')}, written down {age} ago"
-    if unmeasured:
-        yield f"  corrected, too: {_counted(unmeasured, 'call shape')} between or beyond what was measured (--json)"
-    if learned.preparation:
-        ends = [f"{extra_s * 1e3:.3f} ms at {at:g} elements" for at, extra_s in learned.preparation.items()]
-        yield f"  a new call shape takes longer by {' and '.join(ends)}"

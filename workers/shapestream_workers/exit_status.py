@@ -1,4 +1,4 @@
-"""End of a command: errors become messages on stderr and an exit status."""
+"""The end of a command: errors become messages on stderr and an exit status."""
 
 from __future__ import annotations
 
@@ -14,45 +14,41 @@ import typer
 
 from shapestream.errors import ConfigurationError, ShapestreamError
 from shapestream.telemetry.logging import PRESENT
+from shapestream_workers.exit_codes import EXIT_CONFIGURATION, EXIT_RUNTIME
 from shapestream_workers.interruption import interrupted
-from shapestream_workers.process import EXIT_CONFIGURATION, EXIT_RUNTIME
 
 log = structlog.get_logger()
 
 
 @contextmanager
 def reported(*, as_json: bool = False, in_log: bool = False) -> Iterator[None]:
-    """Turn errors into messages and exit statuses; without a reader of stdout typer ends silently.
+    """Turn errors into messages and exit statuses. If stdout has no reader, typer ends the command without a message.
 
-    A defect of the program keeps its traceback. `in_log` is for a worker, whose stderr is the server's log: where that is
-    JSON, messages and tracebacks are lines of it.
+    A defect of the program keeps its traceback. `in_log` is for a worker, which shares the server's log: if that is JSON,
+    messages and tracebacks are lines of it.
     """
     try:
         yield
     except BrokenPipeError as error:
         if _stdout_is_read():
             _fail([str(error)], EXIT_RUNTIME, as_json, in_log)
-        raise  # `| head` has seen enough: typer ends quietly, with status 1
-    except (ShapestreamError, OSError, KeyboardInterrupt, BaseExceptionGroup) as error:
+        raise  # the reader, such as `| head`, has closed the pipe: typer ends with status 1
+    except typer.BadParameter:
+        raise  # typer reports wrong usage
+    except (Exception, KeyboardInterrupt, BaseExceptionGroup) as error:
         leaves = list(_leaves(error))
         if all(isinstance(leaf, ConfigurationError) for leaf in leaves):
-            _fail(
-                [problem for leaf in leaves for problem in leaf.problems], EXIT_CONFIGURATION, as_json, in_log
-            )
+            problems = [problem for leaf in leaves for problem in leaf.problems]
+            _fail(problems, EXIT_CONFIGURATION, as_json, in_log)
         elif all(isinstance(leaf, (ShapestreamError, OSError)) for leaf in leaves):
             _fail([str(leaf) for leaf in leaves], EXIT_RUNTIME, as_json, in_log)
         elif all(isinstance(leaf, KeyboardInterrupt) for leaf in leaves):
             sys.exit(interrupted())
         elif in_log and PRESENT.json:
-            _log_defect()
+            log.exception("process ends", why="a defect of the program", status=EXIT_RUNTIME)
+            sys.exit(EXIT_RUNTIME)
         else:
             raise
-    except typer.BadParameter:
-        raise  # wrong usage, of which typer tells
-    except Exception:
-        if not (in_log and PRESENT.json):
-            raise
-        _log_defect()
 
 
 def _stdout_is_read() -> bool:
@@ -80,8 +76,3 @@ def _fail(messages: list[str], status: int, as_json: bool, in_log: bool) -> None
         else:
             typer.echo(message, err=True)
     sys.exit(status)
-
-
-def _log_defect() -> None:
-    log.exception("process ends", why="a defect of the program", status=EXIT_RUNTIME)
-    sys.exit(EXIT_RUNTIME)

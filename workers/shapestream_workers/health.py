@@ -1,8 +1,8 @@
-"""`shapestream health`: does a server answer at an address? For health checks, which ask every few seconds.
+"""`shapestream health`: tell whether a server answers, for health checks that ask every few seconds.
 
-It says hello as a client does, takes any answer for a sign of life, and says goodbye: an answer comes from the event loop
-that does the work. Nothing but ZeroMQ and msgpack is imported for it: a tenth of a second of CPU, where a client takes ten
-times that. So the few bytes that it sends are written here by the protocol's numbers (docs/protocol.md).
+The command sends a client's greeting, waits for any answer, and sends a goodbye. The answer comes from the server's main
+event loop. Only ZeroMQ and msgpack are imported: that takes a tenth of a second of CPU, and a client ten times that. So the
+messages are built here by the protocol's numbers (docs/protocol.md).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import msgpack
 import zmq
 
-from shapestream_workers.process import EXIT_CONFIGURATION, EXIT_OK, EXIT_RUNTIME
+from shapestream_workers.exit_codes import EXIT_CONFIGURATION, EXIT_OK, EXIT_RUNTIME
 
 if TYPE_CHECKING:
     from shapestream.transport.curve import CallerKeys
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 DEFAULT_TIMEOUT_S = 5.0
 # The wire protocol's version, and its kinds of entries.
 _VERSION, _GOODBYE, _HELLO = 1, 1, 10
-# For the goodbye to leave: what the server's system does not take by then is not worth waiting for.
 _FAREWELL_MS = 500
+"""Milliseconds to send the goodbye."""
 
 
 def greeting() -> bytes:
@@ -47,14 +47,9 @@ def _message(kind: int, *fields: bytes | str) -> bytes:
 def main(arguments: Sequence[str]) -> int:
     """Ask once and return the exit status: 0 for an answer, 1 for none, 3 for an unusable configuration or key."""
     options = _parser().parse_args(arguments)
-    from_environment = os.environ.get
     try:
         address = _address(options.target)
-        keys = None
-        if address.startswith("tcp://"):
-            key = options.key or from_environment("SHAPESTREAM_KEY")
-            server_key = options.server_key or from_environment("SHAPESTREAM_SERVER_KEY")
-            keys = _keys(key, server_key)
+        keys = _keys(options.key, options.server_key) if address.startswith("tcp://") else None
     except _Unusable as error:
         print(error, file=sys.stderr)
         return EXIT_CONFIGURATION
@@ -67,7 +62,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 class _Unusable(Exception):
-    """A configuration or a key cannot be used; the text says why, a line per problem."""
+    """A configuration or a key cannot be used; the text has a line for each problem."""
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -78,18 +73,27 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "target",
         metavar="ADDRESS|CONFIG",
-        help="A server's address (ipc://..., tcp://...), which is quickest, or the YAML that it serves.",
+        help="The server's address (ipc://..., tcp://...), which is quickest, or its YAML file.",
     )
     parser.add_argument(
-        "--timeout", type=_seconds, default=DEFAULT_TIMEOUT_S, metavar="SECONDS", help="For the answer (5)."
+        "--timeout",
+        type=_seconds,
+        default=DEFAULT_TIMEOUT_S,
+        metavar="SECONDS",
+        help="Time for the answer (5).",
     )
+    variable = os.environ.get
     parser.add_argument(
         "--key",
         metavar="FILE",
-        help="Our secret key's file, for a server that asks for keys (SHAPESTREAM_KEY).",
+        default=variable("SHAPESTREAM_KEY"),
+        help="Your secret key, for a server with keys (SHAPESTREAM_KEY).",
     )
     parser.add_argument(
-        "--server-key", metavar="KEY|FILE", help="That server's public key (SHAPESTREAM_SERVER_KEY)."
+        "--server-key",
+        metavar="KEY|FILE",
+        default=variable("SHAPESTREAM_SERVER_KEY"),
+        help="The server's public key, or its file (SHAPESTREAM_SERVER_KEY).",
     )
     return parser
 
@@ -141,11 +145,8 @@ def _ask(address: str, timeout_s: float, keys: CallerKeys | None) -> str | None:
             return f"{address}: {error.strerror} (an address is ipc://PATH or tcp://HOST:PORT)"
         socket.send(greeting())
         if not socket.poll(round(timeout_s * 1000)):
-            hint = (
-                " (--key and --server-key, if it asks for keys)"
-                if address.startswith("tcp://") and keys is None
-                else ""
-            )
+            keyless = address.startswith("tcp://") and keys is None
+            hint = " (add --key and --server-key if it asks for keys)" if keyless else ""
             return f"no server at {address} answers within {timeout_s:g} s{hint}"
         socket.set(zmq.LINGER, _FAREWELL_MS)
         socket.send(goodbye())

@@ -1,4 +1,4 @@
-"""`shapestream infer` and `models`: one request to a running server, from the shell."""
+"""`shapestream infer` and `models`: ask a running server from the shell."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def read_inputs(arguments: Sequence[str]) -> dict[str, Any]:
     for argument in arguments:
         name, separator, text = argument.partition("=")
         if not separator or not name:
-            raise InvalidRequest(f"{argument!r} is not NAME=VALUE (VALUE: a .npy file, or JSON)")
+            raise InvalidRequest(f"{argument!r} is not NAME=VALUE (VALUE is a .npy file or JSON)")
         if name in inputs:
-            raise InvalidRequest(f"input {name!r} is given twice")
+            raise InvalidRequest(f"input {name!r} is given twice (remove one)")
         inputs[name] = _read_value(name, text)
     return inputs
 
@@ -98,16 +98,14 @@ def _reason_to_wait(statistics: Mapping[str, Any], model: str) -> str:
     slots = scheduler["models"].get(model, {}).get("slots", 0)
     if not slots:
         return (
-            f"no worker serves {model!r} yet: the request waits for one (--deadline SECONDS bounds the wait)"
+            f"no worker serves {model!r} yet: the request waits for one (--deadline SECONDS limits the wait)"
         )
     return (
         f"no answer yet: {model!r} has {slots} slots, and {scheduler['queued']} requests wait at the server"
     )
 
 
-def signatures_of(
-    access: ServerAccess,
-) -> tuple[list[ModelSignature], dict[str, str], dict[str, str]]:
+def signatures_of(access: ServerAccess) -> tuple[list[ModelSignature], dict[str, str], dict[str, str]]:
     """Return the signatures of all served models, and two mappings by model name.
 
     They hold the reasons of unavailable models, and the digests of the models' files; older servers send no digests.
@@ -116,7 +114,7 @@ def signatures_of(
         statistics = client.statistics()
         unavailable: dict[str, str] = statistics["unavailable"]
         served = [name for name in statistics["models"] if name not in unavailable]
-        digests: dict[str, str] = statistics.get("digests", {})  # older servers have none
+        digests: dict[str, str] = statistics.get("digests", {})
         return [client.signature(name) for name in served], unavailable, digests
 
 
@@ -156,9 +154,7 @@ def format_result(result: Result, *, as_json: bool) -> str:
 def _plain(array: np.ndarray[Any, Any]) -> Any:
     """Return an array as nested lists. Numbers that JSON cannot hold become texts: "nan", "inf"."""
     if array.dtype.kind == "V":
-        array = array.astype(
-            np.float32
-        )  # bf16: NumPy has no such type, and f32 holds each of its values exactly
+        array = array.astype(np.float32)  # bf16, which NumPy does not have; f32 holds all its values
     if array.dtype.kind == "f" and not np.isfinite(array).all():
         return np.where(np.isfinite(array), array.astype(object), array.astype(str)).tolist()
     return array.tolist()

@@ -1,11 +1,11 @@
-"""SIGTERM and SIGINT before an event loop obeys them: while models are read, compiled, proved and measured.
+"""SIGTERM and SIGINT before an event loop receives them: while models are read, compiled, proved and measured.
 
-The first signal raises KeyboardInterrupt in the main thread, so what was begun is tidied up. A call of an engine, or a
-thread that is waited for, may hold that back: then the process ends a second later all the same. A server and a worker have
-nothing to finish by then, so their status is 0, as after any other first signal; that of a command which answers is 1.
+The first signal raises KeyboardInterrupt in the main thread, so that `finally` blocks run. A call of an engine, or a thread
+that is waited for, may delay that; then the process ends after `TIDY_UP_S`. A server and a worker have nothing to finish at
+that time, so their status is 0, as after any other first signal. The status of a command that prints an answer is 1.
 
-    obey          at the command's beginning
-    handed_over   around `trio.run`: signals are kept for its receiver, and raised again once that is there
+    obey          at the beginning of the command
+    handed_over   around `trio.run`: signals are kept until its receiver is ready, and then raised again
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import FrameType
 
-from shapestream_workers.process import EXIT_OK, EXIT_RUNTIME
+from shapestream_workers.exit_codes import EXIT_OK, EXIT_RUNTIME
 
-# Between the signal and an end that nothing holds back.
 TIDY_UP_S = 1.0
+"""Seconds from the signal to the end of the process, whatever the main thread does."""
 STATUSES = {"serve": EXIT_OK, "worker": EXIT_OK, "check": EXIT_RUNTIME, "models": EXIT_RUNTIME}
 """The commands that compile models, and their status when a signal ends them before they serve."""
 
@@ -37,7 +37,7 @@ class _Interruption:
         self._interrupted = False
         self._hands_over = False
         self._kept: list[int] = []
-        # A reload that comes early waits for the server. To other commands it means what it means to any program.
+        # An early SIGHUP waits until the server can reload. It ends other commands, as it ends any program.
         reloads = (signal.SIGHUP,) if command == "serve" else ()
         self._before = {
             number: handler
@@ -72,22 +72,23 @@ class _Interruption:
             self._told = True
             os.write(2, b"interrupted\n")
 
-    def hand_over(self) -> None:
-        """Keep signals from now on."""
+    @contextmanager
+    def handed_over(self) -> Iterator[Callable[[], None]]:
+        """Keep signals, yield a function that raises the kept ones again, and restore the earlier handlers at the end."""
         self._hands_over = True
         signal.set_wakeup_fd(-1)
         self._writer.close()  # the thread ends
 
-    def taken_over(self) -> None:
-        """Give the kept signals to the event loop's handlers, which are there now."""
-        kept, self._kept = self._kept, []
-        for number in kept:
-            signal.raise_signal(number)
+        def raise_kept() -> None:
+            kept, self._kept = self._kept, []
+            for number in kept:
+                signal.raise_signal(number)
 
-    def restore(self) -> None:
-        """Set the handlers again that were there before."""
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+        try:
+            yield raise_kept
+        finally:
+            for number, handler in self._before.items():
+                signal.signal(number, handler)
 
 
 _current: _Interruption | None = None
@@ -114,14 +115,6 @@ def interrupted() -> int:
     return _current.status
 
 
-@contextmanager
-def handed_over() -> Iterator[Callable[[], None]]:
-    """Keep signals while `trio.run` starts. Yield the function to call once the event loop receives signals."""
-    if _current is None:
-        yield lambda: None
-        return
-    _current.hand_over()
-    try:
-        yield _current.taken_over
-    finally:
-        _current.restore()
+def handed_over() -> AbstractContextManager[Callable[[], None]]:
+    """Keep signals while `trio.run` starts. Yields the function to call once the event loop receives signals."""
+    return nullcontext(lambda: None) if _current is None else _current.handed_over()

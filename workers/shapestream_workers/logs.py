@@ -1,4 +1,4 @@
-"""`shapestream logs`: reads logs that were written as JSON."""
+"""`shapestream logs`: read logs that were written as JSON."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import typer
 
 from shapestream.errors import InvalidRequest
 from shapestream_workers.exit_status import reported
+from shapestream_workers.output import Json, print_answer
 
 app = typer.Typer(help="Read logs that were written as JSON.", no_args_is_help=True)
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
 _TOLD_ALREADY = {"timestamp", "event", "level", "request", "requests", "client", "sequence"}
 
 
@@ -26,23 +26,21 @@ def story(
     ],
     as_json: Json = False,
 ) -> None:
-    """Follow one request through a log of level debug, which is read from stdin."""
+    """Follow one request through a log of level debug, from stdin."""
     with reported(as_json=as_json):
         from shapestream_workers.why import event_lines
 
         told = list(stories_in(sys.stdin, request))
         if not told:
             raise InvalidRequest(
-                f"no line here says that request {request!r} arrived; is this JSON, of level debug?"
+                f"no line tells of the arrival of request {request!r} (the log must be JSON, of level debug)"
             )
-        if as_json:
-            typer.echo(json.dumps([{"request_id": request, "events": events} for events in told], indent=2))
-        else:
-            typer.echo("\n\n".join("\n".join(event_lines(events)) for events in told))
+        found = [{"request_id": request, "events": events} for events in told]
+        print_answer(["\n\n".join("\n".join(event_lines(events)) for events in told)], found, as_json=as_json)
 
 
 def stories_in(lines: Iterable[str], request_id: str) -> Iterator[list[tuple[float, str]]]:
-    """Yield the events of each time that this request arrived: milliseconds since then, and the line's words."""
+    """Yield the events of each arrival of this request: milliseconds since then, and the words of the line."""
     number: int | None = None
     batches: set[int] = set()
     events: list[tuple[float, str]] = []
@@ -50,7 +48,7 @@ def stories_in(lines: Iterable[str], request_id: str) -> Iterator[list[tuple[flo
     for line in _parsed(lines):
         if number is None and _is_arrival(line, request_id):
             number, began = line["request"], datetime.fromisoformat(line["timestamp"])
-        concerns = number is not None and (line.get("request") == number or number in _company(line))
+        concerns = number is not None and (line.get("request") == number or number in _requests_of(line))
         if concerns and "batch" in line:
             batches.add(line["batch"])
         if not concerns and line.get("batch") not in batches:
@@ -69,7 +67,7 @@ def _parsed(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
         try:
             parsed = json.loads(line)
         except ValueError:
-            continue  # of another program, or cut off
+            continue  # a line of another program, or one that was cut off
         if isinstance(parsed, dict) and {"event", "timestamp"} <= parsed.keys():
             yield parsed
 
@@ -82,15 +80,15 @@ def _is_arrival(line: dict[str, Any], request_id: str) -> bool:
     return by_number or line.get("request_id") == request_id
 
 
-def _company(line: dict[str, Any]) -> list[int]:
-    """Return the requests of a batch's line; `requests` is a number elsewhere."""
+def _requests_of(line: dict[str, Any]) -> list[int]:
+    """Return the requests in the line of a batch; none for other lines, where `requests` is a number."""
     requests = line.get("requests")
     return requests if isinstance(requests, list) else []
 
 
 def _words(line: dict[str, Any]) -> str:
-    """Return the event, and what is told beside the request's own numbers."""
+    """Return the event and its facts, without the request's own numbers."""
     facts = [f"{name}={value}" for name, value in line.items() if name not in _TOLD_ALREADY]
-    if len(_company(line)) > 1:
-        facts.append(f"in a batch of {len(_company(line))} requests")
+    if len(_requests_of(line)) > 1:
+        facts.append(f"in a batch of {len(_requests_of(line))} requests")
     return "  ".join([line["event"], *facts])

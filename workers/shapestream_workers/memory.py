@@ -1,7 +1,7 @@
-"""Memory of this process against its limit, measured once a second.
+"""Compare the memory of this process with its limit, once a second.
 
-A process that passes its limit cannot give back what an engine has allocated for the shapes that it met, so it is
-replaced (a worker) or says so (a server with models in its own process). docs/reliability.md is the page for users.
+A process cannot give back the memory that an engine has allocated for the shapes so far. So a worker that passes its limit
+is replaced. A server with models in its own process logs a warning. docs/reliability.md is the page for users.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from shapestream.serving.allocator import give_back_freed_memory
 from shapestream_engine.machine import resident_bytes
 
 MEASURE_EVERY_S = 1.0
-# Measurements in a row above the limit: a batch that is large for a moment is no reason.
 PATIENCE = 3
+"""Measurements in a row above the limit before it counts as passed: a single large batch must not count."""
 
 
 async def watch_memory(
@@ -32,7 +32,7 @@ async def watch_memory(
         measured = measure()
         above = above + 1 if measured > limit_bytes else 0
         if above == 1:
-            # Giving freed memory back may be enough. It takes the locks of the heaps: beside the event loop.
+            # This may be enough. It locks the heaps, so it runs in a thread beside the event loop.
             await trio.to_thread.run_sync(give_back)
         elif above >= PATIENCE:
             passed(measured)

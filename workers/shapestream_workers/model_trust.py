@@ -1,14 +1,13 @@
 """Trust in models: files whose digest the configuration states, and functions that an installed package registers.
 
-A configuration names what a process loads, and loading a function is running it. So a `function:` needs more than a
-line of YAML: a package that registers it,
+A configuration names the code that a process loads and runs. So a `function:` needs more than a line of YAML: a package
+that registers it,
 
     [project.entry-points."shapestream.functions"]
     rank = "acme_ranking.serving:rank"
 
-or the option of the user who starts the process (`--any-function`). Where the files may be is said, and checked, with the
-settings (`server.model_root`). What a file does once it is loaded is the engine's affair: none of this makes a hostile
-model harmless.
+or the option `--any-function` of the user who starts the process. The setting `server.model_root` limits where files may
+be. None of this makes a hostile model harmless: an engine runs the files that it loads.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ def require_trusted(model: ModelSettings) -> str | None:
     digest = _digest(Path(model.path))
     if model.sha256 is not None and digest != model.sha256:
         raise Distrusted(
-            f"{model.path} is another file: its sha256 is {digest} (restore the file, or write this digest)",
+            f"{model.path} has another sha256, {digest} (restore the file, or write this digest)",
             key=("sha256",),
         )
     return digest

@@ -1,4 +1,4 @@
-"""Compiled models from their settings, with errors that point into the YAML."""
+"""Compile models by their settings, with errors that point into the YAML."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ log = structlog.get_logger()
 
 
 def available_cpus() -> int:
-    """Return the CPUs that this process may use, which in a container are fewer than the machine has."""
+    """Return the number of CPUs that this process may use; a container may have fewer than the machine."""
     return len(os.sched_getaffinity(0))
 
 
@@ -45,8 +45,10 @@ def slots_and_threads(settings: Settings, model: str) -> tuple[int, int]:
 
 
 def processes_of(settings: Settings, model: str) -> dict[tuple[int, int], None]:
-    """Return the slots and threads of each kind of configured process that serves this model, in order; as of one where
-    none does."""
+    """Return the different (slots, threads) of the configured processes that serve this model, in order.
+
+    A model that no configured process serves counts as served by one process with default settings.
+    """
     groups = settings.worker_groups
     processes = max(1, sum(group.count for group in groups))
     found = [
@@ -78,9 +80,9 @@ def placement_warnings(loaded: LoadedSettings) -> Iterator[str]:
 
 
 def model_spec(model: ModelSettings) -> ModelSpec:
-    """Return the model as the engine wants it described, with all the padding that the configuration allows.
+    """Return the engine's specification of the model, with all the padding that the configuration allows.
 
-    Where results must not depend on the company, every call has the same number of rows, and nothing is padded.
+    With `batch_invariant`, every call has the same number of rows and nothing is padded.
     """
     rows = model.batching.invariant_rows
     spec = ModelSpec(
@@ -113,7 +115,7 @@ def model_spec(model: ModelSettings) -> ModelSpec:
 
 
 def _strategy(model: ModelSettings) -> Strategy:
-    """Return the strategy; rows of different requests meet, and are filled up, only where the proof tries that."""
+    """Return the strategy. Requests share calls, and calls are filled up, only in ways that the proof tests."""
     strategy = model.shapes.to_strategy()
     if BATCH in strategy.sizes:
         return strategy
@@ -131,7 +133,7 @@ def _limits(shapes: ShapesSettings) -> PreparedLimits:
 def compile_models(
     loaded: LoadedSettings, models: Iterable[ModelSettings], *, slots: int, threads: int | None
 ) -> dict[str, CompiledModel]:
-    """Compile and try the models; raises `ConfigurationError` with a line for all that cannot be served."""
+    """Compile and test the models. Raises `ConfigurationError` with a line for each that cannot be served."""
     compiled: dict[str, CompiledModel] = {}
     problems: list[str] = []
     for model in models:
@@ -140,10 +142,10 @@ def compile_models(
         except EngineError as error:
             problems.append(problem_of(loaded, model, error))
             continue
-        place = ("models", loaded.settings.models.index(model))
-        problems += [loaded.problem((*place, *where), words) for where, words in judgement.refused]
-        for where, words in judgement.warnings:
-            log.warning("configuration", what=loaded.problem((*place, *where), words))
+        refused, warnings = _lines_of(loaded, model, judgement)
+        problems += refused
+        for warning in warnings:
+            log.warning("configuration", what=warning)
         log.info(
             "model compiled",
             model=model.name,
@@ -159,6 +161,16 @@ def compile_models(
     return compiled
 
 
+def _lines_of(
+    loaded: LoadedSettings, model: ModelSettings, judgement: Judgement
+) -> tuple[list[str], list[str]]:
+    """Return the refusals and the warnings, as lines that start with file:line:column."""
+    place = ("models", loaded.settings.models.index(model))
+    refused = [loaded.problem((*place, *where), words) for where, words in judgement.refused]
+    warnings = [loaded.problem((*place, *where), words) for where, words in judgement.warnings]
+    return refused, warnings
+
+
 @dataclass(frozen=True, slots=True)
 class ReadModels:
     """Signatures of models as they are served, with warnings about them."""
@@ -169,17 +181,15 @@ class ReadModels:
 
 
 def read_signatures(loaded: LoadedSettings, models: Iterable[ModelSettings] | None = None) -> ReadModels:
-    """Return the signatures of the models (all by default) as they are served: the loader of every command that serves
-    nothing.
+    """Read the signatures of the models (all by default) as they are served, for commands that serve nothing.
 
-    Where the file and the configuration leave rules or the batch axis open, the model is tried, as a server would try
-    it; what was proved before is recalled. Raises `ConfigurationError` with a line for each that cannot be served.
+    If file and configuration leave rules or the batch axis open, the model is tested as a server would test it, or an
+    earlier result is read. Raises `ConfigurationError` with a line for each model that cannot be served.
     """
     signatures: list[ModelSignature] = []
     warnings: list[str] = []
     problems: list[str] = []
     for model in loaded.settings.models if models is None else models:
-        place = ("models", loaded.settings.models.index(model))
         try:
             require_trusted(model)
             signature, judgement = _signature(loaded.settings, model)
@@ -187,15 +197,16 @@ def read_signatures(loaded: LoadedSettings, models: Iterable[ModelSettings] | No
             problems.append(problem_of(loaded, model, error))
             continue
         signatures.append(signature)
-        problems += [loaded.problem((*place, *where), words) for where, words in judgement.refused]
-        warnings += [loaded.problem((*place, *where), words) for where, words in judgement.warnings]
+        refused, doubts = _lines_of(loaded, model, judgement)
+        problems += refused
+        warnings += doubts
     if problems:
         raise ConfigurationError(problems)
     return ReadModels(tuple(signatures), tuple(warnings))
 
 
 def _signature(settings: Settings, model: ModelSettings) -> tuple[ModelSignature, Judgement]:
-    """Return the signature, without a trial where none can change it."""
+    """Return the signature and the judgement; the model is tested only if that can change them."""
     spec = model_spec(model)
     if not may_share(model) or states_batch(spec):
         with suppress(RuleMissing):
@@ -211,9 +222,9 @@ def _signature(settings: Settings, model: ModelSettings) -> tuple[ModelSignature
 def _compile_unchanged(
     model: ModelSettings, slots: int, threads: int | None
 ) -> tuple[CompiledModel, Judgement]:
-    """Return the model as it may be served, with the digest of the files that it was read from.
+    """Return the model as it may be served, with the digest of its files, and the judgement.
 
-    Files that were replaced meanwhile are read once more: the engine may have seen the bytes of either.
+    Files that were replaced meanwhile are read once more: the engine may have read the old or the new ones.
     """
     for _ in range(2):
         digest = require_trusted(model)
@@ -255,7 +266,7 @@ def _compile(model: ModelSettings, slots: int, threads: int | None) -> tuple[Com
 
 
 def problem_of(loaded: LoadedSettings, model: ModelSettings, error: EngineError) -> str:
-    """Return the line about an error of the engine, with the place of the setting that the error is about."""
+    """Return the line about an error of the engine, with the place of its setting."""
     key: Location = error.key
     match key:
         case ("strategy", *_) if model.batching.invariant_rows is not None:

@@ -1,8 +1,8 @@
-"""Padding that a configuration does not allow and that would let more requests share calls: tried, then advised.
+"""Advice on padding that a configuration does not allow and that would let more requests share calls.
 
-`check` allows the padding of every dynamic dimension with `PAD_VALUE`, and puts that to the proof. Dimensions whose
-padding is proved alone are proved together, so that what is advised is what was proved. Nothing of it is served: the user
-writes the lines, or does not.
+`check` allows the padding of every dynamic dimension with `PAD_VALUE`, and tests that by the proof. Dimensions whose
+padding is proved one by one are then proved together, because together they are advised. Nothing of this is served: the
+user decides about the lines.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from shapestream_engine.signature import ModelSignature
 from shapestream_workers.proof import TriedModel, probe_model
 
 PAD_VALUE = 0
-"""Padding of tokens, of masks and of pictures by most of their exporters. Other values are the user's to know."""
+"""The usual padding of tokens, masks and pictures. Only the user can know other values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PaddingAdvice:
-    """Dimensions that are not padded, and what came of padding them."""
+    """Dimensions that are not padded, and the results of tests with padding."""
 
     inputs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """`inputs` of the model's YAML that allow the padding that was proved; empty where none was."""
     proved: tuple[str, ...] = ()
     refused: Mapping[str, str] = field(default_factory=dict)
-    """The evidence against the others, or why nothing could be said, by dimension."""
+    """The evidence against the others, or the reason why they could not be tested, by dimension."""
 
     def lines(self) -> Iterator[str]:
-        """Describe it, for people; the YAML stands on lines of its own."""
+        """Yield lines for people; those of the YAML are separate."""
         for dimension, why in self.refused.items():
-            yield f"padding of {dimension} with {PAD_VALUE} was tried for advice, and is no good: {why}"
+            yield f"padding of {dimension} with {PAD_VALUE} was tried for advice, and is not advised: {why}"
         if self.proved:
             names = " and ".join(self.proved)
             yield (
@@ -78,7 +78,7 @@ def advise_padding(settings: ModelSettings, tried: TriedModel, *, slots: int, th
         }
         together = _against(findings, tuple(names.values()))
         if not against and together is not None:
-            against = {left[-1]: together}  # each alone, but not all at once
+            against = {left[-1]: together}  # each may be padded alone, but not all of them
         if not against:
             return PaddingAdvice(inputs=inputs, proved=tuple(names.values()), refused=refused)
         refused |= {names[dimension]: _words(finding) for dimension, finding in against.items()}

@@ -1,12 +1,12 @@
-"""This process: its exit statuses, its standard streams, its versions, and ends that nothing can hold back.
+"""This process: its standard streams, its versions, its messages to its parent, and ends that nothing can delay.
 
 `shapestream health` imports this module, so what takes long to import is imported by the functions that need it.
 
-No worker outlives its server, even one that ends by SIGKILL. The parent holds the writing end of the worker's stdin and
-never writes. When the parent dies the kernel closes that end, and a read returns. A thread waits for it, so that neither
-a busy event loop nor a long compilation delays the end; where the thread cannot run, the kernel ends the process.
-Linux' PR_SET_PDEATHSIG would not do: it fires when the parent's *thread* ends, and trio starts processes from threads
-that come and go.
+No worker outlives its server, even if that ends by SIGKILL. The parent holds the writing end of the worker's stdin and
+never writes. When the parent ends, the kernel closes that end, and a read returns. A thread waits for it, so that neither
+a busy event loop nor a long compilation delays the end; if the thread cannot run, the kernel ends the process. Linux'
+PR_SET_PDEATHSIG is no alternative: it fires when the parent's *thread* ends, and trio starts processes from short-lived
+threads.
 """
 
 from __future__ import annotations
@@ -20,14 +20,7 @@ import sys
 import threading
 from collections.abc import Sequence
 
-EXIT_OK = 0
-EXIT_RUNTIME = 1
-"""An error while running. Wrong usage is 2, typer's own."""
-EXIT_CONFIGURATION = 3
-"""The configuration cannot be used."""
-EXIT_UNUSABLE = 4
-"""A worker's server has no use for this process: it has read other bytes of a model's files than those that are served,
-or it speaks another version. A process that is started anew may be right."""
+from shapestream_workers.exit_codes import EXIT_RUNTIME
 
 READY_LINE = b"ready\n"
 """Line that a worker writes to stdout each time that the server has welcomed it."""
@@ -37,9 +30,9 @@ REPLACE_LINE = b"replace\n"
 PROBLEM_LINE = b"problem "
 """Beginning of the line that a worker writes to stdout when it cannot use its configuration."""
 MAX_LINE_BYTES = 4096
-"""Bytes of a line that a worker writes to stdout, at most: a problem has this room for a file, a line and its remedy."""
+"""Bytes of a line that a worker writes to stdout, at most: enough for a problem with its file, place and remedy."""
 NAME_VARIABLE = "SHAPESTREAM_WORKER_NAME"
-"""Variable by which a parent tells a worker the name to greet with, so that both know the process by the same one."""
+"""Variable by which a parent tells a worker the name to register with at the server."""
 
 _LIBRARIES = ("trio", "pyzmq", "msgpack", "numpy", "openvino", "onnxruntime", "torch", "torch_xla")
 
@@ -47,8 +40,8 @@ _LIBRARIES = ("trio", "pyzmq", "msgpack", "numpy", "openvino", "onnxruntime", "t
 def open_standard_streams() -> None:
     """Open those of stdin, stdout and stderr on nothing that the parent has closed, as some daemons do.
 
-    Else the next socket would get their number, and engines write into it; and Python, which then has None for a
-    stream, could not log a line.
+    Otherwise the next socket would get their number, and engines would print into it. Python would have None for the stream,
+    and could not log.
     """
     for number in (0, 1, 2):
         try:
@@ -65,19 +58,19 @@ def open_standard_streams() -> None:
 
 
 def keep_what_is_loaded() -> None:
-    """Take all present objects out of the garbage collector's sight: they live as long as the process.
+    """Exclude all present objects from garbage collection: they live as long as the process.
 
-    With 80,000 of them, modules most of all, a full collection stopped a server under load for 145 ms, once in some 20,000
-    requests.
+    With 80,000 of them, most of them parts of modules, a full collection stopped a server under load for 145 ms, once in
+    some 20,000 requests.
     """
     gc.collect()
     gc.freeze()
 
 
 def _drop_unwritten_log() -> None:
-    """Drop lines that stderr does not take, of a terminal that was closed or a full disk.
+    """Drop lines that cannot be written to stderr, because its terminal was closed or the disk is full.
 
-    Python writes its buffer at the end once more, and would turn any status into 120 when that fails.
+    Python writes its buffer once more at its end. If that fails, it turns any exit status into 120.
     """
     try:
         sys.stderr.flush()
@@ -88,7 +81,7 @@ def _drop_unwritten_log() -> None:
 
 
 def end_with_parent(stdin: int = 0) -> None:
-    """Start to watch the parent's end of `stdin`. What `stdin` delivers is thrown away."""
+    """Start to watch the parent's end of `stdin`. Its data are dropped."""
     from shapestream_engine.parent_pipe import die_with_writer
 
     die_with_writer(stdin)

@@ -1,6 +1,6 @@
-"""The test of a model before it is served, and what follows from its result. Every command loads a model this way.
+"""The test of a model before it is served, and the consequences of its result. Every command loads a model this way.
 
-1. Output rules that the configuration leaves out are inferred by running the model (`compile_seeing`).
+1. Output rules that the configuration leaves out are inferred by running the model (`compile_with_rules`).
 2. If the configuration names no batch axis, the axis that the file names is used, or else the first axis of every input.
 3. The engine tries to prove that batching and padding change no result (docs/safety.md). `judge` decides by its findings:
 
@@ -42,9 +42,9 @@ from shapestream_engine.signature import ModelSignature
 _Problem: TypeAlias = tuple[Location, str]
 """A place below the model in the YAML, and a sentence about it."""
 
-
-_PROBE = "say by `probe` what realistic inputs are"
+_PROBE = "describe realistic inputs by `probe`"
 _VOUCH = "vouch for it by trust: true"
+MEANT = "batching: {max_batch: 1} says that this is meant"
 
 
 class _ProofRefusal(NamedTuple):
@@ -56,7 +56,7 @@ class _ProofRefusal(NamedTuple):
 
     def problem(self, *, trusted: bool) -> _Problem:
         """Return the refusal as a sentence: with its remedy, or, for a trusted model, as a warning."""
-        return self.place, f"{self.what} ({'served all the same: trust' if trusted else self.remedy})"
+        return self.place, f"{self.what} ({'served nevertheless: trust' if trusted else self.remedy})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +88,11 @@ def rows_together(model: ModelSettings) -> int | None:
     return model.batching.max_batch if model.idempotent else 1
 
 
+def may_share(model: ModelSettings) -> bool:
+    """Tell whether the configuration lets requests share calls of a model that has a batch axis."""
+    return rows_together(model) != 1
+
+
 def probe_model(
     model: ModelSettings, spec: ModelSpec, compiled: CompiledModel, *, threads: int | None
 ) -> ProbeReport:
@@ -95,10 +100,10 @@ def probe_model(
     return prove(spec, compiled, probe_options(model), threads=threads, cache=ProofCache.of_environment())
 
 
-def compile_seeing(
+def compile_with_rules(
     model: ModelSettings, spec: ModelSpec, *, slots: int, threads: int | None
 ) -> tuple[ModelSpec, CompiledModel, Mapping[str, Mapping[str, Any]]]:
-    """Compile the model, and infer output rules that the configuration leaves out, if they are certain.
+    """Compile the model, with inferred output rules where the configuration leaves them out.
 
     Returns the completed specification, the compiled model and the inferred rules by output. Raises `EngineError`;
     `RuleMissing` if a rule is not certain, or if `trust: true` forbids tests.
@@ -158,7 +163,7 @@ def _values(probe: ProbeSettings) -> Values | None:
 
 
 def _refusal(model: ModelSettings, finding: Finding) -> _ProofRefusal:
-    vouch = "trust: true serves it all the same"
+    vouch = "trust: true serves it nevertheless"
     treatment = finding.treatment
     # "strategy bucketed changes ...", or "padding of seq (strategy native) changes ...".
     strategy = "" if treatment.kind in ("strategy", "static") else f" (strategy {model.shapes.strategy})"
@@ -168,7 +173,7 @@ def _refusal(model: ModelSettings, finding: Finding) -> _ProofRefusal:
             return _ProofRefusal(
                 ("batching", "batch_invariant"),
                 f"{finding.subject}: the results depend on who shares the call: {finding.evidence}",
-                "batch_invariant: 1 runs every request alone; without batch_invariant they are equal within tolerances only",
+                "batch_invariant: 1 runs every request alone; without the key results are equal within tolerances",
             )
         case "static":
             return _ProofRefusal(("shapes", "static"), what, f"remove that shape; {vouch}")
@@ -176,11 +181,11 @@ def _refusal(model: ModelSettings, finding: Finding) -> _ProofRefusal:
             return _ProofRefusal(("shapes",), what, f"choose another strategy; {vouch}")
     if treatment.dimensions:
         wanted = ", ".join(treatment.dimensions)
-        remedy = f"remove {wanted} from `pad`, or give the model a mask that it heeds, by mask_of; {vouch}"
+        remedy = f"remove {wanted} from `pad`, or add a mask that the model uses, by mask_of; {vouch}"
         return _ProofRefusal(_pad_place(model, treatment.dimensions), what, remedy)
-    alone = "set batching.max_batch to 1, or call that axis anything but batch, and every request runs alone"
+    alone = "set batching.max_batch to 1, or give that axis another name: every request then runs alone"
     if model.batching.max_batch == 1:
-        alone = "allow no sizes of batch, by shapes or batch_invariant: such calls divide requests and fill them up"
+        alone = "remove sizes of batch from shapes, and batch_invariant: such calls divide requests and fill them up"
     return _ProofRefusal(_output_place(model, finding.output), what, f"{alone}; {vouch}")
 
 
@@ -203,10 +208,10 @@ def _unproved(model: ModelSettings, finding: Finding, shared: Sequence[str]) -> 
         for name in shared:
             if finding.output in (None, name):
                 what = (
-                    f"output {name!r}: the rule shared holds only where the output is the same whatever else is in the "
-                    f"batch, and nothing has proved that: {finding.why}"
+                    f"output {name!r}: the rule shared needs an output that is the same in every batch, and that is "
+                    f"unproved: {finding.why}"
                 )
-                yield _ProofRefusal(("outputs", name), what, "trust: true vouches for it")
+                yield _ProofRefusal(("outputs", name), what, _VOUCH)
     elif treatment.kind == "invariance":
         what = f"{finding.subject}: batch_invariant is unproved: {finding.why}"
         yield _ProofRefusal(("batching", "batch_invariant"), what, f"{_PROBE}, or {_VOUCH}")
@@ -214,7 +219,7 @@ def _unproved(model: ModelSettings, finding: Finding, shared: Sequence[str]) -> 
         what = f"{finding.subject}: {treatment} needs padding that is proved harmless, and it is unproved: {finding.why}"
         yield _ProofRefusal(("shapes",), what, f"{_PROBE}, choose the strategy native, or {_VOUCH}")
     elif needed:
-        what = f"{about}: {finding.why}; the strategy {shapes.strategy} cannot do without it"
+        what = f"{about}: {finding.why}; the strategy {shapes.strategy} needs it"
         yield _ProofRefusal(("shapes", needed[0]), what, f"{_PROBE}, or {_VOUCH}")
 
 
@@ -222,20 +227,20 @@ def _doubt(model: ModelSettings, finding: Finding) -> _Problem:
     advice = f"{_PROBE}, or {_VOUCH}"
     about = f"{finding.subject}: {finding.treatment} is unproved: {finding.why}"
     if finding.treatment.kind == "static":
-        return ("shapes", "static"), f"{about}; it is served all the same ({advice})"
+        return ("shapes", "static"), f"{about}; it is served nevertheless ({advice})"
     if dimensions := finding.treatment.dimensions:
         return _pad_place(model, dimensions), f"{about}; {', '.join(dimensions)} is not padded ({advice})"
-    return _output_place(model, finding.output), f"{about}; requests share calls all the same ({advice})"
+    return _output_place(model, finding.output), f"{about}; requests share calls nevertheless ({advice})"
 
 
 def _about_states(compiled: CompiledModel) -> tuple[_Problem, ...]:
-    """Return the warning about a model that keeps a state between calls, which is reset here; none for other models."""
+    """Return a warning about a model that keeps a state between calls; none for other models."""
     if not compiled.states:
         return ()
     names = ", ".join(compiled.states)
     what = (
-        f"the model keeps a state from call to call ({names}), and here every call begins with the initial one: "
-        "there are no sequences or sessions (export it with the state as an input and an output)"
+        f"the model keeps a state from call to call ({names}), but every call here begins with the initial state "
+        "(for sequences, export it with the state as an input and an output)"
     )
     return ((("path",), what),)
 
@@ -252,12 +257,9 @@ def _output_place(model: ModelSettings, output: str | None) -> Location:
     return ("outputs", output) if output in model.outputs and output is not None else ()
 
 
-MEANT = "batching: {max_batch: 1} says that this is meant"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TriedModel:
-    """The compiled model and the findings. Padding that the judgement forbids is still compiled in."""
+    """The compiled model and the findings. It still has the padding that the judgement forbids."""
 
     spec: ModelSpec
     compiled: CompiledModel
@@ -265,11 +267,6 @@ class TriedModel:
     """Output rules that were inferred by running the model."""
     proof: ProbeReport
     judgement: Judgement
-
-
-def may_share(model: ModelSettings) -> bool:
-    """Tell whether the configuration lets requests share calls of a model that has a batch axis."""
-    return model.batching.max_batch != 1 and model.idempotent
 
 
 def try_model(
@@ -280,11 +277,11 @@ def try_model(
     `spec` is the model as the configuration describes it. A model with `trust: true` is tested only with `prove_trusted`,
     and no batch axis is guessed for it.
     """
-    trials = _SpecificationTrial(model, slots, threads, prove_trusted=prove_trusted)
+    trial = _SpecificationTrial(model, slots, threads, prove_trusted=prove_trusted)
     if not may_share(model):
-        return trials.of(spec)
+        return trial.of(spec)
     if states_batch(spec):
-        tried = trials.of(spec)
+        tried = trial.of(spec)
         signature = tried.compiled.signature
         if signature.has_batch:
             return tried
@@ -292,23 +289,16 @@ def try_model(
     else:
         signature = without_rules(spec)
     if signature.has_batch:
-        return trials.guess(spec, spec, signature, named=True)
+        return trial.guess(spec, spec, signature, named=True)
     guess = with_batch_axis(spec, signature)
-    if isinstance(guess, NoBatchAxis):
-        return trials.alone(spec, _why_alone(guess))
-    if model.function is not None:
-        return trials.alone(
-            spec,
-            _why_alone(
-                NoBatchAxis(reason="no axis is called batch", shapes=_guessed_shapes(guess, signature))
-            ),
-        )
-    if model.trust:
-        reason = "the first axis of every input may be the batch, and trust: true lets nothing be tried"
-        return trials.alone(
-            spec, _why_alone(NoBatchAxis(reason=reason, shapes=_guessed_shapes(guess, signature)))
-        )
-    return trials.guess(guess, spec, signature, named=False)
+    if isinstance(guess, ModelSpec):
+        if model.function is None and not model.trust:
+            return trial.guess(guess, spec, signature, named=False)
+        reason = "no axis is called batch"
+        if model.function is None:
+            reason = "the first axis of every input may be the batch, but trust: true forbids to try it"
+        guess = NoBatchAxis(reason=reason, shapes=_guessed_shapes(guess, signature))
+    return trial.warned(trial.of(spec), _why_alone(guess))
 
 
 def why_alone(signatures: Iterable[ModelSignature]) -> Iterator[str]:
@@ -329,25 +319,20 @@ class _SpecificationTrial:
 
     def of(self, spec: ModelSpec) -> TriedModel:
         """Test the model as `spec` describes it. Raises `EngineError`."""
-        complete, compiled, rules = compile_seeing(
+        complete, compiled, rules = compile_with_rules(
             self._model, spec, slots=self._slots, threads=self._threads
         )
-        if not self._proves:
-            proof = ProbeReport(model=self._model.name, findings=())
-            judgement = Judgement(warnings=_about_states(compiled))
-            return TriedModel(spec=complete, compiled=compiled, proof=proof, judgement=judgement)
-        try:
-            proof = replace(probe_model(self._model, complete, compiled, threads=self._threads), rules=rules)
-        except EngineError:
-            compiled.close()
-            raise
-        judgement = judge(self._model, compiled.signature, proof)
+        proof, judgement = ProbeReport(model=self._model.name, findings=()), Judgement()
+        if self._proves:
+            try:
+                proof = probe_model(self._model, complete, compiled, threads=self._threads)
+            except EngineError:
+                compiled.close()
+                raise
+            proof = replace(proof, rules=rules)
+            judgement = judge(self._model, compiled.signature, proof)
         judgement = replace(judgement, warnings=(*_about_states(compiled), *judgement.warnings))
         return TriedModel(spec=complete, compiled=compiled, rules=rules, proof=proof, judgement=judgement)
-
-    def alone(self, spec: ModelSpec, why: str) -> TriedModel:
-        """Test the model without a batch axis, with a warning."""
-        return self.warned(self.of(spec), why)
 
     def warned(self, tried: TriedModel, why: str) -> TriedModel:
         """Add the warning that its requests run alone."""
@@ -360,8 +345,8 @@ class _SpecificationTrial:
     ) -> TriedModel:
         """Test the model with a batch axis that no user wrote. If that fails, test it without one, with a warning.
 
-        `named`: the model file itself calls the axis `batch`, which is enough if nothing could be proved. Raises
-        `EngineError` if the model cannot be compiled either way.
+        `named`: the model file itself calls the axis `batch`. Then the test need not prove that batching is safe, but must
+        not refute it. Raises `EngineError` if the model cannot be compiled either way.
         """
         axis = (
             "the axis that the model file calls batch" if named else "the first axis of every input as batch"
@@ -394,7 +379,7 @@ class _SpecificationTrial:
 
 
 def _axis_doubt(tried: TriedModel, *, named: bool) -> Finding | None:
-    """Return the finding that forbids shared calls along an axis that no user wrote; None if there is none."""
+    """Return the finding that forbids shared calls along an axis that no user wrote, or None."""
     batching = [finding for finding in tried.proof.findings if finding.treatment.kind == "batching"]
     for finding in batching:
         if finding.verdict == "refuted" or finding.is_short:
@@ -408,15 +393,13 @@ def _axis_words(doubt: Finding, guess: ModelSpec, signature: ModelSignature) -> 
     if doubt.verdict == "refuted":
         return f"{about} changes the results: {doubt.evidence} ({MEANT})"
     if doubt.is_short:
-        words = f"{about} is unproved beyond {doubt.rows} rows: {doubt.why}"
-        return (
-            f"{words} (with batching: {{max_batch: {doubt.rows}}} requests share calls)"
-            if doubt.rows > 1
-            else words
+        remedy = (
+            f" (with batching: {{max_batch: {doubt.rows}}} requests share calls)" if doubt.rows > 1 else ""
         )
+        return f"{about} is unproved beyond {doubt.rows} rows: {doubt.why}{remedy}"
     found = NoBatchAxis(reason="", shapes=_guessed_shapes(guess, signature))
     write = f", or add {found.yaml} to the model" if found.shapes else ""
-    return f"{about} is unproved: {doubt.why} (say by `probe` what realistic inputs are{write}; else {MEANT})"
+    return f"{about} is unproved: {doubt.why} ({_PROBE}{write}; else {MEANT})"
 
 
 def _guessed_shapes(guess: ModelSpec, signature: ModelSignature) -> dict[str, str]:

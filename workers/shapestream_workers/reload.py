@@ -1,6 +1,6 @@
-"""`shapestream reload`: ask a server to read its configuration again, wait until that is done, and tell what came of it.
+"""`shapestream reload`: ask a server to read its configuration again, wait for the end, and print the result.
 
-It speaks to the admin port; `reloads.py` is the server's side. SIGHUP asks for the same, and tells nothing.
+It asks the admin port; `reloads.py` is the server's side. SIGHUP requests the same, without an answer.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from shapestream.addresses import reached_from_here
 from shapestream.errors import ConfigurationError, ShapestreamError
 from shapestream.settings import load_settings
 
-# Between two questions whether it is done: unnoticed by a person, and nothing to a server.
 POLL_S = 0.2
-# For one answer, beyond the 0.8 s in which the admin port gives up its own main loop.
+"""Seconds between two questions for the result: a person does not notice them, and they cost a server nothing."""
 ANSWER_S = 5.0
+"""Seconds for one answer; the admin port itself gives up its main event loop after 0.8 s."""
 
 _ADDRESS = re.compile(r"(?P<host>\[[^]]+\]|[^:/\s]+):(?P<port>[0-9]{1,5})")
 
@@ -30,25 +30,17 @@ class NoAdminPort(Exception):
     """A configuration names no admin port that can be asked."""
 
 
-class Refused(Exception):
-    """The configuration cannot be used, as a server would say, too; it was not asked."""
-
-    def __init__(self, problems: list[str]) -> None:
-        super().__init__("\n".join(problems))
-        self.problems = problems
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain data in the form in which the server tells of a reload."""
-        return {"state": "refused", "why": self.problems}
+class Refused(ConfigurationError):
+    """The configuration cannot be used, so the server was not asked."""
 
 
 class ReloadFailed(ShapestreamError):
-    """The server cannot be asked, or ended before it had answered."""
+    """The server cannot be asked, or has ended before its answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdminAddress:
-    """An admin port, and what to show there."""
+    """An admin port and its token."""
 
     host: str
     port: int
@@ -75,7 +67,7 @@ def admin_port_of(target: str, token_file: Path | None) -> AdminAddress:
         address = _ADDRESS.fullmatch(reached)
         if address is None or address["port"] == "0":
             raise NoAdminPort(
-                f"the admin port of {target} is chosen when the server starts (name the HOST:PORT of its log)"
+                f"the server of {target} chooses its admin port when it starts (name the HOST:PORT in its log)"
             )
     return AdminAddress(
         host=address["host"].strip("[]"),
@@ -92,9 +84,9 @@ def _token_in(file: Path) -> str:
 
 
 def reload_server(admin: AdminAddress, *, timeout_s: float) -> dict[str, Any]:
-    """Ask for a reload, wait for its end, and return it as the server tells it.
+    """Request a reload, wait for its end, and return it as the server reports it.
 
-    `timeout_s`: for a server that does not answer, now or later. Raises ReloadFailed.
+    `timeout_s`: seconds to wait for a server that does not answer. Raises ReloadFailed.
     """
     started = _ask(admin, "PUT", "/reload", timeout_s)
     while not started["ended"]:
@@ -117,22 +109,24 @@ def _ask(admin: AdminAddress, method: str, path: str, timeout_s: float) -> dict[
             answer = connection.getresponse()
             status, body = answer.status, answer.read()
         except (OSError, http.client.HTTPException) as error:
-            # A second reload does no harm, so an answer that was lost is asked for again.
+            # A second reload does no harm, so the request is repeated if the answer was lost.
             status, why = 503, f"no admin port of a server answers at {where}: {error}"
         else:
             try:
                 told: dict[str, Any] = json.loads(body)
                 why = f"{where} says: {told.get('error', status)}"
             except (ValueError, AttributeError):
-                raise ReloadFailed(f"{where} is no admin port: it answers {status}") from None
+                raise ReloadFailed(
+                    f"{where} is no admin port: it answers {status} (name the server's admin port)"
+                ) from None
             if status == 200 and "ended" in told:
                 return told
         finally:
             connection.close()
         if (status == 404 and method == "PUT") or status == 405:
-            why = f"{where} knows no reloads: its server is of an earlier release, or it is a worker's port"
+            why = f"{where} has no reloads: its server is of an earlier release, or it is a worker's port"
         if status == 401:
-            why += " (--token-file FILE)"
+            why += " (add --token-file FILE)"
         if status != 503 or time.monotonic() > give_up_at:
             raise ReloadFailed(why)
         time.sleep(POLL_S)
@@ -142,7 +136,7 @@ def lines_of(found: Mapping[str, Any]) -> Iterator[str]:
     """Yield the lines for people."""
     if found["state"] == "refused":
         yield from found["why"]
-        yield "refused: the server goes on as it was"
+        yield "refused: the server goes on unchanged"
         return
     models, workers = found["models"], found["workers"]
     for word in ("added", "removed"):
@@ -155,7 +149,7 @@ def lines_of(found: Mapping[str, Any]) -> Iterator[str]:
     if workers["replaced"]:
         yield f"workers replaced: {', '.join(workers['replaced'])}"
     for name, why in workers["kept"].items():
-        yield f"worker {name} goes on as it was: {why}"
+        yield f"worker {name} goes on unchanged: {why}"
     for name, why in workers["given_up"].items():
         yield f"worker {name} is given up: {why}"
     for name, why in workers["starting"].items():

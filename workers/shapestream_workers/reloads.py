@@ -1,18 +1,17 @@
-"""Reloads of a server: the files of keys and the YAML are read again, every worker is replaced, and what came of it.
+"""Reloads of a server: it reads the files of keys and the YAML again, replaces every worker, and keeps the result.
 
     reading ──▶ replacing ──▶ ok, or incomplete: some keys, workers or models stay as they were, or still start
-       └──────▶ refused: nothing is changed, but perhaps keys
+       └──────▶ refused: nothing is changed, except perhaps keys
 
-SIGHUP and the admin port ask for them. Files are read by one reload at a time, in the order in which they were asked for.
-Workers that start take their time, so the next reload begins while the last one's workers are still replaced; then both
-end with the same workers.
+SIGHUP and the admin port request reloads. One reload at a time reads files, in the order of the requests. The next one
+begins while the workers of the last one are still being replaced; then both end with the same workers.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -29,8 +28,8 @@ from shapestream_workers.supervisor.processes import WorkerProcesses
 
 log = structlog.get_logger()
 
-# Reloads whose result can be asked for: those of the last minutes, even where a script reloads every second.
 MOST_REMEMBERED = 64
+"""Reloads whose result can be read: about those of the last minute, even where a script reloads every second."""
 
 
 class ReloadState(StrEnum):
@@ -49,7 +48,7 @@ RESULTS = (ReloadState.OK, ReloadState.INCOMPLETE, ReloadState.REFUSED)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Changes:
-    """The settings in which a YAML differs from the one before it."""
+    """The differences between a YAML and the one before it."""
 
     added: list[str]
     """Names of models."""
@@ -60,30 +59,29 @@ class Changes:
     """Keys of settings whose new values the running server does not use."""
 
 
+NO_CHANGES = Changes(added=[], removed=[], changed={}, need_restart=[])
+NOTHING_RESTARTED = Restarted(replaced=(), kept={}, given_up={}, starting={})
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class Reload:
-    """One reload, and what came of it so far."""
+    """One reload and its result so far."""
 
     number: int
     began: float
     state: ReloadState = ReloadState.READING
     why: list[str] = field(default_factory=list)
-    """Problems, each as a line that names its place where it has one."""
-    changes: Changes | None = None
-    """None before the YAML is read, and where it cannot be used."""
-    replaced: tuple[str, ...] = ()
-    kept: dict[str, str] = field(default_factory=dict)
-    """Workers that go on as they were, and why."""
-    given_up: dict[str, str] = field(default_factory=dict)
-    """Workers without a process, and why."""
-    starting: dict[str, str] = field(default_factory=dict)
-    """Workers whose new process has not come up in time, and why the reload waits no longer."""
+    """Problems, each as a line that names its place if it has one."""
+    changes: Changes = NO_CHANGES
+    """The changes of the YAML, once that is read and can be used."""
+    restarted: Restarted = NOTHING_RESTARTED
+    """The result for each worker, once all are replaced or cannot be."""
     seconds: float | None = None
-    """From when it was asked for to its end."""
+    """Seconds from the request to the end; None before."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the reload as plain data; without `seconds` it is under way."""
-        changes = self.changes or Changes(added=[], removed=[], changed={}, need_restart=[])
+        """Return the reload as plain data."""
+        changes = self.changes
         return {
             "number": self.number,
             "state": self.state.value,
@@ -92,12 +90,7 @@ class Reload:
             "why": self.why,
             "models": {"added": changes.added, "removed": changes.removed, "changed": changes.changed},
             "need_restart": changes.need_restart,
-            "workers": {
-                "replaced": list(self.replaced),
-                "kept": self.kept,
-                "given_up": self.given_up,
-                "starting": self.starting,
-            },
+            "workers": asdict(self.restarted),
         }
 
 
@@ -109,10 +102,10 @@ def changes_between(
     started: Settings,
     served: Callable[[str], ModelSettings | None],
 ) -> Changes:
-    """Compare what was read last with what is read now.
+    """Compare the settings that were read last with those that are read now.
 
-    `files`: models whose files are others now. `started`: what the server was started with, and goes on with.
-    `served`: the settings by which it batches a model that was served before.
+    `files`: names of models whose files have changed. `started`: the settings that the server was started with.
+    `served`: returns the settings by which the server batches a model, or None for one that it has not served yet.
     """
     old, new = before.models_by_name, now.models_by_name
     changed: dict[str, list[str]] = {}
@@ -127,19 +120,21 @@ def changes_between(
         used = served(name)
         if used is not None and used.batching != model.batching:
             need_restart.append(f"models[{name}].batching")
-    alone = not now.worker_groups  # then only the server's own process has models, or workers that dial in
-    if alone:
+    if (
+        not now.worker_groups
+    ):  # only this process, or workers that dial in, have models: no reload replaces them
         need_restart += [f"models[{name}]" for name in sorted((old.keys() ^ new.keys()) | changed.keys())]
+        return replace(NO_CHANGES, need_restart=need_restart)
     return Changes(
-        added=[] if alone else sorted(new.keys() - old.keys()),
-        removed=[] if alone else sorted(old.keys() - new.keys()),
-        changed={} if alone else changed,
+        added=sorted(new.keys() - old.keys()),
+        removed=sorted(old.keys() - new.keys()),
+        changed=changed,
         need_restart=need_restart,
     )
 
 
 def _as_read(server: ServerSettings) -> ServerSettings:
-    """Return the settings without values that a command line may give in place of the YAML."""
+    """Return the settings without those that a command line may replace."""
     return server.model_copy(update={"record_trace": None})
 
 
@@ -161,10 +156,10 @@ class Reloads:
         expect: Callable[[Settings], None],
         settled: Callable[[Restarted], None],
     ) -> None:
-        """`digests`: of the files that models are served from; `own_digests` of them: by this process.
+        """`digests`: of the models' files; `own_digests`: of those that this process itself serves.
 
-        `workers`: the worker processes, None without any. `expect` is called before they read new settings, `settled` when
-        each was replaced or cannot be.
+        `workers` returns the worker processes, or None without any. `expect` is called before they read new settings,
+        `settled` when each was replaced or cannot be.
         """
         self._loaded = loaded
         self._server = server
@@ -176,13 +171,13 @@ class Reloads:
         self._settled = settled
         self._asked = trio.Event()
         self._next: Reload | None = None
-        """The reload that was asked for and has not begun; there is no second one behind it."""
+        """The requested reload that has not begun. Later requests share it, so there is at most one."""
         self._numbers = 0
         self._remembered: deque[Reload] = deque(maxlen=MOST_REMEMBERED)
         server.count_reloads([state.value for state in RESULTS])
 
     def ask(self) -> Reload:
-        """Ask for a reload. One that has not begun to read serves those who ask before it does."""
+        """Request a reload, and return it. A reload that has not begun to read serves every request until it does."""
         if self._next is None:
             self._numbers += 1
             self._next = Reload(number=self._numbers, began=trio.current_time())
@@ -191,12 +186,12 @@ class Reloads:
         return self._next
 
     def find(self, number: int | None = None) -> Reload | None:
-        """Return the reload of this number, or the last one; None where there was none, or it is forgotten."""
+        """Return the reload with this number, or the last one; None if there was none, or if it is forgotten."""
         found = (reload for reload in reversed(self._remembered) if number in (None, reload.number))
         return next(found, None)
 
     async def run(self) -> None:
-        """Carry out what is asked for, until cancelled."""
+        """Carry out the requested reloads, until cancelled."""
         async with trio.open_nursery() as nursery:
             while True:
                 await self._asked.wait()
@@ -207,9 +202,9 @@ class Reloads:
                     nursery.start_soon(self._replace, reload, workers)
 
     async def _read(self, reload: Reload) -> WorkerProcesses | None:
-        """Read keys, YAML and the digests of models, and use them; return the workers that are to be replaced, if any.
+        """Read keys, YAML and the digests of models, and use them. Return the workers to replace, if there are any.
 
-        Where the YAML cannot be used, nothing but keys changes.
+        If the YAML cannot be used, only keys change.
         """
         self._read_keys(reload)
         try:
@@ -225,10 +220,8 @@ class Reloads:
                 advice = "restart the server to serve the new ones"
                 log.warning("model keeps its files", model=name, why="it runs in this process", advice=advice)
             digests[name] = digest
-        settings, files = (
-            fresh.settings,
-            {name for name in digests if digests[name] != self._digests.get(name)},
-        )
+        settings = fresh.settings
+        files = {name for name in digests if digests[name] != self._digests.get(name)}
         reload.changes = changes_between(
             self._present,
             settings,
@@ -251,7 +244,7 @@ class Reloads:
         return workers
 
     def _read_keys(self, reload: Reload) -> None:
-        """Let in the keys that their files list now; those of before, if these cannot be used."""
+        """Let in the keys that the files list now. If the files cannot be used, the keys stay as they were."""
         try:
             security = server_security(self._loaded)
         except ConfigurationError as error:
@@ -263,31 +256,30 @@ class Reloads:
             log.info("keys are read again", **security.ring.counts())
 
     def _read_files(self) -> tuple[LoadedSettings, dict[str, str]]:
-        """Return the YAML, and the digests of its models' files, as they are now.
+        """Read the YAML and the digests of its models' files.
 
-        Raises `ConfigurationError`, also for what these processes cannot become.
+        Raises `ConfigurationError`, also for another number of worker processes.
         """
         fresh = load_settings(self._loaded.path)
         before, now = ([group.count for group in one.settings.worker_groups] for one in (self._loaded, fresh))
         if before != now:
             message = (
-                f"groups of {_spell(now)} processes instead of {_spell(before)} "
-                "(restart the server to change their number)"
+                f"groups of {', '.join(map(str, now)) or 'no'} processes instead of "
+                f"{', '.join(map(str, before)) or 'no'} (restart the server to change their number)"
             )
             raise ConfigurationError([fresh.problem(("workers",), message)])
         return fresh, digests_of(fresh.settings.models)
 
     async def _replace(self, reload: Reload, workers: WorkerProcesses) -> None:
-        """Replace the workers, and note how that ended."""
+        """Replace the workers, and record the result."""
         restarted = await workers.restart()
         if restarted is None:
             reload.why.append("the workers have ended")
             self._end(reload, ReloadState.INCOMPLETE)
             return
-        reload.replaced, reload.starting = restarted.replaced, restarted.starting
-        reload.kept, reload.given_up = restarted.kept, restarted.given_up
+        reload.restarted = restarted
         self._settled(restarted)
-        sound = not (reload.why or reload.kept or reload.given_up or reload.starting)
+        sound = not (reload.why or restarted.kept or restarted.given_up or restarted.starting)
         self._end(reload, ReloadState.OK if sound else ReloadState.INCOMPLETE)
 
     def _end(self, reload: Reload, state: ReloadState) -> None:
@@ -300,11 +292,7 @@ class Reloads:
             result=state.value,
             number=reload.number,
             seconds=reload.seconds,
-            kept=reload.kept,
-            given_up=reload.given_up,
-            starting=reload.starting,
+            kept=reload.restarted.kept,
+            given_up=reload.restarted.given_up,
+            starting=reload.restarted.starting,
         )
-
-
-def _spell(counts: list[int]) -> str:
-    return ", ".join(map(str, counts)) or "no"

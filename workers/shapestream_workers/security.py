@@ -1,4 +1,4 @@
-"""Keys named by `server.security` of a YAML, which `serve` and `check` read before a port is open."""
+"""The keys that `server.security` of a YAML names. `serve` and `check` read them before a port is open."""
 
 from __future__ import annotations
 
@@ -51,6 +51,6 @@ def caller_keys(key: Path | None, server_key: str | None) -> CallerKeys | None:
     if key is None or server_key is None:
         missing, given = ("--key", "--server-key") if key is None else ("--server-key", "--key")
         raise ConfigurationError(
-            [f"{given} without {missing} (a protected server needs both, others neither)"]
+            [f"{given} without {missing} (a server with keys needs both, others need neither)"]
         )
     return CallerKeys(key=read_key_pair(key), server_key=public_key(server_key))

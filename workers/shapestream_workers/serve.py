@@ -1,21 +1,20 @@
-"""`shapestream serve`: the server and its workers, from one process, from a YAML; their common beginning and end.
+"""`shapestream serve`: run the server and the workers that a YAML names.
 
-On the first SIGTERM or SIGINT the server refuses what is new and finishes what it has, within its grace; then
-the workers are stopped. The second one ends everything at once. On SIGHUP the lists of keys and the YAML are read
-again, and every worker is replaced by a fresh process, one after the other.
+On the first SIGTERM or SIGINT the server refuses new requests and finishes those that it has, within `grace_s`. Then it
+stops the workers. The second signal ends everything at once. On SIGHUP the server reads the lists of keys and the YAML
+again, and replaces every worker by a new process, one after the other.
 """
 
 from __future__ import annotations
 
 import os
 import resource
-import shutil
 import signal
 import sys
-import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import partial
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -31,18 +30,13 @@ from shapestream.transport.guards import connections_that_fit, raise_descriptor_
 from shapestream_engine.calibration_cache import CostCache
 from shapestream_engine.machine import divide_cpus
 from shapestream_workers.admin import open_admin_port
-from shapestream_workers.costs import tables
+from shapestream_workers.costs import cost_tables
+from shapestream_workers.exit_codes import EXIT_CONFIGURATION, EXIT_OK, EXIT_RUNTIME
 from shapestream_workers.interruption import handed_over
 from shapestream_workers.memory import spell_bytes, watch_memory
 from shapestream_workers.model_trust import digests_of
 from shapestream_workers.models import available_cpus, compile_models, placement_warnings
-from shapestream_workers.process import (
-    EXIT_CONFIGURATION,
-    EXIT_OK,
-    EXIT_RUNTIME,
-    exit_after,
-    keep_what_is_loaded,
-)
+from shapestream_workers.process import exit_after, keep_what_is_loaded
 from shapestream_workers.reloads import Reload, Reloads
 from shapestream_workers.security import server_security
 from shapestream_workers.supervisor.core import Restarted, RestartPolicy
@@ -56,14 +50,14 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
-# For workers to end after the server has drained: they have nothing left to do by then.
 STOP_GRACE_S = 5.0
-# After the second signal, or when nothing can serve any more: just enough to tell the clients.
+"""Seconds for workers to end after the server has drained; they have nothing left to do by then."""
 LAST_WORDS_S = 1.0
+"""Seconds to tell the clients after the second signal, or when no worker is left."""
 
 
 def worker_commands(loaded: LoadedSettings, address: str) -> dict[str, list[str]]:
-    """Return a command line per worker process; the same CLI that users have, with what only a parent can say."""
+    """Return the command line of each worker process: the users' own command, with a parent's options."""
     # -P: a file in the current folder must not shadow a module, which -m alone would allow.
     program = [sys.executable, "-P", "-m", "shapestream_workers", "worker", str(loaded.path.absolute())]
     return {
@@ -79,7 +73,7 @@ def groups_of_workers(settings: Settings) -> dict[str, int]:
 
 
 def models_of_workers(settings: Settings) -> dict[str, frozenset[str]]:
-    """Return the models of each worker, by the workers' names."""
+    """Return the names of the models of each worker."""
     groups = settings.worker_groups
     return {
         worker: frozenset(model.name for model in settings.models_of(groups[number]))
@@ -88,7 +82,7 @@ def models_of_workers(settings: Settings) -> dict[str, frozenset[str]]:
 
 
 def run_server(loaded: LoadedSettings) -> int:
-    """Serve until told to stop; returns the exit status. Raises `ConfigurationError` before any port is open."""
+    """Serve until told to stop, and return the exit status. Raises `ConfigurationError` before any port is open."""
     keep_freed_memory()
     raise_descriptor_limit()
     keys = server_security(loaded)
@@ -102,7 +96,7 @@ def run_server(loaded: LoadedSettings) -> int:
         slots, threads = divide_cpus(available_cpus(), 1, in_process.slots, in_process.threads)
         with admin.preparing() if admin is not None else nullcontext():
             models = compile_models(loaded, loaded.settings.models, slots=slots, threads=threads)
-            costs = tables(loaded.settings.models, models, slots=slots, threads=threads)
+            costs = cost_tables(loaded.settings.models, models, slots=slots, threads=threads)
         local = SlotThreads(models=models, slots=slots, costs=costs)
         digests = dict(local.digests)
         log.warning(
@@ -127,7 +121,7 @@ def run_server(loaded: LoadedSettings) -> int:
 
 
 def open_tracer(loaded: LoadedSettings) -> RequestTracer | None:
-    """Return a maker of spans; None where none is asked for, and where its libraries are missing.
+    """Return the maker of spans; None if none is configured, or if its libraries are missing.
 
     Raises `ConfigurationError` for variables `OTEL_*` that cannot be used.
     """
@@ -147,7 +141,7 @@ def open_tracer(loaded: LoadedSettings) -> RequestTracer | None:
 
 
 def _clients_that_fit(loaded: LoadedSettings) -> int:
-    """Return `max_clients`, or as many as the limit of open files allows. Raises `ConfigurationError` where not one fits."""
+    """Return `max_clients`, or the number that the limit of open files allows. Raises `ConfigurationError` below one."""
     settings = loaded.settings
     wanted = settings.server.max_clients
     workers = sum(group.count for group in settings.worker_groups)
@@ -176,33 +170,30 @@ def _clients_that_fit(loaded: LoadedSettings) -> int:
 
 @contextmanager
 def _own_workers_address(settings: Settings) -> Iterator[str | None]:
-    """Yield a private address for the workers of this process while the server lives; None where it needs none.
+    """Yield a private address for this server's own workers, or None if they can use the configured one.
 
-    It needs one where the configured address asks for a key: its own workers have none.
+    Own workers have no key, so they need a private address if the configured one asks for keys.
     """
     listen = settings.server.worker_listen
     asks = settings.server.security is not None and listen is not None and is_protectable(listen)
     if not settings.worker_groups or (listen is not None and not asks):
         yield None
         return
-    # Short, since the path of a socket is: neither beside the YAML nor below the user's TMPDIR.
-    folder = tempfile.mkdtemp(prefix="shapestream-", dir="/tmp")
-    try:
+    # The path of a socket must be short: TMPDIR, or the folder of the YAML, may be too long.
+    with TemporaryDirectory(prefix="shapestream-", dir="/tmp", ignore_cleanup_errors=True) as folder:
         yield f"ipc://{folder}/workers"
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def has_terminal() -> bool:
     """Tell whether the log goes to a terminal.
 
-    A closed terminal sends SIGHUP to its foreground processes. It then ends the server as Ctrl-C does.
+    A terminal that closes sends SIGHUP to its foreground processes. That SIGHUP ends the server, as Ctrl-C does.
     """
     return os.isatty(2)
 
 
 class _Serving:
-    """One run of `serve`: the server, its workers, and the signals that end both."""
+    """One run of `serve`: the server, its workers and its signals."""
 
     def __init__(
         self,
@@ -212,34 +203,44 @@ class _Serving:
         admin: AdminPort | None,
         digests: Mapping[str, str],
     ) -> None:
-        """`start` is `serve`, with everything that it takes but `task_status`; `digests`: of the models' files."""
+        """`start` is `serve` with all of its arguments but `task_status`; `digests`: of the models' files."""
         self._loaded = loaded
         self._admin = admin
         self._local = local
         self._start = start
         self._digests = digests
+        self._server: Server
+        self._reloads: Reloads
         self._drained = trio.Event()
         self._workers: WorkerProcesses | None = None
         self._models = models_of_workers(loaded.settings)
-        """The models of each worker, as the YAML said when it was read last."""
+        """The models of each worker, by the YAML that was read last."""
         self._status = EXIT_OK
         self._stop_asked = False
         self._had_terminal = has_terminal()
 
     async def run(self, obeys_signals: Callable[[], None]) -> int:
         """Serve and return the exit status. `obeys_signals` is called once signals are received here."""
-        # Received before any peer can know of the server: an earlier signal would end the process.
+        # Signals are received before any peer can know of the server: an earlier one would end the process.
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
             obeys_signals()
             return await self._run(signals)
 
     async def _run(self, signals: AsyncIterator[int]) -> int:
         async with trio.open_nursery() as nursery:
-            server = await nursery.start(self._serve)
-            reloads = self._reloads_of(server)
-            nursery.start_soon(reloads.run)
+            server = self._server = await nursery.start(self._serve)
+            self._reloads = Reloads(
+                self._loaded,
+                server,
+                digests=self._digests,
+                own_digests={} if self._local is None else self._local.digests,
+                workers=lambda: self._workers,
+                expect=self._expect,
+                settled=self._give_up_new_models,
+            )
+            nursery.start_soon(self._reloads.run)
             if self._admin is not None:
-                nursery.start_soon(self._admin.run, self._pages(server, reloads))
+                nursery.start_soon(self._admin.run, self._pages())
             keep_what_is_loaded()
             notify("READY=1")
             nursery.start_soon(tend_watchdog, server.readings.standstill)
@@ -247,32 +248,21 @@ class _Serving:
             if in_process is not None and in_process.memory_limit is not None:
                 warn = partial(_warn_of_memory, in_process.memory_limit)
                 nursery.start_soon(watch_memory, in_process.memory_limit, warn)
-            nursery.start_soon(self._obey_signals, signals, server, reloads, nursery)
-            await self._run_workers(server)
+            nursery.start_soon(self._obey_signals, signals, nursery.cancel_scope)
+            await self._run_workers()
             await self._drained.wait()
             nursery.cancel_scope.cancel()
         return self._status
 
-    def _reloads_of(self, server: Server) -> Reloads:
-        return Reloads(
-            self._loaded,
-            server,
-            digests=self._digests,
-            own_digests={} if self._local is None else self._local.digests,
-            workers=lambda: self._workers,
-            expect=partial(self._expect, server),
-            settled=partial(self._give_up_new_models, server),
-        )
-
-    def _pages(self, server: Server, reloads: Reloads) -> dict[str, Page | EventStream]:
+    def _pages(self) -> dict[str, Page | EventStream]:
         from shapestream.serving.admin_pages import reload_page, server_pages
 
         def find(number: int | None) -> dict[str, Any] | None:
-            found = reloads.find(number)
+            found = self._reloads.find(number)
             return None if found is None else found.to_dict()
 
-        page = reload_page(lambda: self._ask_for_reload(reloads).to_dict(), find)
-        return {**server_pages(server), "/reload": page}
+        page = reload_page(lambda: self._ask_for_reload().to_dict(), find)
+        return {**server_pages(self._server), "/reload": page}
 
     async def _serve(self, *, task_status: trio.TaskStatus[Server]) -> None:
         try:
@@ -280,8 +270,9 @@ class _Serving:
         finally:
             self._drained.set()
 
-    async def _run_workers(self, server: Server) -> None:
-        """Run the workers until none is left: after the server has drained, or when they were given up."""
+    async def _run_workers(self) -> None:
+        """Run the workers until none is left, because the server has drained or they were given up."""
+        server = self._server
         if not server.worker_addresses or not self._loaded.settings.worker_groups:
             return
         sound = set(self._models)
@@ -325,38 +316,36 @@ class _Serving:
         await self._drained.wait()
         workers.stop(STOP_GRACE_S)
 
-    def _expect(self, server: Server, settings: Settings) -> None:
-        """Tell the server which models its workers serve from now on, and which none of them does."""
+    def _expect(self, settings: Settings) -> None:
+        """Tell the server which models its workers serve from now on, and which they serve no more."""
         before = frozenset[str]().union(*self._models.values())
         self._models = models_of_workers(settings)
         now = frozenset[str]().union(*self._models.values())
         models = settings.models_by_name
         for name in sorted(now):
-            server.model_expected(name, models[name])
+            self._server.model_expected(name, models[name])
         for name in sorted(before - now):
-            server.model_withdrawn(name, "the configuration, as read on SIGHUP, gives it to no worker")
+            self._server.model_withdrawn(name, "the reloaded configuration gives it to no worker")
 
-    def _give_up_new_models(self, server: Server, restarted: Restarted) -> None:
-        """End the requests for models that only workers would have which could not be replaced."""
+    def _give_up_new_models(self, restarted: Restarted) -> None:
+        """End the requests for new models that no worker serves, because none could be replaced."""
         for worker, why in restarted.kept.items():
             for name in self._models[worker].difference(*[self._models[one] for one in restarted.replaced]):
-                if server.was_never_served(name):
-                    server.model_given_up(name, f"no worker could be started with it: {why}")
+                if self._server.was_never_served(name):
+                    self._server.model_given_up(name, f"no worker could be started with it: {why}")
 
-    def _ask_for_reload(self, reloads: Reloads) -> Reload:
-        """Raise `ConfigurationError` while the server stops."""
+    def _ask_for_reload(self) -> Reload:
+        """Request a reload. Raises `ConfigurationError` while the server stops."""
         if self._stop_asked:
             raise ConfigurationError(["the server stops"])
-        return reloads.ask()
+        return self._reloads.ask()
 
-    async def _obey_signals(
-        self, signals: AsyncIterator[int], server: Server, reloads: Reloads, nursery: trio.Nursery
-    ) -> None:
+    async def _obey_signals(self, signals: AsyncIterator[int], scope: trio.CancelScope) -> None:
         async for number in signals:
             name = signal.Signals(number).name
             if number == signal.SIGHUP and not (self._had_terminal and not has_terminal()):
                 try:
-                    self._ask_for_reload(reloads)
+                    self._ask_for_reload()
                 except ConfigurationError as error:
                     log.info("no worker is restarted", why=str(error))
                 continue
@@ -364,22 +353,22 @@ class _Serving:
                 self._stop_asked = True
                 log.info("stopping", signal=name, grace_s=self._loaded.settings.server.grace_s)
                 notify("STOPPING=1")
-                server.drain()
+                self._server.drain()
                 continue
             log.warning("stopping at once", signal=name)
             self._status = EXIT_RUNTIME
             if self._workers is not None:
                 self._workers.stop_now()
             exit_after(LAST_WORDS_S)
-            nursery.cancel_scope.cancel()
+            scope.cancel()
             return
 
 
 def _warn_of_memory(limit_bytes: int, resident: int) -> None:
-    """Warn once: a server that runs models in its own process cannot be replaced by another."""
+    """Warn once: a server that runs models in its own process cannot be replaced."""
     log.warning(
         "memory limit passed",
         resident=spell_bytes(resident),
         limit=spell_bytes(limit_bytes),
-        what="in_process: nothing can be done; use workers, which are replaced",
+        what="in_process: the server goes on; use workers, which are replaced",
     )

@@ -164,7 +164,8 @@ def _chosen(settings: Settings, model: ModelSettings, slots: int, threads: int) 
 
 
 def other_slots(slots: int, threads: int) -> int | None:
-    """The number of slots to compare with: one per thread, or half as many where it is so already; None on one thread."""
+    """Return the number of slots to compare with: one per thread, or half as many where it is so already; None on one
+    thread."""
     if threads == 1:
         return None
     return threads if slots < threads else -(-threads // 2)
@@ -188,7 +189,7 @@ class _Bench:
         self._values = values_of(tried.compiled.signature, probe_options(model))
 
     def measured_precision(self, properties: Mapping[str, str]) -> PrecisionAdvice:
-        """What these properties give."""
+        """Return what these properties give."""
         try:
             other = self._compiled(properties, self._slots, requests=self._slots)
         except EngineError as error:
@@ -209,7 +210,7 @@ class _Bench:
             other.close()
 
     def measured_slots(self, chosen: SlotsAdvice) -> SlotsAdvice:
-        """What the other number of slots gives."""
+        """Return what the other number of slots gives."""
         if chosen.other is None:
             return chosen
         try:
@@ -230,7 +231,7 @@ class _Bench:
             other.close()
 
     def _compiled(self, properties: Mapping[str, str], slots: int, *, requests: int) -> CompiledModel:
-        """The model with these properties. Raises `EngineError`, also if so many compilations take too long."""
+        """Return the model with these properties. Raises `EngineError`, also if so many compilations take too long."""
         spec = self._tried.spec
         began = monotonic()
         compiled = compile_model(

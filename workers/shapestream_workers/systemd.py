@@ -1,6 +1,6 @@
-"""Word to systemd about this process (sd_notify(3)): a datagram to the socket that the environment names.
+"""Notify systemd about this process (sd_notify(3)), by a datagram to the socket that the environment names.
 
-Outside systemd, or where the unit asks for nothing, nothing is sent.
+Nothing is sent outside systemd, or if the unit does not ask for notifications.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ log = structlog.get_logger()
 
 
 def notify(state: str) -> None:
-    """Send assignments such as `READY=1`."""
+    """Send an assignment such as `READY=1`."""
     address = os.environ.get("NOTIFY_SOCKET", "")
     if not address.startswith(("/", "@")):
         return
@@ -38,7 +38,7 @@ def watchdog_s() -> float | None:
 
 
 async def tend_watchdog(standstill: Callable[[], str | None]) -> None:
-    """Give signs of life until cancelled, from the event loop, except while there is a reason for a standstill."""
+    """Send signs of life from the event loop until cancelled, except while `standstill` returns a reason."""
     expected_s = watchdog_s()
     while expected_s is not None:
         if standstill() is None:

@@ -1,4 +1,4 @@
-"""The server that a command asks, named by its address or by the YAML that it serves."""
+"""The server that a command asks, named by its address or by its YAML file."""
 
 from __future__ import annotations
 
@@ -58,5 +58,5 @@ def address_of(target: str | Path) -> str:
     for address in loaded.settings.server.listen:
         if not address.endswith((":*", ":0")):
             return reached_from_here(address)
-    message = "every port is chosen when the server starts (name the address that it logged)"
+    message = "the server chooses every port when it starts (name the address in its log)"
     raise ConfigurationError([loaded.problem(("server", "listen"), message)])

@@ -1,11 +1,11 @@
-"""A worker's tasks around its session: one connection at a time to its server, until it drains.
+"""The tasks of a worker around its session: one connection at a time to its server, until it drains.
 
     run
     └── one connection           again after `RETRY_S`, for as long as the server is away
-        ├── connection.run       the socket's watcher
-        ├── _read                entries in, one turn at a time
-        ├── _write               messages that the socket did not take at once
-        └── _beat                heartbeats, and the server's silence
+        ├── connection.run       watches the socket
+        ├── _read                reads entries
+        ├── _write               sends messages that the socket did not take at once
+        └── _beat                sends heartbeats, and watches for the server's silence
 
 This is the worker's control connection. Its slots have threads and connections of their own (`serving/slot_threads.py`).
 `worker_session.py` decides what each message means, and what is sent.
@@ -13,6 +13,7 @@ This is the worker's control connection. Its slots have threads and connections 
 
 from __future__ import annotations
 
+import enum
 import os
 from collections import deque
 from collections.abc import Callable
@@ -36,7 +37,7 @@ RETRY_MAX_S = 10.0
 DEFAULT_HEARTBEAT_S = 1.0
 """Seconds between heartbeats until the server has sent its own interval."""
 STALL_S = 0.5
-"""Delay of a heartbeat, in seconds, beyond which this process itself stood still."""
+"""Delay of a heartbeat, in seconds, after which this process counts as paused."""
 FAREWELL_S = 0.5
 """Seconds to send the last messages of a session; a server that is gone takes none of them."""
 ORPHAN_S = 60.0
@@ -44,11 +45,22 @@ ORPHAN_S = 60.0
 _CODEC = codec_of(Role.WORKER)
 
 
-class Worker:
-    """The slots of one process, which serve one server.
+class WorkerEnd(enum.Enum):
+    """The reason why a worker ended."""
 
-    `connect` makes a connection; `ready` is called each time that the server has welcomed this worker.
-    """
+    DRAINED = enum.auto()
+    REFUSED = enum.auto()
+    """The server refused this worker, and no other server will replace it."""
+    UNUSABLE = enum.auto()
+    """This process has read other files of a model than the server serves, or speaks another version of the protocol."""
+    SLOT_ENDED = enum.auto()
+    """A slot's thread has ended: another process must replace this one."""
+    SLOT_HANGS = enum.auto()
+    """A slot hangs: only the end of the process frees it."""
+
+
+class Worker:
+    """The slots of one process, which serve one server."""
 
     def __init__(
         self,
@@ -61,8 +73,9 @@ class Worker:
         once: tuple[str, ...] = (),
         advice: str | None = None,
     ) -> None:
-        """`asks_again`: connect again to a server that refuses this worker, since another server may replace it.
+        """`connect` makes a connection. `ready` is called each time that the server has welcomed this worker.
 
+        `asks_again`: connect again to a server that refuses this worker, since another server may replace it.
         `once`: the models whose requests must not run twice. `advice`: what to do if no server ever answers.
         """
         self.name = name
@@ -73,17 +86,8 @@ class Worker:
         self._asks_again = asks_again
         self._once = once
         self._advice = advice
-        self.refused = False
-        """True if `run` returned because the server refuses this worker."""
-        self.hangs = False
-        """True if `run` returned because a slot hangs: only the end of the process frees it."""
-        self.slot_ended = False
-        """True if `run` returned because a slot's thread has ended: another process must replace this one."""
-        self.unusable = False
-        """True if `run` returned because this process is useless to the server.
-
-        It has read other bytes of a model than the server serves, or it speaks another version of the protocol.
-        """
+        self.end = WorkerEnd.DRAINED
+        """The reason for the end of `run`, once that has returned."""
         self._wake_writer = trio.Event()
         self._heard_at = 0.0
         self._session: WorkerSession
@@ -106,7 +110,7 @@ class Worker:
     async def run(self) -> None:
         """Serve until drained, refused or cancelled, or until a slot hangs. The server may restart at any time."""
         self._session = WorkerSession(self.name, os.getpid(), self._slots, self._once)
-        self._slots.start(self._heed)
+        self._slots.start(self._handle_news)
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._watch_drain)
@@ -115,22 +119,23 @@ class Worker:
                 while not self._drain.is_set():
                     why = await self._serve_one_connection()
                     if (refused := self._session.refused) is not None:
-                        self.unusable = True
+                        self.end = WorkerEnd.UNUSABLE
                         log.error(
                             "worker refused", worker=self.name, model=refused.model, why=refused.message
                         )
                         break
-                    turned_away = self._session.welcome is None and self._session.ended_by_server
-                    retry_s = min(2 * retry_s, RETRY_MAX_S) if turned_away else RETRY_S
+                    welcomed = self._session.welcome is not None
+                    turned_away = not welcomed and self._session.ended_by_server
                     if turned_away:
                         why = "the server refuses this worker; its log says why"
-                    if self._session.welcome is not None:
+                    if welcomed:
                         self._advice = None  # the address is right
                     advice = {} if self._advice is None else {"advice": self._advice}
                     log.info("disconnected", worker=self.name, why=why, **advice)
                     if turned_away and not self._asks_again:
-                        self.refused = True
+                        self.end = WorkerEnd.REFUSED
                         break
+                    retry_s = min(2 * retry_s, RETRY_MAX_S) if turned_away else RETRY_S
                     with trio.move_on_after(retry_s):
                         await self._drain.wait()
                 nursery.cancel_scope.cancel()
@@ -170,12 +175,9 @@ class Worker:
             await trio.sleep(ORPHAN_S / 4)
             since = self._session.occupied_since
             if since is not None and trio.current_time() - since > ORPHAN_S:
-                log.error(
-                    "slot hangs",
-                    worker=self.name,
-                    what="a batch that nobody waits for does not end: this process ends",
-                )
-                self.hangs = True
+                what = "a batch of an ended session does not end: this process ends"
+                log.error("slot hangs", worker=self.name, what=what)
+                self.end = WorkerEnd.SLOT_HANGS
                 scope.cancel()
                 return
 
@@ -192,16 +194,16 @@ class Worker:
                     session.ended = f"the server sent what cannot be read: {error}"
                     break
                 for entry in entries:
-                    session.accept(entry, now)
+                    session.handle_entry(entry, now)
             if session.welcome is not None and session.welcome is not welcomed:
                 log.info("worker ready", worker=self.name)
                 self._ready()
             self._end_turn()
 
-    def _heed(self, news: News) -> None:
-        self._session.heed(news, trio.current_time())
-        if isinstance(news, ThreadEnded) and not self.slot_ended:
-            self.slot_ended = True
+    def _handle_news(self, news: News) -> None:
+        self._session.handle_news(news, trio.current_time())
+        if isinstance(news, ThreadEnded) and self.end is not WorkerEnd.SLOT_ENDED:
+            self.end = WorkerEnd.SLOT_ENDED
             what = "this process drains and ends"
             log.error("slot ended", worker=self.name, why="its thread has ended", what=what)
             self.drain()
@@ -244,7 +246,7 @@ class Worker:
             interval_s = max(MIN_HEARTBEAT_S, asked_s)
             due = trio.current_time() + interval_s
             await trio.sleep_until(due)
-            now = trio.current_time()  # read once: the process may stop between two readings, too
+            now = trio.current_time()  # read once: the process may pause between two readings
             if now > due + STALL_S:
                 await trio.sleep(STALL_S)  # unread messages are read before the server can count as silent
                 now += STALL_S
@@ -252,7 +254,7 @@ class Worker:
                 self._heard_at = now  # nothing was sent that the server could answer
             silent_s = now - self._heard_at
             if silent_s > silence_s(interval_s):
-                # A greeting may be lost, too, with a server that ended before it answered.
+                # This also covers a greeting that was lost with a server that ended before it answered.
                 session.ended = f"the server was silent for {silent_s:.1f} s"
             elif welcome is not None and not self._backlog:
                 session.outgoing.append(Heartbeat())

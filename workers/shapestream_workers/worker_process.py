@@ -1,7 +1,7 @@
-"""`shapestream worker`: compiles a group's models and serves them to a server, as a process of its own.
+"""`shapestream worker`: compiles the models of a group and serves them to a server, in a process of its own.
 
-Started by a server (`--supervised`) it ends when that server is gone; started by hand it waits for the server, and
-finds it again after a restart.
+A worker that a server started (`--supervised`) ends with that server. One that a user started waits for its server, and
+connects again after that has restarted.
 """
 
 from __future__ import annotations
@@ -31,15 +31,12 @@ from shapestream.transport.socket_options import SocketOptions
 from shapestream.transport.wake import Wake
 from shapestream_engine.machine import divide_cpus, resident_bytes
 from shapestream_workers.admin import open_admin_port
-from shapestream_workers.costs import tables
+from shapestream_workers.costs import cost_tables
+from shapestream_workers.exit_codes import EXIT_CONFIGURATION, EXIT_OK, EXIT_RUNTIME, EXIT_UNUSABLE
 from shapestream_workers.interruption import handed_over
 from shapestream_workers.memory import spell_bytes, watch_memory
 from shapestream_workers.models import available_cpus, compile_models, placement_warnings
 from shapestream_workers.process import (
-    EXIT_CONFIGURATION,
-    EXIT_OK,
-    EXIT_RUNTIME,
-    EXIT_UNUSABLE,
     NAME_VARIABLE,
     READY_LINE,
     REPLACE_LINE,
@@ -48,29 +45,35 @@ from shapestream_workers.process import (
     name_of_start,
 )
 from shapestream_workers.security import caller_keys
-from shapestream_workers.worker import Worker
+from shapestream_workers.worker import Worker, WorkerEnd
 
 if TYPE_CHECKING:
     from shapestream.serving.admin import AdminPort
 
 log = structlog.get_logger()
 
-# Between the second signal and an end that no thread of an engine can hold back.
 LAST_WORDS_S = 0.5
+"""Seconds between the second signal and the end of the process, whatever an engine's threads do."""
 ELSEWHERE = "this address is on this machine; if the server runs elsewhere, say --connect tcp://HOST:PORT"
-"""Advice while no server has answered: `server.worker_listen`, of a YAML that was copied, says where the server listens."""
+"""Advice while no server has answered: `server.worker_listen` of a copied YAML is the address on the server's machine."""
+_STATUSES = {
+    WorkerEnd.DRAINED: EXIT_OK,
+    WorkerEnd.REFUSED: EXIT_CONFIGURATION,
+    WorkerEnd.UNUSABLE: EXIT_UNUSABLE,
+    WorkerEnd.SLOT_ENDED: EXIT_RUNTIME,
+    WorkerEnd.SLOT_HANGS: EXIT_RUNTIME,
+}
 
 
 def claim_stdout() -> int:
-    """Keep stdout for the word to the parent, returned as a descriptor; what a model prints goes to stderr."""
+    """Return a descriptor of stdout for messages to the parent; all else that is printed goes to stderr from now on."""
     channel = os.dup(1)
     os.dup2(2, 1)
     return channel
 
 
 def server_address(loaded: LoadedSettings, connect: str | None) -> str:
-    """Return where the server listens for workers; raises `ConfigurationError` or `TransportError` where that is no
-    destination."""
+    """Return the address of the server for workers. Raises `ConfigurationError`, or `TransportError` for a bad address."""
     address = connect or loaded.settings.server.worker_listen
     if address is None:
         message = "server.worker_listen is not set (set it, or say --connect ADDRESS)"
@@ -83,15 +86,15 @@ def server_address(loaded: LoadedSettings, connect: str | None) -> str:
 def keys_to_show(
     loaded: LoadedSettings, address: str, key: Path | None, server_key: str | None
 ) -> CallerKeys | None:
-    """Return the keys for the server at this address; None where none are asked for. Raises `ConfigurationError`."""
+    """Return the keys for the server at this address, or None if it asks for none. Raises `ConfigurationError`."""
     if not is_protectable(address):
-        return None  # the environment's may be meant for something else
+        return None  # keys of the environment may be meant for another server
     keys = caller_keys(key, server_key)
     security = loaded.settings.server.security
     if keys is None and security is not None and security.mode != "network":
         message = (
-            "the server asks workers for keys (say --key FILE --server-key KEY; FILE is of `shapestream keys new NAME`, "
-            "and NAME.pub belongs into server.security.workers where the server runs)"
+            "the server asks workers for keys (add --key FILE --server-key KEY; `shapestream keys new NAME` makes FILE, "
+            "and the server's server.security.workers must list NAME.pub)"
         )
         raise ConfigurationError([loaded.problem(("server", "security"), message)])
     return keys
@@ -107,7 +110,7 @@ def run_worker(
     keys: CallerKeys | None = None,
     admin: AdminSettings | None = None,
 ) -> int:
-    """Serve until told to stop; return the exit status. Raises `ConfigurationError` for unusable models."""
+    """Serve until told to stop, and return the exit status. Raises `ConfigurationError` for unusable models."""
     keep_freed_memory()
     structlog.contextvars.bind_contextvars(process=name)
     port = open_admin_port(loaded, admin)
@@ -120,11 +123,10 @@ def run_worker(
     with port.preparing() if port is not None else nullcontext():
         models = compile_models(loaded, own, slots=slots, threads=threads)
         _check_memory_limit(loaded, group)
-        costs = tables(own, models, slots=slots, threads=threads)
+        costs = cost_tables(own, models, slots=slots, threads=threads)
 
     latest: DealerSocket | None = None
-
-    # Nothing is taken for a connection that does not exist yet, or no more.
+    # The socket accepts no message while there is no connection.
     options = SocketOptions(immediate=True)
 
     def dial(wake: Wake) -> BlockingDealer:
@@ -143,18 +145,20 @@ def run_worker(
             os.write(ready_channel, READY_LINE)
 
     supervised = ready_channel is not None
-    # Taken out of the environment: a worker that a model's code starts is another process.
+    # Removed from the environment: a worker that a model's code starts is another process.
     told = os.environ.pop(NAME_VARIABLE, None)
     unique = told if supervised and told else name_of_start(f"{name}-{socket.gethostname()}")
     log.info(
         "worker starts", worker=unique, server=address, models=list(models), slots=slots, threads=threads
     )
-    threads_of_slots = SlotThreads(models=models, slots=slots, costs=costs, dial=dial)
-    # The server that started this process is the only one that it will have.
-    once = tuple([model.name for model in own if not model.idempotent])
-    advice = None if supervised or is_beyond_loopback(address) else ELSEWHERE
     worker = Worker(
-        unique, threads_of_slots, connect, ready=ready, asks_again=not supervised, once=once, advice=advice
+        unique,
+        SlotThreads(models=models, slots=slots, costs=costs, dial=dial),
+        connect,
+        ready=ready,
+        asks_again=not supervised,  # a supervised worker has only the server that started it
+        once=tuple(model.name for model in own if not model.idempotent),
+        advice=None if supervised or is_beyond_loopback(address) else ELSEWHERE,
     )
     keep_what_is_loaded()
     with handed_over() as taken_over:
@@ -176,19 +180,19 @@ def _check_memory_limit(loaded: LoadedSettings, group: WorkerGroupSettings) -> N
     if resident > group.memory_limit:
         message = (
             f"{spell_bytes(group.memory_limit)} is less than the {spell_bytes(resident)} that a worker takes with its "
-            "models compiled, before the first request (give it room for the shapes that come)"
+            "compiled models, before the first request (raise the limit; requests need memory too)"
         )
         raise ConfigurationError([loaded.problem(key, message)])
 
 
 def _leave(name: str, memory_limit: int, channel: int | None, resident: int) -> None:
-    """End a worker that holds too much: by its supervisor, or by itself as after SIGTERM."""
+    """Ask the supervisor to replace this worker, which holds too much memory. Without a supervisor, drain and end."""
     log.warning(
         "memory limit passed",
         worker=name,
         resident=spell_bytes(resident),
         limit=spell_bytes(memory_limit),
-        what="it drains and ends; start it again" if channel is None else "it is to be replaced",
+        what="it drains and ends; start it again" if channel is None else "it will be replaced",
     )
     if channel is None:
         signal.raise_signal(signal.SIGTERM)
@@ -215,19 +219,14 @@ async def _run(
             from shapestream.serving.admin_pages import health_page
 
             pages = {
-                "/health/live": health_page("live", list),  # an answer of the event loop is the sign of life
+                "/health/live": health_page("live", list),  # the event loop answers: it is alive
                 "/health/ready": health_page("ready", worker.not_ready),
             }
             nursery.start_soon(port.run, pages)
         await worker.run()
-        if worker.hangs:
+        if worker.end is WorkerEnd.SLOT_HANGS:
             exit_after(LAST_WORDS_S)
-        elif worker.unusable:
-            status = EXIT_UNUSABLE
-        elif worker.refused:
-            status = EXIT_CONFIGURATION
-        elif not worker.slot_ended:
-            status = EXIT_OK
+        status = _STATUSES[worker.end]
         nursery.cancel_scope.cancel()
     return status
 
@@ -235,7 +234,7 @@ async def _run(
 async def _obey_signals(
     worker: Worker, grace_s: float, scope: trio.CancelScope, *, task_status: trio.TaskStatus[None]
 ) -> None:
-    """Drain at the first signal. End at the second one, or when a drain takes longer than its grace."""
+    """Drain on the first signal. End on the second one, or when draining takes longer than `grace_s`."""
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         task_status.started()
         async for _ in signals:

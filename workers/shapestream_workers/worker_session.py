@@ -1,9 +1,9 @@
 """The worker's side of the control connection: entries and news of the slots in, entries out. No socket, no clock.
 
-Batches and their reports travel on the slots' own connections; this one supervises.
+Batches and their reports use the slots' own connections; this one supervises.
 
 Draining: the worker sends WorkerDraining. It still runs the batches that the server sent before it read that. When the
-server has all answers it says goodbye, and the worker leaves. So no batch is lost, and none runs twice.
+server has all answers it sends a goodbye, and the worker leaves. So no batch is lost, and none runs twice.
 
 Sessions: each greeting begins one. The server forgets the batches before it, so the slots cancel them and drop their
 reports. A batch that cannot be interrupted keeps its slot, and the greeting waits for it. Otherwise the next batch on
@@ -152,7 +152,7 @@ class WorkerSession:
         if self.welcome is None:
             self._greeted_at = now
 
-    def accept(self, entry: Entry | BadEntry, now: float) -> None:
+    def handle_entry(self, entry: Entry | BadEntry, now: float) -> None:
         """Handle one entry from the server."""
         match entry:
             case CancelBatchEntry():
@@ -193,7 +193,7 @@ class WorkerSession:
             case _:
                 self.ended = f"the server sent an unexpected {type(entry).__name__}"
 
-    def heed(self, news: News, now: float) -> None:
+    def handle_news(self, news: News, now: float) -> None:
         """Handle news of the slots. News of an earlier session are ignored."""
         session = None if self.welcome is None else self.welcome.session
         match news:

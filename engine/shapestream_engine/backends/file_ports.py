@@ -213,7 +213,7 @@ def no_tensors(outputs: Sequence[str]) -> str:
 
 
 def _stated_shape(port: FilePort, name: str, spec: InputSpec) -> NamedShape | None:
-    """The shape that the spec states; None without a statement."""
+    """Return the shape that the spec states; None without a statement."""
     with EngineError.about("inputs", name):
         if spec.shape is not None:
             shape = NamedShape.parse(spec.shape)
@@ -341,7 +341,7 @@ def _output(
     *,
     unfollowed: str | None,
 ) -> OutputPort:
-    """`unfollowed`: the message for an output that follows no batch; None if the model has no batch axis."""
+    """Return the port. `unfollowed`: the message for an output that follows no batch; None if there is no batch axis."""
     with EngineError.about("outputs", name):
         element_type = _element_type("output", name, port, spec)
         shape = _output_shape(port, name, spec.shape, follows)

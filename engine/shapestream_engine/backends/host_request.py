@@ -143,7 +143,7 @@ class HostRequest(InferRequest):
         return self._outputs
 
     def _check_outside(self) -> None:
-        """Raises `ShapeError` if the caller gave a tensor of its own a shape that the port does not take."""
+        """Raise `ShapeError` if the caller gave a tensor of its own a shape that the port does not take."""
         for port, tensor in zip(self.signature.inputs, self._tensors, strict=True):
             port.admitted(tensor.shape)
 

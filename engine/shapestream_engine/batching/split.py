@@ -160,7 +160,7 @@ class OutputSplitter(ABC):
         return output
 
     def _wrong_size(self, output: Array, axis: int, size: int, extent: Extent | None = None) -> RuleError:
-        """The error for an axis that has neither `size` nor the size that `extent` makes of it."""
+        """Return the error for an axis that has neither `size` nor the size that `extent` makes of it."""
         wanted = size if extent is None else extent.of(size)
         name = self._port.shape.names[axis]
         along = f"axis {axis}" if name is None else f"{name!r} (axis {axis})"
@@ -447,7 +447,8 @@ class PaddedSplitter(OutputSplitter):
         return super().join(grown, rows)
 
     def _trimmed(self, table: Array, counts: Array) -> Array:
-        """The table up to the largest count, with 0 beyond each row's count, where the model may have left anything."""
+        """Return the table up to the largest count, with 0 beyond each row's count, where the model may have left
+        anything."""
         most = int(counts.max(initial=0))
         own = table[(slice(None),) * self._data_axis + (slice(most),)]
         beyond = counts[:, None] <= np.arange(most)

@@ -42,7 +42,7 @@ class _Bounded:
     high: float
 
     def range(self) -> tuple[float, float]:
-        """The smallest and the largest ordinary value."""
+        """Return the smallest and the largest ordinary value."""
         return self.low, self.high
 
 
@@ -239,7 +239,7 @@ def _arrays(path: Path) -> list[tuple[str, Array]]:
 
 
 def _check_size(members: Iterable[ZipInfo]) -> None:
-    """Raises `ValueError` for an archive that would not fit in memory unpacked."""
+    """Raise `ValueError` for an archive that would not fit in memory unpacked."""
     unpacked, most = sum(member.file_size for member in members), memory_bytes()
     if unpacked > most:
         raise ValueError(f"{unpacked} bytes unpacked, and this machine's memory has {most}")

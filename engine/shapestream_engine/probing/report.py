@@ -94,12 +94,12 @@ class Finding:
 
 
 def refuted(treatment: Treatment, why: str, case: str = "") -> Finding:
-    """The verdict on all outputs after a call failed."""
+    """Return the verdict on all outputs after a call failed."""
     return Finding(treatment=treatment, output=None, verdict="refuted", why=why, case=case)
 
 
 def unproved(treatment: Treatment, why: str) -> Finding:
-    """The verdict on all outputs where nothing could be tried."""
+    """Return the verdict on all outputs where nothing could be tried."""
     return Finding(treatment=treatment, output=None, verdict="unproved", why=why)
 
 

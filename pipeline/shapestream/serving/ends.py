@@ -86,7 +86,7 @@ class Ends:
     """The ends of this turn, and the observers."""
 
     def __init__(self, *observers: Observer) -> None:
-        """The observers hear of each end in this order."""
+        """Tell each end to the observers in this order."""
         self._observers = observers
         self._ends: list[End] = []
 

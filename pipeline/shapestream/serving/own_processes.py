@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
-from shapestream.telemetry.roll import WorkerPresence
+from shapestream.telemetry.presence import WorkerPresence
 
 SILENCES_TO_KILL = 10
 """Multiple of `worker_silence_s` after which a silent process of this server is killed, and so replaced.

@@ -31,7 +31,7 @@ from shapestream.slices import Slices
 from shapestream.telemetry.counters import ServerStatistics
 from shapestream.telemetry.last_minute import LastMinute
 from shapestream.telemetry.metrics import ServerSnapshot
-from shapestream.telemetry.roll import ConfiguredWorker, Presence
+from shapestream.telemetry.presence import ConfiguredWorker, Presence
 from shapestream.transport.curve import ProtectedRouter
 from shapestream.transport.interface import PeerSocket
 

@@ -2,15 +2,13 @@
 
 from shapestream.settings.document import (
     InProcessSettings,
-    LoggingSettings,
     Settings,
     WorkerGroupSettings,
     json_schema,
 )
-from shapestream.settings.loader import EffectiveValue, LoadedSettings, load_models, load_settings
+from shapestream.settings.loader import LoadedSettings, load_models, load_settings
 from shapestream.settings.model_settings import (
     BatchingSettings,
-    InputSettings,
     ModelSettings,
     OutputSettings,
     ProbeSettings,
@@ -19,30 +17,23 @@ from shapestream.settings.model_settings import (
 )
 from shapestream.settings.server_settings import (
     AdminSettings,
-    SecuritySettings,
     ServerSettings,
-    is_public_key,
 )
 from shapestream.settings.yaml_source import Location
 
 __all__ = [
     "AdminSettings",
     "BatchingSettings",
-    "EffectiveValue",
     "InProcessSettings",
-    "InputSettings",
     "LoadedSettings",
     "Location",
-    "LoggingSettings",
     "ModelSettings",
     "OutputSettings",
     "ProbeSettings",
-    "SecuritySettings",
     "ServerSettings",
     "Settings",
     "ShapesSettings",
     "WorkerGroupSettings",
-    "is_public_key",
     "json_schema",
     "load_models",
     "load_settings",

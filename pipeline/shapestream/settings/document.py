@@ -1,6 +1,6 @@
 """The whole configuration file, its short sections, and the contradictions between its sections.
 
-The long sections are in server.py and models.py; docs/configuration.md is the page for users.
+The long sections are in server_settings.py and model_settings.py; docs/configuration.md is the page for users.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from shapestream.settings.values import (
     TEXT,
     Finding,
     Section,
+    below,
     describe,
     did_you_mean,
     read_bytes,
@@ -32,16 +33,15 @@ from shapestream_engine.model_files import files_of_model
 DISAGREEMENT = "disagreement"
 """Kind of the pydantic error for settings that are valid one by one and contradict each other."""
 
-
-# Threads of the engine in one process: no machine has more CPUs to give to one.
 MAX_THREADS = 1024
-# A Python process with NumPy and one small model takes more.
+"""Threads of the engine in one process, at most: no machine gives more CPUs to one process."""
 MIN_MEMORY_LIMIT = 64 << 20
+"""Least memory limit in bytes: a Python process with NumPy and one small model takes more."""
 
 
 def read_memory_limit(value: Any) -> int:
-    """Read a size that a process can live in: a bare 2 or 2048 was meant in another unit."""
-    if isinstance(value, int) and not isinstance(value, bool) and 0 < value < MIN_MEMORY_LIMIT:
+    """Read a size in which a process can run. A bare 2 or 2048 was meant in another unit."""
+    if type(value) is int and 0 < value < MIN_MEMORY_LIMIT:
         raise wrong(f'{value} bytes is less than any process takes (name the unit: "{value} MiB"?)')
     try:
         limit = read_bytes(value)
@@ -54,9 +54,7 @@ def read_memory_limit(value: Any) -> int:
 
 def read_auto(value: Any, most: int) -> Any:
     """Read a count up to `most`, or `auto`."""
-    if value == "auto":
-        return value
-    if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= most:
+    if value == "auto" or (type(value) is int and 1 <= value <= most):
         return value
     hint = (
         "remove the quotes" if isinstance(value, str) and value.isdigit() else f"write auto, or 1 to {most}"
@@ -131,13 +129,16 @@ class Settings(Section):
     """The models to serve; may be empty only for a server whose workers all dial in."""
     workers: tuple[WorkerGroupSettings, ...] | None = Field(default=None, strict=False)
     """Groups of worker processes. Default: one worker with all models. `[]`: none, workers dial in."""
-    in_process: Annotated[InProcessSettings | None, BeforeValidator(_read_in_process)] = None
+    in_process: Annotated[
+        InProcessSettings | None,
+        BeforeValidator(_read_in_process, json_schema_input_type=bool | InProcessSettings | None),
+    ] = None
     """Run the models in the server instead of in workers: `true`, or {slots, threads}."""
     logging: LoggingSettings = LoggingSettings()
 
     @property
     def worker_groups(self) -> tuple[WorkerGroupSettings, ...]:
-        """The groups of processes to start, defaults applied."""
+        """The groups of processes to start, with the default applied."""
         if self.in_process is not None or (self.workers is None and not self.models):
             return ()
         return (WorkerGroupSettings(),) if self.workers is None else self.workers
@@ -148,7 +149,7 @@ class Settings(Section):
         return {model.name: model for model in self.models}
 
     def effective(self) -> Settings:
-        """Return these settings with the derived values written out: engines, and the default worker."""
+        """Return these settings with the derived values: engines, audits and the default worker."""
         models = tuple(
             model.model_copy(update={"engine": model.effective_engine, "audit": model.effective_audit})
             for model in self.models
@@ -163,7 +164,7 @@ class Settings(Section):
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
-        """Refuse settings that contradict each other, all at once, when each is valid by itself."""
+        """Raise an error with all contradictions between settings that are valid one by one."""
         found = [
             InitErrorDetails(
                 type=PydanticCustomError(DISAGREEMENT, "{message}", {"message": message}),
@@ -181,17 +182,15 @@ class Settings(Section):
         first: dict[str, int] = {}
         for index, model in enumerate(self.models):
             if first.setdefault(model.name, index) != index:
-                words = f'models[{first[model.name]}] is called "{model.name}" too (names are unique)'
+                words = f'models[{first[model.name]}] has the name "{model.name}" too (names must be unique)'
                 yield ("models", index, "name"), words
-            for where, words in model.problems():
-                yield ("models", index, *where), words
+            yield from below(("models", index), model.problems())
             if (words_of_path := self._outside_model_root(model)) is not None:
                 yield ("models", index, "path"), words_of_path
             hang_after_s = model.batching.hang_limit_s
             if (words_of_hang := self.server.too_short_for_hangs(hang_after_s)) is not None:
                 yield ("models", index, "batching", "hang_after_s"), words_of_hang
-        for where, words in self.server.problems():
-            yield ("server", *where), words
+        yield from below(("server",), self.server.problems())
         yield from self._problems_of_workers()
 
     def _problems_of_workers(self) -> Iterator[Finding]:
@@ -199,9 +198,9 @@ class Settings(Section):
         if in_process is not None and self.workers:
             yield ("in_process",), 'both "in_process" and "workers" are given (remove one)'
         if not self.models and (in_process is not None or self.workers or not dial_in):
-            yield ("models",), "no models (add one; only a server with worker_listen can do without)"
+            yield ("models",), "no models (add one; only a server with worker_listen needs none)"
         if self.workers == () and in_process is None and not dial_in:
-            yield ("workers",), "no workers, and server.worker_listen is not set (nothing could run a model)"
+            yield ("workers",), "no workers, and server.worker_listen is not set (add a worker, or set it)"
         names = [model.name for model in self.models]
         groups = self.workers or ()
         for index, group in enumerate(groups):
@@ -219,19 +218,19 @@ class Settings(Section):
                     )
 
     def _outside_model_root(self, model: ModelSettings) -> str | None:
-        """Return the problem with the folder of the model's files, weights included; symbolic links are followed."""
+        """Return the problem of a model with a file outside of `model_root`, weights included; links are followed."""
         if self.server.model_root is None or model.path is None:
             return None
         try:
             files = files_of_model(Path(model.path))
         except (OSError, ModelLoadError):
-            files = [Path(model.path)]  # that it cannot be read is said where it is loaded
+            files = [Path(model.path)]  # the loader of the model reports that it cannot be read
         for file in files:
-            # resolve() raises RuntimeError, or OSError from Python 3.13 on, where links lead in a circle.
+            # For links in a circle resolve() raises RuntimeError, or OSError from Python 3.13 on.
             try:
                 real = file.resolve()
             except (OSError, RuntimeError) as error:
-                return f"{file} leads nowhere: {error}"
+                return f"{file} is a broken link: {error}"
             if not real.is_relative_to(root := Path(self.server.model_root)):
                 return f"{real} is not in server.model_root, {root} (move it there, or change that folder)"
         return None
@@ -239,13 +238,5 @@ class Settings(Section):
 
 def json_schema() -> dict[str, Any]:
     """Return the JSON Schema (2020-12) of the file, for editors."""
-    schema = Settings.model_json_schema()
-    schema["properties"]["in_process"]["anyOf"].insert(0, {"type": "boolean"})
-    security = schema["$defs"]["ServerSettings"]["properties"]["security"]
-    security["anyOf"].insert(0, {"const": "network"})
-    admin = schema["$defs"]["ServerSettings"]["properties"]["admin"]
-    admin["anyOf"].insert(0, {"type": "string", "examples": ["127.0.0.1:9090"]})
-    probe = schema["$defs"]["ModelSettings"]["properties"]["probe"]
-    probe["anyOf"] = [{"type": "string"}, {key: probe.pop(key) for key in ("additionalProperties", "type")}]
-    schema["title"] = "shapestream configuration"
+    schema = {**Settings.model_json_schema(), "title": "shapestream configuration"}
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}

@@ -1,23 +1,22 @@
-"""A YAML file read into `Settings`, or all its problems as `file:line:column: key: problem (what to do)`.
+"""Read a YAML file into `Settings`, or report all its problems as `file:line:column: key: problem (what to do)`.
 
 Findings come from the text (yaml_source.py) and from the values (pydantic, with the sections' validators). Settings
-that contradict each other are found when each is right by itself.
+that contradict each other are found when each is valid by itself.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from shapestream.errors import ConfigurationError
-from shapestream.settings.document import DISAGREEMENT, Settings, json_schema
-from shapestream.settings.values import address_meant, closest, describe
+from shapestream.settings.document import DISAGREEMENT, Settings
+from shapestream.settings.values import Section, address_meant, closest, describe
 from shapestream.settings.yaml_source import MAX_BYTES, Location, Place, YamlSource, read_yaml
 
 _EXPECTED: Mapping[str, str] = {
@@ -50,24 +49,24 @@ class EffectiveValue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedSettings:
-    """Settings with their origin, so that later findings can still point into the file."""
+    """Settings with their origin, so that later findings can point into the file."""
 
     settings: Settings
     path: Path
     source: YamlSource
 
     def problem(self, location: Location, message: str) -> str:
-        """Return the line for a problem found later, such as a model file that contradicts its settings."""
+        """Return the line for a problem that is found later, such as a model file that contradicts its settings."""
         return _line(self.path, self.source.place_of(location), location, message)
 
     def with_server(self, **changes: Any) -> LoadedSettings:
-        """Return these settings with values of `server` from a command line, which are not checked again."""
+        """Return these settings with other values of `server`, which are not checked."""
         server = self.settings.server.model_copy(update=changes)
         return replace(self, settings=self.settings.model_copy(update={"server": server}))
 
     def effective_values(self) -> Iterator[EffectiveValue]:
-        """Yield every setting, in the order of the schema, with its origin (for `shapestream check --show`)."""
-        for location, value in leaves(self.settings.effective()):
+        """Yield every setting, in the order of the schema, with its origin."""
+        for location, value in leaves(self.settings.effective().model_dump()):
             place = self.source.places.get(location)
             if place is None and location[:-1] in self.source.places and isinstance(location[-1], int):
                 place = self.source.places[location[:-1]]
@@ -76,16 +75,16 @@ class LoadedSettings:
 
 
 def load_settings(path: str | Path, *, files_must_exist: bool = True, serves: bool = True) -> LoadedSettings:
-    """Read `path`; raises `ConfigurationError` with every problem found, in the order of the file.
+    """Read `path`. Raises `ConfigurationError` with every problem, in the order of the file.
 
-    `serves`: the server's keys must exist, too. A worker's host does without them.
+    `files_must_exist`: named files and folders must exist. `serves`: the files of the server's keys, too.
     """
     path = Path(path)
     return _loaded(path, _source(path), files_must_exist=files_must_exist, serves=serves)
 
 
 def load_models(path: str | Path) -> LoadedSettings:
-    """Read only the models of `path`, with defaults for the rest, so that they can be tried beside faulty sections.
+    """Read only the models of `path`, with defaults for the other sections, which may have errors.
 
     Raises `ConfigurationError`, as `load_settings` does.
     """
@@ -99,7 +98,7 @@ def load_models(path: str | Path) -> LoadedSettings:
 def _source(path: Path) -> YamlSource:
     try:
         with path.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)  # of a device, or a model that was named by mistake, no more
+            data = file.read(MAX_BYTES + 1)  # it may be a device, or a model that was named by mistake
     except OSError as error:
         reason = "no such file" if isinstance(error, FileNotFoundError) else error.strerror
         raise ConfigurationError([f"{path}: {reason}"]) from error
@@ -121,7 +120,7 @@ def _loaded(path: Path, source: YamlSource, *, files_must_exist: bool, serves: b
 
 
 class _Findings:
-    """The problems found so far. A faulty value, and anything inside it, is reported once."""
+    """The problems found so far. A faulty value is reported once, together with all that is inside it."""
 
     def __init__(self, source: YamlSource) -> None:
         self._source = source
@@ -129,7 +128,7 @@ class _Findings:
         self._faulty = {problem.location for problem in source.problems if problem.location}
 
     def add(self, location: Location, message: str, *, follows: bool = False) -> None:
-        """Add a problem; one that `follows` from comparing settings does not hide others at its place."""
+        """Add a problem. One that `follows` from a comparison of settings does not hide others at its place."""
         if any(location[:length] in self._faulty for length in range(1, len(location) + 1)):
             return
         self.found.append((self._source.place_of(location), location, message))
@@ -147,7 +146,7 @@ def _validate(source: YamlSource, findings: _Findings, context: dict[str, Any]) 
         return None
     settings: Settings | None = None
     try:
-        # The default of `listen` is relative to this file, so even an absent server is validated.
+        # The default of `listen` is relative to this file, so an absent server is validated too.
         settings = Settings.model_validate({"server": {}, **values}, context=context)
     except ValidationError as error:
         for detail in error.errors(include_url=False):
@@ -177,26 +176,18 @@ def _line(path: Path, place: Place | None, location: Location, message: str) -> 
 
 
 def leaves(value: Any, location: Location = ()) -> Iterator[tuple[Location, Any]]:
-    """Yield each single value inside of settings, in the order of the schema, with its location."""
-    if isinstance(value, BaseModel):
-        fields = [(name, getattr(value, name)) for name in type(value).model_fields]
-        fields += (value.model_extra or {}).items()
-        for name, inner in fields:
-            yield from leaves(inner, (*location, name))
-    elif isinstance(value, dict) and value:
-        for key, inner in value.items():
-            yield from leaves(inner, (*location, key))
-    elif isinstance(value, tuple) and value:
-        for index, inner in enumerate(value):
-            yield from leaves(inner, (*location, index))
-    else:
+    """Yield each single value of dumped settings, in the order of the schema, with its location."""
+    if not isinstance(value, dict | tuple) or not value:
         yield location, value
+        return
+    for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
+        yield from leaves(inner, (*location, key))
 
 
 def _explain(detail: ErrorDetails) -> tuple[Location, str]:
     """Return the place of a pydantic error, and a sentence with the problem and its remedy.
 
-    The sentence is empty for an error that follows from others: a list too short for want of valid items.
+    The sentence is empty for an error that follows from others: a list that is too short because items are invalid.
     """
     location: Location = detail["loc"]
     kind, given, context = detail["type"], detail.get("input"), detail.get("ctx", {})
@@ -258,52 +249,28 @@ def _reads_as_number(text: str, kind: Callable[[str], float]) -> bool:
     return True
 
 
-_schema = functools.cache(json_schema)
-
-
-_REMOVED: dict[Location, str] = {
-    (
-        "in_process",
-        "refuse_new_shapes",
-    ): "remove it; a worker above its memory_limit is replaced, use workers",
-}
-"""Keys of earlier versions, each with its replacement."""
-
-
 def _unknown_key(location: Location, given: Any) -> str:
-    if (advice := _REMOVED.get(location)) is not None:
-        return f"there is no such key any more ({advice})"
     known = _known_keys(location[:-1])
     word = str(location[-1])
     if (close := closest(word, known)) is not None:
         return f'unknown key (did you mean "{close}"?)'
-    # A shape without quotes in {...} ends at its first comma; what follows are keys without values.
+    # A shape without quotes in {...} ends at its first comma; YAML reads the rest as keys without values.
     if ".." in word or ("shape" in known and (given is None or ":" in word)):
         return 'unknown key (put a shape that holds commas in quotes: "batch, 4")'
     return f"unknown key (known: {', '.join(known)})"
 
 
 def _known_keys(location: Location) -> list[str]:
-    schema = _schema()
-    definitions: Mapping[str, Any] = schema.get("$defs", {})
-    nodes = [schema]
+    """Return the keys of the section at this location. Indices, and keys that the user chooses, lead to no other section."""
+    section: type[Section] = Settings
     for part in location:
-        nodes = [step for node in nodes for step in _steps(_resolve(node, definitions), part)]
-        nodes = [branch for node in nodes for branch in node.get("anyOf", [node])]
-    return [key for node in nodes for key in _resolve(node, definitions).get("properties", {})]
+        field = section.model_fields.get(str(part))
+        section = (field and _section_in(field.annotation)) or section
+    return list(section.model_fields)
 
 
-def _resolve(node: Mapping[str, Any], definitions: Mapping[str, Any]) -> Mapping[str, Any]:
-    reference = node.get("$ref")
-    return definitions[reference.rpartition("/")[2]] if isinstance(reference, str) else node
-
-
-def _steps(node: Mapping[str, Any], part: str | int) -> Iterator[dict[str, Any]]:
-    if isinstance(part, int):
-        candidates = [node.get("items")]
-    else:
-        candidates = [node.get("properties", {}).get(part), node.get("additionalProperties")]
-    for candidate in candidates:
-        if isinstance(candidate, dict):
-            yield candidate
-            return
+def _section_in(annotation: Any) -> type[Section] | None:
+    """Return the section in the type of a field, such as `ModelSettings` in `tuple[ModelSettings, ...]`."""
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        return annotation
+    return next(filter(None, map(_section_in, get_args(annotation))), None)

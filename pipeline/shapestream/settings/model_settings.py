@@ -1,4 +1,4 @@
-"""The section `models` of the YAML: facts that model files do not hold, and how each model is batched."""
+"""The section `models` of the YAML: facts that model files do not hold, and the settings of batching."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ from shapestream.settings.values import (
     Bytes,
     Finding,
     Section,
+    below,
+    check_name,
     closest,
     describe,
     did_you_mean,
@@ -37,14 +39,14 @@ from shapestream_engine.shapes import Dimension, NamedShape
 from shapestream_engine.strategy import Strategy, parse_strategy
 
 MAX_ALLOWED_SIZE = (1 << 31) - 1
-"""Largest size that a strategy may name: `shapestream_engine.strategy` takes no larger one."""
+"""Largest size in `shapes`: `shapestream_engine.strategy` takes no larger one."""
 
 
 def check_shape(value: Any) -> str:
     """Check a shape in OpenVINO's spelling, with names, or a list of its entries."""
     if isinstance(value, list) and all(type(entry) in (int, str) for entry in value):
         value = ", ".join(str(entry) for entry in value)
-    elif isinstance(value, int) and not isinstance(value, bool):
+    elif type(value) is int:
         value = str(value)
     if not isinstance(value, str):
         raise wrong(f'expected a shape, got {describe(value)} (write "batch:1..64, seq:1..512, 384")')
@@ -60,10 +62,10 @@ def read_sizes(value: Any) -> tuple[int, ...]:
     sizes = value if isinstance(value, list) else [value]
     if not isinstance(value, list) and type(value) is not int:
         raise wrong(
-            f"expected a size or a list of sizes, got {describe(value)} (write [32, 64]; what is no setting is a dimension)"
+            f"expected a size or a list of sizes, got {describe(value)} (write [32, 64]; other keys are dimensions)"
         )
     if not sizes:
-        raise wrong("there is no size (write [32, 64])")
+        raise wrong("the list of sizes is empty (write [32, 64])")
     for size in sizes:
         if type(size) is not int or not 1 <= size <= MAX_ALLOWED_SIZE:
             raise wrong(f"expected sizes, integers from 1 to {MAX_ALLOWED_SIZE}, got {describe(size)}")
@@ -71,15 +73,8 @@ def read_sizes(value: Any) -> tuple[int, ...]:
         if before == after:
             raise wrong(f"{before} is listed twice (list each once)")
         if before > after:
-            raise wrong(f"sizes ascend; {after} comes after {before} (write them from small to large)")
+            raise wrong(f"sizes must ascend, but {after} comes after {before} (sort them)")
     return tuple(sizes)
-
-
-def check_element_type(value: Any) -> str:
-    """Check the name of an element type."""
-    if isinstance(value, str) and value in ELEMENT_TYPES:
-        return value
-    raise wrong(f"unknown element type {describe(value)} (write one of: {', '.join(ELEMENT_TYPES)})")
 
 
 def check_pad_value(value: Any) -> Any:
@@ -95,7 +90,11 @@ Shape: TypeAlias = Annotated[
     BeforeValidator(check_shape),
     WithJsonSchema({"anyOf": [TEXT, {"type": "array", "items": {"type": ["string", "integer"]}}]}),
 ]
-ElementType: TypeAlias = Annotated[str, BeforeValidator(check_element_type), WithJsonSchema(TEXT)]
+ElementType: TypeAlias = Annotated[
+    str,
+    BeforeValidator(partial(check_name, what="element type", known=ELEMENT_TYPES)),
+    WithJsonSchema(TEXT),
+]
 PadValue: TypeAlias = Annotated[
     Any, BeforeValidator(check_pad_value), WithJsonSchema({"type": ["number", "boolean"]})
 ]
@@ -142,13 +141,13 @@ class ShapesSettings(Section):
         return dict(self.model_extra or {})
 
     def to_strategy(self) -> Strategy:
-        """Return the strategy as the engine takes it; raises `SignatureError` for sizes that it cannot have."""
+        """Return the strategy as the engine takes it. Raises `SignatureError` for sizes that it cannot have."""
         if self.strategy == "native":
             return parse_strategy({"max_prepared": self.max_prepared, "static": self.static})
         return parse_strategy({"strategy": self.strategy, **self.sizes})
 
     def problems(self, inputs: Mapping[str, InputSettings]) -> Iterator[Finding]:
-        """Yield the problems beside these inputs of the model: strategies, dimensions, sizes, and padding.
+        """Yield the problems of strategy, dimensions, sizes and padding with these inputs of the model.
 
         The engine checks the strategy against the model file.
         """
@@ -157,20 +156,20 @@ class ShapesSettings(Section):
             yield from self._native_problems()
             for index, shape in enumerate(self.static):
                 for name, sizes in shape.items():
-                    # A model whose inputs are not described here has its dimensions' names from the file.
+                    # If the YAML describes no inputs, the names of the dimensions come from the model file.
                     if name in dimensions.bounds or len(dimensions.bounds) > 1:
                         for words in dimensions.complaints(name, sizes, list(dimensions.bounds)):
                             yield ("static", index, name), words
         else:
             if self.static:
-                words = f"static shapes are for the strategy native, and this is {self.strategy} (remove one of them)"
+                words = f"static shapes need the strategy native, but this is {self.strategy} (remove one of them)"
                 yield ("static",), words
             for name, sizes in self.sizes.items():
                 known = [*dimensions.bounds, *type(self).model_fields]
                 for words in dimensions.complaints(name, sizes, known):
                     yield (name,), words
                 for port in dimensions.unpaddable.get(name, ()):
-                    remedy = f"allow it at inputs.{port}: pad: {{{name}: VALUE}}"
+                    remedy = f"allow it in inputs.{port}: pad: {{{name}: VALUE}}"
                     yield (name,), f'sizes of "{name}" need padding ({remedy})'
         try:
             self.to_strategy()
@@ -182,18 +181,18 @@ class ShapesSettings(Section):
         for name in self.sizes:
             close = closest(name, known)
             remedy = f'did you mean "{close}"?' if close else "remove it, or choose another strategy"
-            yield (name,), f"the strategy native runs any size as it comes ({remedy})"
+            yield (name,), f"the strategy native takes any size as it comes ({remedy})"
         for key in ("max_prepared_bytes", "warm_up"):
             if getattr(self, key):
                 yield (key,), "the strategy native prepares nothing (remove it)"
 
 
 class _Dimensions:
-    """The dimensions that the inputs of a model describe."""
+    """The dimensions in the described inputs of a model."""
 
     def __init__(self, inputs: Mapping[str, InputSettings]) -> None:
         self.bounds: dict[str, Dimension] = {BATCH: Dimension()}
-        """Bounds that all inputs admit. A file's layout may say which axis is `batch`."""
+        """Bounds that all inputs allow. `batch` is always known: the model file may name that axis."""
         self.unpaddable: dict[str, list[str]] = {}
         """The inputs that do not allow a dimension to be padded."""
         for port, settings in inputs.items():
@@ -203,17 +202,17 @@ class _Dimensions:
             for name, dimension in zip(shape.names, shape.dimensions, strict=True):
                 if name is None:
                     continue
-                with suppress(ShapeError):  # inputs that contradict each other are the engine's affair
+                with suppress(ShapeError):  # the engine reports inputs that contradict each other
                     self.bounds[name] = self.bounds.get(name, Dimension()).intersection(dimension)
                     if name != BATCH and name not in settings.pad and settings.mask_of is None:
                         self.unpaddable.setdefault(name, []).append(port)
 
     def complaints(self, name: str, sizes: Sequence[int], known: Sequence[str]) -> Iterator[str]:
-        """Yield the problems of these sizes of a dimension; `known` are the keys that may have been meant."""
+        """Yield the problems of these sizes of a dimension. `known`: the keys to suggest instead."""
         if (bounds := self.bounds.get(name)) is None:
             yield f'no input has a dimension "{name}" {did_you_mean(name, known)}'
         elif outside := [size for size in sizes if size not in bounds]:
-            yield f'{outside[0]} lies outside of "{name}", {bounds} (change it, or the shape of the input)'
+            yield f'{outside[0]} is outside the bounds {bounds} of "{name}" (change it, or the shape of the input)'
 
 
 DEFAULT_INVARIANT_ROWS = 4
@@ -224,7 +223,6 @@ _KINDS = {".xml": "IR", ".onnx": "ONNX", ".pt2": "torch.export"}
 
 _ALONE = {"max_batch": (1,), "max_delay_ms": (0,), "max_padding_ratio": (), "max_batch_bytes": ()}
 """Values, beside null, that change nothing where each request runs alone."""
-
 
 FUNCTIONS_GROUP = "shapestream.functions"
 """Group of the entry points by which packages register functions."""
@@ -237,7 +235,7 @@ def read_hang_limit(value: Any) -> Any:
     """Read seconds, `auto` or `off`."""
     if value in ("auto", "off"):
         return value
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value <= 86400:
+    if type(value) in (int, float) and 0 < value <= 86400:
         return value
     raise wrong(
         f"expected seconds, auto or off, got {describe(value)} (write auto, off, or a number up to 86400)"
@@ -257,33 +255,21 @@ def read_invariant(value: Any) -> bool | int:
 
 def check_engine(value: Any) -> str:
     """Check the name of an engine: a built-in one, or one of an installed package."""
-    known = known_engines()
-    if isinstance(value, str) and value in known:
-        return value
-    raise wrong(
-        f"unknown engine {describe(value)} (write one of: {', '.join(known)}; packages may add others)"
-    )
+    return check_name(value, "engine", known_engines())
 
 
 def engine_of_path(path: str) -> str:
-    """Return the engine that reads files of this kind where none is named."""
+    """Return the default engine for a model file."""
     return "torch" if path.lower().endswith(".pt2") else "openvino"
 
 
 def read_property(value: Any) -> str:
-    """Read a property of the engine, which takes texts: true is YES, false is NO."""
+    """Read a property of the engine as text: true is YES, false is NO."""
     if isinstance(value, bool):
         return "YES" if value else "NO"
     if isinstance(value, (str, int, float)):
         return str(value)
     raise wrong(f"expected a text or a number, got {describe(value)}")
-
-
-def read_rule_argument(value: Any) -> int | None:
-    """Read the column of a rule: a count from 0."""
-    if value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= 0):
-        return value
-    raise wrong(f"expected a column, got {describe(value)} (write 0 for the first)")
 
 
 def registered_functions() -> dict[str, str]:
@@ -292,14 +278,14 @@ def registered_functions() -> dict[str, str]:
 
 
 def check_function(value: Any, info: ValidationInfo) -> str:
-    """Check `package.module:name`; a registered name becomes that."""
+    """Check `package.module:name`, or replace a registered name by it."""
     if isinstance(value, str) and _FUNCTION.fullmatch(value) is not None:
         return value
     registered = registered_functions()
     if isinstance(value, str) and value in registered:
         return registered[value]
     if isinstance(value, str) and _FUNCTION_NAME.fullmatch(value) and not files_must_exist(info):
-        return value  # of a package that need not be installed here
+        return value  # its package need not be installed here
     hint = (
         f"or a registered name: {', '.join(sorted(registered))}"
         if registered
@@ -308,20 +294,12 @@ def check_function(value: Any, info: ValidationInfo) -> str:
     raise wrong(f"expected package.module:name, got {describe(value)} ({hint})")
 
 
-def check_rule_name(value: Any) -> str:
-    """Check the name of an output rule of the engine."""
-    if not isinstance(value, str) or value not in RULES:
-        *first, last = [f'"{name}"' for name in RULES]
-        raise wrong(f"expected {', '.join(first)} or {last}, got {describe(value)}")
-    return value
-
-
 def check_digest(value: Any) -> str:
     """Check a sha256 in hexadecimal."""
     if isinstance(value, str) and _DIGEST.fullmatch(value) is not None:
         return value.lower()
     raise wrong(
-        f"expected 64 hexadecimal digits, got {describe(value)} (sha256sum prints them; put them in quotes)"
+        f"expected 64 hexadecimal digits, got {describe(value)} (write the output of sha256sum in quotes)"
     )
 
 
@@ -336,10 +314,10 @@ Engine: TypeAlias = Annotated[
 PropertyValue: TypeAlias = Annotated[
     str, BeforeValidator(read_property), WithJsonSchema({"type": ["string", "number", "boolean"]})
 ]
-
-
 RuleName: TypeAlias = Annotated[
-    str, BeforeValidator(check_rule_name), WithJsonSchema({"enum": list(RULES), "type": "string"})
+    str,
+    BeforeValidator(partial(check_name, what="rule", known=RULES)),
+    WithJsonSchema({"enum": list(RULES), "type": "string"}),
 ]
 
 
@@ -348,22 +326,20 @@ class OutputSettings(Section):
 
     rule: RuleName | None = None
     """The rule. Default: `rows` where the output has the batch axis, `whole` for a model without one."""
-    column: Annotated[Any, BeforeValidator(read_rule_argument)] = Field(
-        None, json_schema_extra={"type": ["integer", "null"], "minimum": 0}
-    )
-    """Column that holds the index of the row in the batch, for `index_column`."""
+    column: int | None = Field(default=None, ge=0)
+    """For `index_column`: the column that holds the index of the row in the batch, from 0."""
     output: str | None = None
     """The output that the rule follows. `with`: the one with parallel rows; `counts`, `padded_counts`: the one that counts
     these rows; `recount`: the one whose rows are counted."""
     to: str | None = None
     """For `crop`: an entry per axis, such as `batch, 8, height/4, width/4`. `/` rounds up, `//` down; `?` stays."""
     shape: Shape | None = None
-    """Needed for functions only."""
+    """For functions only, which need it: names and bounds of the dimensions."""
     element_type: ElementType | None = None
-    """Needed for functions only."""
+    """For functions only, which need it: OpenVINO's name of the element type."""
 
     def rule_arguments(self) -> dict[str, Any] | None:
-        """Return the rule as the engine reads it, or None where the default holds."""
+        """Return the rule as the engine reads it, or None for the default."""
         if self.rule is None:
             return None
         given = {"rule": self.rule, "column": self.column, "output": self.output, "to": self.to}
@@ -372,7 +348,7 @@ class OutputSettings(Section):
     def problems(
         self, name: str, outputs: Mapping[str, OutputSettings], *, complete: bool
     ) -> Iterator[Finding]:
-        """Yield the problems of the rule; `complete`: the model has no other outputs, and no other names for them."""
+        """Yield the problems of the rule. `complete`: `outputs` has all outputs of the model."""
         if self.column is not None and self.rule != "index_column":
             yield ("column",), 'only the rule "index_column" has a "column" (remove it)'
         if self.rule == "crop" and self.to is None:
@@ -389,7 +365,7 @@ class OutputSettings(Section):
         elif self.output is None:
             yield (), f'the rule "{self.rule}" needs the output {rule.MEANING} (add output: NAME)'
         elif self.output == name:
-            yield ("output",), "an output cannot follow itself"
+            yield ("output",), "an output cannot follow itself (name another output)"
         elif (followed := outputs.get(self.output)) is not None:
             led_by = followed.rule or "rows"
             if led_by not in rule.FOLLOWS:
@@ -422,13 +398,13 @@ class ProbeSettings(Section):
             yield (), f"write one of {advice}"
         for kind, ends in (("integers", self.integers), ("uniform", self.uniform)):
             if ends is not None and ends[0] > ends[1]:
-                yield (kind,), f"the low end {ends[0]:g} lies above the high end {ends[1]:g}"
+                yield (kind,), f"the low end {ends[0]:g} is above the high end {ends[1]:g} (swap them)"
         if self.integers is not None and not -(1 << 63) <= min(self.integers) <= max(self.integers) < 1 << 63:
             yield ("integers",), "no element type has integers of more than 64 bits (narrow the range)"
         if self.uniform is not None and not self.uniform[1] - self.uniform[0] <= sys.float_info.max:
-            yield ("uniform",), "the two ends lie further apart than any number (narrow the range)"
+            yield ("uniform",), "the difference of the two ends is not finite (narrow the range)"
         if self.normal is not None and self.normal[1] < 0:
-            yield ("normal",), f"the standard deviation {self.normal[1]:g} is negative"
+            yield ("normal",), f"the standard deviation {self.normal[1]:g} is negative (write 0 or more)"
 
 
 def _read_probe(value: Any) -> Any:
@@ -441,7 +417,7 @@ class BatchingSettings(Section):
     max_batch: int | None = Field(default=None, ge=1, le=1 << 20)
     """Rows in one call, at most. Default: the upper bound of `batch` in the shapes, or 64."""
     max_delay_ms: float = Field(default=0.0, ge=0, le=60_000, allow_inf_nan=False)
-    """Milliseconds that a free slot may wait for more requests. 0: only for those that follow answers, where that pays."""
+    """Milliseconds that a free slot may wait for more requests. 0: only for clients that send on each answer, if it pays."""
     max_padding_ratio: float | None = Field(default=None, ge=0, lt=1, allow_inf_nan=False)
     """Padding elements / computed elements of a call, at most. Default: as much padding as pays by measured costs."""
     max_batch_bytes: Bytes | None = None
@@ -496,7 +472,10 @@ class ModelSettings(Section):
     """Outputs by their names in the model file; unnamed ones are output0, output1, ..."""
     properties: dict[str, PropertyValue] = Field(default_factory=dict)
     """Properties of the engine, by its own names, such as INFERENCE_PRECISION_HINT: bf16."""
-    probe: Annotated[dict[str, ProbeSettings], BeforeValidator(_read_probe)] = Field(default_factory=dict)
+    probe: Annotated[
+        dict[str, ProbeSettings],
+        BeforeValidator(_read_probe, json_schema_input_type=str | dict[str, ProbeSettings]),
+    ] = Field(default_factory=dict)
     """Realistic values by input, for the proof of batching and padding; or the path of an .npz of samples."""
     trust: bool = False
     """Serve the model without proof: you vouch that rows depend neither on their batch-mates nor on padding."""
@@ -511,39 +490,41 @@ class ModelSettings(Section):
 
     @property
     def effective_engine(self) -> str:
-        """The engine of the model, chosen by its kind where the file names none."""
+        """The engine of the model: the configured one, or the default for its kind of file."""
         return self.engine or ("function" if self.path is None else engine_of_path(self.path))
 
     @property
     def effective_audit(self) -> float:
-        """The share of answers that are audited; 0 where requests may not run twice, and without a proof to compare by."""
+        """The share of answers that are audited: 0 if requests may not run twice, or if no proof gives tolerances."""
         return self.audit if self.idempotent and not self.trust else 0.0
 
     def problems(self) -> Iterator[Finding]:
         """Yield the contradictions between the settings of this model."""
         yield from self._source_problems()
         if "audit" in self.model_fields_set and self.audit > self.effective_audit:
-            why = "proof of the model, and trust: true skips it" if self.trust else "request to run twice"
-            yield ("audit",), f"an audit needs {'the ' if self.trust else 'a '}{why} (remove one of them)"
+            words = "runs requests twice, which idempotent: false forbids"
+            if self.trust:
+                words = "needs the proof of the model, which trust: true skips"
+            yield ("audit",), f"an audit {words} (remove one of them)"
         for name, port in self.inputs.items():
             if port.mask_of == name:
-                yield ("inputs", name, "mask_of"), "an input cannot be the mask of itself"
+                yield (
+                    ("inputs", name, "mask_of"),
+                    "an input cannot be the mask of itself (name another input)",
+                )
             elif port.mask_of is not None and self.path is None and port.mask_of not in self.inputs:
                 words = f'there is no input "{port.mask_of}" {did_you_mean(port.mask_of, list(self.inputs))}'
                 yield ("inputs", name, "mask_of"), words
         for name, output in self.outputs.items():
-            for where, words in output.problems(name, self.outputs, complete=self.path is None):
-                yield ("outputs", name, *where), words
+            complete = self.path is None
+            yield from below(("outputs", name), output.problems(name, self.outputs, complete=complete))
         for name, probe in self.probe.items():
-            for where, words in probe.problems():
-                yield ("probe", name, *where), words
-        for where, words in self.shapes.problems(self.inputs):
-            yield ("shapes", *where), words
+            yield from below(("probe", name), probe.problems())
+        yield from below(("shapes",), self.shapes.problems(self.inputs))
         if self.batching.invariant_rows is not None:
             for key, value in self.shapes:
                 if value not in ("native", None, (), False):
-                    words = "batch_invariant runs exact shapes, in calls of a fixed number of rows (remove one of them)"
-                    yield ("shapes", key), words
+                    yield ("shapes", key), "batch_invariant runs exact shapes only (remove one of them)"
         if not self.idempotent:
             yield from self._problems_of_running_once()
 
@@ -558,7 +539,7 @@ class ModelSettings(Section):
             remedy = "remove the engine; it is chosen by the kind"
             yield ("engine",), f'engine "{self.engine}" does not take a "{kind}" ({remedy})'
         elif self.function is not None and self.sha256 is not None:
-            yield ("sha256",), "a function is no file (remove it)"
+            yield ("sha256",), "only model files have a sha256, and this is a function (remove it)"
         elif self.path is not None:
             yield from self._suffix_problems(PurePath(self.path))
         if self.path is not None or self.function is None:
@@ -569,37 +550,37 @@ class ModelSettings(Section):
         }
         for key, described in ports.items():
             if not described:
-                yield (), f'a function needs "{key}" (nothing else says what they are)'
+                yield (), f'a function needs "{key}" (describe each with shape and element_type)'
             for name, port in described.items():
                 missing = [field for field in ("shape", "element_type") if getattr(port, field) is None]
                 if missing:
-                    yield (key, name), f"a function's port needs {' and '.join(missing)}"
+                    yield (key, name), f"a function needs {' and '.join(missing)} here (add them)"
 
     def _suffix_problems(self, path: PurePath) -> Iterator[Finding]:
-        """Yield the problem of a file that the engine does not read. The files of packages' engines are not known here."""
-        if self.engine is None and not any(path.suffix in suffixes for suffixes in _SUFFIXES.values()):
+        """Yield the problem of a file that the engine does not read. Engines of packages may read any file."""
+        if self.engine is None and path.suffix not in _KINDS:
             known = ", ".join(f"{what} ({suffix})" for suffix, what in _KINDS.items())
-            yield (
-                ("path",),
-                f'"{path.name}" is of no kind that is known: {known} (write the engine that reads it)',
-            )
+            words = f'"{path.name}" is of no known kind: {known} (add the engine that reads it)'
+            yield ("path",), words
         elif self.engine is not None and path.suffix not in _SUFFIXES.get(self.engine, (path.suffix,)):
             read = " and ".join(_SUFFIXES[self.engine])
             yield ("path",), f'engine "{self.engine}" reads {read}, not "{path.name}"'
 
     def _problems_of_running_once(self) -> Iterator[Finding]:
-        """Yield the settings that `idempotent: false` rules out: those about sharing calls, and those that copy rows."""
+        """Yield the settings that `idempotent: false` forbids: limits of shared calls, and copies of rows."""
         for key, harmless in _ALONE.items():
             if (value := getattr(self.batching, key)) is not None and value not in harmless:
                 words = 'requests of a model with "idempotent: false" run alone (remove this key)'
                 yield ("batching", key), words
         rows = self.shapes.sizes.get(BATCH, (1,))
         filling: list[Location] = []
-        # Of a partition into calls some of which have one row nothing is left over.
+        # A partition whose sizes include 1 leaves no rows over to fill up.
         if rows != (1,) and not (self.shapes.strategy == "partitioned" and 1 in rows):
             filling.append(("shapes", BATCH))
         if self.batching.invariant_rows not in (None, 1):
             filling.append(("batching", "batch_invariant"))
         for where in filling:
-            words = 'this fills calls up with copies of rows, of which "idempotent: false" allows none (remove this key)'
-            yield where, words
+            yield (
+                where,
+                'this fills up calls with copies of rows, which "idempotent: false" forbids (remove it)',
+            )

@@ -1,6 +1,6 @@
-"""The section `server` of the YAML: addresses, keys, bounds and times of the server.
+"""The section `server` of the YAML: addresses, keys, limits and times of the server.
 
-The server takes `ServerSettings` as they are: each default stands here and nowhere else.
+The server uses `ServerSettings` as they are: each default is written here only.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from shapestream.settings.values import (
     Section,
     absolute_path,
     address_meant,
+    below,
     describe,
     is_there,
     keys_must_exist,
@@ -45,7 +46,7 @@ def read_model_root(value: Any, info: ValidationInfo) -> str:
 
 
 def read_output_path(value: Any, info: ValidationInfo) -> str:
-    """Read a file to be written, as an absolute path; its folder exists."""
+    """Read the path of a file to write, as an absolute path. Its folder must exist."""
     if not isinstance(value, str) or not value or value.endswith("/"):
         raise wrong(f"expected the path of a file to write, got {describe(value)}")
     path = absolute_path(value, info)
@@ -53,14 +54,14 @@ def read_output_path(value: Any, info: ValidationInfo) -> str:
     return str(path)
 
 
-# sun_path of sockaddr_un holds 108 bytes on Linux, the closing zero included; the transport binds PATH.new first.
 MAX_IPC_PATH_BYTES = 103
+"""Linux allows 108 bytes with the closing zero (sun_path of sockaddr_un); the transport first binds `PATH.new`."""
 _Z85_KEY = re.compile(r"[0-9a-zA-Z.:+=^!/*?&<>()\[\]{}@%$#-]{40}")
 """A CURVE key in Z85 (ZeroMQ's RFC 32)."""
 
 
 def check_address(value: Any, info: ValidationInfo) -> str:
-    """Check `ipc://PATH`, made absolute, or `tcp://HOST:PORT`. Addresses beyond loopback are checked with `security`."""
+    """Check `tcp://HOST:PORT`, or make `ipc://PATH` absolute. `security` checks addresses beyond loopback."""
     if not isinstance(value, str):
         raise wrong(f"expected an address, got {describe(value)} (write ipc://PATH or tcp://127.0.0.1:PORT)")
     scheme, separator, rest = value.partition("://")
@@ -96,22 +97,24 @@ def is_public_key(text: str) -> bool:
     return _Z85_KEY.fullmatch(text) is not None
 
 
-def read_security_mode(word: str) -> dict[str, str]:
-    """Read the short form of {mode: network}."""
-    if word != "network":
+def read_security(value: Any) -> Any:
+    """Read a mapping, or `network` as short for {mode: network}."""
+    if not isinstance(value, str):
+        return value
+    if value != "network":
         raise wrong(
-            f"expected keys, or the word network, got {describe(word)} (write {{key: FILE, clients: FOLDER}})"
+            f"expected keys, or the word network, got {describe(value)} (write {{key: FILE, clients: FOLDER}})"
         )
-    return {"mode": word}
+    return {"mode": value}
 
 
 def read_secret_path(value: Any, info: ValidationInfo) -> str:
-    """Read the path of a secret key's file, made absolute. A key in its place is refused, and not repeated in the error."""
+    """Read the path of a secret key's file, as an absolute path. The error for a key itself does not repeat that key."""
     if not isinstance(value, str) or not value:
         raise wrong("expected the path of a secret key's file (make one with: shapestream keys new NAME)")
     if is_public_key(value) and not absolute_path(value, info).exists():
         raise wrong(
-            "a key stands here, in a file that is no secret (make a new one, and write the path of its file)"
+            "a key itself does not belong into this file (make a new key, and write the path of its file)"
         )
     path = absolute_path(value, info)
     if keys_must_exist(info) and not is_there(Path.is_file, path):
@@ -120,11 +123,11 @@ def read_secret_path(value: Any, info: ValidationInfo) -> str:
 
 
 def read_key_list(value: Any, info: ValidationInfo) -> str | tuple[str, ...]:
-    """Read a folder of public keys, made absolute, or a list of them: each in Z85, or the path of a .pub file."""
+    """Read a folder of public keys, as an absolute path, or a list: each key in Z85, or the path of a .pub file."""
     if isinstance(value, str) and value and not is_public_key(value):
         folder = absolute_path(value, info)
         if keys_must_exist(info) and not is_there(Path.is_dir, folder):
-            raise wrong(f"no such folder: {folder} (it holds a .pub file for each key that is let in)")
+            raise wrong(f"no such folder: {folder} (make it, with a .pub file for each key to let in)")
         return str(folder)
     if not isinstance(value, list) or not all(isinstance(key, str) and key for key in value):
         raise wrong(f"expected a folder of .pub files, or a list of public keys, got {describe(value)}")
@@ -136,7 +139,7 @@ def _listed_key(key: str, info: ValidationInfo) -> str:
         return key
     path = absolute_path(key, info)
     if keys_must_exist(info) and not is_there(Path.is_file, path):
-        raise wrong(f"{describe(key)} is neither a public key, of 40 characters, nor a file")
+        raise wrong(f"{describe(key)} is neither a public key of 40 characters nor a file (correct it)")
     return str(path)
 
 
@@ -163,27 +166,23 @@ class SecuritySettings(Section):
     """Keys that may serve models at `worker_listen`."""
 
     def problems(self, listen: tuple[str, ...], worker_listen: str | None) -> Iterator[Finding]:
-        """Yield missing keys, which make an address useless, and needless ones."""
+        """Yield missing keys, without which an address is useless, and keys that are not used."""
         if self.mode == "network":
             for role in ("key", "clients", "admins", "workers"):
                 if getattr(self, role):
-                    yield (role,), 'the mode "network" asks nobody for a key (remove one of them)'
+                    yield (role,), 'the mode "network" uses no keys (remove one of them)'
             return
         if self.key is None:
             yield (), 'missing "key" (the server\'s secret key: shapestream keys new server)'
         protected = [address for address in listen if is_protectable(address)]
         if protected and not self.clients and not self.admins:
-            yield (), f'nobody could use "{protected[0]}" (list public keys in clients, or in admins)'
+            yield (), f'no client could use "{protected[0]}" (list public keys in clients, or in admins)'
         if worker_listen is not None and is_protectable(worker_listen) and not self.workers:
             yield (), f'no worker could use "{worker_listen}" (list public keys in workers)'
 
 
-def _read_security(value: Any) -> Any:
-    return read_security_mode(value) if isinstance(value, str) else value
-
-
 def check_admin_address(value: Any) -> str:
-    """Check the `HOST:PORT` of the admin port. Port 0 takes any free one, which the log names."""
+    """Check the `HOST:PORT` of the admin port. Port 0 means any free port; the log names it."""
     if isinstance(value, str):
         host, _, port = value.rpartition(":")
         plain = host and "/" not in host and host != "*"
@@ -201,7 +200,7 @@ class AdminSettings(Section):
     """File with the bearer token that callers must show, health checks apart."""
 
     def is_open(self, *, network_is_safe: bool) -> str | None:
-        """Return the problem of an address that other machines reach and that asks for no token; None without one."""
+        """Return the problem of an address that other machines reach and that asks for no token, or None."""
         if network_is_safe or self.token_file is not None or not is_beyond_loopback(f"tcp://{self.address}"):
             return None
         advice = "add token_file, or security: network, or use 127.0.0.1"
@@ -231,7 +230,10 @@ class ServerSettings(Section):
     """Addresses for clients: ipc://PATH (relative to this file) or tcp://HOST:PORT; beyond loopback with `security`."""
     worker_listen: Address | None = None
     """Address for workers that are started elsewhere. The server's own workers need no setting."""
-    security: Annotated[SecuritySettings | None, BeforeValidator(_read_security)] = None
+    security: Annotated[
+        SecuritySettings | None,
+        BeforeValidator(read_security, json_schema_input_type=Literal["network"] | SecuritySettings | None),
+    ] = None
     """Keys that are let in, or `network`; required for addresses that other machines reach."""
     max_queued_requests: int = Field(default=8192, ge=1)
     """Requests in the queue, of all clients together, at most; more are answered `overloaded`."""
@@ -275,14 +277,17 @@ class ServerSettings(Section):
     """File for a trace of the times and shapes of requests, never of their data, for `simulate` and `tune`."""
     grace_s: float = Field(default=25.0, ge=0, le=86400, allow_inf_nan=False)
     """Seconds that the first SIGTERM leaves accepted requests to end."""
-    admin: Annotated[AdminSettings | None, BeforeValidator(_read_admin)] = None
+    admin: Annotated[
+        AdminSettings | None,
+        BeforeValidator(_read_admin, json_schema_input_type=str | AdminSettings | None),
+    ] = None
     """Address of the admin port, HOST:PORT, with the extra `[admin]`. Default: none."""
     tracing: Annotated[str, BeforeValidator(check_collector), WithJsonSchema(TEXT)] | None = None
     """Address of a collector that gets spans by OTLP over HTTP, with the extra `[otel]`. Default: none."""
 
     @property
     def network_is_safe(self) -> bool:
-        """True where the operator vouches for the network, so that no address needs a key."""
+        """True if the operator vouches for the network, so that no address needs a key."""
         return self.security is not None and self.security.mode == "network"
 
     @property
@@ -307,8 +312,7 @@ class ServerSettings(Section):
             if words is not None:
                 yield ("admin",), words
         if self.security is not None:
-            for where, words in self.security.problems(self.listen, self.worker_listen):
-                yield ("security", *where), words
+            yield from below(("security",), self.security.problems(self.listen, self.worker_listen))
             return
         addresses: list[tuple[Location, str | None]] = [(("worker_listen",), self.worker_listen)]
         addresses += [(("listen", index), address) for index, address in enumerate(self.listen)]
@@ -317,14 +321,14 @@ class ServerSettings(Section):
                 yield where, f'"{address}" is open to other machines ({_HOW_TO_BE_SAFE})'
 
     def too_short_for_hangs(self, limit_s: float | None) -> str | None:
-        """Return the problem of a limit for hangs, in seconds; None for a limit that is long enough.
+        """Return the problem of a limit for hanging batches, in seconds, or None for one that is long enough.
 
-        Where a network may break, a silent worker must count as lost before its batch counts as hanging.
+        If workers dial in, a silent worker must count as lost before its batch counts as hanging.
         """
         least_s = self.worker_silence_s + self.heartbeat_s
         if self.worker_listen is None or limit_s is None or limit_s >= least_s:
             return None
         return (
-            f"a batch hangs after {limit_s:g} s, which must not be less than worker_silence_s + heartbeat_s "
-            f"({least_s:g}) where workers dial in: else a broken connection passes for a request that hangs"
+            f"{limit_s:g} s must be at least worker_silence_s + heartbeat_s ({least_s:g}) where workers dial in: else a "
+            "broken connection counts as a request that hangs (raise it)"
         )

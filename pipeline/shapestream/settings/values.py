@@ -1,8 +1,8 @@
-"""The vocabulary of the sections: their base class, the words of their errors, and values that several of them read.
+"""The base class of the sections, the texts of their errors, and the values that several of them read.
 
 Each `read_` or `check_` function, here and beside the section that uses it, takes a raw value of the YAML. It returns
-the value to keep, or raises the error that `wrong` makes, whose text is "what is wrong (what to do)". The folder that
-relative paths start from comes in pydantic's validation context.
+the value to keep, or raises an error made by `wrong`, with the text "what is wrong (what to do)". Pydantic's validation
+context holds the folder from which relative paths start.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import itertools
 import json
 import re
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -34,6 +34,12 @@ Finding: TypeAlias = tuple[Location, str]
 """The place of the key to change, and the problem with its remedy in brackets."""
 
 
+def below(location: Location, findings: Iterable[Finding]) -> Iterator[Finding]:
+    """Yield the findings of a section, with places that start at `location` of the section around it."""
+    for where, words in findings:
+        yield (*location, *where), words
+
+
 class Section(BaseModel):
     """Base of all sections. It is strict: nothing is converted, and unknown keys are refused."""
 
@@ -45,7 +51,7 @@ class Section(BaseModel):
     ) -> dict[str, Any]:
         """Return the JSON Schema with the fields' docstrings as descriptions.
 
-        They are read here, since `use_attribute_docstrings` reads the source at import: a twelfth of a process's start.
+        They are read here because `use_attribute_docstrings` reads the source at import: a twelfth of a process's start.
         """
         schema = handler(core_schema)
         properties = handler.resolve_ref_schema(schema).get("properties", {})
@@ -62,7 +68,7 @@ class Section(BaseModel):
 
 
 def closest(word: str, known: Sequence[str]) -> str | None:
-    """Return the known word that `word` was probably meant to be."""
+    """Return the known word that `word` is probably a mistake for, or None."""
     close = difflib.get_close_matches(word.lower(), known, n=1, cutoff=0.6)
     return close[0] if close else None
 
@@ -75,7 +81,7 @@ def did_you_mean(word: str, known: Sequence[str]) -> str:
 
 
 def describe(value: Any) -> str:
-    """Return a value as the user wrote it, short: `"8"`, `true`, `a list`, `nothing`."""
+    """Return a value as the user wrote it, in short form: `"8"`, `true`, `a list`, `nothing`."""
     if value is None:
         return "nothing"
     if isinstance(value, dict):
@@ -87,7 +93,7 @@ def describe(value: Any) -> str:
 
 
 def address_meant(value: Any) -> str | None:
-    """Return the address that a text without `tcp://` or `ipc://` probably means; None where it cannot be told."""
+    """Return the address that a text without `tcp://` or `ipc://` probably means, or None."""
     if not isinstance(value, str) or "://" in value:
         return None
     host, colon, port = value.rpartition(":")
@@ -98,8 +104,15 @@ def address_meant(value: Any) -> str | None:
 
 def wrong(message: str) -> PydanticCustomError:
     """Return the error to raise for a value; `message` is the problem with its remedy in brackets."""
-    # The text is a template for pydantic; braces of ours are not fields of it.
+    # Pydantic formats its text as a template; braces in `message` must not count as fields.
     return PydanticCustomError("setting", "{message}", {"message": message})
+
+
+def check_name(value: Any, what: str, known: Iterable[str]) -> str:
+    """Check that a value is one of the known names of `what`."""
+    if isinstance(value, str) and value in known:
+        return value
+    raise wrong(f"unknown {what} {describe(value)} (write one of: {', '.join(known)})")
 
 
 MAX_BYTES = 1 << 53
@@ -120,7 +133,7 @@ _SIZE = re.compile(r"(\d{1,12})\s*([A-Za-z]*)")
 
 def read_bytes(value: Any) -> int:
     """Read a number of bytes, or a text such as "256 MiB"."""
-    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+    if type(value) is int and value > 0:
         return _believable(value, value)
     if isinstance(value, str) and (match := _SIZE.fullmatch(value.strip())) is not None:
         scale = _UNITS.get(match[2].upper())
@@ -151,7 +164,7 @@ def read_path(
     kind: Literal["file", "folder"] = "file",
     suffix: str = "",
 ) -> str:
-    """Read the path of a file or folder that exists, as an absolute path; `expected` says what it is the path of."""
+    """Read the path of a file or folder that exists, as an absolute path. `expected` names the object in errors."""
     if not isinstance(value, str) or not value or not value.endswith(suffix):
         raise wrong(f"expected the path of {expected}, got {describe(value)}")
     path = absolute_path(value, info)
@@ -160,7 +173,7 @@ def read_path(
 
 
 def must_be_there(path: Path, kind: Literal["file", "folder"], info: ValidationInfo) -> None:
-    """Raise the error for a path that is no such thing, where files must exist."""
+    """Raise an error unless the path is an existing file or folder, if files must exist."""
     if not files_must_exist(info) or is_there(Path.is_file if kind == "file" else Path.is_dir, path):
         return
     if kind == "file" and is_there(Path.is_dir, path):
@@ -171,7 +184,7 @@ def must_be_there(path: Path, kind: Literal["file", "folder"], info: ValidationI
 
 
 def _models_in(folder: Path) -> str:
-    """Return the end of a hint: `: folder/model.onnx` for the model files in a folder, or nothing."""
+    """Return the end of a hint, `: folder/model.onnx`, for the model files in a folder; empty if there are none."""
     try:
         found = sorted(path.name for path in folder.iterdir() if path.suffix in (".xml", ".onnx", ".pt2"))
     except OSError:
@@ -180,33 +193,29 @@ def _models_in(folder: Path) -> str:
 
 
 def absolute_path(value: str, info: ValidationInfo) -> Path:
-    """Return the absolute path of a value that starts at the folder of the YAML; `~` is the home of the process's user."""
+    """Return the absolute path of a value. It starts at the folder of the YAML; `~` is the user's home."""
     if "\0" in value:
-        raise wrong(f"{describe(value)} is no path (it holds a zero byte)")
+        raise wrong(f"{describe(value)} is no path (remove the zero byte)")
     try:
-        return (_base(info) / Path(value).expanduser()).absolute()
-    except RuntimeError as error:  # ~NAME of a user that is not known here
+        base = Path((info.context or {}).get("base", "."))
+        return (base / Path(value).expanduser()).absolute()
+    except RuntimeError as error:  # ~NAME of an unknown user
         raise wrong(f"{describe(value)} is no path: {error}") from error
 
 
 def is_there(is_one: Callable[[Path], bool], path: Path) -> bool:
-    """Tell whether the file or folder exists, as `is_one` tells. Raises the error for a path that cannot be looked at."""
+    """Return the answer of `is_one`. Raises an error for a path that cannot be looked at."""
     try:
         return is_one(path)
-    except OSError as error:  # too long, or in a folder that is closed to us
+    except OSError as error:  # it is too long, or in a folder that this user cannot read
         raise wrong(f"{describe(str(path))} cannot be looked at: {error.strerror}") from error
 
 
-def _base(info: ValidationInfo) -> Path:
-    context = info.context or {}
-    return Path(context.get("base", "."))
-
-
 def files_must_exist(info: ValidationInfo) -> bool:
-    """Tell whether named files and folders must exist; false where the YAML is only read, for a test."""
+    """Tell whether named files and folders must exist. They need not where a command only looks for an address."""
     return bool((info.context or {}).get("files_must_exist", False))
 
 
 def keys_must_exist(info: ValidationInfo) -> bool:
-    """Tell whether the files of the server's keys must exist, too: false on a worker's host, which must not have them."""
+    """Tell whether the files of the server's keys must exist. They need not on a worker's host, which has none."""
     return bool((info.context or {}).get("keys_must_exist", False))

@@ -1,8 +1,8 @@
-"""A YAML file as plain values, with the place of each, so that later errors can point at it.
+"""Read a YAML file as plain values, with the place of each, so that later errors can point at it.
 
-It reads the core schema of YAML 1.2: `yes` is text, `010` is ten, `1:30` is text, `1e-3` is a number. Only mappings,
-lists and scalars are built. Tags, merge keys and duplicate keys are refused. Aliases are followed, within limits of depth
-and of the number of values.
+The values are those of the core schema of YAML 1.2: `yes` is text, `010` is ten, `1:30` is text, `1e-3` is a number. Only
+mappings, lists and scalars are built. Tags, merge keys and duplicate keys are refused. Aliases are followed, within limits
+of depth and of the number of values.
 
 PyYAML parses the text into nodes with places. No loader of PyYAML or ruamel.yaml builds these values: the first reads
 YAML 1.1; the second stops at the first duplicate key, follows merge keys, and reads dates and `1_000` as values.
@@ -11,7 +11,7 @@ YAML 1.1; the second stops at the first duplicate key, follows merge keys, and r
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -25,17 +25,18 @@ MAX_VALUES = 100_000
 MAX_DEPTH = 64
 
 _STANDARD_TAGS = frozenset(f"tag:yaml.org,2002:{kind}" for kind in ("str", "map", "seq"))
-_NULL = re.compile(r"~|null|Null|NULL|")
-_TRUE = re.compile(r"true|True|TRUE")
-_FALSE = re.compile(r"false|False|FALSE")
-_INTEGER = re.compile(r"[-+]?[0-9]{1,400}")
-_HEX = re.compile(r"0x[0-9a-fA-F]{1,300}")
-_OCTAL = re.compile(r"0o[0-7]{1,400}")
-_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
-_INFINITY = re.compile(r"[-+]?\.(inf|Inf|INF)")
 _HALF_CHARACTER = re.compile("[\ud800-\udfff]")
 """Half of a surrogate pair: escapes can write one, and no output can print it."""
-_NAN = re.compile(r"\.(nan|NaN|NAN)")
+_SCALARS: tuple[tuple[str, Callable[[str], Any]], ...] = (
+    (r"~|null|Null|NULL|", lambda text: None),
+    (r"true|True|TRUE", lambda text: True),
+    (r"false|False|FALSE", lambda text: False),
+    (r"[-+]?[0-9]{1,400}", int),
+    (r"0x[0-9a-fA-F]{1,300}|0o[0-7]{1,400}", lambda text: int(text, 0)),
+    (r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?", float),
+    (r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)", lambda text: float(text.replace(".", "", 1))),
+)
+"""The forms of scalars without quotes, each with its reader; all others are text."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -48,7 +49,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceProblem:
-    """A problem of the text, found before the values are validated."""
+    """A problem of the text, which is found before the values are validated."""
 
     message: str
     location: Location = ()
@@ -75,7 +76,7 @@ class YamlSource:
 
 
 def read_yaml(data: bytes) -> YamlSource:
-    """Read one document. It raises nothing for invalid content: all problems are in `problems`."""
+    """Read one document. Nothing is raised for invalid content: all problems are in `problems`."""
     source = YamlSource()
     if len(data) > MAX_BYTES:
         source.problems.append(SourceProblem(message=f"the file is larger than {MAX_BYTES >> 20} MiB"))
@@ -89,9 +90,11 @@ def read_yaml(data: bytes) -> YamlSource:
         message = f"not YAML: the character {chr(error.character)!r} is not allowed"
         source.problems.append(SourceProblem(message=message, place=_place_of_offset(data, error.position)))
     except yaml.MarkedYAMLError as error:
-        source.problems.append(SourceProblem(message=_syntax_message(error), place=_place_of_error(error)))
+        mark = error.problem_mark or error.context_mark
+        place = None if mark is None else _place(mark)
+        source.problems.append(SourceProblem(message=_syntax_message(error), place=place))
     except (ValueError, OverflowError):
-        # PyYAML does not check what it is about to convert.
+        # PyYAML converts escapes and versions without a check.
         message = "not YAML: an escape beyond \\U0010FFFF, or an endless version"
         source.problems.append(SourceProblem(message=message))
     except RecursionError:
@@ -110,7 +113,7 @@ class _Builder:
         self._budget = MAX_VALUES
 
     def run(self, root: yaml.Node) -> None:
-        self._source.places[()] = _place(root)
+        self._source.places[()] = _place(root.start_mark)
         self._source.values = self._build(root, ())
         if self._budget < 0:
             self._source.problems.append(SourceProblem(message=f"more than {MAX_VALUES} values (aliases?)"))
@@ -134,10 +137,11 @@ class _Builder:
         if _HALF_CHARACTER.search(node.value):
             self._complain(node, location, "half of a character (write the whole one: \\U0001F600)")
             return None
-        return _scalar(node.value, plain=isinstance(node, yaml.ScalarNode) and node.style is None)
+        plain = isinstance(node, yaml.ScalarNode) and node.style is None
+        return _scalar(node.value) if plain else node.value
 
     def _item(self, node: yaml.Node, location: Location) -> Any:
-        self._source.places.setdefault(location, _place(node))
+        self._source.places.setdefault(location, _place(node.start_mark))
         return self._build(node, location)
 
     def _entries(self, node: yaml.MappingNode, location: Location) -> Iterator[tuple[str, yaml.Node]]:
@@ -154,44 +158,28 @@ class _Builder:
                 self._complain(key_node, location, "merge keys (<<) are not read; write the keys out")
                 continue
             if (first := seen.get(key)) is not None:
-                message = f"duplicate key (it stands on line {first.line} already; remove one)"
+                message = f"duplicate key (it is on line {first.line} already; remove one)"
                 self._complain(key_node, (*location, key), message)
                 continue
-            seen[key] = _place(key_node)
+            seen[key] = _place(key_node.start_mark)
             self._source.places[(*location, key)] = seen[key]
             yield key, value_node
 
     def _complain(self, node: yaml.Node, location: Location, message: str) -> None:
-        self._source.problems.append(SourceProblem(message=message, location=location, place=_place(node)))
+        place = _place(node.start_mark)
+        self._source.problems.append(SourceProblem(message=message, location=location, place=place))
 
 
-def _scalar(text: str, *, plain: bool) -> Any:
-    if not plain:
-        return text
-    if _NULL.fullmatch(text):
-        return None
-    if _TRUE.fullmatch(text):
-        return True
-    if _FALSE.fullmatch(text):
-        return False
-    if _INTEGER.fullmatch(text):
-        return int(text)
-    if _HEX.fullmatch(text) or _OCTAL.fullmatch(text):
-        return int(text, 0)
-    if _FLOAT.fullmatch(text):
-        return float(text)
-    if _INFINITY.fullmatch(text) or _NAN.fullmatch(text):
-        return float(text.replace(".", "", 1))
+def _scalar(text: str) -> Any:
+    """Return the value of a scalar that was written without quotes."""
+    for form, read in _SCALARS:
+        if re.fullmatch(form, text):
+            return read(text)
     return text
 
 
-def _place(node: yaml.Node) -> Place:
-    return Place(node.start_mark.line + 1, node.start_mark.column + 1)
-
-
-def _place_of_error(error: yaml.MarkedYAMLError) -> Place | None:
-    mark = error.problem_mark or error.context_mark
-    return None if mark is None else Place(mark.line + 1, mark.column + 1)
+def _place(mark: yaml.Mark) -> Place:
+    return Place(mark.line + 1, mark.column + 1)
 
 
 def _place_of_offset(data: bytes, offset: int) -> Place:

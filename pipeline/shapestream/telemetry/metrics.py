@@ -19,7 +19,7 @@ from shapestream.scheduling.scheduler_statistics import ModelStatistics, Schedul
 from shapestream.settings import ServerSettings
 from shapestream.slices import Slices
 from shapestream.telemetry.counters import Histogram, ModelCounters, ServerStatistics
-from shapestream.telemetry.roll import ConfiguredWorker, Presence
+from shapestream.telemetry.presence import ConfiguredWorker, Presence
 
 _US = 1e-6
 _VERSIONS = (version("shapestream"), platform.python_version())

@@ -72,17 +72,17 @@ def hands_back_twice(patch: pytest.MonkeyPatch) -> None:
 
 def starts_late(patch: pytest.MonkeyPatch) -> None:
     """The worker takes deadlines to be a second later, and does not hear that nobody waits any more."""
-    clock_ahead_s, accept = slot_threads.clock_ahead_s, WorkerSession.accept
+    clock_ahead_s, handle = slot_threads.clock_ahead_s, WorkerSession.handle_entry
 
     def patient(execute: Execute, **times: Any) -> float:
         return clock_ahead_s(execute, **times) + 1.0
 
     def deaf(self: WorkerSession, entry: Entry, now: float) -> None:
         if not isinstance(entry, CancelBatchEntry):
-            accept(self, entry, now)
+            handle(self, entry, now)
 
     patch.setattr(slot_threads, "clock_ahead_s", patient)
-    patch.setattr(WorkerSession, "accept", deaf)
+    patch.setattr(WorkerSession, "handle_entry", deaf)
 
 
 def runs_twice(patch: pytest.MonkeyPatch) -> None:

@@ -35,7 +35,7 @@ from shapestream_workers.supervisor.core import (
     WorkerExited,
     WorkerReady,
 )
-from shapestream_workers.worker import Worker
+from shapestream_workers.worker import Worker, WorkerEnd
 
 # From a process's start to its greeting.
 STARTUP_S = 0.3
@@ -100,7 +100,7 @@ class SimulatedWorker:
             await trio.sleep(STARTUP_S)
             async with trio.open_nursery() as self.slots.nursery:
                 await self._worker.run()
-                self.status = EXIT_HANGS if self._worker.hangs else 0
+                self.status = EXIT_HANGS if self._worker.end is WorkerEnd.SLOT_HANGS else 0
                 self.slots.nursery.cancel_scope.cancel()
         self.slots.dead = True
         for line in self.lines:

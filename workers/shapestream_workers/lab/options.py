@@ -25,82 +25,110 @@ class SimulateOptions:
         list[str] | None,
         typer.Option(
             metavar="[MODEL/]FORMULA",
-            help="Cost of a call: fixed_ms=3,ms_per_element=0.13[,ms_per_row=..][,ms_per_pair=..][,full_rows=..]"
-            "[,step_rows=..][,prepare_ms=..].",
+            help="Cost of a call by a formula, such as fixed_ms=3,ms_per_element=0.13. Other terms: ms_per_row, "
+            "ms_per_pair, full_rows, step_rows, prepare_ms.",
         ),
     ] = None
     costs: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Measured costs: what `models CONFIG --costs --json` prints. Default: measured for CONFIG.",
+            help="Measured costs, as `models CONFIG --costs --json` prints them. Default: measured for CONFIG.",
         ),
     ] = None
     exact: Annotated[
         list[str] | None,
-        typer.Option(metavar="DIMENSION", help="Dimension that is not padded, where no CONFIG says it."),
+        typer.Option(metavar="DIMENSION", help="A dimension that is not padded; without CONFIG."),
     ] = None
-    max_batch: Annotated[int, typer.Option(min=1, help="Rows in one call, where no CONFIG says it.")] = 64
-    max_delay_ms: Annotated[float, typer.Option(min=0.0, help="As batching.max_delay_ms.")] = 0.0
+    max_batch: Annotated[
+        int, typer.Option(min=1, metavar="N", help="As batching.max_batch; without CONFIG.")
+    ] = 64
+    max_delay_ms: Annotated[
+        float, typer.Option(min=0.0, metavar="MS", help="As batching.max_delay_ms; without CONFIG.")
+    ] = 0.0
     max_padding_ratio: Annotated[
-        float | None, typer.Option(min=0.0, max=0.99, help="As batching.max_padding_ratio.")
+        float | None,
+        typer.Option(
+            min=0.0, max=0.99, metavar="RATIO", help="As batching.max_padding_ratio; without CONFIG."
+        ),
     ] = None
     trace: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Recorded traffic: see record_trace of the server."),
+        typer.Option(metavar="FILE", help="Recorded traffic, from `serve --record-trace`."),
     ] = None
     sizes: Annotated[
         list[str] | None,
         typer.Option(
             metavar="[MODEL[*WEIGHT]/]DIM=DIST[;...]",
-            help="Made-up traffic: seq=lognormal:24,0.9,4..256, uniform:1..9, choice:1,2,8.",
+            help="Sizes of made-up requests: seq=lognormal:24,0.9,4..256 or seq=uniform:1..9 or seq=choice:1,2,8.",
         ),
     ] = None
     rate: Annotated[
-        float | None, typer.Option(min=1e-6, help="Requests per second; stretches a trace's times.")
+        float | None,
+        typer.Option(min=1e-6, metavar="PER_SECOND", help="Requests per second, also of a stretched trace."),
     ] = None
-    arrivals: Annotated[str, typer.Option(help="poisson, constant or bursts:SIZE.")] = "poisson"
+    arrivals: Annotated[str, typer.Option(metavar="HOW", help="poisson, constant or bursts:SIZE.")] = (
+        "poisson"
+    )
     in_flight: Annotated[
-        int | None, typer.Option(min=1, help="Requests under way at any time, instead of a rate.")
+        int | None,
+        typer.Option(min=1, metavar="N", help="Requests under way at any time, instead of a rate."),
     ] = None
     requests: Annotated[
-        int | None, typer.Option(min=1, help="Number of requests. Default: the trace's, or 20000.")
+        int | None,
+        typer.Option(min=1, metavar="N", help="Number of requests. Default: the trace's, or 20000."),
     ] = None
-    clients: Annotated[int, typer.Option(min=1, max=1 << 31, help="Number of clients.")] = 1
-    deadline_ms: Annotated[float | None, typer.Option(min=0.0, help="Deadline of every request.")] = None
+    clients: Annotated[int, typer.Option(min=1, max=1 << 31, metavar="N", help="Number of clients.")] = 1
+    deadline_ms: Annotated[
+        float | None, typer.Option(min=0.0, metavar="MS", help="Deadline of every request.")
+    ] = None
     slots: Annotated[
         int | None,
         typer.Option(
-            min=1, max=MAX_SLOTS, help="Calls at a time, over all workers. Default: CONFIG's, or 1."
+            min=1,
+            max=MAX_SLOTS,
+            metavar="N",
+            help="Calls at a time, over all workers. Default: CONFIG's, or 1.",
         ),
     ] = None
     slots_per_worker: Annotated[
-        int | None, typer.Option(min=1, help="Slots that share prepared shapes. Default: CONFIG's, or 1.")
+        int | None,
+        typer.Option(min=1, metavar="N", help="Slots that share prepared shapes. Default: CONFIG's, or 1."),
     ] = None
     noise: Annotated[
-        float, typer.Option(min=0.0, max=3.0, help="Sigma of a lognormal factor on each call.")
+        float,
+        typer.Option(min=0.0, max=3.0, metavar="SIGMA", help="Lognormal noise of the time of each call."),
     ] = 0.0
-    way_ms: Annotated[float, typer.Option(min=0.0, help="Time to a slot, and the same back.")] = 0.0
+    way_ms: Annotated[
+        float, typer.Option(min=0.0, metavar="MS", help="Time to a slot; the way back takes the same.")
+    ] = 0.0
     round_trip_ms: Annotated[
-        float, typer.Option(min=0.0, help="With --in-flight: from an answer to the next request.")
+        float,
+        typer.Option(min=0.0, metavar="MS", help="With --in-flight: from an answer to the next request."),
     ] = 1.0
-    queue: Annotated[int, typer.Option(min=1, help="As server.max_queued_requests.")] = 8192
+    queue: Annotated[int, typer.Option(min=1, metavar="N", help="As server.max_queued_requests.")] = 8192
     uncalibrated: Annotated[
         bool, typer.Option("--uncalibrated", help="Learn the costs from the traffic alone.")
     ] = False
-    seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same run.")] = 0
+    seed: Annotated[int, typer.Option(min=0, metavar="N", help="The same seed gives the same run.")] = 0
     sweep: Annotated[
         str | None,
         typer.Option(
             metavar="WHAT=VALUES",
-            help="slots=1..16, rate=50,100,200; also in_flight, max_batch, deadline_ms.",
+            help="Simulate several values: slots=1..16 or rate=50,100,200; also in_flight, max_batch, deadline_ms.",
         ),
     ] = None
     compare: Annotated[
-        bool, typer.Option("--compare", help="Also one at a time, and arrival order in batches of 16.")
+        bool,
+        typer.Option(
+            "--compare", help="Also simulate one request at a time, and batches of 16 in arrival order."
+        ),
     ] = False
     p99_ms: Annotated[
-        float | None, typer.Option(min=0.0, help="Name the runs that reach this p99 with at most 0.1 % lost.")
+        float | None,
+        typer.Option(
+            min=0.0, metavar="MS", help="Name the runs that reach this p99 with at most 0.1 % lost."
+        ),
     ] = None
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")] = False
 
@@ -113,15 +141,21 @@ class TuneOptions:
     trace: Annotated[
         Path,
         typer.Option(
-            metavar="FILE", help="Recorded shapes: see `record_trace` of the server.", show_default=False
+            metavar="FILE", help="Recorded traffic, from `serve --record-trace`.", show_default=False
         ),
     ]
     model: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Default: the one that the file and the trace share.")
+        str | None,
+        typer.Option(
+            metavar="NAME", help="The model to tune. Default: the one that CONFIG and the trace share."
+        ),
     ] = None
     budget: Annotated[float, typer.Option(min=5.0, metavar="SECONDS", help="Time for everything.")] = 120.0
     in_flight: Annotated[
-        int, typer.Option(min=1, max=4096, help="Requests under way at a time; 1: a lone request's latency.")
+        int,
+        typer.Option(
+            min=1, max=4096, metavar="N", help="Requests under way at a time; 1: latency of lone requests."
+        ),
     ] = 64
     precision: Annotated[
         list[str] | None,

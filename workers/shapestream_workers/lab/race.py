@@ -66,7 +66,7 @@ class CandidateRun:
     """True if they were left out for lack of time."""
 
     @property
-    def standing(self) -> float:
+    def heat_rate(self) -> float:
         """Rate of its heat; -1 where it failed, below all rates."""
         return -1.0 if self.alone is None or self.problem is not None else self.alone
 
@@ -78,8 +78,8 @@ class CandidateRun:
 
 def finalists(trials: Sequence[CandidateRun], left_s: float) -> list[CandidateRun]:
     """Return the file as it is (the first trial) and the best of the others, as many as there is time for."""
-    able = [trial for trial in trials if trial.standing >= 0]
-    ranked = sorted(able, key=lambda trial: (trial is not trials[0], -trial.standing))
+    able = [trial for trial in trials if trial.heat_rate >= 0]
+    ranked = sorted(able, key=lambda trial: (trial is not trials[0], -trial.heat_rate))
     chosen = ranked[:2]
     for trial in ranked[2:MOST_FINALISTS]:
         rounds_s = (len(chosen) + 1) * (ROUNDS[-1] + 1) * OVERRUN * LEAST_ROUND_S

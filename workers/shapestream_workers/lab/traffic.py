@@ -1,4 +1,4 @@
-"""Traffic of a simulation: made up of distributions of sizes and arrivals, or recorded in a trace.
+"""Traffic of a simulation: drawn from distributions of sizes and arrivals, or recorded in a trace.
 
 The same seed gives the same traffic. In a closed loop arrivals follow from the simulated server's answers.
 """
@@ -22,7 +22,7 @@ from shapestream_engine.cost_table import MAX_ELEMENTS
 _FORMS = "lognormal:MEDIAN,SIGMA,LOW..HIGH, uniform:LOW..HIGH, choice:A,B,C or a number"
 _CHUNK = 8192
 _RESOLUTION_S = 1e-6
-"""Resolution of times in a trace: a shorter one is of requests at once, which no rate stretches."""
+"""Resolution of times in a trace, in seconds. A shorter trace has all requests at once, and no rate can stretch it."""
 _MOST_IN_BURST = 1 << 31
 
 Distribution: TypeAlias = Callable[[np.random.Generator, int], NDArray[np.int64]]

@@ -1,7 +1,7 @@
-"""True costs of calls in a simulation, which the scheduler's cost model has to find out.
+"""True costs of calls in a simulation, which the scheduler's cost model must learn.
 
-Kept apart from `shapestream.scheduling` on purpose: a planner that is judged by its own beliefs is always right.
-Costs come from a file, a measurement of the configuration's models, or a formula.
+They share no code with `shapestream.scheduling`: a planner that is measured by its own predictions is always right. Costs
+come from a file, a measurement of the configuration's models, or a formula.
 """
 
 from __future__ import annotations
@@ -203,7 +203,7 @@ def true_costs(
     elif loaded is not None and not formulae:
         from shapestream_workers.costs import costs_of
 
-        tables = _tables("\n".join(costs_of(loaded, as_json=True)))
+        tables = {report.model: report.calibration.table for report in costs_of(loaded)}
     # One table is for the only model, whatever it is called.
     only = next(iter(tables.values())) if len(tables) == len(profiles) == 1 else None
     by_name = {name: formula for name, _, formula in (text.rpartition("/") for text in formulae)}
@@ -232,15 +232,11 @@ def true_costs(
 
 def _read_tables(path: Path) -> dict[str, CostTable]:
     try:
-        return _tables(path.read_text(encoding="utf-8"))
+        found = json.loads(path.read_text(encoding="utf-8"))
+        return {str(table["model"]): CostTable.from_dict(table) for table in found}
     except OSError as error:
         reason = "no such file" if isinstance(error, FileNotFoundError) else error.strerror
         raise ConfigurationError([f"{path}: {reason}"]) from error
     except (ValueError, RecursionError, EngineError, TypeError, KeyError) as error:
         message = f"{path}: {error} (expected what `models CONFIG --costs --json` prints)"
         raise ConfigurationError([message]) from error
-
-
-def _tables(text: str) -> dict[str, CostTable]:
-    """Return tables by model, from JSON: a list of tables with names."""
-    return {str(table["model"]): CostTable.from_dict(table) for table in json.loads(text)}

@@ -28,11 +28,11 @@ from shapestream_workers.lab.options import TuneOptions
 from shapestream_workers.lab.race import CandidateRun, Race, choose, finalists
 from shapestream_workers.lab.replay import InputMaker, read_requests
 from shapestream_workers.lab.subject import Subject, require_editor
-from shapestream_workers.lab.tables import table_of
 from shapestream_workers.memory import spell_bytes
 from shapestream_workers.models import available_cpus, model_spec, read_signatures, slots_and_threads
 from shapestream_workers.proof import try_model
 from shapestream_workers.speed_advice import advise_precision, faster_precision
+from shapestream_workers.tables import table_of
 
 PRECISION_S = 2.0
 """Seconds that a precision is measured that no option names."""
@@ -109,7 +109,8 @@ def _precisions(subject: Subject, wanted: Sequence[str]) -> list[dict[str, str]]
 
 
 def _precision_to_try(subject: Subject) -> list[str]:
-    """What a faster precision of the device would give, in a sentence; nothing is tuned for it unless the user asks."""
+    """Return what a faster precision of the device would give, in a sentence; nothing is tuned for it unless the user
+    asks."""
     model, spec = subject.settings, model_spec(subject.settings)
     if not faster_precision(spec):
         return []
@@ -135,11 +136,11 @@ async def _run(
             if place != baseline.placement:
                 candidate = Candidate(placement=place, shapes=baseline.shapes)
                 await race.heat(candidate, kept_share=PLACEMENTS_UNTIL)
-        place = max(trials, key=lambda trial: trial.standing).candidate.placement
+        place = max(trials, key=lambda trial: trial.heat_rate).candidate.placement
         for properties in precisions:
             candidate = Candidate(placement=place, shapes=baseline.shapes, properties=properties)
             await race.heat(candidate, kept_share=SHAPES_UNTIL)
-        best = max(trials, key=lambda trial: trial.standing).candidate
+        best = max(trials, key=lambda trial: trial.heat_rate).candidate
         max_batch = ServedModel(0, signature.name, signature, subject.settings).profile.max_batch
         choices, left_out = propose(race.requests, signature, baseline.shapes, max_batch=max_batch)
         race.notes += [f"not tried: {what}" for what in left_out]
@@ -155,7 +156,7 @@ async def _run(
         said = [f"{trial.candidate.label}: {trial.problem}" for trial in trials if trial.problem]
         raise ShapestreamError("\n".join(["nothing could be served", *said, *race.notes]))
     # The chosen one first, then the others by the final, then by their heats.
-    trials.sort(key=lambda each: (each is chosen, each.measured or -1.0, each.standing), reverse=True)
+    trials.sort(key=lambda each: (each is chosen, each.measured or -1.0, each.heat_rate), reverse=True)
     return chosen
 
 

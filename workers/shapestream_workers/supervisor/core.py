@@ -1,4 +1,4 @@
-"""The supervisor: it decides when worker processes start, restart, stop and are given up. Events in, actions out.
+"""The supervisor decides when worker processes start, restart, stop and are given up. Events in, actions out.
 
           begin                     exited                        too many in the window,
     idle ──────▶ running ─────────────────────▶ waiting             or its configuration
@@ -11,9 +11,9 @@
 
 A *role* is a configured worker, such as `w0`. A process has the name of its role, or `w0+1` if it replaces another one.
 
-Death: a process that ends is started again after a wait that grows with each death (exponential backoff with jitter).
-`max_crashes` deaths within `window_s` give the worker up, as does a status that says that its configuration is unusable.
-A death during a batch does not count, if the worker answered other batches within the window: the batch is to blame, and
+Crash: a process that ends is started again after a wait that grows with each crash (exponential backoff with jitter).
+`max_crashes` crashes within `window_s` give the worker up, as does the exit status for an unusable configuration.
+A crash during a batch does not count, if the worker answered other batches within the window: the batch is to blame, and
 the scheduler isolates its requests. Such a worker restarts after `blameless_backoff_max_s` at most.
 
 Replacement: a process that passed its memory limit, or that is restarted on request, goes on serving. Its successor is
@@ -35,6 +35,8 @@ from dataclasses import dataclass, field
 from itertools import count
 from math import inf
 from typing import TypeAlias, assert_never
+
+from shapestream_workers.exit_codes import EXIT_CONFIGURATION, EXIT_UNUSABLE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,8 +147,8 @@ class Restarted:
     """Roles whose old process goes on, each with the reason."""
     given_up: dict[str, str]
     """Roles without a process, each with the reason."""
-    starting: dict[str, str] = field(default_factory=dict)
-    """Roles whose new process has not come up in time, each with the reason. It goes on starting."""
+    starting: dict[str, str]
+    """Roles whose new process is not ready in time, each with the reason. It goes on starting."""
 
 
 Action: TypeAlias = StartWorker | TerminateWorker | KillWorker | GiveUp | KeepWorker
@@ -154,7 +156,7 @@ Action: TypeAlias = StartWorker | TerminateWorker | KillWorker | GiveUp | KeepWo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestartPolicy:
-    """Patience of the supervisor with a worker that dies."""
+    """The limits and waits of the supervisor."""
 
     backoff_initial_s: float = 0.1
     """Wait before the first restart. It is short because a single crash is likely to be chance."""
@@ -215,7 +217,7 @@ class WorkerRecord:
     answered_at: float | None = None
     """Time of the last known answer to a batch by one of its processes."""
     blameless: deque[float] = field(default_factory=lambda: deque(maxlen=64))
-    """Times of the crashes during batches, which do not count against it."""
+    """Times of the crashes during batches, which do not count towards giving up."""
     successor: WorkerRecord | None = None
     """The process that replaces it, once that is started."""
     irreplaceable: str | None = None
@@ -224,13 +226,6 @@ class WorkerRecord:
     """The reason why it was given up; empty otherwise."""
     replace_soon: bool = False
     """A replacement was requested, so `replace_after_starts` does not apply."""
-
-
-EXIT_CONFIGURATION = 3
-"""Exit status of a process that cannot use its configuration. A restart would not help."""
-EXIT_UNUSABLE = 4
-"""Exit status of a process that the server refused: it read other files of a model than those served, or it speaks another
-version of the protocol."""
 
 
 class Supervisor:
@@ -251,13 +246,13 @@ class Supervisor:
 
     def handle(self, event: Event, now: float, *, jitter: float = 0.0) -> list[Action]:
         """Handle an event, and return the actions to carry out."""
-        actions = self._obey(event, now, jitter)
+        actions = self._handle(event, now, jitter)
         if not self._stopping and (successor := self._replacements.next_successor(now)) is not None:
             self._workers[successor.name] = successor
             actions.append(self._start(successor, now))
         return actions
 
-    def _obey(self, event: Event, now: float, jitter: float) -> list[Action]:
+    def _handle(self, event: Event, now: float, jitter: float) -> list[Action]:
         match event:
             case WorkerReady(worker=name):
                 return self._ready(self._workers[name], now)
@@ -284,14 +279,14 @@ class Supervisor:
                 assert_never(event)
 
     def next_wakeup(self) -> float | None:
-        """Return the time at which `WakeupDue` must be handled, if no other event comes before. None: never."""
+        """Return the time at which `WakeupDue` must be handled if no other event comes before. None: never."""
         times = [worker.wake_at for worker in self._workers.values() if worker.wake_at is not None]
         if not self._stopping and (at := self._replacements.next_time()) is not None:
             times.append(at)
         return min(times, default=None)
 
     def role_of(self, worker: str) -> str:
-        """Return the configured worker that this process is, or replaces."""
+        """Return the configured worker that this process is or replaces."""
         return self._workers[worker].role
 
     def state_of(self, worker: str) -> ProcessState:
@@ -304,10 +299,10 @@ class Supervisor:
         return self._starts
 
     def restarted_since(self, start: int, now: float) -> Restarted | None:
-        """Return the result of a restart that was requested after this start; None while a replacement is under way.
+        """Return the result of a restart that was requested after this start, or None while it is under way.
 
-        A worker that was kept, or given up, is tried again only at the next request. A process that has not come up in
-        time does not hold up the end of a restart, and no process is replaced before that one has come up or ended.
+        A worker that was kept, or given up, is tried again only at the next request. The restart ends without waiting for
+        a process that is late. No other process is replaced before the late one has become ready or ended.
         """
         replaced: list[str] = []
         kept: dict[str, str] = {}
@@ -324,10 +319,10 @@ class Supervisor:
                 replaced.append(role)
             elif own is not None:
                 starting[role] = (
-                    f"{own.name} has not come up after {now - own.started_at:.0f} s; end it to try again"
+                    f"{own.name} is not ready after {now - own.started_at:.0f} s; end it to try again"
                 )
             elif late and len(workers) == 1 and workers[0].replace_soon:
-                starting[role] = f"it is replaced after {late[0].name} has come up or ended"
+                starting[role] = f"it is replaced after {late[0].name} is ready or has ended"
             elif len(workers) > 1:
                 return None
             elif workers[0].state is ProcessState.GIVEN_UP:
@@ -339,8 +334,7 @@ class Supervisor:
         return Restarted(replaced=tuple(replaced), kept=kept, given_up=given_up, starting=starting)
 
     def late_at(self, worker: WorkerRecord) -> float | None:
-        """Return the time from which a restart waits no longer for this process to come up; None for one that does not
-        start."""
+        """Return the time from which a restart does not wait for this process; None for one that is not starting."""
         if worker.state is not ProcessState.RUNNING or worker.ready_at is not None:
             return None
         old = self._replacements.predecessor(worker)
@@ -348,7 +342,7 @@ class Supervisor:
         return worker.started_at + max(self._policy.window_s, self._policy.replace_after_starts * start_s)
 
     def next_late(self, now: float) -> float:
-        """Return the next time at which a process will be late, if nothing happens before; infinite without any."""
+        """Return the next time at which a process becomes late, if nothing happens before; infinite without any."""
         times = [at for at in map(self.late_at, self._workers.values()) if at is not None and at > now]
         return min(times, default=inf)
 
@@ -383,7 +377,7 @@ class Supervisor:
                 worker.crashes.clear()
                 actions.append(self._start(worker, now))
             else:
-                # A successor that is starting now, too: it may have read the old configuration.
+                # This includes a successor that is starting now: it may have read the old configuration.
                 self._replacements.demand(worker)
         return actions
 
@@ -410,7 +404,7 @@ class Supervisor:
             return []
         self._replacements.forget(worker)
         if worker.successor is not None:
-            # It was asked to end, or died before that; either way its successor runs.
+            # It was asked to end, or crashed before that; either way its successor runs.
             del self._workers[worker.name]
             return []
         if exit_.status == EXIT_CONFIGURATION:
@@ -419,7 +413,7 @@ class Supervisor:
         if exit_.status == EXIT_UNUSABLE:
             if worker.ready_at is None:
                 reason = (
-                    "the server has no use for it: a model's files were replaced (SIGHUP serves the new ones), "
+                    "the server refused it: a model's files were replaced (SIGHUP serves the new ones), "
                     "or the program was (restart the server)"
                 )
                 return self._give_up(worker, reason, configuration=False)
@@ -430,9 +424,9 @@ class Supervisor:
             worker.answered_at = exit_.answered_at
         policy = self._policy
         if exit_.busy and worker.answered_at is not None and now - worker.answered_at <= policy.window_s:
-            deaths, limit_s = worker.blameless, policy.blameless_backoff_max_s
-            deaths.append(now)
-            self._wait(worker, sum(at > now - policy.window_s for at in deaths), limit_s, now, jitter)
+            worker.blameless.append(now)
+            crashes = sum(at > now - policy.window_s for at in worker.blameless)
+            self._wait(worker, crashes, policy.blameless_backoff_max_s, now, jitter)
             return []
         if worker.ready_at is not None and now - worker.ready_at >= policy.healthy_s:
             worker.crashes.clear()
@@ -445,17 +439,17 @@ class Supervisor:
         self._wait(worker, len(worker.crashes), policy.backoff_max_s, now, jitter)
         return []
 
-    def _wait(self, worker: WorkerRecord, deaths: int, limit_s: float, now: float, jitter: float) -> None:
-        """Schedule a restart. The wait grows with the number of deaths."""
+    def _wait(self, worker: WorkerRecord, crashes: int, limit_s: float, now: float, jitter: float) -> None:
+        """Schedule a restart. The wait grows with the number of crashes."""
         policy = self._policy
-        backoff_s = policy.backoff_initial_s * policy.backoff_factor ** min(deaths - 1, 32)
+        backoff_s = policy.backoff_initial_s * policy.backoff_factor ** min(crashes - 1, 32)
         worker.state = ProcessState.WAITING
         worker.wake_at = now + min(backoff_s, limit_s) * (1.0 + policy.jitter * jitter)
 
     def _give_up(self, worker: WorkerRecord, reason: str, *, configuration: bool) -> list[Action]:
         old = self._replacements.predecessor(worker)
         if old is not None and old.state is ProcessState.RUNNING:
-            # The old process goes on, although it is too large: that is better than none.
+            # The old process goes on, even one that is too large: that is better than none.
             del self._workers[worker.name]
             self._replacements.forget(old)
             old.successor, old.irreplaceable = None, reason
@@ -518,7 +512,7 @@ class Replacements:
             self._wanting.remove(worker)
 
     def next_successor(self, now: float) -> WorkerRecord | None:
-        """Return the next successor to start, if one is due; None otherwise."""
+        """Return the next successor to start, or None if none is due."""
         for old in self._free():
             at = self._earliest(old)
             if at is not None and at <= now:
@@ -531,11 +525,11 @@ class Replacements:
         return min((at for at in map(self._earliest, self._free()) if at is not None), default=None)
 
     def predecessor(self, new: WorkerRecord) -> WorkerRecord | None:
-        """Return the running process that this one replaces; None if there is none."""
+        """Return the running process that this one replaces, or None."""
         return next((old for old in self._wanting if old.successor is new), None)
 
     def _free(self) -> list[WorkerRecord]:
-        """Return processes that may be replaced now; none while one has a successor."""
+        """Return the processes that may be replaced now; none while one has a successor."""
         return [] if any(old.successor is not None for old in self._wanting) else self._wanting
 
     def _earliest(self, old: WorkerRecord) -> float | None:

@@ -1,7 +1,7 @@
-"""The supervisor's actions, carried out on real processes.
+"""Carry out the supervisor's actions on real processes.
 
 A worker ends when its parent ends, for any reason: its stdin is a pipe, and it ends when the other end is closed
-(`process.py`). It has its own session, so that Ctrl-C reaches only the server, which then stops its workers in order. It
+(`process.py`). It has its own session, so Ctrl-C reaches only the server, which then stops its workers in order. It
 shares the server's stderr. It writes a line to stdout when it is ready, when it wants to be replaced, and when it cannot
 use its configuration.
 """
@@ -12,13 +12,14 @@ import os
 import random
 import subprocess
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import structlog
 import trio
 
 from shapestream.serving.worker_port import LastState
-from shapestream.telemetry.roll import Roll, WorkerPresence
+from shapestream.telemetry.presence import Presence, WorkerPresence, WorkerPresences
 from shapestream_engine.machine import resident_bytes_of
 from shapestream_workers.process import (
     MAX_LINE_BYTES,
@@ -52,7 +53,7 @@ from shapestream_workers.supervisor.core import (
 log = structlog.get_logger()
 
 LAST_LINES_S = 0.5
-"""Seconds to read the last lines of an ended process. A child of it that inherited the pipe could keep it open for ever."""
+"""Seconds to read the last lines of an ended process. Its children may have inherited the pipe and keep it open."""
 EXIT_NOT_STARTED = 127
 """Exit status, as in a shell, of a process that could not be started."""
 
@@ -70,6 +71,25 @@ class GaveUp(Exception):
     def __init__(self, message: str, *, configuration: bool) -> None:
         super().__init__(message)
         self.configuration = configuration
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _RunningWorker:
+    """One process that exists."""
+
+    name: str
+    role: str
+    registered: str
+    """The name under which it registers at the server."""
+    process: trio.Process
+    is_ready: bool = False
+    """True once the server has welcomed it."""
+    was_killed: bool = False
+    """True after it was killed because it hung."""
+    was_asked_to_end: bool = False
+    """True after it was killed because it ignored a request to end: no batch is to blame."""
+    said: str = ""
+    """The problems that it reported of its configuration."""
 
 
 class WorkerProcesses:
@@ -93,22 +113,12 @@ class WorkerProcesses:
         self._ended = ended
         self._told_given_up = given_up
         self._told_revived = revived
-        self._given_up: set[str] = set()
-        self._killed: set[str] = set()
-        """Hanging processes that were killed, until they have ended."""
-        self._said: dict[str, str] = {}
-        """Problems that running processes reported of their configuration, by name."""
-        self._told_to_end: set[str] = set()
-        """Processes that were killed because they ignored a request to end: no batch is to blame."""
         self._supervisor = Supervisor(commands, policy)
-        self._processes: dict[str, trio.Process] = {}
-        self._registered: dict[str, str] = {}
-        """Names of processes, by the names under which they register at the server."""
+        self._running: dict[str, _RunningWorker] = {}
+        """The processes by name."""
         self._sound: set[str] = set()
         """Roles of which a process has been ready once, so their configuration can be used."""
-        self._ready: set[str] = set()
-        """Names of the ready processes."""
-        self._roll = Roll(commands)
+        self._presences = WorkerPresences(commands)
         self._changed = trio.Event()
         self._over = False
         """True after the end of `run`."""
@@ -121,23 +131,23 @@ class WorkerProcesses:
     @property
     def pids(self) -> dict[str, int]:
         """Process ids by name; a replacement has its own name, such as `w0+1`."""
-        return {name: process.pid for name, process in self._processes.items()}
+        return {name: worker.process.pid for name, worker in self._running.items()}
 
     @property
     def ready(self) -> frozenset[str]:
         """The names of the processes that the server has welcomed."""
-        return frozenset(self._ready)
+        return frozenset(name for name, worker in self._running.items() if worker.is_ready)
 
     @property
     def presences(self) -> Mapping[str, WorkerPresence]:
         """The presence of each configured worker, by role."""
-        return self._roll.presences
+        return self._presences.by_worker
 
     def memory_bytes(self) -> dict[str, int]:
         """Return the resident bytes by role: the sum over its processes, 0 for a process that has just ended."""
         found = dict.fromkeys(self._commands, 0)
-        for name, process in self._processes.items():
-            found[self._supervisor.role_of(name)] += resident_bytes_of(process.pid)
+        for worker in self._running.values():
+            found[worker.role] += resident_bytes_of(worker.process.pid)
         return found
 
     async def run(self) -> None:
@@ -161,17 +171,19 @@ class WorkerProcesses:
 
     def owns(self, worker: str) -> bool:
         """Tell whether the worker that registered under this name is one of these processes and has not ended."""
-        return worker in self._registered
+        return self._registered_as(worker) is not None
+
+    def _registered_as(self, name: str) -> _RunningWorker | None:
+        return next((worker for worker in self._running.values() if worker.registered == name), None)
 
     def kill(self, worker: str, reason: str) -> None:
         """Kill the hanging process that registered under this name. It is restarted as after any other death."""
-        name = self._registered.get(worker)
-        if name is not None and worker not in self._killed:
-            self._killed.add(worker)
-            process = self._processes[name]
-            log.error("worker killed", worker=name, pid=process.pid, why=reason)
-            self._roll.reason(self._supervisor.role_of(name), reason)
-            process.kill()
+        hanging = self._registered_as(worker)
+        if hanging is not None and not hanging.was_killed:
+            hanging.was_killed = True
+            log.error("worker killed", worker=hanging.name, pid=hanging.process.pid, why=reason)
+            self._presences.reason(hanging.role, reason)
+            hanging.process.kill()
 
     async def restart(self) -> Restarted | None:
         """Replace every process, one after the other. Each goes on until its successor is ready.
@@ -217,47 +229,45 @@ class WorkerProcesses:
         for action in actions:
             match action:
                 case StartWorker(worker=name, attempt=attempt, role=role):
-                    self._roll.started(role, trio.current_time())
+                    revived = self.presences[role].presence is Presence.GIVEN_UP
+                    self._presences.started(role, trio.current_time())
                     if attempt:
                         log.info("worker restarts", worker=name, attempt=attempt)
                     elif name != role:
                         log.info("worker is replaced", worker=role, by=name)
-                    if role in self._given_up:
-                        self._given_up.discard(role)
+                    if revived:
                         self._told_revived(role)
                     self._nursery.start_soon(self._live, name, role)
                 case TerminateWorker(worker=name):
-                    if name in self._processes:
-                        self._processes[name].terminate()
+                    if name in self._running:
+                        self._running[name].process.terminate()
                 case KeepWorker(worker=name, reason=reason):
                     log.error("worker cannot be replaced", worker=name, why=reason)
                 case KillWorker(worker=name):
                     reason = "it did not end in time"
                     log.warning("worker killed", worker=name, why=reason)
-                    self._roll.reason(self._supervisor.role_of(name), reason)
-                    self._told_to_end.add(name)
-                    if name in self._processes:
-                        self._processes[name].kill()
+                    self._presences.reason(self._supervisor.role_of(name), reason)
+                    if name in self._running:
+                        self._running[name].was_asked_to_end = True
+                        self._running[name].process.kill()
                 case GiveUp():
                     self._give_up(action)
 
     def _give_up(self, action: GiveUp) -> None:
         log.error("worker given up", worker=action.worker, why=action.reason)
         role = self._supervisor.role_of(action.worker)
-        self._given_up.add(role)
-        self._roll.given_up(role, action.reason)
+        self._presences.given_up(role, action.reason)
         self._told_given_up(role, action.reason)
         message = f"worker {action.worker} is given up: {action.reason}"
-        if action.configuration and self._supervisor.role_of(action.worker) not in self._sound:
+        if action.configuration and role not in self._sound:
             self._failure = GaveUp(message, configuration=True)
         elif self._supervisor.hopeless:
             self._failure = GaveUp(f"{message}; none is left", configuration=action.configuration)
 
     async def _live(self, name: str, role: str) -> None:
         """Run one process, from its start to its end."""
-        status = EXIT_NOT_STARTED
         registered = name_of_start(name)
-        # Shielded: a process that exists must be in `_processes` before any task can be cancelled.
+        # Shielded: a process that exists must be in `_running` before any task can be cancelled.
         with trio.CancelScope(shield=True):
             try:
                 process = await trio.lowlevel.open_process(
@@ -269,66 +279,65 @@ class WorkerProcesses:
                 )
             except OSError as error:
                 log.error("worker cannot be started", worker=name, why=str(error))
-                self._handle(WorkerExited(worker=name, status=status))
+                self._handle(WorkerExited(worker=name, status=EXIT_NOT_STARTED))
                 return
-        self._processes[name] = process
-        self._registered[registered] = name
+        worker = _RunningWorker(name=name, role=role, registered=registered, process=process)
+        self._running[name] = worker
         if self._supervisor.state_of(name) is ProcessState.STOPPING:
-            process.kill()  # it was asked to end while it was started, and has nothing to finish
+            worker.was_asked_to_end = True
+            process.kill()  # it was asked to end before it had started, and has nothing to finish
         log.info("worker started", worker=name, pid=process.pid)
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._listen, name, role, process)
+                nursery.start_soon(self._listen, worker)
                 status = await process.wait()
                 nursery.cancel_scope.deadline = trio.current_time() + LAST_LINES_S
             log.info("worker ended", worker=name, pid=process.pid, status=status)
-            self._roll.ended(role, process.pid, status, trio.current_time())
-            died = status != 0 and name not in self._told_to_end
+            self._presences.ended(role, process.pid, status, trio.current_time())
+            died = status != 0 and not worker.was_asked_to_end
             last = await self._ended(role, registered, died)
         finally:
             if process.returncode is None:
                 process.kill()
                 with trio.CancelScope(shield=True):
                     await process.wait()
-            del self._processes[name], self._registered[registered]
-            self._ready.discard(name)
-            self._told_to_end.discard(name)
-            self._killed.discard(registered)
-            said = self._said.pop(name, "")
+            del self._running[name]
             for pipe in (process.stdin, process.stdout):
                 if pipe is not None:
                     await trio.aclose_forcefully(pipe)
-        busy, answered_at = died and last.busy, last.answered_at
         self._handle(
             WorkerExited(
-                worker=name, status=status, busy=busy, answered_at=answered_at, said=said or last.refused
+                worker=name,
+                status=status,
+                busy=died and last.busy,
+                answered_at=last.answered_at,
+                said=worker.said or last.refused,
             )
         )
 
-    async def _listen(self, name: str, role: str, process: trio.Process) -> None:
+    async def _listen(self, worker: _RunningWorker) -> None:
         """Read the lines that the worker writes to its stdout."""
-        assert process.stdout is not None  # asked for
+        assert worker.process.stdout is not None  # asked for
         received = b""
-        async for chunk in process.stdout:
+        async for chunk in worker.process.stdout:
             *lines, received = (received + chunk).split(b"\n")
             received = received[:MAX_LINE_BYTES]
             for line in lines:
                 if line + b"\n" == READY_LINE:
-                    self._is_ready(name, role)
+                    self._note_ready(worker)
                 elif line + b"\n" == REPLACE_LINE:
-                    self._handle(ReplacementWanted(worker=name))
+                    self._handle(ReplacementWanted(worker=worker.name))
                 elif line.startswith(PROBLEM_LINE):
-                    self._said[name] = line.removeprefix(PROBLEM_LINE).decode(errors="replace")
+                    worker.said = line.removeprefix(PROBLEM_LINE).decode(errors="replace")
 
-    def _is_ready(self, name: str, role: str) -> None:
-        self._handle(WorkerReady(worker=name))
-        self._roll.serves(role, self._processes[name].pid, trio.current_time())
-        self._sound.add(role)
-        filled = self._filled()
-        self._ready.add(name)
-        if filled != self._filled() == set(self._commands):
-            log.info("workers ready", workers=sorted(self._ready))
+    def _note_ready(self, worker: _RunningWorker) -> None:
+        self._handle(WorkerReady(worker=worker.name))
+        self._presences.serves(worker.role, worker.process.pid, trio.current_time())
+        self._sound.add(worker.role)
+        before = self._ready_roles()
+        worker.is_ready = True
+        if before != self._ready_roles() == set(self._commands):
+            log.info("workers ready", workers=sorted(self.ready))
 
-    def _filled(self) -> set[str]:
-        """Return the roles that have a ready process."""
-        return {self._supervisor.role_of(name) for name in self._ready}
+    def _ready_roles(self) -> set[str]:
+        return {worker.role for worker in self._running.values() if worker.is_ready}

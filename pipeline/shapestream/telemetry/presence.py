@@ -51,14 +51,14 @@ class ConfiguredWorker(NamedTuple):
     memory_bytes: int
 
 
-class Roll:
+class WorkerPresences:
     """The presence of each configured worker, by name."""
 
-    __slots__ = ("_reasons", "_serving", "_started", "presences")
+    __slots__ = ("_reasons", "_serving", "_started", "by_worker")
 
     def __init__(self, names: Iterable[str]) -> None:
-        self.presences = {name: WorkerPresence(Presence.STARTING) for name in names}
-        self._serving: dict[str, set[int]] = {name: set() for name in self.presences}
+        self.by_worker = {name: WorkerPresence(Presence.STARTING) for name in names}
+        self._serving: dict[str, set[int]] = {name: set() for name in self.by_worker}
         """Process ids of the ready processes of each worker: two for a short time, while one is replaced."""
         self._started: set[str] = set()
         self._reasons: dict[str, str] = {}
@@ -66,7 +66,7 @@ class Roll:
 
     def started(self, name: str, now: float) -> None:
         """Note that a process is started. A worker that was given up counts as missing again."""
-        worker = self.presences[name]
+        worker = self.by_worker[name]
         worker.restarts += name in self._started
         self._started.add(name)
         if worker.since is None:
@@ -76,7 +76,7 @@ class Roll:
 
     def serves(self, name: str, pid: int, now: float) -> None:
         """Note that a process is ready."""
-        worker = self.presences[name]
+        worker = self.by_worker[name]
         self._serving[name].add(pid)
         if worker.presence is not Presence.SERVING:
             worker.presence, worker.since = Presence.SERVING, now
@@ -87,7 +87,7 @@ class Roll:
 
     def ended(self, name: str, pid: int, status: int, now: float) -> None:
         """Note the end of a process, with its status as `subprocess` returns it."""
-        worker = self.presences[name]
+        worker = self.by_worker[name]
         self._serving[name].discard(pid)
         worker.last_end, worker.ended_at, worker.why = spell_status(status), now, self._reasons.pop(name, "")
         if worker.presence is not Presence.GIVEN_UP and not self._serving[name]:
@@ -97,7 +97,7 @@ class Roll:
 
     def given_up(self, name: str, why: str) -> None:
         """Note that no process is started for this worker any more."""
-        worker = self.presences[name]
+        worker = self.by_worker[name]
         worker.presence, worker.why = Presence.GIVEN_UP, why
 
 
