@@ -20,7 +20,7 @@ def told(*models: str, us: int = 1000, times: int = 1) -> dict[str, Any]:
     counters = ServerStatistics()
     minute = LastMinute(counters, 0.0)
     for model in models:
-        row = counters.of(model)
+        row = counters.models[model]
         row.arrived += 2 * times
         row.failures["model_error"] += times
         counters.failures.update({"model_error": times, "overloaded": times})

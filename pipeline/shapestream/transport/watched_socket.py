@@ -12,7 +12,7 @@ nothing at first, and a send, but a send once a millisecond at most. So:
   its burst, it wakes the next receiver.
 
 A look costs two system calls (`getpid`, `poll`). A lone request takes two looks: after it was received, and after its
-answer was sent. tests/e2e/test_high_water_mark.py fails without them.
+answer was sent. tests/e2e/test_high_water_mark.py fails without the router's.
 
 Nothing is taken from libzmq after the last point at which the receiver can be cancelled has been passed, so
 there is no buffer here in which a message could be left behind, and none that is lost.
