@@ -229,8 +229,10 @@ def _work_alone(patches: Patches) -> None:
 def _no_prefetch(patches: Patches) -> None:
     join = slots.SlotTable.join
 
-    def joined(self: Any, number: int, models: Any, prefetch_s: Any = None, process: str = "") -> None:
-        join(self, number, models, None, process)
+    def joined(
+        self: Any, number: int, models: Any, prefetch_s: Any = None, process: str = "", peer: Any = None
+    ) -> None:
+        join(self, number, models, None, process, peer)
 
     patches.set(slots.SlotTable, "join", joined)
 

@@ -385,6 +385,8 @@ def _larger(
     members: list[Request], bucket: Bucket, costs: CallCosts, limits: SegmentLimits, worker_class: WorkerClass
 ) -> list[Request] | None:
     """Return the members of a try in the place of these; None where none is due, or too few requests wait."""
+    if len(bucket.lane.buckets) == 1 and bucket.count == len(members):
+        return None  # nothing else may share the call, as with shapes that never come again
     rows = sum([request.rows for request in members])
     shape = tuple(map(max, bucket.shape, *[request.shape for request in members]))
     # A call whose rows are filled up may as well hold requests there.
