@@ -11,10 +11,11 @@ Every event first changes the books (`_take`), and then slots get work (`_follow
 3. While a slot is free, the request whose turn it is (fairness.py) gets a batch of what pays beside it (planner.py). A free
    slot idles only while requests wait for company (company.py).
 4. Where all slots are busy, a batch may be queued behind the running one, shortly before that is predicted to end.
-5. Batches that nobody needs any more are stopped.
+5. Where sharing a call does not pay, a slot is handed several calls at once: a bundle (`_bundle`).
+6. Batches that nobody needs any more are stopped.
 
-It promises that every admitted request ends once, that a slot never holds more than two batches, and that an event takes
-time by what it changes, not by how many requests wait. It does not promise that a prediction comes true: what hangs, or is
+It promises that every admitted request ends once, that a slot holds one batch that runs and what one hand-over brought
+besides, and that an event takes time by what it changes, not by how many requests wait. It does not promise that a prediction comes true: what hangs, or is
 late, is found by time (hang_watch.py).
 
 An error in a decision ends at most the requests that it is about. If the books disagree afterwards, new ones are opened
@@ -70,7 +71,8 @@ from shapestream.scheduling.planner import Cut, Plan, alone, batch_of, plan_batc
 from shapestream.scheduling.queueing import QUEUED, RERUN, RUNNING, Request, by_rerun
 from shapestream.scheduling.recovery import Isolation, Recovery
 from shapestream.scheduling.scheduler_statistics import ModelStatistics, SchedulerStatistics, Told, Troubles
-from shapestream.scheduling.slots import Slot, SlotPool, SlotState, SlotTable
+from shapestream.scheduling.slots import BUNDLE, Slot, SlotPool, SlotState, SlotTable
+from shapestream.scheduling.worker_class import BATCH_S
 from shapestream_engine.cost_table import LearnedCosts
 
 LOOK = 8
@@ -170,6 +172,23 @@ def faster_first(pool: SlotPool) -> Slot:
             if pace < FASTER * best_pace:
                 best, best_pace = slot, pace
     return best
+
+
+def _seconds(batches: Iterable[Batch]) -> float:
+    """Return the predicted seconds of batches; those without a prediction count as 0."""
+    return sum([batch.predicted_s or 0.0 for batch in batches])
+
+
+def _may_grow(slot: Slot, bundle: Sequence[Batch]) -> bool:
+    """Tell whether more calls may follow these to their slot: each of them is one request, and they take little time."""
+    running = slot.batch
+    return (
+        running is not None
+        and running.prefetch_at is not None
+        and len(bundle) < BUNDLE
+        and all(len(batch.members) == 1 and batch.predicted_s is not None for batch in bundle)
+        and _seconds(bundle) < BUNDLE * BATCH_S
+    )
 
 
 def _started(actions: Sequence[Action]) -> set[int]:
@@ -351,7 +370,7 @@ class Scheduler:
             case SlotsJoined():
                 self._slots_joined(event.slots, actions)
             case SlotClosing():
-                if (behind := self._slots.close(event.slot)) is not None:
+                for behind in self._slots.close(event.slot):
                     actions.append(ledger.recall(behind, now, f"slot {event.slot} closes"))
             case SlotLeft():
                 self._recovery.slot_left(event, now, actions)
@@ -568,10 +587,19 @@ class Scheduler:
     # ------------------------------------------------------------ batches
 
     def _give_work(self, now: float, actions: list[Action]) -> None:
-        """Start batches until no slot is free or nothing may start, then prefetch.
+        """Start batches until no slot is free or nothing may start, then prefetch, then complete bundles.
 
         A free slot idles only while requests wait for company: for `max_delay_s`, or as company.py says.
         """
+        handed: dict[Slot, list[Batch]] = {}
+        try:
+            self._fill_slots(handed, now, actions)
+        finally:  # after a fault, what was started so far has to reach its slot
+            for batches in handed.values():
+                actions.append(StartBatch(batches=tuple(batches)))
+
+    def _fill_slots(self, handed: dict[Slot, list[Batch]], now: float, actions: list[Action]) -> None:
+        """Do so; `handed`: what each slot is given."""
         self._plan.begin_turn()
         waiting = self._queues.waiting()
         slots = self._slots
@@ -584,17 +612,68 @@ class Scheduler:
                 break
             slot = faster_first(slots.pools[request.queue.profile.name])
             if request.state is RERUN or not self._company.is_awaited(request, slot, now):
-                self._dispatch(request, slot, now, actions)
+                self._dispatch(request, slot, now, actions, handed)
         if self._audit.active:
             self._audit.tend(now, actions, draining=self._admission.draining)
         if waiting:
             while (request := next_up(waiting, now, self._wants_prefetch, self._fills)) is not None:
                 slot = slots.pools[request.queue.profile.name].prefetches[0][2]
                 if request.state is RERUN or not self._company.will_be_awaited(request, slot):
-                    self._dispatch(request, slot, now, actions)
+                    self._dispatch(request, slot, now, actions, handed)
                 else:
                     slots.stop_prefetch(slot)
+            if handed:
+                self._bundle(handed, now, actions)
             self._queues.forget_empty()
+
+    def _bundle(self, handed: dict[Slot, list[Batch]], now: float, actions: list[Action]) -> None:
+        """Hand more calls over to the slots that are given one now, where sharing a call does not pay.
+
+        These are the requests whose turns are next, as long as each would run alone beside others of its model: the slot that
+        is predicted to end first takes it. The first request that may share a call, or wait for company, ends all bundles.
+        """
+        open_slots = {slot for slot, batches in handed.items() if _may_grow(slot, batches)}
+
+        def ready(queue: ModelQueue, now: float) -> bool:
+            pool = self._slots.pools[queue.profile.name]
+            return (
+                queue.count > 1
+                and not queue.delay_s
+                and queue.profile.idempotent
+                and not pool.free
+                and any(pool in slot.pools for slot in open_slots)
+            )
+
+        while open_slots:
+            request = next_up(self._queues.waiting(), now, ready, self._fills)
+            if request is None or request.state is RERUN:
+                return
+            pool = self._slots.pools[request.queue.profile.name]
+            slot = min([slot for slot in open_slots if pool in slot.pools], key=lambda slot: slot.free_at(now))
+            cut = self._alone(request, slot, BUNDLE * BATCH_S - _seconds(handed[slot]), now)
+            if cut is None or self._company.will_be_awaited(request, slot):
+                return
+            self._dispatch(request, slot, now, actions, handed, cut)
+            if not _may_grow(slot, handed[slot]):
+                open_slots.remove(slot)
+
+    def _alone(self, request: Request, slot: Slot, most_s: float, now: float) -> Cut | None:
+        """The cut of a request that runs alone on a slot, whatever is queued; None if it does not, or takes longer."""
+        queue = request.queue
+        try:
+            if self._deadlines.comes_too_late(request, slot, now):
+                return None
+            costs, slowdown = queue.costs.call_costs(slot.id), queue.costs.slowdown(slot.id)
+            if queue.alone:
+                cut = alone([request], request.rows, request.own_shape, costs)
+            else:
+                cut = self._planned(request, slot, costs, slowdown, now)
+        except Exception:  # noqa: BLE001 - what is wrong is reported when its batch is cut
+            return None
+        if len(cut.members) > 1:
+            self._plan.forget(request.bucket.lane)
+            return None
+        return cut if costs.batch_costs.measured and slowdown * cut.seconds <= most_s else None
 
     def _has_free(self, queue: ModelQueue, now: float) -> bool:
         return bool(self._slots.pools[queue.profile.name].free)
@@ -613,8 +692,19 @@ class Scheduler:
         due = self._prefetch_due(queue)
         return due is not None and due <= now
 
-    def _dispatch(self, request: Request, slot: Slot, now: float, actions: list[Action]) -> None:
-        """Start the batch of the request whose turn it is on a slot, or queue it behind the running one; or shed it."""
+    def _dispatch(
+        self,
+        request: Request,
+        slot: Slot,
+        now: float,
+        actions: list[Action],
+        handed: dict[Slot, list[Batch]],
+        cut: Cut | None = None,
+    ) -> None:
+        """Start the batch of the request whose turn it is on a slot, or queue it behind those that are there; or shed it.
+
+        `cut`: its batch, if that was planned.
+        """
         if self._deadlines.comes_too_late(request, slot, now):
             actions.append(self._ledger.fail_late(request, now))
             return
@@ -630,12 +720,13 @@ class Scheduler:
         if request.state is RERUN:
             cut, predicted_s = self._cut(queue.take_rerun(), slot, now, actions, fixed=CutReason.RERUN)
         else:
-            cut, predicted_s = self._cut([request], slot, now, actions)
+            cut, predicted_s = self._cut([request], slot, now, actions, planned=cut)
             if slot.batch is None and (queue.delay_s or queue.awaited is not None):
                 company_s = now - max(request.arrived, slot.idle_since, slot.rests_until)
             serving = self._slots.serving(queue)
             queue.take(request, cut.members, None if predicted_s is None else predicted_s / serving)
-        actions.append(self._start(queue, slot, cut, request, predicted_s, now, company_s=company_s))
+        batch = self._start(queue, slot, cut, request, predicted_s, now, company_s=company_s)
+        handed.setdefault(slot, []).append(batch)
 
     def _planned(self, anchor: Request, slot: Slot, costs: CallCosts, slowdown: float, now: float) -> Cut:
         """The batch that a request goes in."""
@@ -662,8 +753,11 @@ class Scheduler:
         actions: list[Action],
         *,
         fixed: CutReason | None = None,
+        planned: Cut | None = None,
     ) -> tuple[Cut, float | None]:
         """The batch of a group, and its predicted seconds on its slot; `fixed`: why it gets no company.
+
+        `planned`: the batch, where it was planned before.
 
         Where that fails, the group runs as it is: to look at neighbours of any sizes must not cost a request its turn.
         """
@@ -671,7 +765,9 @@ class Scheduler:
         try:
             costs = known.call_costs(slot.id)
             slowdown = known.slowdown(slot.id)
-            if group[0].queue.alone:
+            if planned is not None:
+                cut = planned
+            elif group[0].queue.alone:
                 cut = alone(group, group[0].rows, group[0].own_shape, costs)
             elif fixed is None:
                 cut = self._planned(group[0], slot, costs, slowdown, now)
@@ -690,7 +786,8 @@ class Scheduler:
         request = queue.take_suspect()
         cut, predicted_s = self._cut([request], slot, now, actions, fixed=CutReason.SUSPECT)
         suspicion = Suspicion.ACCUSED if request.accused else Suspicion.LAST
-        return self._start(queue, slot, cut, request, predicted_s, now, suspicion)
+        batch = self._start(queue, slot, cut, request, predicted_s, now, suspicion)
+        return StartBatch(batches=(batch,))
 
     def _start_audit(self, queue: ModelQueue, slot: Slot, cut: Cut, now: float) -> StartBatch:
         """Starts an audit."""
@@ -713,19 +810,20 @@ class Scheduler:
         now: float,
         suspicion: Suspicion = Suspicion.NONE,
         company_s: float = 0.0,
-    ) -> StartBatch:
+    ) -> Batch:
         batch = Batch(
             self._next_batch, slot, queue, cut.members, cut.sizes(queue.has_batch), predicted_s, suspicion
         )
         self._next_batch += 1
         queue.awaited = None
-        behind = slot.batch
+        behind = slot.behind[-1] if slot.behind else slot.batch
         if behind is None:
             self._slots.start(slot, batch, now)
             self._watch.began(batch, now)
         else:
             self._slots.queue_behind(slot, batch)
-        return self._ledger.start(batch, cut, first, behind, company_s, now)
+        self._ledger.start(batch, cut, first, behind, company_s, now)
+        return batch
 
     def _fills(self, anchor: Request) -> bool:
         """Whether the batch of this request would be full; asked only for models that wait for company."""

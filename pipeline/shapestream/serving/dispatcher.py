@@ -9,6 +9,7 @@ reached is found when the turn ends.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import count
 from time import perf_counter
@@ -211,8 +212,15 @@ class Dispatcher:
             slot.at_work = False
             self._busy.leave(1, now)
 
-    def batches_reported(self, reports: Iterable[BatchReport], now: float) -> None:
-        """Batches that ran, or failed: everything that was reported in one turn."""
+    def batches_reported(self, reports: Sequence[BatchReport], now: float) -> None:
+        """Batches that ran, or failed: everything that was reported in one turn, those of a slot in their order."""
+        later_s: dict[int, float] = defaultdict(float)
+        ended_at: dict[int, float] = {}
+        for report in reversed(reports):
+            if (batch := self._scheduler.batches.get(report.batch)) is not None:
+                # Its slot ran the later ones after it.
+                ended_at[report.batch] = now - later_s[batch.slot.id]
+                later_s[batch.slot.id] += report.busy_s
         for report in reports:
             batch = self._scheduler.batches.get(report.batch)
             if batch is None or self._handed_back:
@@ -220,6 +228,7 @@ class Dispatcher:
             slot: SlotRecord = batch.slot.peer
             self._rest(slot, now)
             if report.code is None and report.outputs is not None:
+                batch.ran(report, ended_at[report.batch])
                 self._batch_ran(batch, slot, report, report.outputs, now)
             else:
                 self._batch_failed(batch, slot, report, now)
@@ -274,7 +283,6 @@ class Dispatcher:
             self._audit_ended(outputs[0])
             self._handle(events.BatchFinished(batch=batch.id, busy_s=report.busy_s), now)
             return
-        batch.ran(report, now)
         slot.batches += 1
         slot.busy_s += report.busy_s
         self._reported = BatchEnded(batch=batch, slot=slot, at=now, report=report)

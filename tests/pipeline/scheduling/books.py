@@ -115,3 +115,5 @@ class Running:
     recalled: bool = False
     over: bool = False
     wanted: set[int] = field(default_factory=set)
+    handed: int = 0
+    """The number of the event in which it was started."""
