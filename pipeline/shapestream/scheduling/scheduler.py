@@ -71,7 +71,7 @@ from shapestream.scheduling.planner import Cut, Plan, alone, batch_of, plan_batc
 from shapestream.scheduling.queueing import QUEUED, RERUN, RUNNING, Request, by_rerun
 from shapestream.scheduling.recovery import Isolation, Recovery
 from shapestream.scheduling.scheduler_statistics import ModelStatistics, SchedulerStatistics, Told, Troubles
-from shapestream.scheduling.slots import BUNDLE, Slot, SlotPool, SlotState, SlotTable
+from shapestream.scheduling.slots import BUNDLE, SHARED_BUNDLE, Slot, SlotPool, SlotState, SlotTable
 from shapestream.scheduling.worker_class import BATCH_S
 from shapestream_engine.cost_table import LearnedCosts
 
@@ -179,15 +179,24 @@ def _seconds(batches: Iterable[Batch]) -> float:
     return sum([batch.predicted_s or 0.0 for batch in batches])
 
 
+def _most_calls(queue: ModelQueue) -> int:
+    """Return how many calls a bundle has at most: one for each client with requests, if several asked lately."""
+    shares = queue.shares
+    if shares.room.sharing < 2:
+        return BUNDLE
+    return min(BUNDLE, max(SHARED_BUNDLE, shares.present))
+
+
 def _may_grow(slot: Slot, bundle: Sequence[Batch]) -> bool:
     """Tell whether more calls may follow these to their slot: each of them is one request, and they take little time."""
     running = slot.batch
+    most = _most_calls(bundle[0].queue)
     return (
         running is not None
         and running.prefetch_at is not None
-        and len(bundle) < BUNDLE
+        and len(bundle) < most
         and all(len(batch.members) == 1 and batch.predicted_s is not None for batch in bundle)
-        and _seconds(bundle) < BUNDLE * BATCH_S
+        and _seconds(bundle) < most * BATCH_S
     )
 
 
@@ -632,7 +641,7 @@ class Scheduler:
         These are the requests whose turns are next, as long as each would run alone beside others of its model: the slot that
         is predicted to end first takes it. The first request that may share a call, or wait for company, ends all bundles.
         """
-        open_slots = {slot for slot, batches in handed.items() if _may_grow(slot, batches)}
+        open_slots = [slot for slot, batches in handed.items() if _may_grow(slot, batches)]
 
         def ready(queue: ModelQueue, now: float) -> bool:
             pool = self._slots.pools[queue.profile.name]
@@ -650,7 +659,8 @@ class Scheduler:
                 return
             pool = self._slots.pools[request.queue.profile.name]
             slot = min([slot for slot in open_slots if pool in slot.pools], key=lambda slot: slot.free_at(now))
-            cut = self._alone(request, slot, BUNDLE * BATCH_S - _seconds(handed[slot]), now)
+            most_s = _most_calls(request.queue) * BATCH_S - _seconds(handed[slot])
+            cut = self._alone(request, slot, most_s, now)
             if cut is None or self._company.will_be_awaited(request, slot):
                 return
             self._dispatch(request, slot, now, actions, handed, cut)
@@ -667,7 +677,7 @@ class Scheduler:
             if queue.alone:
                 cut = alone([request], request.rows, request.own_shape, costs)
             else:
-                cut = self._planned(request, slot, costs, slowdown, now)
+                cut = self._planned(request, slot, costs, slowdown, now, tries=False)
         except Exception:  # noqa: BLE001 - what is wrong is reported when its batch is cut
             return None
         if len(cut.members) > 1:
@@ -728,8 +738,10 @@ class Scheduler:
         batch = self._start(queue, slot, cut, request, predicted_s, now, company_s=company_s)
         handed.setdefault(slot, []).append(batch)
 
-    def _planned(self, anchor: Request, slot: Slot, costs: CallCosts, slowdown: float, now: float) -> Cut:
-        """The batch that a request goes in."""
+    def _planned(
+        self, anchor: Request, slot: Slot, costs: CallCosts, slowdown: float, now: float, *, tries: bool
+    ) -> Cut:
+        """The batch that a request goes in; `tries`: whether it may be larger than pays, to try a price."""
         queue = anchor.queue
         if queue.count == 1:
             return batch_of([anchor], costs, anchor.bucket)
@@ -742,7 +754,7 @@ class Scheduler:
             most_s=most_s,
             max_rows=max_rows,
             starts_at=slot.free_at(now),
-            tries=costs.batch_costs.worker_class,
+            tries=costs.batch_costs.worker_class if tries else None,
         )
 
     def _cut(
@@ -770,7 +782,7 @@ class Scheduler:
             elif group[0].queue.alone:
                 cut = alone(group, group[0].rows, group[0].own_shape, costs)
             elif fixed is None:
-                cut = self._planned(group[0], slot, costs, slowdown, now)
+                cut = self._planned(group[0], slot, costs, slowdown, now, tries=True)
             else:
                 cut = batch_of(group, costs, reason=fixed)
             predicted_s = slowdown * cut.seconds if costs.batch_costs.measured else None

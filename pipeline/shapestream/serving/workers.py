@@ -95,7 +95,7 @@ class ConnectedWorker(PeerLink):
 
     @property
     def running(self) -> list[int]:
-        """Batches that it has not reported yet: those that run, and one that is queued behind each."""
+        """Batches that it has not reported yet: those that run, and those that are queued behind."""
         return [batch for slot in self.slots for batch in slot.running]
 
     def change(self, name: str, now: float) -> None:
@@ -203,7 +203,7 @@ class SlotRecord(PeerLink):
         """The scheduler's number of it, from when it joins; never used twice."""
         self.label = f"{worker.name}/{slot}"
         self.running: dict[int, Batch] = {}
-        """Batches that were sent on this link and not answered: the one that runs, and one behind it."""
+        """Batches that were sent on this link and not answered: the one that runs, and those behind it."""
         self.at_work = False
         """Whether the dispatcher counts its time: from a batch that is sent to it until none is left."""
         self.batches = 0
