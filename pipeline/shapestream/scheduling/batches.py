@@ -144,7 +144,7 @@ class Batch:
     )
 
     started: float
-    """Since when it is the batch that its slot runs, as far as the scheduler heard. Set when it is."""
+    """Since when it is the batch that its slot runs, as far as the scheduler heard. Set when it is, or is over before."""
     ends_at: float
     """When it is predicted to end; when it started, where nothing is measured. Set with `started`."""
     sent_at: float

@@ -593,6 +593,8 @@ class SlotTable:
         if worker.suspect is batch:
             worker.suspect = None
         if slot.batch is not batch:
+            # It comes back, or it ran, and those before it come back: these reports take another way.
+            batch.started = now
             slot.behind.remove(batch)
             assert slot.batch is not None
             slot.list_prefetch(slot.batch)

@@ -221,8 +221,8 @@ class SlotRecord(PeerLink):
         """The report that an entry carries; its batch is open no more.
 
         Raises ReportRefused where it contradicts the model or the batch, for a batch that this slot was never sent, or has
-        reported before, and out of turn: only a batch that is given back may be reported before an earlier one. Then
-        nothing that the worker says can be believed.
+        reported before, and out of turn: only a batch that is given back may be reported before an earlier one, or before
+        one that was asked back. Then nothing that the worker says can be believed.
         """
         batch = self.running.get(entry.batch)
         if batch is None:
@@ -235,7 +235,9 @@ class SlotRecord(PeerLink):
             if report.code is ErrorCode.RECALLED and not batch.recalled:
                 # Only what was asked back runs again without counting as an attempt.
                 report = replace(report, code=ErrorCode.INTERNAL)
-        if report.code not in GIVEN_BACK and entry.batch != min(self.running):
+        if report.code not in GIVEN_BACK and any(
+            number < entry.batch and not earlier.recalled for number, earlier in self.running.items()
+        ):
             raise ReportRefused("it was sent another batch before, and has not answered that")
         del self.running[entry.batch]
         return report

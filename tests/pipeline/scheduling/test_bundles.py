@@ -187,6 +187,18 @@ def test_a_request_that_the_bundle_would_make_late_is_not_failed_early(exact):
     assert 4 == exact.scheduler.statistics().queued
 
 
+def test_a_batch_may_be_reported_before_one_that_comes_back(exact):
+    """A slot's reports and what it gives back come on two connections, so there is no order between them."""
+    exact.arrive(*_lengths(5))
+    exact.play(RequestCancelled(id=2))
+    exact.finish(exact.started[0], 1 * MS, at=1 * MS)
+    assert [Delivered(batch=3, requests=(3,))] == exact.finish(exact.started[2], 1 * MS, at=2 * MS)
+    exact.fail(exact.started[1], "recalled", "as asked")
+    exact.finish(exact.started[3], 1 * MS, at=3 * MS)
+    exact.finish(exact.started[4], 1 * MS, at=5 * MS)
+    assert {1: "delivered", 2: "cancelled", 3: "delivered", 4: "delivered", 5: "delivered"} == exact.ends
+
+
 @pytest.mark.parametrize("begun", [0, 1])
 def test_a_closing_slot_gives_back_what_has_not_begun(exact, begun):
     """All that is queued there is recalled; what runs goes on."""
