@@ -18,6 +18,7 @@ from benchmarks.ablations.scenarios import programme_s
 from shapestream.scheduling import (
     batch_costs,
     boundaries,
+    bundles,
     call_costs,
     company,
     cost_grid,
@@ -110,7 +111,7 @@ def _watch_all(patches: Patches) -> None:
     watch("room", fairness.GroupRoom, "exceeds", lambda exceeds, given, named: exceeds)
     watch("stepped", size_steps.SizeSteps, "rounded", lambda _, given, named: given[0].step > 1)
     watch("behind", slots.SlotTable, "queue_behind")
-    watch("bundled", scheduler.Scheduler, "_alone", lambda cut, given, named: cut is not None)
+    watch("bundled", bundles.Bundles, "alone", lambda cut, given, named: cut is not None)
     watch("hangs", hang_watch.HangWatch, "look", lambda due, given, named: bool(due))
 
 
@@ -418,10 +419,10 @@ MECHANISMS: dict[str, Mechanism] = {
         scenarios=(*STEADY, "lognormal, 64, way of 1 ms", *CHEAP, "endless, exact"),
     ),
     "bundles": Mechanism(
-        off=returns(None, scheduler.Scheduler, "_alone"), watched="bundled", scenarios=(*STEADY, *APART, "linear, 64")
+        off=returns(None, bundles.Bundles, "alone"), watched="bundled", scenarios=(*STEADY, *APART, "linear, 64")
     ),
     "bundles: small beside others": Mechanism(
-        off=constant(slots.BUNDLE, "SHARED_BUNDLE", scheduler), watched="bundled", scenarios=("apart, flood",)
+        off=constant(slots.BUNDLE, "SHARED_BUNDLE", bundles), watched="bundled", scenarios=("apart, flood",)
     ),
     "programme: nearest sizes join": Mechanism(off=_greedy, watched="programmes", scenarios=PLANNED),
     "programme: equal shapes alone": Mechanism(off=_equal_only, watched="programmes", scenarios=PLANNED),

@@ -11,12 +11,12 @@ Every event first changes the books (`_take`), and then slots get work (`_follow
 3. While a slot is free, the request whose turn it is (fairness.py) gets a batch of what pays beside it (planner.py). A free
    slot idles only while requests wait for company (company.py).
 4. Where all slots are busy, a batch may be queued behind the running one, shortly before that is predicted to end.
-5. Where sharing a call does not pay, a slot is handed several calls at once: a bundle (`_bundle`).
+5. Where sharing a call does not pay, a slot is handed several calls at once (bundles.py).
 6. Batches that nobody needs any more are stopped.
 
 It promises that every admitted request ends once, that a slot holds one batch that runs and what one hand-over brought
-besides, and that an event takes time by what it changes, not by how many requests wait. It does not promise that a prediction comes true: what hangs, or is
-late, is found by time (hang_watch.py).
+besides, and that an event takes time by what it changes, not by how many requests wait. It does not promise that a
+prediction comes true: what hangs, or is late, is found by time (hang_watch.py).
 
 An error in a decision ends at most the requests that it is about. If the books disagree afterwards, new ones are opened
 (rebuilding.py).
@@ -35,6 +35,7 @@ from shapestream.scheduling.actions import Action, CancelBatch, FailRequest, Kil
 from shapestream.scheduling.admission import Admission
 from shapestream.scheduling.audit import Audit, is_in_the_way
 from shapestream.scheduling.batches import Batch, BatchState, Suspicion
+from shapestream.scheduling.bundles import Bundles, Handed, Ready
 from shapestream.scheduling.call_costs import CallCosts
 from shapestream.scheduling.company import Company
 from shapestream.scheduling.costs import NOTHING_LEARNED, CostModel
@@ -71,8 +72,7 @@ from shapestream.scheduling.planner import Cut, Plan, alone, batch_of, plan_batc
 from shapestream.scheduling.queueing import QUEUED, RERUN, RUNNING, Request, by_rerun
 from shapestream.scheduling.recovery import Isolation, Recovery
 from shapestream.scheduling.scheduler_statistics import ModelStatistics, SchedulerStatistics, Told, Troubles
-from shapestream.scheduling.slots import BUNDLE, SHARED_BUNDLE, Slot, SlotPool, SlotState, SlotTable
-from shapestream.scheduling.worker_class import BATCH_S
+from shapestream.scheduling.slots import Slot, SlotPool, SlotState, SlotTable
 from shapestream_engine.cost_table import LearnedCosts
 
 LOOK = 8
@@ -174,32 +174,6 @@ def faster_first(pool: SlotPool) -> Slot:
     return best
 
 
-def _seconds(batches: Iterable[Batch]) -> float:
-    """Return the predicted seconds of batches; those without a prediction count as 0."""
-    return sum([batch.predicted_s or 0.0 for batch in batches])
-
-
-def _most_calls(queue: ModelQueue) -> int:
-    """Return how many calls a bundle has at most: one for each client with requests, if several asked lately."""
-    shares = queue.shares
-    if shares.room.sharing < 2:
-        return BUNDLE
-    return min(BUNDLE, max(SHARED_BUNDLE, shares.present))
-
-
-def _may_grow(slot: Slot, bundle: Sequence[Batch]) -> bool:
-    """Tell whether more calls may follow these to their slot: each of them is one request, and they take little time."""
-    running = slot.batch
-    most = _most_calls(bundle[0].queue)
-    return (
-        running is not None
-        and running.prefetch_at is not None
-        and len(bundle) < most
-        and all(len(batch.members) == 1 and batch.predicted_s is not None for batch in bundle)
-        and _seconds(bundle) < most * BATCH_S
-    )
-
-
 def _started(actions: Sequence[Action]) -> set[int]:
     return {batch.id for action in actions if isinstance(action, StartBatch) for batch in action.batches}
 
@@ -259,6 +233,15 @@ class Scheduler:
         self._audit = Audit(self._queues, self._slots, self._isolation, self._start_audit)
         self._company = Company(self._slots, self._deadlines)
         self._plan = Plan()
+        self._bundles = Bundles(
+            self._slots,
+            self._company,
+            self._deadlines,
+            self._plan,
+            self._next_up,
+            self._planned,
+            self._dispatch,
+        )
 
     # ------------------------------------------------------------ what the caller uses
 
@@ -600,14 +583,14 @@ class Scheduler:
 
         A free slot idles only while requests wait for company: for `max_delay_s`, or as company.py says.
         """
-        handed: dict[Slot, list[Batch]] = {}
+        handed: Handed = {}
         try:
             self._fill_slots(handed, now, actions)
         finally:  # after a fault, what was started so far has to reach its slot
             for batches in handed.values():
                 actions.append(StartBatch(batches=tuple(batches)))
 
-    def _fill_slots(self, handed: dict[Slot, list[Batch]], now: float, actions: list[Action]) -> None:
+    def _fill_slots(self, handed: Handed, now: float, actions: list[Action]) -> None:
         """Do so; `handed`: what each slot is given."""
         self._plan.begin_turn()
         waiting = self._queues.waiting()
@@ -632,58 +615,12 @@ class Scheduler:
                 else:
                     slots.stop_prefetch(slot)
             if handed:
-                self._bundle(handed, now, actions)
+                self._bundles.complete(handed, now, actions)
             self._queues.forget_empty()
 
-    def _bundle(self, handed: dict[Slot, list[Batch]], now: float, actions: list[Action]) -> None:
-        """Hand more calls over to the slots that are given one now, where sharing a call does not pay.
-
-        These are the requests whose turns are next, as long as each would run alone beside others of its model: the slot that
-        is predicted to end first takes it. The first request that may share a call, or wait for company, ends all bundles.
-        """
-        open_slots = [slot for slot, batches in handed.items() if _may_grow(slot, batches)]
-
-        def ready(queue: ModelQueue, now: float) -> bool:
-            pool = self._slots.pools[queue.profile.name]
-            return (
-                queue.count > 1
-                and not queue.delay_s
-                and queue.profile.idempotent
-                and not pool.free
-                and any(pool in slot.pools for slot in open_slots)
-            )
-
-        while open_slots:
-            request = next_up(self._queues.waiting(), now, ready, self._fills)
-            if request is None or request.state is RERUN:
-                return
-            pool = self._slots.pools[request.queue.profile.name]
-            slot = min([slot for slot in open_slots if pool in slot.pools], key=lambda slot: slot.free_at(now))
-            most_s = _most_calls(request.queue) * BATCH_S - _seconds(handed[slot])
-            cut = self._alone(request, slot, most_s, now)
-            if cut is None or self._company.will_be_awaited(request, slot):
-                return
-            self._dispatch(request, slot, now, actions, handed, cut)
-            if not _may_grow(slot, handed[slot]):
-                open_slots.remove(slot)
-
-    def _alone(self, request: Request, slot: Slot, most_s: float, now: float) -> Cut | None:
-        """The cut of a request that runs alone on a slot, whatever is queued; None if it does not, or takes longer."""
-        queue = request.queue
-        try:
-            if self._deadlines.comes_too_late(request, slot, now):
-                return None
-            costs, slowdown = queue.costs.call_costs(slot.id), queue.costs.slowdown(slot.id)
-            if queue.alone:
-                cut = alone([request], request.rows, request.own_shape, costs)
-            else:
-                cut = self._planned(request, slot, costs, slowdown, now, tries=False)
-        except Exception:  # noqa: BLE001 - what is wrong is reported when its batch is cut
-            return None
-        if len(cut.members) > 1:
-            self._plan.forget(request.bucket.lane)
-            return None
-        return cut if costs.batch_costs.measured and slowdown * cut.seconds <= most_s else None
+    def _next_up(self, ready: Ready, now: float) -> Request | None:
+        """The request that goes next, of all models that are `ready`."""
+        return next_up(self._queues.waiting(), now, ready, self._fills)
 
     def _has_free(self, queue: ModelQueue, now: float) -> bool:
         return bool(self._slots.pools[queue.profile.name].free)
@@ -708,7 +645,7 @@ class Scheduler:
         slot: Slot,
         now: float,
         actions: list[Action],
-        handed: dict[Slot, list[Batch]],
+        handed: Handed,
         cut: Cut | None = None,
     ) -> None:
         """Start the batch of the request whose turn it is on a slot, or queue it behind those that are there; or shed it.

@@ -181,7 +181,7 @@ class Slot:
         self.batch: Batch | None = None
         """The batch that it runs."""
         self.behind: deque[Batch] = deque()
-        """The batches that are queued here behind `batch`, in their order: at most `BUNDLE` (scheduler.py)."""
+        """The batches that are queued here behind `batch`, in their order: at most `BUNDLE`."""
         self.paces: dict[str, float] = {}
         """By model: seconds here / seconds on the most common kind of slot, as far as known."""
         self.idle_since = 0.0
@@ -344,8 +344,8 @@ class SlotPool:
         """Return the time at which all slots would finish, and how many slots take part.
 
         `work_s` is divided so that the slots finish together (water-filling). A busy slot first finishes its batch, and
-        those queued behind it; a batch that is late counts as over. Resting and reserved slots are excluded. Without work, the
-        result is the time until the first slot is free.
+        those queued behind it; a batch that is late counts as over. Resting and reserved slots are excluded. Without work,
+        the result is the time until the first slot is free.
         """
         slots = len(self.free)
         filled_s = work_s
@@ -383,9 +383,6 @@ BUNDLE = 16
 
 So a hand-over costs at most a sixteenth of the calls' seconds, or of what it would cost for each call. Measured where a call
 takes 1 ms: 16 was the best of 2, 4, 8 and 16."""
-SHARED_BUNDLE = 2
-"""The same while several clients ask, if no more of them have requests: what came just before a client's light work goes
-first. Simulated beside a flood: its p99 grows by 3 %, with 4 by 23 %, with 16 three times (docs/decisions.md)."""
 PREFETCH_MARGIN = 0.12
 """The share of its predicted time that a batch may end early and still find the next one at its slot.
 

@@ -12,6 +12,7 @@ from tests.pipeline.scheduling.seen import CancelAsked, Delivered, Failed, Recal
 
 from shapestream.scheduling import scheduler as module
 from shapestream.scheduling.actions import StartBatch
+from shapestream.scheduling.bundles import SHARED_BUNDLE
 from shapestream.scheduling.events import (
     Arrival,
     BatchFailed,
@@ -24,7 +25,7 @@ from shapestream.scheduling.events import (
     TimePassed,
 )
 from shapestream.scheduling.hang_watch import HangLimits
-from shapestream.scheduling.slots import BUNDLE, SHARED_BUNDLE
+from shapestream.scheduling.slots import BUNDLE
 
 MS = 1e-3
 
@@ -334,6 +335,4 @@ def test_a_fault_in_the_middle_of_a_bundle_loses_nothing(exact, monkeypatch):
     for start in [one for one in exact.last if isinstance(one, Started)]:
         exact.play(BatchFinished(batch=start.batch, busy_s=MS))
     exact.play(TimePassed())
-    assert {1, 2, 3, 4, 5} == set(exact.ends) | {
-        request.id for request in exact.scheduler.requests.values()
-    }
+    assert {1, 2, 3, 4, 5} == set(exact.ends) | {request.id for request in exact.scheduler.requests.values()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
@@ -18,6 +19,7 @@ from tests.pipeline.scheduling.books import (
 from tests.pipeline.scheduling.referee import Referee
 from tests.pipeline.scheduling.seen import Delivered, Failed, in_order, seen
 
+from shapestream.scheduling import bundles
 from shapestream.scheduling.events import (
     Arrival,
     AuditWanted,
@@ -490,8 +492,30 @@ class SchedulerMachine(Referee):
             assert actions == in_order(seen(again.handle(event, now))), "the same events gave other actions"
 
 
+class BundlingMachine(SchedulerMachine):
+    """A hand-over counts a second, so that what would run alone is handed over in bundles most of the time."""
+
+    def __init__(self) -> None:
+        self._patches = pytest.MonkeyPatch()
+        self._patches.setattr(bundles, "BATCH_S", 1.0)
+        self._patches.setattr(bundles, "SHARED_BUNDLE", 6)
+        super().__init__()
+
+    def teardown(self) -> None:
+        """As before, and the next machine has its own."""
+        try:
+            super().teardown()
+        finally:
+            self._patches.undo()
+
+
 SchedulerMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=50, deadline=None)
+BundlingMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=50, deadline=None)
 
 
 class TestScheduler(SchedulerMachine.TestCase):
     """Hypothesis searches for a sequence of events that breaks a promise."""
+
+
+class TestBundlingScheduler(BundlingMachine.TestCase):
+    """The same with many bundles."""

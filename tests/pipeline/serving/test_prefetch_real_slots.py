@@ -115,9 +115,7 @@ async def test_slots_of_this_process_run_what_was_sent_ahead(scheduler: EagerSch
 
 @pytest.mark.parametrize("depth", [2, 5])
 @real_time
-async def test_workers_run_what_was_sent_ahead(
-    scheduler: EagerScheduler, tmp_path: Path, depth: int
-) -> None:
+async def test_workers_run_what_was_sent_ahead(scheduler: EagerScheduler, tmp_path: Path, depth: int) -> None:
     """The same over two real workers, with the wire in between; one of them is drained in the middle."""
     scheduler.depth = depth
     with counting(2, 60_000) as (model, ran):

@@ -133,7 +133,9 @@ class Bench:
         session: int = 1,
     ) -> None:
         """A batch of one request per value, of which the first may have a deadline."""
-        self.say(self.batch(number, *values, slot=slot, within_s=within_s, model=model, session=session), slot=slot)
+        self.say(
+            self.batch(number, *values, slot=slot, within_s=within_s, model=model, session=session), slot=slot
+        )
 
     def batch(
         self,
