@@ -587,6 +587,7 @@ class Scheduler:
         try:
             self._fill_slots(handed, now, actions)
         finally:  # after a fault, what was started so far has to reach its slot
+            self._slots.begun.clear()
             for batches in handed.values():
                 actions.append(StartBatch(batches=tuple(batches)))
 
@@ -614,7 +615,7 @@ class Scheduler:
                     self._dispatch(request, slot, now, actions, handed)
                 else:
                     slots.stop_prefetch(slot)
-            if handed:
+            if slots.begun:
                 self._bundles.complete(handed, now, actions)
             self._queues.forget_empty()
 

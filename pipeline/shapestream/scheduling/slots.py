@@ -379,10 +379,7 @@ class SlotPool:
 
 
 BUNDLE = 16
-"""Calls that one hand-over to a slot carries at most; and their predicted seconds, at most, in multiples of `BATCH_S`.
-
-So a hand-over costs at most a sixteenth of the calls' seconds, or of what it would cost for each call. Measured where a call
-takes 1 ms: 16 was the best of 2, 4, 8 and 16."""
+"""Calls of a bundle at most; and their predicted seconds, at most, in multiples of a hand-over (`BATCH_S`)."""
 PREFETCH_MARGIN = 0.12
 """The share of its predicted time that a batch may end early and still find the next one at its slot.
 
@@ -406,7 +403,7 @@ def rest_s(unavailable_count: int, call_s: float | None) -> float:
 class SlotTable:
     """The slots: they come, run batches, rest, are reserved for suspects, and go."""
 
-    __slots__ = ("_audit", "batches", "free_count", "pools", "resting", "slots", "workers")
+    __slots__ = ("_audit", "batches", "begun", "free_count", "pools", "resting", "slots", "workers")
 
     def __init__(self) -> None:
         self._audit: Batch | None = None
@@ -418,6 +415,8 @@ class SlotTable:
         self.workers: dict[str, SlotGroup] = {}
         self.free_count = 0
         self.resting: dict[int, Slot] = {}
+        self.begun: list[Slot] = []
+        """The slots that have begun with a batch in this event; the scheduler empties it."""
 
     @property
     def audit(self) -> Batch | None:
@@ -610,6 +609,7 @@ class SlotTable:
 
     def _begin(self, slot: Slot, batch: Batch, now: float) -> None:
         slot.batch = batch
+        self.begun.append(slot)
         slot.answered = None
         batch.begin()
         batch.started = now

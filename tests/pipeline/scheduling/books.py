@@ -115,5 +115,3 @@ class Running:
     recalled: bool = False
     over: bool = False
     wanted: set[int] = field(default_factory=set)
-    handed: int = 0
-    """The number of the event in which it was started."""

@@ -374,7 +374,6 @@ class Referee(RuleBasedStateMachine):
             began=self.now,
             alone=alone,
             wanted=set(start.requests),
-            handed=len(self.log),
         )
 
     def _check_place(self, start: Started) -> None:
@@ -413,10 +412,9 @@ class Referee(RuleBasedStateMachine):
         return running
 
     def _check_bundle(self, start: Started) -> None:
-        """Behind a batch that waits only a request alone is queued, in the same turn, while others are left."""
+        """Behind a batch that waits only a request alone is queued, while others are left."""
         waiting = [other for other in self._running() if other.start.slot == start.slot and other.behind]
         assert len(waiting) < BUNDLE, "too many batches wait on one slot"
-        assert all(other.handed == len(self.log) for other in waiting), "a bundle is completed later"
         for other in (start, *[other.start for other in waiting]):
             assert len(other.requests) == 1, "a shared call is in a bundle"
         assert start.facts.left, "a bundle takes the last request"

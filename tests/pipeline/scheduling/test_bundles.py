@@ -1,4 +1,4 @@
-"""Bundles: one hand-over to a slot carries several calls, where sharing a call does not pay.
+"""Bundles: several calls are queued on a slot, where sharing a call does not pay.
 
 All requests have lengths of their own, and the model takes no padding. A call takes a little less than a hand-over.
 """
@@ -6,13 +6,15 @@ All requests have lengths of their own, and the model takes no padding. A call t
 from __future__ import annotations
 
 from itertools import count
+from math import inf
 
 import pytest
 from tests.pipeline.scheduling.seen import CancelAsked, Delivered, Failed, RecallAsked, Started
 
+from shapestream.scheduling import bundles
 from shapestream.scheduling import scheduler as module
 from shapestream.scheduling.actions import StartBatch
-from shapestream.scheduling.bundles import SHARED_BUNDLE
+from shapestream.scheduling.bundles import AT_ONCE, PART, SHARED_BUNDLE
 from shapestream.scheduling.events import (
     Arrival,
     BatchFailed,
@@ -28,6 +30,13 @@ from shapestream.scheduling.hang_watch import HangLimits
 from shapestream.scheduling.slots import BUNDLE
 
 MS = 1e-3
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch):
+    """A bundle grows by one event as far as it may, and takes all that is queued but one; some tests undo that."""
+    monkeypatch.setattr(bundles, "AT_ONCE", BUNDLE)
+    monkeypatch.setattr(bundles, "PART", inf)
 
 
 @pytest.fixture
@@ -75,11 +84,32 @@ def test_the_last_queued_request_waits_for_its_time(exact):
 
 
 def test_a_bundle_has_a_bound_in_calls(exact):
-    """And nothing is added to it later."""
+    """When one of them has ended, another joins."""
     exact.arrive(*_lengths(BUNDLE + 3))
     assert [(id_,) for id_ in range(1, BUNDLE + 1)] == exact.starts()
-    exact.finish(exact.started[0], 1 * MS, at=1 * MS)
-    assert [] == exact.starts()
+    exact.finish(exact.started[0], 0.9 * MS, at=0.9 * MS)
+    assert [(BUNDLE + 1,)] == exact.starts()
+
+
+def test_an_event_adds_a_few_calls_so_that_the_first_one_leaves_soon(exact, monkeypatch):
+    """A bundle grows with each report until it has a half of its slot's part of the queue."""
+    monkeypatch.undo()
+    exact.arrive(*_lengths(24))
+    assert 1 + AT_ONCE == len(exact.starts())
+    for number in range(3):
+        exact.finish(exact.started[number], 0.9 * MS, at=0.9 * MS * (number + 1))
+        assert AT_ONCE == len(exact.starts())
+    held = len(exact.started) - 3
+    exact.finish(exact.started[3], 0.9 * MS, at=3.6 * MS)
+    assert held + 1 >= PART * exact.scheduler.statistics().queued > held - AT_ONCE
+
+
+def test_a_short_queue_is_left_for_the_slot_that_is_free_first(stage, monkeypatch):
+    """Two slots, and four requests that wait: each slot holds one batch."""
+    monkeypatch.undo()
+    _ready(stage, slots=2)
+    stage.arrive(*_lengths(6))
+    assert [(1,), (2,)] == stage.starts()
 
 
 @pytest.mark.parametrize(("call_ms", "calls"), [(4.0, 4), (7.0, 2), (20.0, 1)])

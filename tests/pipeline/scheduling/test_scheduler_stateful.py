@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -499,6 +501,8 @@ class BundlingMachine(SchedulerMachine):
         self._patches = pytest.MonkeyPatch()
         self._patches.setattr(bundles, "BATCH_S", 1.0)
         self._patches.setattr(bundles, "SHARED_BUNDLE", 6)
+        self._patches.setattr(bundles, "AT_ONCE", 4)
+        self._patches.setattr(bundles, "PART", inf)
         super().__init__()
 
     def teardown(self) -> None:
