@@ -18,7 +18,7 @@ from shapestream_engine.layout import value
 
 @value
 class StartBatch:
-    """Hand these batches over to their slot, which runs them in this order: one, or a bundle."""
+    """Hand these batches over to their slot, which runs them in this order."""
 
     batches: tuple[Batch, ...]
 

@@ -11,11 +11,11 @@ Every event first changes the books (`_take`), and then slots get work (`_follow
 3. While a slot is free, the request whose turn it is (fairness.py) gets a batch of what pays beside it (planner.py). A free
    slot idles only while requests wait for company (company.py).
 4. Where all slots are busy, a batch may be queued behind the running one, shortly before that is predicted to end.
-5. Where sharing a call does not pay, a slot is handed several calls at once (bundles.py).
+5. Where sharing a call does not pay, a slot is given several calls (bundles.py).
 6. Batches that nobody needs any more are stopped.
 
-It promises that every admitted request ends once, that a slot holds one batch that runs and what one hand-over brought
-besides, and that an event takes time by what it changes, not by how many requests wait. It does not promise that a
+It promises that every admitted request ends once, that one batch or one bundle at most is queued behind the batch that a
+slot runs, and that an event takes time by what it changes, not by how many requests wait. It does not promise that a
 prediction comes true: what hangs, or is late, is found by time (hang_watch.py).
 
 An error in a decision ends at most the requests that it is about. If the books disagree afterwards, new ones are opened
@@ -579,7 +579,7 @@ class Scheduler:
     # ------------------------------------------------------------ batches
 
     def _give_work(self, now: float, actions: list[Action]) -> None:
-        """Start batches until no slot is free or nothing may start, then prefetch, then complete bundles.
+        """Start batches until no slot is free or nothing may start, then prefetch, then let bundles grow.
 
         A free slot idles only while requests wait for company: for `max_delay_s`, or as company.py says.
         """

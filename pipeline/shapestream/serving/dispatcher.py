@@ -214,13 +214,7 @@ class Dispatcher:
 
     def batches_reported(self, reports: Sequence[BatchReport], now: float) -> None:
         """Batches that ran, or failed: everything that was reported in one turn, those of a slot in their order."""
-        later_s: dict[int, float] = defaultdict(float)
-        ended_at: dict[int, float] = {}
-        for report in reversed(reports):
-            if (batch := self._scheduler.batches.get(report.batch)) is not None:
-                # Its slot ran the later ones after it.
-                ended_at[report.batch] = now - later_s[batch.slot.id]
-                later_s[batch.slot.id] += report.busy_s
+        ended_at = self._ends_of(reports, now) if len(reports) > 1 else {}
         for report in reports:
             batch = self._scheduler.batches.get(report.batch)
             if batch is None or self._handed_back:
@@ -228,10 +222,20 @@ class Dispatcher:
             slot: SlotRecord = batch.slot.peer
             self._rest(slot, now)
             if report.code is None and report.outputs is not None:
-                batch.ran(report, ended_at[report.batch])
+                batch.ran(report, ended_at.get(report.batch, now))
                 self._batch_ran(batch, slot, report, report.outputs, now)
             else:
                 self._batch_failed(batch, slot, report, now)
+
+    def _ends_of(self, reports: Sequence[BatchReport], now: float) -> dict[int, float]:
+        """By when each of these batches had ended, by number: a slot ran the later ones after it."""
+        later_s: dict[int, float] = defaultdict(float)
+        ended_at: dict[int, float] = {}
+        for report in reversed(reports):
+            if (batch := self._scheduler.batches.get(report.batch)) is not None:
+                ended_at[report.batch] = now - later_s[batch.slot.id]
+                later_s[batch.slot.id] += report.busy_s
+        return ended_at
 
     def audit(self, record: RequestRecord, slots: frozenset[int], now: float, *, copies: int = 1) -> AuditRun:
         """Run an answered request again, alone, on one of these slots, when none is needed for anything else.

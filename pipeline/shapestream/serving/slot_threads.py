@@ -2,8 +2,8 @@
 
 A slot's thread owns an inference request of each model, and a connection of its own to the server's port. It blocks on that
 socket, receives a batch, runs it, and sends the report. No event loop and no second thread takes part, so a lone request
-waits for two wake-ups only: the slot's and the server's. A message may hold several batches, a bundle, which run in their
-order; each is reported when it has run. A message behind the running batch's stays in the socket.
+waits for two wake-ups only: the slot's and the server's. A message may hold several batches, which run in their order;
+each is reported when it has run. A message behind the running batch's stays in the socket.
 
 The event loop of the process supervises the threads. It does three things:
 
