@@ -36,13 +36,14 @@ from shapestream.scheduling.worker_class import BATCH_S
 
 SHARED_BUNDLE = 2
 """Calls of a bundle while several clients ask, if no more of them have requests: what came just before a client's light work
-goes first. Simulated beside a flood: its p99 grows by 3 %, with 4 by 23 %, with 16 three times (docs/decisions.md)."""
+goes first. Simulated beside a flood, its p99 is 3.3 times as long with 16 (docs/decisions.md)."""
 
 AT_ONCE = 2
-"""Calls that join the bundle of a slot by one event: one more than end by it, so that a bundle grows. 1 to 4 are equal."""
+"""Calls that join the bundle of a slot by one event: one more than end by it, so that a bundle grows. With 16, p99 is 6 %
+longer, since the first call leaves when the last one is decided (docs/decisions.md)."""
 PART = 0.5
-"""Share of a slot's part of the queue that its bundle may have. The rest is there for the slot that is free first. Simulated
-at 60 % load: bundles that take the whole part add 17 % to p99, those with a half take away 0.3 % (docs/decisions.md)."""
+"""Share of a slot's part of the queue that its bundle may have. The rest is there for the slot that is free first, and for
+company that may come (docs/decisions.md)."""
 
 Handed: TypeAlias = dict[Slot, list[Batch]]
 """The batches that slots are handed by one event."""
@@ -59,7 +60,7 @@ class Planned(Protocol):
 
 
 class Bundles:
-    """Completes the hand-overs of an event."""
+    """Decides which calls join the bundles of slots."""
 
     __slots__ = ("_company", "_deadlines", "_dispatch", "_next_up", "_plan", "_planned", "_slots")
 
@@ -73,7 +74,7 @@ class Bundles:
         planned: Planned,
         dispatch: Callable[[Request, Slot, float, list[Action], Handed, Cut], None],
     ) -> None:
-        """`next_up`: the request whose turn it is. `dispatch` queues its cut behind what its slot has."""
+        """`next_up` names the request whose turn it is; `dispatch` queues its cut behind what its slot has."""
         self._slots = slots
         self._company = company
         self._deadlines = deadlines
@@ -83,7 +84,7 @@ class Bundles:
         self._dispatch = dispatch
 
     def complete(self, handed: Handed, now: float, actions: list[Action]) -> None:
-        """Hand more calls over to the slots that begin with a batch of one request."""
+        """Queue more calls on the slots that have begun with a batch of one request in this event."""
         growing = [slot for slot in dict.fromkeys(self._slots.begun) if self._may_grow(slot)]
         if not growing:
             return
