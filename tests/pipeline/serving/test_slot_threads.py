@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -337,13 +338,13 @@ async def test_what_is_left_of_a_bundle_is_dropped_with_its_session() -> None:
         slot.say(*[slot.batch(number, number) for number in (1, 2, 3)])
         assert await trio.to_thread.run_sync(entered.wait, REAL_PATIENCE_S)
         slot.slots.end()
-        slot.slots.begin(SlotSession(number=2, token=TOKEN))
-        release.set()
-        await slot.until(lambda: slot.news == [SlotIdle(slot=0)])
-        await slot.serve(session=3)
-        slot.start(4, 4, session=3)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(partial(slot.serve, session=2))
+            await trio.testing.wait_all_tasks_blocked()
+            release.set()
+        slot.start(4, 4, session=2)
         await slot.wait_for(4)
-    assert ({4}, 2) == (set(slot.reports), len(ran))
+    assert ([SlotIdle(slot=0)], {4}, 2) == (slot.news, set(slot.reports), len(ran))
 
 
 @real_time
