@@ -19,6 +19,7 @@ from shapestream.scheduling import (
     answer_waits,
     batch_costs,
     boundaries,
+    bundles,
     call_costs,
     cost_grid,
     deadlines,
@@ -110,6 +111,7 @@ def _watch_all(patches: Patches) -> None:
     watch("room", fairness.GroupRoom, "exceeds", lambda exceeds, given, named: exceeds)
     watch("stepped", size_steps.SizeSteps, "rounded", lambda _, given, named: given[0].step > 1)
     watch("behind", slots.SlotTable, "queue_behind")
+    watch("bundled", bundles.Bundles, "alone", lambda cut, given, named: cut is not None)
     watch("hangs", hang_watch.HangWatch, "look", lambda due, given, named: bool(due))
 
 
@@ -365,6 +367,7 @@ STEADY = ("lognormal, 64", "lognormal, 256", "lognormal, 60 %", "lognormal, 90 %
 CHEAP = ("cheap, 0.25 ms", "cheap, 0.5 ms")
 CURVED = ("device not full, 64", "steps of 8 rows, 64", "attention, 64")
 ENDLESS = ("endless, padded", "endless, free sizes", "endless, exact")
+APART = ("apart, 64", "apart, 8 clients", "apart, 60 %", "apart, 80 %", "apart, flood")
 CHANGING = (
     "linear, sharing pays now", "sharing paid, linear now", "ten times slower", "ten times faster",
     "cliff at 32 rows", "a cliff appears", "one point of 1 s, 32",
@@ -414,6 +417,12 @@ MECHANISMS: dict[str, Mechanism] = {
     "prefetch margin": Mechanism(
         off=constant(0.0, "PREFETCH_MARGIN", slots),
         scenarios=(*STEADY, "lognormal, 64, way of 1 ms", *CHEAP, "endless, exact"),
+    ),
+    "bundles": Mechanism(
+        off=returns(None, bundles.Bundles, "alone"), watched="bundled", scenarios=(*STEADY, *APART, "linear, 64")
+    ),
+    "bundles: small beside others": Mechanism(
+        off=constant(slots.BUNDLE, "SHARED_BUNDLE", bundles), watched="bundled", scenarios=("apart, flood",)
     ),
     "programme: nearest sizes join": Mechanism(off=_greedy, watched="programmes", scenarios=PLANNED),
     "programme: equal shapes alone": Mechanism(off=_equal_only, watched="programmes", scenarios=PLANNED),

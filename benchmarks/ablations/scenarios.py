@@ -185,7 +185,7 @@ class _Simulation(simulator._Simulation):
         begins = max(at, self._free_at)
         before = self._spent()
         actions = self._policy.handle(event, begins)
-        starts = sum([isinstance(action, StartBatch) for action in actions])
+        starts = sum([len(action.batches) for action in actions if isinstance(action, StartBatch)])
         took = EVENT_S + REQUEST_S * len(getattr(event, "requests", ())) + BATCH_S * starts
         ends = self._free_at = begins + took + self._spent() - before
         finished = self._finished
@@ -464,6 +464,11 @@ DETECTOR: dict[str, Any] = {
     "dimensions": ("batch", "height", "width"), "bounds": (None, 96, 96), "max_batch": 16, "speeds": (1.0,),
     "in_flight": 64, "streams": (Stream(requests=3000),),
 }  # fmt: skip
+APART: dict[str, Any] = {
+    **DETECTOR, "cost": formula(0.2, 0.4 / 4096, largest=(16, 96, 96)), "paddable": (False, False, False),
+    "speeds": (1.0, 1.0),
+}  # fmt: skip
+"""Pictures that share no call, in sizes that are prepared; two slots run 3,500 of them per second."""
 CHEAP: dict[str, Any] = {"streams": (Stream(requests=4000),), "speeds": (1.0,), "in_flight": 64}
 
 
@@ -539,6 +544,26 @@ ALL = (
     Scenario(name="endless, padded", **{**DETECTOR, "paddable": (False, True, True)}),
     Scenario(name="endless, free sizes", **{**DETECTOR, "paddable": (False, True, True), "free_sizes": True}),
     Scenario(name="endless, exact", **{**DETECTOR, "paddable": (False, False, False)}),
+    Scenario(name="apart, 64", **APART),
+    Scenario(
+        name="apart, 8 clients",
+        **{**APART, "in_flight": None, "in_flight_of": dict.fromkeys(range(8), 8), "streams": (Stream(requests=400),) * 8},
+    ),
+    *[
+        Scenario(
+            name=f"apart, {load:.0%}".replace("%", " %"),
+            **{**APART, "in_flight": None, "streams": (Stream(rate=load * 3500.0, requests=4000),), "figures": LATENCY},
+        )
+        for load in (0.6, 0.8)
+    ],
+    Scenario(
+        name="apart, flood",
+        **{
+            **APART, "in_flight": None, "figures": ("goodput", "modest p99"),
+            "streams": (Stream(rate=5000.0, requests=4000), Stream(rate=150.0, requests=150)),
+        },
+    ),
+    text("linear, 64", lognormal, cost=formula(0.02, 0.02, largest=(32, 256)), in_flight=64),
     Scenario(
         name="64 shapes of two sizes",
         **{**DETECTOR, "paddable": (True, True, True), "max_shapes": 64},

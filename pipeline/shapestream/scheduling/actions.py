@@ -18,7 +18,7 @@ from shapestream_engine.layout import value
 
 @value
 class StartBatch:
-    """Run each of these batches on its slot. Today there is one."""
+    """Hand these batches over to their slot, which runs them in this order."""
 
     batches: tuple[Batch, ...]
 

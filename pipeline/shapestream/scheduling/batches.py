@@ -34,7 +34,7 @@ class BatchState(Enum):
     CUT = "cut"
     """Decided, not placed yet."""
     BEHIND = "behind"
-    """Queued on its slot behind the batch that runs there."""
+    """Queued on its slot behind the batch that runs there, or behind others that are queued there."""
     RECALLED = "recalled"
     """The same, and its slot was asked to give it back."""
     RUNNING = "running"
@@ -144,7 +144,7 @@ class Batch:
     )
 
     started: float
-    """Since when it is the batch that its slot runs, as far as the scheduler heard. Set when it is."""
+    """Since when it is the batch that its slot runs, as far as the scheduler heard. Set when it is, or is over before."""
     ends_at: float
     """When it is predicted to end; when it started, where nothing is measured. Set with `started`."""
     sent_at: float
@@ -177,7 +177,7 @@ class Batch:
         self.suspicion = suspicion
         self.facts = NO_FACTS
         self.behind: int | None = None
-        """The number of the batch that it was queued behind; None: its slot was idle."""
+        """The number of the batch that it was queued right behind; None: its slot was idle."""
         self.state = BatchState.CUT
         self.wanted = len(members)
         """Members that have not ended yet. An audit has none from the start."""
@@ -246,7 +246,7 @@ class Batch:
         self.state = BATCH_TABLE["begin"][self.state]
 
     def queue_behind(self) -> None:
-        """Become the batch that is queued behind the running one."""
+        """Become a batch that is queued behind another."""
         self.state = BATCH_TABLE["queue"][self.state]
 
     def enter_new_books(self, slot: Any, queue: ModelQueue) -> BatchState:
@@ -270,8 +270,9 @@ class Batch:
         self.inputs = inputs
         self.sent_at = self.began = now
 
-    def ran(self, report: BatchReport, now: float) -> None:
-        """Note that it has run, as this report says. For a batch that was queued behind another, work out when it began."""
+    def ran(self, report: BatchReport, ended_at: float) -> None:
+        """Note that it has run, as this report says, until `ended_at` as far as is known. For a batch that was queued behind
+        another, work out when it began."""
         self.report = report
         self.run_us = round(report.run_s * 1e6)
         outputs = report.outputs or ()
@@ -281,7 +282,7 @@ class Batch:
             self.left_out = frozenset([arrival.id for arrival, result in results if result is None])
         if self.behind is not None:
             # It began when the one before it was done, so before that was heard of; and long enough ago.
-            began = now - report.busy_s
+            began = ended_at - report.busy_s
             self.began = max(self.sent_at, began if self.is_behind else min(self.started, began))
 
     def held_s(self, now: float) -> float:

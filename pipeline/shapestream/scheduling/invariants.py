@@ -14,7 +14,7 @@ from shapestream.scheduling.ledger import Ledger
 from shapestream.scheduling.model_queue import ModelQueue, Queues
 from shapestream.scheduling.queueing import DONE, QUEUED, RERUN, RUNNING, SUSPECT, Request
 from shapestream.scheduling.recovery import Isolation
-from shapestream.scheduling.slots import Slot, SlotPool, SlotState, SlotTable
+from shapestream.scheduling.slots import BUNDLE, Slot, SlotPool, SlotState, SlotTable
 
 
 def check(
@@ -80,13 +80,12 @@ def _check_ledger(ledger: Ledger, requests: Iterable[Request], queues: Queues, n
 
 _HELD = {
     SlotState.IDLE: {(False, False)},
-    SlotState.BUSY: {(True, False)},
-    SlotState.FULL: {(True, True)},
-    SlotState.UNAVAILABLE: {(True, False)},
+    SlotState.BUSY: {(True, False), (True, True)},
+    SlotState.UNAVAILABLE: {(True, False), (True, True)},
     SlotState.RESTING: {(False, False)},
     SlotState.CLOSING: {(False, False), (True, False), (True, True)},
 }
-"""By the state of a slot: whether it runs a batch, and whether another is queued behind it."""
+"""By the state of a slot: whether it runs a batch, and whether others are queued behind it."""
 
 
 def _check_slots(slots: SlotTable, now: float) -> None:
@@ -99,7 +98,7 @@ def _check_slots(slots: SlotTable, now: float) -> None:
         assert slot.rests_until > now, "a slot was not taken back"
     assert all(not slot.pools for slot in every if slot.closing), "a closing slot is offered work"
     for slot in every:
-        held = (slot.batch is not None, slot.behind is not None)
+        held = (slot.batch is not None, bool(slot.behind))
         assert held in _HELD[slot.state], (
             f"a slot that is {slot.state.value} holds {slot.batch}, {slot.behind}"
         )
@@ -107,19 +106,23 @@ def _check_slots(slots: SlotTable, now: float) -> None:
 
 def _check_batches(requests: Iterable[Request], slots: SlotTable, batches: Mapping[int, Batch]) -> None:
     held = [
-        batch for slot in slots.slots.values() for batch in (slot.batch, slot.behind) if batch is not None
+        batch for slot in slots.slots.values() for batch in (slot.batch, *slot.behind) if batch is not None
     ]
     assert {batch.id for batch in held} == set(batches), (
         "a batch without a slot, or a slot with a batch that is over"
     )
-    assert all(slot.batch is not None for slot in slots.slots.values() if slot.behind is not None), (
+    assert all(slot.batch is not None for slot in slots.slots.values() if slot.behind), (
         "a batch waits behind nothing"
     )
+    for slot in slots.slots.values():
+        numbers = [batch.id for batch in (slot.batch, *slot.behind) if batch is not None]
+        assert numbers == sorted(numbers), "a slot gets batches out of order"
+        assert len(slot.behind) <= BUNDLE, "too many batches wait on a slot"
     for batch in batches.values():
-        assert batch in (batch.slot.batch, batch.slot.behind)
+        assert batch.slot.batch is batch or batch in batch.slot.behind
         assert batch.state is not BatchState.CUT
-        assert batch.is_behind == (batch.slot.behind is batch)
-        if batch.slot.behind is batch:
+        assert batch.is_behind == (batch.slot.batch is not batch)
+        if batch.is_behind:
             assert batch.state is BatchState.RECALLED or not batch.slot.closing, (
                 "a batch waits on a slot that closes"
             )
@@ -143,7 +146,7 @@ def _check_agendas(pool: SlotPool, serving: list[Slot]) -> None:
     prefetches = [
         (slot.batch.prefetch_at, slot.id)
         for slot in serving
-        if slot.batch is not None and slot.batch.prefetch_at is not None and slot.behind is None
+        if slot.batch is not None and slot.batch.prefetch_at is not None and not slot.behind
     ]
     assert [(at, slot.id) for at, _, slot in pool.prefetches] == sorted(prefetches)
     name = pool.queue.profile.name

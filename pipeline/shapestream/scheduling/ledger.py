@@ -14,7 +14,6 @@ from shapestream.scheduling.actions import (
     FailRequest,
     ForgetRequest,
     RecallBatch,
-    StartBatch,
 )
 from shapestream.scheduling.admission import Admission, Terms
 from shapestream.scheduling.batches import Batch, CutFacts
@@ -97,7 +96,7 @@ class Ledger:
 
     def start(
         self, batch: Batch, cut: Cut, first: Request, behind: Batch | None, company_s: float, now: float
-    ) -> StartBatch:
+    ) -> None:
         """Move the members of a batch out of the queue's room; they have left their lane already.
 
         `first` is the request whose turn it was; `company_s` is for how long it waited for company while the slot was free.
@@ -122,7 +121,6 @@ class Ledger:
             tuple([request.ahead for request in cut.members]),
             company_s,
         )
-        return StartBatch(batches=(batch,))
 
     def recall(self, batch: Batch, now: float, reason: str) -> RecallBatch:
         """Ask for a batch that is queued behind another."""

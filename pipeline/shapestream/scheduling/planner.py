@@ -196,8 +196,7 @@ def portion(
     slots = len(pool.free)
     if costs.measured:
         level_s, slots = pool.free_in_s(sum([other.queue.cost_s for other in slot.pools]), now)
-        start_s = 0.0 if slot.batch is None else max(0.0, slot.batch.ends_at - now)
-        portion_s = level_s - start_s
+        portion_s = level_s - (slot.free_at(now) - now)
     if slots < 2:
         return ALL
     even = max(1, -(-rows // slots))

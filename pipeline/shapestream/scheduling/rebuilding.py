@@ -110,7 +110,7 @@ def keep(
     now: float,
     actions: list[Action],
 ) -> None:
-    """Enter a slot in new books, with the batch that it runs and the one behind; both are stopped."""
+    """Enter a slot in new books, with the batch that it runs and those behind; all are stopped."""
     slots.join(slot.id, slot.models, slot.prefetch_s, slot.worker.name, slot.peer)
     kept = slots.slots[slot.id]
     for batch in held:

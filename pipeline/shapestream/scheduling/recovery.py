@@ -175,8 +175,7 @@ def _empty_in_s(worker: SlotGroup, now: float) -> float:
     seconds = [0.0]
     for slot in worker.slots.values():
         if slot.batch is not None:
-            behind_s = 0.0 if slot.behind is None else slot.behind.predicted_s or 0.0
-            seconds.append(abs(slot.batch.ends_at - now) + behind_s)
+            seconds.append(abs(slot.batch.ends_at - now) + slot.behind_s)
     return max(seconds)
 
 
@@ -212,8 +211,11 @@ class Recovery:
         batch = self._slots.batches.get(event.batch)
         if batch is None:
             return
+        slot: Slot = batch.slot
         self._end(batch, now)
-        batch.slot.unavailable_count = 0
+        slot.unavailable_count = 0
+        if slot.state is SlotState.UNAVAILABLE:
+            self._slots.owe_none(slot)
         if not batch.members:
             return  # an audit
         self._watch.observe(batch, event.busy_s)
@@ -269,14 +271,19 @@ class Recovery:
         owes_rest = slot.state is SlotState.UNAVAILABLE
         self._end(batch, now)
         if event.code == ErrorCode.UNAVAILABLE:
-            slot.unavailable_count += 1
+            if not owes_rest:
+                slot.unavailable_count += 1  # once for all that it has: they were handed over before
             owes_rest = True
             # The batch that was queued behind runs now, or fails in the same way.
-            self._slots.stop_prefetch(slot)
+            behind = self._slots.stop_prefetch(slot)
             if slot.batch is not None and slot.batch.state is BatchState.RUNNING:
-                actions.append(self.ledger.recall(slot.batch, now, f"slot {slot.id} is unavailable"))
+                behind.insert(0, slot.batch)
+            for other in behind:
+                actions.append(self.ledger.recall(other, now, f"slot {slot.id} is unavailable"))
         elif event.code not in (ErrorCode.CANCELLED, ErrorCode.RECALLED):
             slot.unavailable_count = 0
+            if owes_rest and slot.batch is not None:
+                self._slots.owe_none(slot)
             owes_rest = False
         if owes_rest and slot.idle:
             pause_s = rest_s(slot.unavailable_count, batch.queue.costs.mean_batch_s)
@@ -297,8 +304,9 @@ class Recovery:
     def slot_left(self, event: SlotLeft, now: float, actions: list[Action]) -> None:
         """Decide what becomes of the batches of a slot that is gone.
 
-        Where its process died, what ran there is suspected. Where that was killed because a batch hung, only that batch is:
-        it would have gone on killing.
+        Where its process died, what ran there is suspected, and so is the batch behind, which may have begun before the
+        death was heard of; batches behind that one are not. Where the process was killed because a batch hung, only that
+        batch is suspected: it would have gone on killing.
         """
         slot = self._slots.slots.get(event.slot)
         if slot is None:
@@ -306,14 +314,15 @@ class Recovery:
         died = event.died and not slot.worker.condemned
         self._costs.leave(slot.id)
         batch, behind = self._slots.leave(slot.id)
-        if behind is not None and died:
-            # It may have begun before its death was heard of. If it is not to blame, its members lose only their company.
-            self.ledger.troubles.add(
-                now, behind.ids, "worker {} died behind batch {}", slot.worker.name, behind.id
-            )
-            self._accuse(_living(behind), now, actions)
-        elif behind is not None:
-            self.returned(behind, f"slot {slot.id} left before the batch started", now, actions)
+        for place, queued in enumerate(behind):
+            if died and not place:
+                # If it is not to blame, its members lose only their company.
+                self.ledger.troubles.add(
+                    now, queued.ids, "worker {} died behind batch {}", slot.worker.name, queued.id
+                )
+                self._accuse(_living(queued), now, actions)
+            else:
+                self.returned(queued, f"slot {slot.id} left before the batch started", now, actions)
         if batch is None:
             return
         if batch.hung:
@@ -338,7 +347,7 @@ class Recovery:
                 case BatchState.HANGING:
                     if not asked:
                         actions.append(CancelBatch(batch=batch))
-                    if (behind := self._slots.stop_prefetch(slot)) is not None:
+                    for behind in self._slots.stop_prefetch(slot):
                         actions.append(ledger.recall(behind, now, "the batch before it hangs"))
                 case BatchState.CONDEMNED:
                     self._slots.condemn(slot.worker)
@@ -357,7 +366,7 @@ class Recovery:
                     raise AssertionError(f"{batch} cannot hang: it is {batch.state.value}")
 
     def _end(self, batch: Batch, now: float) -> None:
-        """Take a batch that is over off its slot, which then runs the batch that was queued behind, if any."""
+        """Take a batch that is over off its slot, which then runs the first that was queued behind, if any."""
         successor = self._slots.end(batch, now)
         if successor is not None:
             self._watch.began(successor, now)

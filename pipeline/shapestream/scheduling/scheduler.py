@@ -11,11 +11,12 @@ Every event first changes the books (`_take`), and then slots get work (`_follow
 3. While a slot is free, the request whose turn it is (fairness.py) gets a batch of what pays beside it (planner.py). A free
    slot idles only while requests wait for company (answer_waits.py).
 4. Where all slots are busy, a batch may be queued behind the running one, shortly before that is predicted to end.
-5. Batches that nobody needs any more are stopped.
+5. Where sharing a call does not pay, a slot is given several calls (bundles.py).
+6. Batches that nobody needs any more are stopped.
 
-It promises that every admitted request ends once, that a slot never holds more than two batches, and that an event takes
-time by what it changes, not by how many requests wait. It does not promise that a prediction comes true: what hangs, or is
-late, is found by time (hang_watch.py).
+It promises that every admitted request ends once, that one batch or one bundle at most is queued behind the batch that a
+slot runs, and that an event takes time by what it changes, not by how many requests wait. It does not promise that a
+prediction comes true: what hangs, or is late, is found by time (hang_watch.py).
 
 An error in a decision ends at most the requests that it is about. If the books disagree afterwards, new ones are opened
 (rebuilding.py).
@@ -35,6 +36,7 @@ from shapestream.scheduling.admission import Admission
 from shapestream.scheduling.answer_waits import AnswerWaits
 from shapestream.scheduling.audit import Audit, is_in_the_way
 from shapestream.scheduling.batches import Batch, BatchState, Suspicion
+from shapestream.scheduling.bundles import Bundles, Handed, Ready
 from shapestream.scheduling.call_costs import CallCosts
 from shapestream.scheduling.costs import NOTHING_LEARNED, CostModel
 from shapestream.scheduling.deadlines import Deadlines, Refusal
@@ -232,6 +234,15 @@ class Scheduler:
         self._audit = Audit(self._queues, self._slots, self._isolation, self._start_audit)
         self._company = AnswerWaits(self._slots, self._deadlines)
         self._plan = Plan()
+        self._bundles = Bundles(
+            self._slots,
+            self._company,
+            self._deadlines,
+            self._plan,
+            self._next_up,
+            self._planned,
+            self._dispatch,
+        )
 
     # ------------------------------------------------------------ what the caller uses
 
@@ -352,7 +363,7 @@ class Scheduler:
             case SlotsJoined():
                 self._slots_joined(event.slots, actions)
             case SlotClosing():
-                if (behind := self._slots.close(event.slot)) is not None:
+                for behind in self._slots.close(event.slot):
                     actions.append(ledger.recall(behind, now, f"slot {event.slot} closes"))
             case SlotLeft():
                 self._recovery.slot_left(event, now, actions)
@@ -570,10 +581,20 @@ class Scheduler:
     # ------------------------------------------------------------ batches
 
     def _give_work(self, now: float, actions: list[Action]) -> None:
-        """Start batches until no slot is free or nothing may start, then prefetch.
+        """Start batches until no slot is free or nothing may start, then prefetch, then let bundles grow.
 
         A free slot idles only while requests wait for company: for `max_delay_s`, or as answer_waits.py says.
         """
+        handed: Handed = {}
+        try:
+            self._fill_slots(handed, now, actions)
+        finally:  # after a fault, what was started so far has to reach its slot
+            self._slots.begun.clear()
+            for batches in handed.values():
+                actions.append(StartBatch(batches=tuple(batches)))
+
+    def _fill_slots(self, handed: Handed, now: float, actions: list[Action]) -> None:
+        """Do so; `handed`: what each slot is given."""
         self._plan.begin_turn()
         waiting = self._queues.waiting()
         slots = self._slots
@@ -586,17 +607,23 @@ class Scheduler:
                 break
             slot = faster_first(slots.pools[request.queue.profile.name])
             if request.state is RERUN or not self._company.is_awaited(request, slot, now):
-                self._dispatch(request, slot, now, actions)
+                self._dispatch(request, slot, now, actions, handed)
         if self._audit.active:
             self._audit.tend(now, actions, draining=self._admission.draining)
         if waiting:
             while (request := next_up(waiting, now, self._wants_prefetch, self._fills)) is not None:
                 slot = slots.pools[request.queue.profile.name].prefetches[0][2]
                 if request.state is RERUN or not self._company.will_be_awaited(request, slot):
-                    self._dispatch(request, slot, now, actions)
+                    self._dispatch(request, slot, now, actions, handed)
                 else:
                     slots.stop_prefetch(slot)
+            if slots.begun:
+                self._bundles.complete(handed, now, actions)
             self._queues.forget_empty()
+
+    def _next_up(self, ready: Ready, now: float) -> Request | None:
+        """Return the request that goes next, of all models that are `ready`."""
+        return next_up(self._queues.waiting(), now, ready, self._fills)
 
     def _has_free(self, queue: ModelQueue, now: float) -> bool:
         return bool(self._slots.pools[queue.profile.name].free)
@@ -616,8 +643,19 @@ class Scheduler:
         due = self._prefetch_due(queue)
         return due is not None and due <= now
 
-    def _dispatch(self, request: Request, slot: Slot, now: float, actions: list[Action]) -> None:
-        """Start the batch of the request whose turn it is on a slot, or queue it behind the running one; or shed it."""
+    def _dispatch(
+        self,
+        request: Request,
+        slot: Slot,
+        now: float,
+        actions: list[Action],
+        handed: Handed,
+        cut: Cut | None = None,
+    ) -> None:
+        """Start the batch of the request whose turn it is on a slot, or queue it behind those that are there; or shed it.
+
+        `cut`: its batch, if that was planned.
+        """
         if self._deadlines.comes_too_late(request, slot, now):
             actions.append(self._ledger.fail_late(request, now))
             return
@@ -633,15 +671,18 @@ class Scheduler:
         if request.state is RERUN:
             cut, predicted_s = self._cut(queue.take_rerun(), slot, now, actions, fixed=CutReason.RERUN)
         else:
-            cut, predicted_s = self._cut([request], slot, now, actions)
+            cut, predicted_s = self._cut([request], slot, now, actions, planned=cut)
             if slot.batch is None and (queue.delay_s or queue.awaited is not None):
                 company_s = now - max(request.arrived, slot.idle_since, slot.rests_until)
             serving = self._slots.serving(queue)
             queue.take(request, cut.members, None if predicted_s is None else predicted_s / serving)
-        actions.append(self._start(queue, slot, cut, request, predicted_s, now, company_s=company_s))
+        batch = self._start(queue, slot, cut, request, predicted_s, now, company_s=company_s)
+        handed.setdefault(slot, []).append(batch)
 
-    def _planned(self, anchor: Request, slot: Slot, costs: CallCosts, slowdown: float, now: float) -> Cut:
-        """Return the batch that a request goes in."""
+    def _planned(
+        self, anchor: Request, slot: Slot, costs: CallCosts, slowdown: float, now: float, *, tries: bool
+    ) -> Cut:
+        """Return the batch that a request goes in; `tries`: whether it may be larger than pays, to try a price."""
         queue = anchor.queue
         if queue.count == 1:
             return batch_of([anchor], costs, anchor.bucket)
@@ -654,7 +695,7 @@ class Scheduler:
             most_s=most_s,
             max_rows=max_rows,
             starts_at=slot.free_at(now),
-            tries=costs.batch_costs.worker_class,
+            tries=costs.batch_costs.worker_class if tries else None,
         )
 
     def _cut(
@@ -665,8 +706,11 @@ class Scheduler:
         actions: list[Action],
         *,
         fixed: CutReason | None = None,
+        planned: Cut | None = None,
     ) -> tuple[Cut, float | None]:
         """Return the batch of a group, and its predicted seconds on its slot; `fixed`: why it gets no company.
+
+        `planned`: the batch, where it was planned before.
 
         Where that fails, the group runs as it is: to look at neighbours of any sizes must not cost a request its turn.
         """
@@ -674,10 +718,12 @@ class Scheduler:
         try:
             costs = known.call_costs(slot.id)
             slowdown = known.slowdown(slot.id)
-            if group[0].queue.alone:
+            if planned is not None:
+                cut = planned
+            elif group[0].queue.alone:
                 cut = alone(group, group[0].rows, group[0].own_shape, costs)
             elif fixed is None:
-                cut = self._planned(group[0], slot, costs, slowdown, now)
+                cut = self._planned(group[0], slot, costs, slowdown, now, tries=True)
             else:
                 cut = batch_of(group, costs, reason=fixed)
             predicted_s = slowdown * cut.seconds if costs.measured else None
@@ -693,7 +739,8 @@ class Scheduler:
         request = queue.take_suspect()
         cut, predicted_s = self._cut([request], slot, now, actions, fixed=CutReason.SUSPECT)
         suspicion = Suspicion.ACCUSED if request.accused else Suspicion.LAST
-        return self._start(queue, slot, cut, request, predicted_s, now, suspicion)
+        batch = self._start(queue, slot, cut, request, predicted_s, now, suspicion)
+        return StartBatch(batches=(batch,))
 
     def _start_audit(self, queue: ModelQueue, slot: Slot, cut: Cut, now: float) -> StartBatch:
         """Start an audit."""
@@ -716,19 +763,20 @@ class Scheduler:
         now: float,
         suspicion: Suspicion = Suspicion.NONE,
         company_s: float = 0.0,
-    ) -> StartBatch:
+    ) -> Batch:
         batch = Batch(
             self._next_batch, slot, queue, cut.members, cut.sizes(queue.has_batch), predicted_s, suspicion
         )
         self._next_batch += 1
         queue.awaited = None
-        behind = slot.batch
+        behind = slot.behind[-1] if slot.behind else slot.batch
         if behind is None:
             self._slots.start(slot, batch, now)
             self._watch.began(batch, now)
         else:
             self._slots.queue_behind(slot, batch)
-        return self._ledger.start(batch, cut, first, behind, company_s, now)
+        self._ledger.start(batch, cut, first, behind, company_s, now)
+        return batch
 
     def _fills(self, anchor: Request) -> bool:
         """Tell whether the batch of this request would be full; asked only for models that wait for company."""

@@ -10,7 +10,7 @@ quickly, and must not use up the attempts of all requests while sound slots are 
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator
 from enum import Enum
 from math import inf
@@ -26,16 +26,14 @@ from shapestream.scheduling.queueing import SAMPLE
 
 
 class SlotState(Enum):
-    """The number of batches of a slot, and whether it may get another. Its worker may forbid that, too."""
+    """Whether a slot runs a batch, and whether it may get another. Its worker may forbid that, too."""
 
     IDLE = "idle"
     """Has no batch, and may get one."""
     BUSY = "busy"
-    """Runs a batch, and may get another, queued behind that one."""
-    FULL = "full"
-    """Runs a batch, and holds another."""
+    """Runs a batch; others may be queued behind it."""
     UNAVAILABLE = "unavailable"
-    """Was unavailable while it held another batch, and rests when that one is over and did not run."""
+    """Was unavailable while it held other batches, and rests when these are over and none of them ran."""
     RESTING = "resting"
     """Gets nothing until it has rested."""
     CLOSING = "closing"
@@ -47,8 +45,6 @@ class SlotState(Enum):
 
 SLOT_TABLE: Final[dict[str, dict[SlotState, SlotState]]] = {
     "start": {SlotState.IDLE: SlotState.BUSY},
-    "queue": {SlotState.BUSY: SlotState.FULL},
-    "unqueue": {SlotState.FULL: SlotState.BUSY, SlotState.CLOSING: SlotState.CLOSING},
     "end": {
         SlotState.BUSY: SlotState.IDLE,
         SlotState.UNAVAILABLE: SlotState.IDLE,
@@ -59,12 +55,16 @@ SLOT_TABLE: Final[dict[str, dict[SlotState, SlotState]]] = {
         SlotState.UNAVAILABLE: SlotState.UNAVAILABLE,
         SlotState.CLOSING: SlotState.CLOSING,
     },
+    "owe none": {
+        SlotState.BUSY: SlotState.BUSY,
+        SlotState.UNAVAILABLE: SlotState.BUSY,
+        SlotState.CLOSING: SlotState.CLOSING,
+    },
     "rest": {SlotState.IDLE: SlotState.RESTING},
     "wake": {SlotState.RESTING: SlotState.IDLE},
     "close": {
         SlotState.IDLE: SlotState.CLOSING,
         SlotState.BUSY: SlotState.CLOSING,
-        SlotState.FULL: SlotState.CLOSING,
         SlotState.UNAVAILABLE: SlotState.CLOSING,
         SlotState.RESTING: SlotState.CLOSING,
     },
@@ -180,8 +180,8 @@ class Slot:
         self.state = SlotState.IDLE
         self.batch: Batch | None = None
         """The batch that it runs."""
-        self.behind: Batch | None = None
-        """The batch that is queued here behind `batch`."""
+        self.behind: deque[Batch] = deque()
+        """The batches that are queued here behind `batch`, in their order: at most `BUNDLE`."""
         self.paces: dict[str, float] = {}
         """By model: seconds here / seconds on the most common worker class, as far as known."""
         self.idle_since = 0.0
@@ -222,14 +222,21 @@ class Slot:
         return self.state is SlotState.CLOSING
 
     @property
-    def recallable(self) -> Batch | None:
-        """The batch that is queued behind the running one and was not recalled yet."""
-        behind = self.behind
-        return behind if behind is not None and behind.state is BatchState.BEHIND else None
+    def recallable(self) -> list[Batch]:
+        """The batches that are queued behind the running one and were not recalled yet."""
+        return [batch for batch in self.behind if batch.state is BatchState.BEHIND]
+
+    @property
+    def behind_s(self) -> float:
+        """Predicted seconds of the batches that are queued behind the running one."""
+        return sum([batch.predicted_s or 0.0 for batch in self.behind])
 
     def free_at(self, now: float) -> float:
-        """Return when its running batch is predicted to end; now, where none runs or it is late."""
-        return now if self.batch is None else max(now, self.batch.ends_at)
+        """Return when its last batch is predicted to end, if a running batch that is late ends now; now, where none runs."""
+        if self.batch is None:
+            return now
+        ends_at = max(now, self.batch.ends_at)
+        return ends_at + self.behind_s if self.behind else ends_at
 
     def connect(self, pool: SlotPool) -> None:
         """List the slot in the pool of one of its models, which was added."""
@@ -238,7 +245,7 @@ class Slot:
             pool.show(self)
         elif self.batch is not None:
             pool.ends.add((self.batch.ends_at, self.id, self))
-            if self.behind is None and self.batch.prefetch_at is not None:
+            if not self.behind and self.batch.prefetch_at is not None:
                 pool.prefetches.add((self.batch.prefetch_at, self.id, self))
 
     def list_end(self, running: Batch) -> None:
@@ -254,8 +261,8 @@ class Slot:
         self.unlist_prefetch(running)
 
     def list_prefetch(self, running: Batch) -> None:
-        """List when the next batch may be queued behind this one."""
-        if running.prefetch_at is not None:
+        """List when the next batch may be queued behind this one, if none is."""
+        if running.prefetch_at is not None and not self.behind:
             for pool in self.pools:
                 pool.prefetches.add((running.prefetch_at, self.id, self))
 
@@ -298,7 +305,7 @@ class SlotPool:
         self.ends: Agenda = SortedList()
         """The busy ones, by when they are predicted to become free."""
         self.prefetches: Agenda = SortedList()
-        """Those of them behind whose batch another may be queued, by when it should be sent."""
+        """Those of them behind whose batch none is queued and one may be, by when it should be sent."""
         self._paces: Counter[float] = Counter()
         """Slots by their pace: seconds there / seconds on the most common kind."""
         self._fastest: float | None = None
@@ -337,9 +344,9 @@ class SlotPool:
     def free_in_s(self, work_s: float, now: float) -> tuple[float, int]:
         """Return the time at which all slots would finish, and how many slots take part.
 
-        `work_s` is divided so that the slots finish together (water-filling). A busy slot first finishes its batch, and the
-        one queued behind it; a batch that is late counts as over. Resting and reserved slots are excluded. Without work, the
-        result is the time until the first slot is free.
+        `work_s` is divided so that the slots finish together (water-filling). A busy slot first finishes its batch, and
+        those queued behind it; a batch that is late counts as over. Resting and reserved slots are excluded. Without work,
+        the result is the time until the first slot is free.
         """
         slots = len(self.free)
         filled_s = work_s
@@ -350,15 +357,15 @@ class SlotPool:
             height_s = ends_at - now if ends_at > now else 0.0
             if height_s >= level_s:
                 break
-            if slot.behind is not None:
-                later.append((height_s + (slot.behind.predicted_s or 0.0), alike))
+            if slot.behind:
+                later.append((height_s + slot.behind_s, alike))
                 continue
             below.append((height_s, alike))
             filled_s += alike * height_s
             slots += alike
             level_s = filled_s / slots
         if later and min(later)[0] < level_s:
-            # Those with two batches are not in the order of their heights: once more, in that order.
+            # Those with several batches are not in the order of their heights: once more, in that order.
             slots = len(self.free)
             filled_s = work_s
             level_s = work_s / slots if slots else inf
@@ -372,6 +379,8 @@ class SlotPool:
         return (level_s, slots) if slots else (work_s / max(1, self.count), 0)
 
 
+BUNDLE = 16
+"""Calls of a bundle at most; and their predicted seconds, at most, in multiples of a hand-over (`BATCH_S`)."""
 PREFETCH_MARGIN = 0.12
 """The share of its predicted time that a batch may end early and still find the next one at its slot.
 
@@ -395,7 +404,7 @@ def rest_s(unavailable_count: int, call_s: float | None) -> float:
 class SlotTable:
     """The slots: they come, run batches, rest, are reserved for suspects, and go."""
 
-    __slots__ = ("_audit", "batches", "free_count", "pools", "resting", "slots", "workers")
+    __slots__ = ("_audit", "batches", "begun", "free_count", "pools", "resting", "slots", "workers")
 
     def __init__(self) -> None:
         self._audit: Batch | None = None
@@ -407,6 +416,8 @@ class SlotTable:
         self.workers: dict[str, SlotGroup] = {}
         self.free_count = 0
         self.resting: dict[int, Slot] = {}
+        self.begun: list[Slot] = []
+        """The slots that have begun with a batch in this event; the scheduler empties it."""
 
     @property
     def audit(self) -> Batch | None:
@@ -487,11 +498,11 @@ class SlotTable:
         pool.queue.unavailable = None
         slot.connect(pool)
 
-    def leave(self, id: int) -> tuple[Batch | None, Batch | None]:  # noqa: A002
-        """Remove a slot. The batch that it ran, and the one that was queued behind; unknown slots are ignored."""
+    def leave(self, id: int) -> tuple[Batch | None, list[Batch]]:  # noqa: A002
+        """Remove a slot. The batch that it ran, and those that were queued behind; unknown slots are ignored."""
         slot = self.slots.get(id)
         if slot is None:
-            return None, None
+            return None, []
         self.close(id)
         del self.slots[id]
         worker = slot.worker
@@ -502,10 +513,10 @@ class SlotTable:
             worker.suspect = None
         if worker.condemned and any(not other.closing for other in worker.slots.values()):
             self.spare(worker)  # a process that has gone as a whole has closed all its slots before
-        behind = slot.behind
-        if behind is not None:
-            self._unqueue(slot)
-            del self.batches[behind.id]
+        behind = [*slot.behind]
+        slot.behind.clear()
+        for queued in behind:
+            del self.batches[queued.id]
         batch, slot.batch = slot.batch, None  # a cycle of slot and batch must not be left to the collector
         if batch is not None:
             del self.batches[batch.id]
@@ -514,14 +525,14 @@ class SlotTable:
         self._move(slot, "leave")
         return batch, behind
 
-    def close(self, id: int) -> Batch | None:  # noqa: A002
+    def close(self, id: int) -> list[Batch]:  # noqa: A002
         """Let a slot get no more batches; unknown and closing slots are ignored.
 
-        The batch that should be recalled, if one is queued there.
+        The batches that should be recalled, since they are queued there.
         """
         slot = self.slots.get(id)
         if slot is None or slot.closing:
-            return None
+            return []
         self.resting.pop(id, None)
         self._move(slot, "close")
         if slot.batch is not None:
@@ -549,21 +560,25 @@ class SlotTable:
         batch.predicted_s = predicted_s
 
     def queue_behind(self, slot: Slot, batch: Batch) -> None:
-        """Queue a batch behind the one that this slot runs."""
+        """Queue a batch behind those that this slot has."""
         running = slot.batch
         assert running is not None
         self.batches[batch.id] = batch
-        self._move(slot, "queue")
         batch.queue_behind()
-        slot.behind = batch
-        slot.unlist_prefetch(running)
+        if not slot.behind:
+            slot.unlist_prefetch(running)
+        slot.behind.append(batch)
 
     def owe_rest(self, slot: Slot) -> None:
-        """Let a slot rest when the batch that it runs is over and did not run."""
+        """Let a slot rest when the batches that it has are over and none of them ran."""
         self._move(slot, "owe rest")
 
+    def owe_none(self, slot: Slot) -> None:
+        """Let a slot that has batches go on when they are over: one of them ran."""
+        self._move(slot, "owe none")
+
     def end(self, batch: Batch, now: float) -> Batch | None:
-        """Take a batch that is over off its slot, which is idle then, or runs the batch that was queued behind.
+        """Take a batch that is over off its slot, which is idle then, or runs the first batch that was queued behind.
 
         That batch is returned if it runs now.
         """
@@ -574,15 +589,16 @@ class SlotTable:
             self._audit = None  # or what its slot was sent would stay until the next audit
         if worker.suspect is batch:
             worker.suspect = None
-        if slot.behind is batch:
-            self._unqueue(slot)
+        if slot.batch is not batch:
+            # It comes back, or it ran, and those before it come back: these reports take another way.
+            batch.started = now
+            slot.behind.remove(batch)
             assert slot.batch is not None
             slot.list_prefetch(slot.batch)
             return None
         slot.unlist_end(batch)
-        behind = slot.behind
+        behind = slot.behind.popleft() if slot.behind else None
         if behind is not None:
-            self._unqueue(slot)
             self._begin(slot, behind, now)
         else:
             slot.batch = None
@@ -594,6 +610,7 @@ class SlotTable:
 
     def _begin(self, slot: Slot, batch: Batch, now: float) -> None:
         slot.batch = batch
+        self.begun.append(slot)
         slot.answered = None
         batch.begin()
         batch.started = now
@@ -605,11 +622,6 @@ class SlotTable:
                 now, batch.ends_at - slot.prefetch_s - PREFETCH_MARGIN * batch.predicted_s
             )
         slot.list_end(batch)
-
-    def _unqueue(self, slot: Slot) -> None:
-        """Take the batch from behind the one that the slot runs, or ran until now."""
-        slot.behind = None
-        self._move(slot, "unqueue")
 
     # ------------------------------------------------------------ paces
 
@@ -645,8 +657,7 @@ class SlotTable:
     def reserve(self, worker: SlotGroup) -> list[Batch]:
         """Reserve a worker for suspects. The batches that are queued there behind others, and should be recalled."""
         self._move_worker(worker, "reserve")
-        behind = [self.stop_prefetch(slot) for slot in worker.slots.values()]
-        return [batch for batch in behind if batch is not None]
+        return [batch for slot in worker.slots.values() for batch in self.stop_prefetch(slot)]
 
     def release(self, worker: SlotGroup) -> None:
         """Open a worker again that no suspect needs any more."""
@@ -673,12 +684,12 @@ class SlotTable:
         self.spare(slot.worker)
         self.close(slot.id)
 
-    def stop_prefetch(self, slot: Slot) -> Batch | None:
-        """Queue nothing behind the batch that a slot runs. The batch that should be recalled, if one is queued there."""
+    def stop_prefetch(self, slot: Slot) -> list[Batch]:
+        """Queue nothing behind the batch that a slot runs. The batches that should be recalled, since they are there."""
         running = slot.batch
         if running is None:
-            return None
-        if slot.behind is None:
+            return []
+        if not slot.behind:
             slot.unlist_prefetch(running)
         running.prefetch_at = None
         return slot.recallable

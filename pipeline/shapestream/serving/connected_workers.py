@@ -21,7 +21,7 @@ from shapestream_engine.batch import BatchReport
 
 log = structlog.get_logger()
 
-# What one connection may have unserved: a slot reports two batches at most, whatever the bytes of their outputs.
+# What one connection may have unserved: a slot reports a bundle at most, whatever the bytes of its outputs.
 MOST_UNREAD = 4096
 MOST_UNREAD_BYTES = 2 << 30
 

@@ -35,6 +35,7 @@ from shapestream.scheduling.scheduler import Scheduler
 from shapestream.serving.audits import AuditBook, AuditRun
 from shapestream.serving.egress import Egress
 from shapestream.serving.ends import BatchEnded, RequestEnded, run_of
+from shapestream.serving.held_reports import HeldReports
 from shapestream.serving.journal import Journal
 from shapestream.serving.quarantine import Quarantine
 from shapestream.serving.served_models import ServedModel
@@ -81,6 +82,7 @@ class Dispatcher:
         """Those that have joined and not left, by the scheduler's numbers."""
         self._busy = Occupancy()
         """The slots that have a batch."""
+        self._held = HeldReports()
         self._handed_back = False
         self._alarm_at = math.inf
         """When the alarm rings: at the earliest time that the scheduler waits for."""
@@ -164,6 +166,7 @@ class Dispatcher:
         """
         # All of them close first, or the scheduler would give those that are left what the others lose.
         self.worker_closing(worker, now)
+        self._take_reports(now)
         left = self._joined(worker)
         self._leave(left, "its worker died" if died else "its worker left", now)
         for slot in left:
@@ -174,6 +177,7 @@ class Dispatcher:
         if slot.number not in self.slots:
             return
         self._handle(events.SlotClosing(slot=slot.number), now)  # or what fails would run again there
+        self._take_reports(now)
         begun = None if batch is None else slot.running.pop(batch, None)
         if begun is not None:
             self._rest(slot, now)
@@ -212,14 +216,22 @@ class Dispatcher:
             self._busy.leave(1, now)
 
     def batches_reported(self, reports: Iterable[BatchReport], now: float) -> None:
-        """Take in the reports of one turn, of batches that ran or failed."""
+        """Take in the reports of one turn, of batches that ran or failed; some wait for others (held_reports.py)."""
         for report in reports:
             batch = self._scheduler.batches.get(report.batch)
-            if batch is None or self._handed_back:
-                continue  # it was lost, or is dropped
+            if batch is not None:  # or it was lost
+                self._held.add(report, batch, now)
+        if self._held.until <= now:
+            self._take_reports(now)
+
+    def _take_reports(self, now: float) -> None:
+        for report, batch, ended_at in self._held.take():
+            if batch.id not in self._scheduler.batches or self._handed_back:
+                continue  # it is dropped
             slot: SlotRecord = batch.slot.peer
             self._rest(slot, now)
             if report.code is None and report.outputs is not None:
+                batch.ran(report, ended_at)
                 self._batch_ran(batch, slot, report, report.outputs, now)
             else:
                 self._batch_failed(batch, slot, report, now)
@@ -255,6 +267,7 @@ class Dispatcher:
 
     def hand_back(self, message: str) -> None:
         """End every request that is left as `draining`. For the very end: the scheduler decides nothing after this."""
+        self._take_reports(self._clock())
         self._handed_back = True
         for request in self._scheduler.requests.values():
             failed = FailRequest(
@@ -274,7 +287,6 @@ class Dispatcher:
             self._audit_ended(outputs[0])
             self._handle(events.BatchFinished(batch=batch.id, busy_s=report.busy_s), now)
             return
-        batch.ran(report, now)
         slot.batches += 1
         slot.busy_s += report.busy_s
         self._reported = BatchEnded(batch=batch, slot=slot, at=now, report=report)
@@ -423,25 +435,30 @@ class Dispatcher:
         """Send what is ready, and tell the observers. A port calls this at the end of its turn."""
         self._flush()
         self._ends.tell()
-        wakeup = self._scheduler.next_wakeup()
-        if wakeup is not None and wakeup < self._alarm_at:
+        wakeup = self._next_wakeup()
+        if wakeup < self._alarm_at:
             self._alarm_at = wakeup
             self._alarm_earlier.set()
         if self._handed_back or not self._scheduler.requests:
             self._idle.set()
 
     async def run_alarm(self) -> None:
-        """Tell the scheduler when a time has come that it waits for; until cancelled."""
+        """Tell the scheduler when a time has come that it waits for, or that reports wait for; until cancelled."""
         while True:
             self._alarm_earlier = trio.Event()
-            wakeup = self._scheduler.next_wakeup()
-            self._alarm_at = math.inf if wakeup is None else wakeup
+            self._alarm_at = self._next_wakeup()
             with trio.CancelScope(deadline=self._alarm_at):
                 await self._alarm_earlier.wait()
-            wakeup, now = self._scheduler.next_wakeup(), self._clock()
-            if wakeup is not None and wakeup <= now:
+            now = self._clock()
+            if self._next_wakeup() <= now:
+                if self._held.until <= now:
+                    self._take_reports(now)
                 self._handle(events.TimePassed(), now)
                 self.end_turn()
+
+    def _next_wakeup(self) -> float:
+        wakeup = self._scheduler.next_wakeup()
+        return self._held.until if wakeup is None else min(wakeup, self._held.until)
 
     async def wait_idle(self) -> None:
         """Wait until no request is left."""

@@ -21,7 +21,7 @@ _NUMBER_BYTES = 8
 class Handover:
     """Entries on their way over a private port, in both directions. Any thread may use the codec.
 
-    What a slot whose thread has died did not read stays here: two batches at most.
+    What a slot whose thread has died did not read stays here: a bundle at most.
     """
 
     def __init__(self) -> None:

@@ -2,7 +2,8 @@
 
 A slot's thread owns an inference request of each model, and a connection of its own to the server's port. It blocks on that
 socket, receives a batch, runs it, and sends the report. No event loop and no second thread takes part, so a lone request
-waits for two wake-ups only: the slot's and the server's. A batch that is queued behind the running one stays in the socket.
+waits for two wake-ups only: the slot's and the server's. A message may hold several batches, which run in their order;
+each is reported when it has run. A message behind the running batch's stays in the socket.
 
 The event loop of the process supervises the threads. It does three things:
 
@@ -315,12 +316,17 @@ class _SlotThread(Thread):
     def _carry_out(
         self, socket: BlockingConnection, session: SlotSession, frames: Message, received_at: float
     ) -> str | None:
-        """Carry out a message, of which nothing is held afterwards; returns why the connection is of no use, if so."""
+        """Carry out a message, of which nothing is held afterwards; returns why the connection is of no use, if so.
+
+        What of it has not begun when its session ends is dropped.
+        """
         try:
             entries = [*self._codec.read(frames)]
         except ProtocolError as error:
             return f"the server sent what cannot be read: {error}"
         for entry in entries:
+            if self._session is not session:
+                break
             if isinstance(entry, Execute):
                 if not self._execute(socket, session, entry, received_at):
                     return "the server takes nothing"

@@ -95,7 +95,7 @@ class ConnectedWorker(PeerLink):
 
     @property
     def running(self) -> list[int]:
-        """Batches that it has not reported yet: those that run, and one that is queued behind each."""
+        """Batches that it has not reported yet: those that run, and those that are queued behind."""
         return [batch for slot in self.slots for batch in slot.running]
 
     def change(self, name: str, now: float) -> None:
@@ -203,7 +203,7 @@ class SlotRecord(PeerLink):
         """The scheduler's number of it, from when it joins; never used twice."""
         self.label = f"{worker.name}/{slot}"
         self.running: dict[int, Batch] = {}
-        """Batches that were sent on this link and not answered: the one that runs, and one behind it."""
+        """Batches that were sent on this link and not answered: the one that runs, and those behind it."""
         self.at_work = False
         """Whether the dispatcher counts its time: from a batch that is sent to it until none is left."""
         self.batches = 0
@@ -221,8 +221,8 @@ class SlotRecord(PeerLink):
         """Return the report that an entry carries; its batch is open no more.
 
         Raises ReportRefused where it contradicts the model or the batch, for a batch that this slot was never sent, or has
-        reported before, and out of turn: only a batch that is given back may be reported before an earlier one. Then
-        nothing that the worker says can be believed.
+        reported before, and out of turn: only a batch that is given back may be reported before an earlier one, or before
+        one that was asked back. Then nothing that the worker says can be believed.
         """
         batch = self.running.get(entry.batch)
         if batch is None:
@@ -235,7 +235,9 @@ class SlotRecord(PeerLink):
             if report.code is ErrorCode.RECALLED and not batch.recalled:
                 # Only what was asked back runs again without counting as an attempt.
                 report = replace(report, code=ErrorCode.INTERNAL)
-        if report.code not in GIVEN_BACK and entry.batch != min(self.running):
+        if report.code not in GIVEN_BACK and any(
+            number < entry.batch and not earlier.recalled for number, earlier in self.running.items()
+        ):
             raise ReportRefused("it was sent another batch before, and has not answered that")
         del self.running[entry.batch]
         return report

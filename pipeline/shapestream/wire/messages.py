@@ -384,7 +384,7 @@ class SetLogLevel(Entry):
 
 @entry(51, Role.WORKER)
 class Execute(Entry, BatchInputs):
-    """Run this batch on the slot that the connection belongs to. A second one may be queued behind the one that runs.
+    """Run this batch on the slot that the connection belongs to. Others may be queued behind the one that runs.
 
     The members' tensors are relayed as they came. Deadlines are of the server's clock, and travel in microseconds; the
     members' `shapes` do not travel.

@@ -16,6 +16,7 @@ from tests.pipeline.scheduling.seen import (
     RecallAsked,
     Seen,
     Started,
+    in_order,
     seen,
 )
 
@@ -43,6 +44,7 @@ from shapestream.scheduling.events import (
     TimePassed,
 )
 from shapestream.scheduling.hang_watch import HangLimits
+from shapestream.scheduling.slots import BUNDLE
 from shapestream_engine.cost_table import CostPoint, CostTable
 
 SIZES = (0, 1, 2, 3, 7, 16, 100, 5000, 2**40)
@@ -116,13 +118,13 @@ class AnyServer:
 
     def play(self, event: Event) -> list[Seen]:
         """Handle an event, and note what comes of it."""
-        actions = seen(self.scheduler.handle(event, self.now))
+        actions = in_order(seen(self.scheduler.handle(event, self.now)))
         for action in actions:
             match action:
                 case Started():
                     assert action.slot in self.slots
                     beside = [other for other in self.running.values() if other.slot == action.slot]
-                    assert len(beside) < 2, "a slot holds three batches"
+                    assert len(beside) <= BUNDLE, "a slot holds too many batches"
                     assert bool(beside) == (action.behind is not None), "a busy slot was given a batch"
                     self.running[action.batch] = action
                     self._check_bytes(action)

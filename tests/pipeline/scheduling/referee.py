@@ -31,6 +31,7 @@ from tests.pipeline.scheduling.seen import (
     RecallAsked,
     Seen,
     Started,
+    in_order,
     seen,
 )
 
@@ -48,6 +49,7 @@ from shapestream.scheduling.events import (
     RequestsArrived,
 )
 from shapestream.scheduling.hang_watch import STALL_S, HangLimits
+from shapestream.scheduling.slots import BUNDLE
 
 
 class Referee(RuleBasedStateMachine):
@@ -105,12 +107,13 @@ class Referee(RuleBasedStateMachine):
         return [running for running in self._running() if not running.start.requests]
 
     def _finish_off(self, running: Running) -> None:
-        """A batch is over; what waited behind it runs."""
+        """A batch is over; what waited behind it runs, or waits behind what that waited for."""
         running.over = True
         for other in self._running():
             if other.behind == running.start.batch:
-                other.behind = None
-                other.began = self.now
+                other.behind = running.behind
+                if other.behind is None:
+                    other.began = self.now
         self._reprieve(self.processes[running.start.slot])
 
     def _reprieve(self, process: str) -> None:
@@ -155,7 +158,7 @@ class Referee(RuleBasedStateMachine):
     # ------------------------------------------------------------ what the scheduler promises
 
     def _play(self, event: Event) -> list[Seen]:
-        actions = seen(self.scheduler.handle(event, self.now))
+        actions = in_order(seen(self.scheduler.handle(event, self.now)))
         self.log.append((event, self.now, list(actions)))
         self._give_up()
         self._note_refusals(event)
@@ -260,10 +263,11 @@ class Referee(RuleBasedStateMachine):
             assert isinstance(event, BatchFailed), "a batch was recalled that had started"
             assert event.code == "unavailable"
             return
+        event_is_refusal = isinstance(event, BatchFailed) and event.code == "unavailable"
         kept = any(known.suspect for known in self._queued()) or any(r.alone for r in self._active())
-        ahead = self.batches[running.behind]
+        ahead = self._first_of(running)
         assert (
-            kept or ahead.hung or not running.wanted or action.slot in self.closing
+            kept or ahead.hung or event_is_refusal or not running.wanted or action.slot in self.closing
             or self._ran_s(ahead) >= HANG_MIN_S
         ), "recalled without a reason"  # fmt: skip
 
@@ -272,8 +276,11 @@ class Referee(RuleBasedStateMachine):
         match event:
             case BatchFailed(code="unavailable"):
                 slot = self.batches[event.batch].start.slot
-                self.refusals[slot] = (self.refusals.get(slot, (0, 0.0))[0] + 1, self.now)
-                if slot not in self._idle_slots():
+                more = slot not in self.owing  # what it had when it refused counts once
+                self.refusals[slot] = (self.refusals.get(slot, (0, 0.0))[0] + more, self.now)
+                if slot in self._idle_slots():
+                    self.owing.discard(slot)
+                else:
                     self.owing.add(slot)
             case BatchFailed(code="recalled" | "cancelled"):
                 slot = self.batches[event.batch].start.slot
@@ -362,7 +369,11 @@ class Referee(RuleBasedStateMachine):
         self.answered.pop(start.slot, None)
         alone = members[0].suspect
         self.batches[start.batch] = Running(
-            start, start.behind, began=self.now, alone=alone, wanted=set(start.requests)
+            start,
+            start.behind,
+            began=self.now,
+            alone=alone,
+            wanted=set(start.requests),
         )
 
     def _check_place(self, start: Started) -> None:
@@ -384,14 +395,29 @@ class Referee(RuleBasedStateMachine):
             return
         ahead = self.batches[start.behind]
         assert not ahead.over, "a batch waits behind one that is over"
-        assert ahead.behind is None, "a batch waits behind one that waits"
+        if ahead.behind is not None:
+            self._check_bundle(start)
         assert start.slot == ahead.start.slot
         assert start.slot not in self.closing, "a batch was sent ahead to a slot that closes"
-        assert all(other.behind != start.behind for other in self._running()), "two batches wait on one slot"
+        assert all(other.behind != start.behind for other in self._running()), "two batches behind one"
         free = self._free_slots(for_certain=True)
         serving = [slot for slot in free if start.model in self.slots[slot]]
         assert len(serving) <= kept, "sent ahead although a slot is free"
         assert PROFILES[start.model].idempotent, "what may not run twice is sent ahead"
+
+    def _first_of(self, running: Running) -> Running:
+        """What runs on the slot of a batch."""
+        while running.behind is not None:
+            running = self.batches[running.behind]
+        return running
+
+    def _check_bundle(self, start: Started) -> None:
+        """Behind a batch that waits only a request alone is queued, while others are left."""
+        waiting = [other for other in self._running() if other.start.slot == start.slot and other.behind]
+        assert len(waiting) < BUNDLE, "too many batches wait on one slot"
+        for other in (start, *[other.start for other in waiting]):
+            assert len(other.requests) == 1, "a shared call is in a bundle"
+        assert start.facts.left, "a bundle takes the last request"
 
     def _check_sizes(self, start: Started, members: list[Known], profile: ModelProfile) -> None:
         shape = tuple(map(max, zip(*[member.shape for member in members], strict=True)))

@@ -99,6 +99,13 @@ def seen(actions: Iterable[Action]) -> list[Seen]:
     return [one for action in actions for one in _seen(action)]
 
 
+def in_order(actions: Iterable[Seen]) -> list[Seen]:
+    """The same with starts in the order of their decisions; an event's actions have them by slot."""
+    actions = list(actions)
+    started = iter(sorted((one for one in actions if isinstance(one, Started)), key=lambda one: one.batch))
+    return [next(started) if isinstance(one, Started) else one for one in actions]
+
+
 def _seen(action: Action) -> Iterator[Seen]:
     match action:
         case StartBatch():

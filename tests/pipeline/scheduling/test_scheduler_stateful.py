@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from math import inf
+
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
@@ -16,8 +19,9 @@ from tests.pipeline.scheduling.books import (
     Running,
 )
 from tests.pipeline.scheduling.referee import Referee
-from tests.pipeline.scheduling.seen import Delivered, Failed, seen
+from tests.pipeline.scheduling.seen import Delivered, Failed, in_order, seen
 
+from shapestream.scheduling import bundles
 from shapestream.scheduling.events import (
     Arrival,
     AuditWanted,
@@ -74,7 +78,7 @@ def _costs(seconds: float) -> dict[str, CostTable]:
     }
 
 
-COSTS = {"unknown": {}, "fast": _costs(0.05), "slow": _costs(0.4)}
+COSTS = {"unknown": {}, "quick": _costs(0.002), "fast": _costs(0.05), "slow": _costs(0.4)}
 TURNS = st.one_of(*[_turn(st.just(name)) for name in PROFILES], _turn(st.sampled_from(MODELS)))
 
 
@@ -228,8 +232,8 @@ class SchedulerMachine(Referee):
         del self.slots[slot]
         self.closing.discard(slot)
         held = [running for running in self._running() if running.start.slot == slot]
-        # What waited first, since the end of the other lets it run.
-        for running in sorted(held, key=lambda running: running.behind is None):
+        # What waited first, the last of it before the others, since the end of one lets the next run.
+        for running in reversed(held):
             if running.hung:
                 self._die(running)
             elif running.behind is None:
@@ -252,7 +256,7 @@ class SchedulerMachine(Referee):
         for slot in slots:
             self.closing.discard(slot)
             held = [running for running in self._running() if running.start.slot == slot]
-            for running in sorted(held, key=lambda running: running.behind is None):
+            for running in reversed(held):
                 self._take_along(running, condemned)
             del self.slots[slot]
             self._play(SlotLeft(slot=slot, died=True))
@@ -261,12 +265,12 @@ class SchedulerMachine(Referee):
         self.condemned.discard(process)
 
     def _take_along(self, running: Running, condemned: bool) -> None:
-        """A process that was killed because of a batch that hung blames only that."""
+        """A process that was killed because of a batch that hung blames only that; else what ran, and the batch behind."""
         if running.hung or (running.behind is None and not condemned):
             self._die(running)
         elif running.behind is None:
             self._lose(running)
-        elif condemned:
+        elif condemned or self.batches[running.behind].behind is not None:
             self._give_back(running)
         else:
             self._finish_off(running)
@@ -487,11 +491,35 @@ class SchedulerMachine(Referee):
         assert self.scheduler.statistics().idle
         again = self._new_scheduler()
         for event, now, actions in self.log:
-            assert actions == seen(again.handle(event, now)), "the same events gave other actions"
+            assert actions == in_order(seen(again.handle(event, now))), "the same events gave other actions"
+
+
+class BundlingMachine(SchedulerMachine):
+    """A hand-over counts a second, so that what would run alone is handed over in bundles most of the time."""
+
+    def __init__(self) -> None:
+        self._patches = pytest.MonkeyPatch()
+        self._patches.setattr(bundles, "BATCH_S", 1.0)
+        self._patches.setattr(bundles, "SHARED_BUNDLE", 6)
+        self._patches.setattr(bundles, "AT_ONCE", 4)
+        self._patches.setattr(bundles, "PART", inf)
+        super().__init__()
+
+    def teardown(self) -> None:
+        """As before, and the next machine has its own."""
+        try:
+            super().teardown()
+        finally:
+            self._patches.undo()
 
 
 SchedulerMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=50, deadline=None)
+BundlingMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=50, deadline=None)
 
 
 class TestScheduler(SchedulerMachine.TestCase):
     """Hypothesis searches for a sequence of events that breaks a promise."""
+
+
+class TestBundlingScheduler(BundlingMachine.TestCase):
+    """The same with many bundles."""

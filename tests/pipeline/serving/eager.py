@@ -1,7 +1,7 @@
 """A scheduler that always sends ahead, one request per batch, and takes back on a whim: for the machinery around it.
 
 It decides as badly as is allowed, and makes every case common that the real one makes rare. It plays by the same
-rules: at most one batch behind another, an id ends once, nothing is started again before its slot has answered.
+rules: a slot is handed new batches when it has one, an id ends once, nothing is started again before its slot has answered.
 """
 
 from __future__ import annotations
@@ -34,12 +34,14 @@ class EagerScheduler:
     """In the place of `Scheduler`; `recall_share` of the batches sent ahead are asked back at the next event."""
 
     recall_share = 0.3
+    depth = 2
+    """Batches of a slot, at most; those beyond two are handed over together."""
 
     def __init__(self, **_: Any) -> None:
         self.random = Random(7)
         self.queue: deque[events.Arrival] = deque()
         self.slots: dict[int, list[int]] = {}
-        """Per slot its batches: the one that runs, and the one behind it."""
+        """Per slot its batches: the one that runs, and those behind it."""
         self.requests: dict[int, Request] = {}
         """Those that have not ended."""
         self.models: dict[str, ModelQueue] = {}
@@ -105,8 +107,10 @@ class EagerScheduler:
                     actions.append(DeliverResults(batch=batch, requests=batch.arrivals))
             case events.BatchFailed():
                 beside = self.slots[self.batches[event.batch].slot.id]
+                first = beside[0] == event.batch
                 beside.remove(event.batch)
-                self._begin_next(beside, now)
+                if first:
+                    self._begin_next(beside, now)
                 self._again(event.batch)
             case events.RequestCancelled():
                 self._cancel(event.id, actions)
@@ -130,9 +134,11 @@ class EagerScheduler:
     def _ended(self, number: int, now: float) -> Batch:
         batch = self.batches.pop(number)
         beside = self.slots[batch.slot.id]
-        assert beside[0] == number, "a batch overtook the one before it"
+        earlier = beside[: beside.index(number)]
+        assert self.recalled.issuperset(earlier), "a batch overtook the one before it"
         beside.remove(number)
-        self._begin_next(beside, now)
+        if not earlier:
+            self._begin_next(beside, now)
         self.unanswered.discard(number)
         self.recalled.discard(number)
         return batch
@@ -167,9 +173,11 @@ class EagerScheduler:
 
     def _start(self, actions: list[Action]) -> None:
         for slot, batches in self.slots.items():
+            handed: list[Batch] = []
+            most = self.depth if len(batches) < 2 else 0
             while (
                 self.queue
-                and len(batches) < 2
+                and len(batches) < most
                 and slot not in self.closing
                 and self.recalled.isdisjoint(batches)
             ):
@@ -183,13 +191,15 @@ class EagerScheduler:
                     request.sizes,
                 )
                 if batches:
-                    batch.behind = batches[0]
+                    batch.behind = batches[-1]
                     batch.queue_behind()
                 else:
                     batch.begin()
                 self.batches[batch.id] = batch
-                actions.append(StartBatch(batches=(batch,)))
+                handed.append(batch)
                 batches.append(self._numbers)
+            if handed:
+                actions.append(StartBatch(batches=tuple(handed)))
 
     def next_wakeup(self) -> float | None:
         """Never."""

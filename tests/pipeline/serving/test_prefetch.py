@@ -191,6 +191,22 @@ async def test_two_batches_that_are_reported_together_have_honest_times() -> Non
 
 
 @virtual_time
+async def test_the_batches_of_a_bundle_that_are_reported_together_have_honest_times(
+    sends_ahead: EagerScheduler,
+) -> None:
+    """Each began when the one before it was done, whenever that was heard of."""
+    sends_ahead.depth = 3
+    async with scripted_client() as (client, slots):
+        client.say(request(1), request(2), request(3))
+        first, second, third = [await slots.next_batch() for _ in range(3)]
+        await trio.sleep(3.0)
+        ran = [slots.ran(batch, busy_s=1.0, run_s=1.0) for batch in (first, second, third)]
+        slots.report(*ran)
+        timings = [result.timings for result in await client.hear_each(ResultEntry, 3)]
+        assert [0, 1_000_000, 2_000_000] == [one.queue_us for one in timings]
+
+
+@virtual_time
 async def test_the_scheduler_hears_how_long_the_way_to_each_slot_is(scheduler: EagerScheduler) -> None:
     """Longer to a worker than within the process; and nothing of it where prefetch is switched off."""
     async with memory_serving(ScriptedSlots()) as running:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import trio
 from tests.pipeline.serving.clocks import real_time
 from tests.pipeline.serving.eager import EagerScheduler
@@ -69,7 +70,7 @@ async def ask_all(client: RawPeer) -> dict[int, ResultEntry]:
     results: dict[int, ResultEntry] = {}
     for first in range(0, REQUESTS, 4):
         client.say(*[number(value) for value in range(first, first + 4)])
-        while len(results) < first - 8:
+        while len(results) < first - 16:
             result = await client.hear(ResultEntry)
             assert result.sequence not in results, "answered twice"
             results[result.sequence] = result
@@ -95,9 +96,11 @@ def check_all(results: dict[int, ResultEntry], ran: Counter[int], scheduler: Eag
     assert all(event.busy_s > 0.0 for event in finished)
 
 
+@pytest.mark.parametrize("depth", [2, 5])
 @real_time
-async def test_slots_of_this_process_run_what_was_sent_ahead(scheduler: EagerScheduler) -> None:
-    """300 requests over two slots, each with one batch behind the other, a third of these recalled at any moment."""
+async def test_slots_of_this_process_run_what_was_sent_ahead(scheduler: EagerScheduler, depth: int) -> None:
+    """300 requests over two slots, each with one batch or a bundle behind, a third of these recalled at any moment."""
+    scheduler.depth = depth
     with counting(2) as (model, ran):
         async with memory_serving(SlotThreads(models={"echo": model}, slots=2)) as running:
             client = await running.greeted()
@@ -110,9 +113,11 @@ async def test_slots_of_this_process_run_what_was_sent_ahead(scheduler: EagerSch
         assert all(slot["busy_s"] > 0.0 for slot in statistics["slots"].values())
 
 
+@pytest.mark.parametrize("depth", [2, 5])
 @real_time
-async def test_workers_run_what_was_sent_ahead(scheduler: EagerScheduler, tmp_path: Path) -> None:
+async def test_workers_run_what_was_sent_ahead(scheduler: EagerScheduler, tmp_path: Path, depth: int) -> None:
     """The same over two real workers, with the wire in between; one of them is drained in the middle."""
+    scheduler.depth = depth
     with counting(2, 60_000) as (model, ran):
         address = f"ipc://{tmp_path}/workers"
         port = RouterSocket()
@@ -159,6 +164,6 @@ async def _until_left(worker: Worker, left: trio.Event) -> None:
 
 async def _drain_when_busy(worker: Worker, scheduler: EagerScheduler) -> None:
     """Once a slot has two batches, so that one is behind the other when it hears of it."""
-    while not any(len(batches) == 2 for batches in scheduler.slots.values()):
+    while not any(len(batches) >= 2 for batches in scheduler.slots.values()):
         await trio.lowlevel.checkpoint()
     worker.drain()

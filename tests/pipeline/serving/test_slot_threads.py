@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -119,9 +120,9 @@ class Bench:
         self.slots.begin(SlotSession(number=session, token=TOKEN, silence_s=silence_s))
         await self.until(lambda: len(self._peers) == self.slots.slots)
 
-    def say(self, entry: Entry, slot: int = 0) -> None:
-        """One entry to a slot."""
-        self.socket.send_nowait(self._peers[slot], encode([entry], limits=WORKER_LIMITS))
+    def say(self, *entries: Entry, slot: int = 0) -> None:
+        """Entries to a slot, in one message."""
+        self.socket.send_nowait(self._peers[slot], encode(entries, limits=WORKER_LIMITS))
 
     def start(
         self,
@@ -133,12 +134,26 @@ class Bench:
         session: int = 1,
     ) -> None:
         """A batch of one request per value, of which the first may have a deadline."""
+        self.say(
+            self.batch(number, *values, slot=slot, within_s=within_s, model=model, session=session), slot=slot
+        )
+
+    def batch(
+        self,
+        number: int,
+        *values: int,
+        slot: int = 0,
+        within_s: float | None = None,
+        model: str = "times 2",
+        session: int = 1,
+    ) -> Execute:
+        """The entry of such a batch."""
         now = trio.current_time()
         members = tuple(
             Tensors(layout=((0, "i64", (1,)),), buffers=(np.int64(value).tobytes(),)) for value in values
         )
         sizes = (len(values),)
-        execute = Execute(
+        return Execute(
             batch=number,
             session=session,
             slot=slot,
@@ -148,7 +163,6 @@ class Bench:
             members=members,
             start_before=None if within_s is None else (now + within_s, *[None] * (len(values) - 1)),
         )
-        self.say(execute, slot)
 
     async def until(self, holds: Callable[[], bool]) -> None:
         """Waits for it."""
@@ -297,6 +311,40 @@ async def test_a_batch_that_is_queued_is_taken_up_without_the_event_loop() -> No
         await slot.wait_for(1, 2)
     assert [1, 2] == list(slot.reports), "reported in another order than they ran"
     assert ([2], [4]) == (slot.values(1), slot.values(2))
+
+
+@real_time
+async def test_a_bundle_comes_in_one_message_and_each_batch_is_reported_when_it_has_run() -> None:
+    """One that is withdrawn is left out, one whose deadline has passed runs without it, and the others are answered."""
+    release, entered = threading.Event(), threading.Event()
+    async with bench(before=entered.set, release=release) as slot:
+        bundle = [slot.batch(number, number) for number in (1, 2, 3)]
+        slot.say(*bundle, slot.batch(4, 4, within_s=-1.0), slot.batch(5, 5, model="times 3"))
+        assert await trio.to_thread.run_sync(entered.wait, REAL_PATIENCE_S)
+        slot.slots.withdraw(0, 2, ErrorCode.RECALLED)
+        release.set()
+        await slot.wait_for(1, 3, 4, 5)
+    assert [1, 3, 4, 5] == list(slot.reports)
+    assert [[2], [6], [None], [15]] == [slot.values(number) for number in (1, 3, 4, 5)]
+    assert [BatchWithdrawn(session=1, slot=0, batch=2)] == slot.news
+
+
+@real_time
+async def test_what_is_left_of_a_bundle_is_dropped_with_its_session() -> None:
+    """The running batch goes on to its end; no other begins, also if another session has begun by then."""
+    release, entered = threading.Event(), threading.Event()
+    ran: list[int] = []
+    async with bench(before=lambda: (entered.set(), ran.append(1)), release=release) as slot:
+        slot.say(*[slot.batch(number, number) for number in (1, 2, 3)])
+        assert await trio.to_thread.run_sync(entered.wait, REAL_PATIENCE_S)
+        slot.slots.end()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(partial(slot.serve, session=2))
+            await trio.testing.wait_all_tasks_blocked()
+            release.set()
+        slot.start(4, 4, session=2)
+        await slot.wait_for(4)
+    assert ([SlotIdle(slot=0)], {4}, 2) == (slot.news, set(slot.reports), len(ran))
 
 
 @real_time

@@ -1,0 +1,160 @@
+"""Bundles: several calls are queued on a slot, where sharing a call does not pay.
+
+A slot that begins with a batch of one request is handed those behind it whose turns are next, each in a batch of its own.
+Their order is that of the turns. A call joins if all of these hold:
+
+- It would run alone beside others of its model that are queued, by the planner's cut. The last queued request does not join:
+  nothing shows yet that it would run alone.
+- No slot of its model is free. It goes to the slot of those with a bundle that is predicted to end first.
+- The bundle has fewer than `most_calls`, and takes less than `BUNDLE_S`. A call that takes longer joins none.
+- It would not wait for others that may share its call, nor come too late for its deadline.
+
+The first request for which one of these does not hold ends all bundles of the event. What the events of a turn decide leaves
+in one message. Reports are taken in groups as well (serving/held_reports.py). So half a bundle is answered in one turn, and as
+many calls join.
+
+Batches that share a call are cut as late as ever, and prefetched one by one (scheduler.py).
+
+A bundle promises nothing as a whole. Each of its batches has its own report, hang limit and end (slots.py, recovery.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol, TypeAlias
+
+from shapestream.scheduling.actions import Action
+from shapestream.scheduling.answer_waits import AnswerWaits
+from shapestream.scheduling.batches import Batch
+from shapestream.scheduling.call_costs import CallCosts
+from shapestream.scheduling.deadlines import Deadlines
+from shapestream.scheduling.model_queue import ModelQueue
+from shapestream.scheduling.planner import Cut, Plan, alone
+from shapestream.scheduling.queueing import RERUN, Request
+from shapestream.scheduling.slots import BUNDLE, Slot, SlotTable
+from shapestream.scheduling.worker_class import BATCH_S
+
+SHARED_BUNDLE = 2
+"""Calls of a bundle while several clients ask, if no more of them have requests: what came just before a client's light work
+goes first. Simulated beside a flood, its p99 is 3.3 times as long with 16 (docs/decisions.md)."""
+
+BUNDLE_S = BUNDLE * BATCH_S
+"""Seconds that the calls of a bundle may take, by prediction, when another joins: as many hand-overs as it saves."""
+PART = 0.5
+"""Share of a slot's part of the queue that its bundle may have. The rest is there for the slot that is free first, and for
+others that may share its call (docs/decisions.md)."""
+
+Handed: TypeAlias = dict[Slot, list[Batch]]
+"""The batches that slots are handed by one event."""
+Ready: TypeAlias = Callable[[ModelQueue, float], bool]
+
+
+class Planned(Protocol):
+    """The planner, for one slot."""
+
+    def __call__(
+        self, anchor: Request, slot: Slot, costs: CallCosts, slowdown: float, now: float, *, tries: bool
+    ) -> Cut:
+        """Return the batch that a request goes in."""
+
+
+class Bundles:
+    """Decides which calls join the bundles of slots."""
+
+    __slots__ = ("_deadlines", "_dispatch", "_next_up", "_plan", "_planned", "_slots", "_waits")
+
+    def __init__(
+        self,
+        slots: SlotTable,
+        waits: AnswerWaits,
+        deadlines: Deadlines,
+        plan: Plan,
+        next_up: Callable[[Ready, float], Request | None],
+        planned: Planned,
+        dispatch: Callable[[Request, Slot, float, list[Action], Handed, Cut], None],
+    ) -> None:
+        """`next_up` names the request whose turn it is; `dispatch` queues its cut behind what its slot has."""
+        self._slots = slots
+        self._waits = waits
+        self._deadlines = deadlines
+        self._plan = plan
+        self._next_up = next_up
+        self._planned = planned
+        self._dispatch = dispatch
+
+    def complete(self, handed: Handed, now: float, actions: list[Action]) -> None:
+        """Queue more calls on the slots that have begun with a batch of one request in this event."""
+        growing = [slot for slot in dict.fromkeys(self._slots.begun) if self._may_grow(slot)]
+        if not growing:
+            return
+
+        def ready(queue: ModelQueue, now: float) -> bool:
+            pool = self._slots.pools[queue.profile.name]
+            return (
+                queue.count > 1
+                and not queue.delay_s
+                and queue.profile.idempotent
+                and not pool.free
+                and any(pool in slot.pools for slot in growing)
+            )
+
+        while growing:
+            request = self._next_up(ready, now)
+            if request is None or request.state is RERUN:
+                return
+            pool = self._slots.pools[request.queue.profile.name]
+            slot = min([slot for slot in growing if pool in slot.pools], key=lambda slot: slot.free_at(now))
+            cut = self.alone(request, slot, now)
+            if cut is None or self._waits.will_be_awaited(request, slot):
+                return
+            self._dispatch(request, slot, now, actions, handed, cut)
+            if not self._may_grow(slot):
+                growing.remove(slot)
+
+    def _may_grow(self, slot: Slot) -> bool:
+        """Tell whether more calls may be queued on a slot: what it has is one request each, and little of the queue."""
+        running = slot.batch
+        if running is None or running.prefetch_at is None:
+            return False
+        queue = running.queue
+        most = most_calls(queue)
+        calls = 1 + len(slot.behind)
+        return (
+            calls < min(most, PART * queue.count / self._slots.serving(queue))
+            and all(
+                len(batch.members) == 1 and batch.predicted_s is not None for batch in (running, *slot.behind)
+            )
+            and _seconds(slot) < BUNDLE_S
+        )
+
+    def alone(self, request: Request, slot: Slot, now: float) -> Cut | None:
+        """Return the cut of a request that joins a bundle; None if it shares a call, comes too late, or takes too long."""
+        queue = request.queue
+        try:
+            if self._deadlines.comes_too_late(request, slot, now):
+                return None
+            costs, slowdown = queue.costs.call_costs(slot.id), queue.costs.slowdown(slot.id)
+            if queue.alone:
+                cut = alone([request], request.rows, request.own_shape, costs)
+            else:
+                cut = self._planned(request, slot, costs, slowdown, now, tries=False)
+        except Exception:  # noqa: BLE001 - what is wrong is reported when its batch is cut
+            return None
+        if len(cut.members) > 1:
+            self._plan.forget(request.bucket.lane)
+            return None
+        return cut if costs.measured and slowdown * cut.seconds <= BUNDLE_S else None
+
+
+def most_calls(queue: ModelQueue) -> int:
+    """Return how many calls a bundle has at most: one for each client with requests, if several asked lately."""
+    shares = queue.shares
+    if shares.room.sharing < 2:
+        return BUNDLE
+    return min(BUNDLE, max(SHARED_BUNDLE, shares.present))
+
+
+def _seconds(slot: Slot) -> float:
+    """Return the predicted seconds of the batches of a slot; those without a prediction count as 0."""
+    assert slot.batch is not None
+    return (slot.batch.predicted_s or 0.0) + slot.behind_s
