@@ -34,7 +34,7 @@ from shapestream.scheduling.queueing import RERUN, Request
 from shapestream.scheduling.slots import BUNDLE, Slot, SlotTable
 from shapestream.scheduling.worker_class import BATCH_S
 
-SHARED_BUNDLE = 2
+SHARED_BUNDLE = 4
 """Calls of a bundle while several clients ask, if no more of them have requests: what came just before a client's light work
 goes first. Simulated beside a flood, its p99 is 3.3 times as long with 16 (docs/decisions.md)."""
 

@@ -495,13 +495,12 @@ class SchedulerMachine(Referee):
 
 
 class BundlingMachine(SchedulerMachine):
-    """A hand-over counts a second, so that what would run alone is handed over in bundles most of the time."""
+    """Bundles have no bound in seconds, so that what would run alone is handed over in bundles most of the time."""
 
     def __init__(self) -> None:
         self._patches = pytest.MonkeyPatch()
-        self._patches.setattr(bundles, "BATCH_S", 1.0)
+        self._patches.setattr(bundles, "BUNDLE_S", inf)
         self._patches.setattr(bundles, "SHARED_BUNDLE", 6)
-        self._patches.setattr(bundles, "AT_ONCE", 4)
         self._patches.setattr(bundles, "PART", inf)
         super().__init__()
 
