@@ -10,6 +10,7 @@ import heapq
 import json
 import statistics
 import time
+from collections import defaultdict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count, product
@@ -63,8 +64,8 @@ PREFETCH_S = 0.002
 class Scenario:
     """Who asks for what, and what there is to run it."""
 
-    shapes: Literal["equal", "lognormal", "new lengths", "new pictures"]
-    """`new`: hardly two that wait are equal."""
+    shapes: Literal["equal", "lognormal", "new lengths", "new pictures", "pictures apart"]
+    """`new`: hardly two that wait are equal. `apart`: nor are they padded, so hardly two share a call."""
     slots: int
     clients: int = 1
     prefetch: bool = False
@@ -85,6 +86,7 @@ SCENARIOS = (
     Scenario(shapes="lognormal", slots=64, clients=100, prefetch=True),
     Scenario(shapes="new lengths", slots=1),
     Scenario(shapes="new pictures", slots=1),
+    Scenario(shapes="pictures apart", slots=2, prefetch=True),
 )
 
 
@@ -106,7 +108,7 @@ class World:
         """A heap of when the running batches end."""
         self._running: dict[int, Batch] = {}
         """By slot."""
-        self._behind: dict[int, Batch] = {}
+        self._behind: defaultdict[int, deque[Batch]] = defaultdict(deque)
         self._waiting = 0
         self.handled_s = 0.0
         self.delivered = 0
@@ -115,13 +117,14 @@ class World:
 
     def _start(self) -> None:
         scenario = self._scenario
+        axes = 2 if "pictures" in scenario.shapes else 1
         profile = ModelProfile(
             name=MODEL,
-            dimensions=DIMENSIONS[: 3 if scenario.shapes == "new pictures" else 2],
+            dimensions=DIMENSIONS[: 1 + axes],
             has_batch=True,
-            paddable=(False, True, True) if scenario.shapes == "new pictures" else (False, True),
+            paddable=(False, *[scenario.shapes != "pictures apart"] * axes),
             max_batch=MAX_BATCH,
-            bounds=(None, 4096, 4096) if scenario.shapes == "new pictures" else (None, 1 << 20),
+            bounds=(None, 4096, 4096) if axes == 2 else (None, 1 << 20),
         )
         self._handle(ModelAdded(model=profile))
         costs = {MODEL: _table(profile.dimensions)}
@@ -152,11 +155,11 @@ class World:
                 self._end_one()
 
     def _end_one(self) -> None:
-        """The next batch that ends; the one that waits behind it begins."""
+        """End the next batch; the one that waits behind it begins."""
         self._now, slot = heapq.heappop(self._ends)
         batch = self._running.pop(slot)
-        if (following := self._behind.pop(slot, None)) is not None:
-            self._run(following)
+        if self._behind[slot]:
+            self._run(self._behind[slot].popleft())
         self._handle(BatchFinished(batch=batch.id, busy_s=call_s(batch.sizes)))
 
     def _run(self, batch: Batch) -> None:
@@ -178,15 +181,15 @@ class World:
                     self._waiting -= len(batch.arrivals)
                     self.batches += 1
                     if batch.slot.id in self._running:
-                        self._behind[batch.slot.id] = batch
+                        self._behind[batch.slot.id].append(batch)
                     else:
                         self._run(batch)
             case DeliverResults():
                 self.delivered += len(action.requests)
             case RecallBatch():
                 batch = action.batch
-                if self._behind.get(batch.slot.id) is batch:
-                    del self._behind[batch.slot.id]
+                if batch in self._behind[batch.slot.id]:
+                    self._behind[batch.slot.id].remove(batch)
                     self._waiting += len(batch.arrivals)
                     self._handle(BatchFailed(batch=batch.id, code=ErrorCode.RECALLED, message=""))
             case FailRequest() | ForgetRequest() | CancelBatch() | KillSlot() | ReportFault():
@@ -206,7 +209,7 @@ def _arrivals(scenario: Scenario) -> Iterator[Arrival]:
             sizes = [(1, length) for length in np.clip(drawn, 4, 256).astype(int).tolist()]
         case "new lengths":
             sizes = [(1, length) for length in draw.integers(16, 100_000, 50_021).tolist()]
-        case "new pictures":
+        case "new pictures" | "pictures apart":
             sizes = [(1, *size) for size in draw.integers(32, 1024, (50_021, 2)).tolist()]
         case _:
             assert_never(scenario.shapes)
@@ -284,7 +287,7 @@ def main(
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
     smoke: Annotated[bool, typer.Option(help="Seconds: figures mean little.")] = False,
 ) -> None:
-    """Measures the scheduler alone: no sockets, no tensors, no model."""
+    """Measure the scheduler alone: no sockets, no tensors, no model."""
     console = Console(stderr=as_json)
     report = measure(SMOKE if smoke else FULL)
     console.print(report.table())

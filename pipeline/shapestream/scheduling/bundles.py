@@ -35,8 +35,8 @@ from shapestream.scheduling.slots import BUNDLE, Slot, SlotTable
 from shapestream.scheduling.worker_class import BATCH_S
 
 SHARED_BUNDLE = 4
-"""Calls of a bundle while several clients ask, if no more of them have requests: what came just before a client's light work
-goes first. Simulated beside a flood, its p99 is 3.3 times as long with 16 (docs/decisions.md)."""
+"""Calls of a bundle while several clients ask, if no more of them have requests. What came just before a client's light work
+goes first: simulated beside a flood, its p99 is 2.9 times as long with 16 (docs/decisions.md)."""
 
 BUNDLE_S = BUNDLE * BATCH_S
 """Seconds that the calls of a bundle may take, by prediction, when another joins: as many hand-overs as it saves."""
