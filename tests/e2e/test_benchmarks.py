@@ -53,7 +53,7 @@ def growth(figures: Any) -> None:
 def scheduler(figures: Any) -> None:
     """Real events to the pure core, in a steady state: everything that arrives is delivered."""
     rows = figures["rows"]
-    assert 10 == len({row["scenario"] for row in rows}) == len(rows)
+    assert 11 == len({row["scenario"] for row in rows}) == len(rows)
     assert all(row["100"] > 0 for row in rows)
 
 
