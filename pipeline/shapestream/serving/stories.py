@@ -93,7 +93,7 @@ class PhaseKind(Enum):
     COPIES = "copies"
     """Its slot gathers inputs, and splits and copies results."""
     WAY = "way"
-    """On the way to the slot and back, the event loops' turns included."""
+    """On the way to the slot and back: also the event loops' turns, and the wait for other reports of a bundle."""
     FAILED = "failed"
     """In an attempt that failed or was lost, until the server heard of it."""
     RUNNING = "running"
