@@ -16,6 +16,7 @@ import numpy as np
 from shapestream.errors import InvalidRequest, TooLarge
 from shapestream.wire.fields import (
     INTEGER,
+    NAME,
     BadEntryError,
     Fields,
     Reader,
@@ -32,6 +33,7 @@ from shapestream.wire.limits import (
     MAX_FRAME_BYTES,
     MAX_INLINE_BYTES,
     MAX_INTEGER,
+    MAX_NAME_CHARACTERS,
     MAX_PRIORITY,
     Limits,
 )
@@ -156,14 +158,16 @@ def _read_request(
 def _timings(value: Any) -> Timings:
     if type(value) is not tuple or len(value) < 6:
         raise _wrong("Result.timings", "an array of at least 6 elements", value)
-    worker = value[5]
+    timings = Timings(*value[:7])  # newer servers may send more
+    worker, digest = timings.worker, timings.digest
     for number in value[:5]:
         if type(number) is not int or not 0 <= number <= MAX_INTEGER:
             raise _wrong("each time in Result.timings", INTEGER, number)
-    checked("Result.timings.worker", name, worker)
-    if len(value) > 6 and value[6] is not None:
-        checked("Result.timings.digest", name, value[6])
-    return Timings(*value[:7])  # newer servers may send more
+    if type(worker) is not str or len(worker) > MAX_NAME_CHARACTERS:
+        raise _wrong("Result.timings.worker", NAME, worker)
+    if digest is not None and (type(digest) is not str or len(digest) > MAX_NAME_CHARACTERS):
+        raise _wrong("Result.timings.digest", NAME, digest)
+    return timings
 
 
 def _read_result(
