@@ -160,9 +160,10 @@ def _timings(value: Any) -> Timings:
         raise _wrong("Result.timings", "an array of at least 6 elements", value)
     timings = Timings(*value[:7])  # newer servers may send more
     worker, digest = timings.worker, timings.digest
-    for number in value[:5]:
-        if type(number) is not int or not 0 <= number <= MAX_INTEGER:
-            raise _wrong("each time in Result.timings", INTEGER, number)
+    times = value[:5]
+    if {*map(type, times)} != {int} or min(times) < 0 or max(times) > MAX_INTEGER:
+        for number in times:
+            checked("each time in Result.timings", integer, number)
     if type(worker) is not str or len(worker) > MAX_NAME_CHARACTERS:
         raise _wrong("Result.timings.worker", NAME, worker)
     if digest is not None and (type(digest) is not str or len(digest) > MAX_NAME_CHARACTERS):
