@@ -231,11 +231,11 @@ class Inbox:
                 mailbox.entries -= entries
                 mailbox.nbytes -= nbytes
                 mailbox.items = iter(self._read(message))
-                mailbox.price = len(message[0]) // BYTES_PER_POINT
-                if mailbox.price:
-                    mailbox.price = len(message[0]) // entries_announced(message[0]) // BYTES_PER_POINT
+                header, mailbox.price = len(message[0]), 0
+                if header >= BYTES_PER_POINT:
+                    mailbox.price = header // entries_announced(message[0]) // BYTES_PER_POINT
                 # An empty message costs as much as one with the smallest entry.
-                balance -= 1 + len(message) // FRAMES_PER_POINT + (len(message[0]) < SHORTEST)
+                balance -= 1 + len(message) // FRAMES_PER_POINT + (header < SHORTEST)
             else:
                 break
         mailbox.balance = balance
