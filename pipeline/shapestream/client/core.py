@@ -182,7 +182,7 @@ class Core:
         settings: LinkSettings,
         clock: Callable[[], float],
         deliver: Callable[[list[AnyTicket]], None] = hand_back,
-        is_abandoned: Callable[[], bool] = lambda: False,
+        is_abandoned: Callable[[], bool] | None = None,
     ) -> None:
         """`deliver` gets the tickets that a turn has finished, in the driver's thread.
 
@@ -484,7 +484,7 @@ class Core:
     # ------------------------------------------------------------ both drivers: the end
 
     def _must_end(self) -> bool:
-        return self._stopping or self._is_abandoned()
+        return self._stopping or (self._is_abandoned is not None and self._is_abandoned())
 
     def _finish(self) -> None:
         finished = self._take_submissions()

@@ -171,7 +171,14 @@ def run_of(batch: Batch, end: BatchEnded | None = None) -> Run:
     """Make the record of a run: of a batch as far as it is known now, or of one that ended."""
     report, arrivals = batch.report, batch.arrivals
     left_out = () if report is None else batch.left_out
-    ran = [record.shape for record in arrivals if record.id not in left_out]
+    ids, ran, rows, useful = [], 0, 0, 0
+    for record in arrivals:
+        shape = record.shape
+        ids.append(record.id)
+        rows += shape.rows
+        if record.id not in left_out:
+            ran += 1
+            useful += shape.elements
     answered = () if end is None else end.answered
     began = batch.began
     if report is not None:
@@ -182,7 +189,7 @@ def run_of(batch: Batch, end: BatchEnded | None = None) -> Run:
     return Run(
         batch.id,
         batch.model,
-        tuple([record.id for record in arrivals]),
+        tuple(ids),
         batch.sizes,
         batch.behind,
         batch.facts,
@@ -196,9 +203,9 @@ def run_of(batch: Batch, end: BatchEnded | None = None) -> Run:
         () if report is None else report.calls,
         None if end is None or end.code is None else str(end.code),
         {} if answered else clients_of(batch),
-        len(ran),
-        sum([record.shape.rows for record in arrivals]),
-        sum([shape.elements for shape in ran]),
+        ran,
+        rows,
+        useful,
         [member_of(record) for record in answered],
     )
 

@@ -181,8 +181,10 @@ class Inbox:
         now = trio.current_time()
         self.messages += len(messages)
         mailboxes, fresh = self._mailboxes, self._fresh
+        heard: set[bytes] = set()
         beyond: dict[bytes, str] = {}
         for peer, message in messages:
+            heard.add(peer)
             mailbox = mailboxes.get(peer)
             if mailbox is None:
                 mailbox = mailboxes[peer] = _Mailbox(peer, deque(((message, 0, 0),)))
@@ -196,7 +198,7 @@ class Inbox:
                 mailbox.messages.append((message, entries, nbytes))
                 mailbox.entries += entries
                 mailbox.nbytes += nbytes
-        self._receiver.heard({peer for peer, _ in messages}, now)
+        self._receiver.heard(heard, now)
         for peer, why in beyond.items():
             self._receiver.cut_off(peer, why, now)
         left = TURN
@@ -229,9 +231,11 @@ class Inbox:
                 mailbox.entries -= entries
                 mailbox.nbytes -= nbytes
                 mailbox.items = iter(self._read(message))
-                mailbox.price = len(message[0]) // entries_announced(message[0]) // BYTES_PER_POINT
+                header, mailbox.price = len(message[0]), 0
+                if header >= BYTES_PER_POINT:
+                    mailbox.price = header // entries_announced(message[0]) // BYTES_PER_POINT
                 # An empty message costs as much as one with the smallest entry.
-                balance -= 1 + len(message) // FRAMES_PER_POINT + (len(message[0]) < SHORTEST)
+                balance -= 1 + len(message) // FRAMES_PER_POINT + (header < SHORTEST)
             else:
                 break
         mailbox.balance = balance

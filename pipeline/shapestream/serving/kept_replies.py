@@ -128,7 +128,8 @@ class KeptReplies:
         """Keep the reply to this client's request for this model with these tensors."""
         nbytes = OVERHEAD_NBYTES
         if type(reply) is ResultEntry:
-            nbytes += sum([memoryview(buffer).nbytes for buffer in reply.tensors.buffers])
+            for buffer in reply.tensors.buffers:
+                nbytes += memoryview(buffer).nbytes
         if nbytes > self._max_bytes:
             answered.pass_by(sequence)
             return

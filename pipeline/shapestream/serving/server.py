@@ -353,10 +353,14 @@ class Server:
 
     def _flush(self) -> None:
         """Send all ready messages, and end the links that could not be sent to. That may make more messages ready."""
-        while ready := [port for port in self._ports if port.outgoing.ready or port.outgoing.lost]:
-            for port in ready:
-                for link, why in port.outgoing.flush():
-                    port.lost(link, why, trio.current_time())
+        lost = True
+        while lost:
+            lost = False
+            for port in self._ports:
+                if port.outgoing.ready or port.outgoing.lost:
+                    for link, why in port.outgoing.flush():
+                        lost = True
+                        port.lost(link, why, trio.current_time())
 
     async def _beat(self) -> None:
         requests = 0

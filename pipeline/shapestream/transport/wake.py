@@ -49,10 +49,13 @@ class Wake:
                 self._poll.register(descriptor, select.POLLIN)
             self._descriptor = descriptor
         # Rounded up: a wait that ends too early would be begun again at once.
-        ready = dict(self._poll.poll(max(0.0, min(timeout_s, MAX_WAIT_S)) * 1000 + 1))
-        if self._reader in ready:
-            self.clear()
-        return descriptor in ready
+        readable = False
+        for number, _ in self._poll.poll(max(0.0, min(timeout_s, MAX_WAIT_S)) * 1000 + 1):
+            if number == self._reader:
+                self.clear()
+            else:
+                readable = True
+        return readable
 
     def close(self) -> None:
         """Give the descriptors back. Only the thread that waits calls this, when no other can `set` any more."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import msgpack
 
@@ -102,10 +102,10 @@ def decode(frames: Sequence[Buffer], *, role: Role, limits: Limits = CLIENT_LIMI
     entries: list[Entry] = []
     bad: list[BadEntry] = []
     for item in _divide(frames, role, limits):
-        if type(item) is BadEntry:
+        if isinstance(item, BadEntry):
             bad.append(item)
         else:
-            entries.append(cast(Entry, item))
+            entries.append(item)
     return Envelope(entries=entries, bad=bad)
 
 
@@ -188,9 +188,11 @@ def _unpack(frames: Sequence[Buffer], role: Role, limits: Limits) -> Iterable[An
     if type(document) is not tuple or len(document) != 2:
         raise ProtocolError(_NO_HEADER)
     version, rows = document
-    _check_version(version)
-    _check_count(len(rows) if type(rows) is tuple else None, limits)
-    return cast("tuple[Any, ...]", rows)
+    if type(version) is not int or version != PROTOCOL_VERSION:
+        raise _other_version(version)
+    if type(rows) is not tuple or len(rows) > limits.max_entries:
+        raise _wrong_count(f"one of {len(rows)}" if type(rows) is tuple else "no array", limits)
+    return rows
 
 
 _NO_HEADER = "the header is not [version, [entry, ...]]"
@@ -200,17 +202,14 @@ def _not_msgpack(error: ValueError) -> ProtocolError:
     return ProtocolError(f"the header is not acceptable msgpack: {str(error)[:200]}")
 
 
-def _check_version(version: Any) -> None:
-    if type(version) is not int or version != PROTOCOL_VERSION:
-        raise ProtocolError(f"the message {must_be(f'of protocol version {PROTOCOL_VERSION}', version)}")
+def _other_version(version: Any) -> ProtocolError:
+    return ProtocolError(f"the message {must_be(f'of protocol version {PROTOCOL_VERSION}', version)}")
 
 
-def _check_count(count: int | None, limits: Limits) -> None:
-    if count is None or count > limits.max_entries:
-        found = "no array" if count is None else f"one of {count}"
-        raise ProtocolError(
-            f"the header must hold an array of at most {limits.max_entries} entries, not {found}"
-        )
+def _wrong_count(found: str, limits: Limits) -> ProtocolError:
+    return ProtocolError(
+        f"the header must hold an array of at most {limits.max_entries} entries, not {found}"
+    )
 
 
 def _unpack_long(header: Buffer, limits: Limits) -> Iterator[Any]:
@@ -239,9 +238,12 @@ def _unpack_long(header: Buffer, limits: Limits) -> Iterator[Any]:
 
     if next_of(unpacker.read_array_header) != 2:
         raise ProtocolError(_NO_HEADER)
-    _check_version(next_of(unpacker.unpack))
+    version = next_of(unpacker.unpack)
+    if type(version) is not int or version != PROTOCOL_VERSION:
+        raise _other_version(version)
     count = next_of(unpacker.read_array_header)
-    _check_count(count, limits)
+    if count > limits.max_entries:
+        raise _wrong_count(f"one of {count}", limits)
     for _ in range(count):
         begin = unpacker.tell()
         entry = next_of(unpacker.unpack)

@@ -83,6 +83,7 @@ def check_integers(kind: str, **numbers: Any) -> None:
 
 
 INTEGER = "an integer from 0 to 2^63-1"
+NAME = f"a string of at most {MAX_NAME_CHARACTERS} characters"
 
 
 def optional_integer(value: Any) -> int | None:
@@ -100,7 +101,7 @@ def flag(value: Any) -> bool:
 def name(value: Any) -> str:
     """Check a name or code."""
     if type(value) is not str or len(value) > MAX_NAME_CHARACTERS:
-        raise must_be(f"a string of at most {MAX_NAME_CHARACTERS} characters", value)
+        raise must_be(NAME, value)
     return value
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from shapestream.errors import InvalidRequest, TooLarge
 from shapestream.wire.fields import (
     INTEGER,
+    NAME,
     BadEntryError,
     Fields,
     Reader,
@@ -32,6 +33,7 @@ from shapestream.wire.limits import (
     MAX_FRAME_BYTES,
     MAX_INLINE_BYTES,
     MAX_INTEGER,
+    MAX_NAME_CHARACTERS,
     MAX_PRIORITY,
     Limits,
 )
@@ -153,17 +155,37 @@ def _read_request(
     )
 
 
+class _LatestTimings:
+    """The timings that were read last. The requests of a batch that arrived together have equal ones, in one message."""
+
+    def __init__(self) -> None:
+        self._latest: tuple[Any, Timings | None] = (None, None)
+
+    def read(self, value: Any) -> Timings:
+        """Return the timings; equal ones are not checked again, so that `True` may pass for 1, and is read as 1."""
+        seen, timings = self._latest
+        if timings is None or value != seen:
+            timings = _timings(value)
+            self._latest = value, timings  # in one step: other threads read results too
+        return timings
+
+
+_TIMINGS = _LatestTimings()
+
+
 def _timings(value: Any) -> Timings:
     if type(value) is not tuple or len(value) < 6:
         raise _wrong("Result.timings", "an array of at least 6 elements", value)
-    worker = value[5]
+    timings = Timings(*value[:7])  # newer servers may send more
+    worker, digest = timings.worker, timings.digest
     for number in value[:5]:
         if type(number) is not int or not 0 <= number <= MAX_INTEGER:
             raise _wrong("each time in Result.timings", INTEGER, number)
-    checked("Result.timings.worker", name, worker)
-    if len(value) > 6 and value[6] is not None:
-        checked("Result.timings.digest", name, value[6])
-    return Timings(*value[:7])  # newer servers may send more
+    if type(worker) is not str or len(worker) > MAX_NAME_CHARACTERS:
+        raise _wrong("Result.timings.worker", NAME, worker)
+    if digest is not None and (type(digest) is not str or len(digest) > MAX_NAME_CHARACTERS):
+        raise _wrong("Result.timings.digest", NAME, digest)
+    return timings
 
 
 def _read_result(
@@ -178,7 +200,7 @@ def _read_result(
     tensors, used = _read_tensors(packed, inline, frames, first, last)
     if used != last:
         _check_frames_used(used, last)
-    return ResultEntry(sequence=sequence, timings=_timings(timings), tensors=tensors)
+    return ResultEntry(sequence=sequence, timings=_TIMINGS.read(timings), tensors=tensors)
 
 
 def _read_execute(fields: Fields, frames: Sequence[Buffer], first: int, last: int, limits: Limits) -> Execute:

@@ -32,7 +32,9 @@ from shapestream.wire.messages import (
     Heartbeat,
     OpenModel,
     RequestEntry,
+    ResultEntry,
     Role,
+    Timings,
 )
 from shapestream_engine.batch import BatchReport
 from shapestream_engine.layout import Buffer, Tensors
@@ -264,3 +266,18 @@ def test_bulk_alone_keeps_its_order() -> None:
     """Failures and results are both terminal replies; neither overtakes the other."""
     failure = Failure(sequence=9, code="invalid", message="", retryable=False, retry_after_ms=None)
     assert [failure, failure] == decoded(pack_messages([failure, failure]), Role.CLIENT)
+
+
+def test_each_result_has_its_own_timings() -> None:
+    """Equal ones behind one another are read once; what follows with another number, or a wrong one, is not mixed up."""
+    row = Timings(queue_us=1, run_us=2, total_us=3, batch_requests=4, batch_rows=5, worker="w/0")
+    told = [row, row, row._replace(total_us=9), row, row._replace(digest="d"), row._replace(run_us=-1), row]
+    results = [
+        ResultEntry(sequence=number, timings=timings, tensors=Tensors(layout=(), buffers=()))
+        for number, timings in enumerate(told)
+    ]
+    envelope = decode(encode(results), role=Role.CLIENT)
+    good = [entry for entry in envelope.entries if isinstance(entry, ResultEntry)]
+    assert [timings for timings in told if timings.run_us > 0] == [entry.timings for entry in good]
+    assert [5] == [bad.id for bad in envelope.bad]
+    assert good[0].timings is good[1].timings
