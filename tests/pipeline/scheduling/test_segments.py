@@ -21,7 +21,6 @@ from shapestream.scheduling.segments import (
     segment_seconds,
 )
 
-
 pytestmark = OWN_PRICES
 
 
