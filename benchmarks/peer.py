@@ -27,7 +27,7 @@ NAME = "mosec"
 WORKERS = 2
 """Processes of one thread each, as many as our slots."""
 PATH = "/inference"
-OPTION_HELP = f"{NAME} in the same rounds, from the environment that `make peer` sets up."
+OPTION_HELP = f"{NAME} in the same rounds, in the environment that `make peer` sets up."
 """Of the option --peer."""
 _ENVIRONMENT = Path(__file__).parents[1] / ".venv-peer"
 READY = _ENVIRONMENT / ".ready"
