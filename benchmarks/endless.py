@@ -293,7 +293,9 @@ class _PeerForm:
 
 def _serve_peer(stack: ExitStack, folder: Path, model: Path, *, rows: int) -> _PeerForm:
     example = peer.picture_body(pictures_of(0, 1)[0])
-    server = stack.enter_context(peer.serving(folder, model, "pictures", rows=rows, example=example))
+    server = stack.enter_context(
+        peer.serving(folder, model, "pictures", workers=CORES, rows=rows, example=example)
+    )
     words = f"by {rows}, padded" if rows > 1 else "each alone, no padding"
     return _PeerForm(regime=Regime(name=f"{peer.NAME}, {words}"), server=server)
 

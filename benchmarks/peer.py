@@ -1,8 +1,7 @@
 """A peer to compare with: mosec, an HTTP server of Python workers behind a batching front in Rust.
 
-It runs in an environment of its own, which `make peer` sets up: the product does not depend on it. Two worker processes of
-one thread each serve the same OpenVINO file in f32, one request at a time, or in batches in order of arrival. Requests are
-raw bytes.
+It runs in an environment of its own, which `make peer` sets up: the product does not depend on it. Its worker processes
+serve the same OpenVINO file in f32, one request at a time, or in batches in order of arrival. Requests are raw bytes.
 """
 
 from __future__ import annotations
@@ -24,8 +23,6 @@ from benchmarks.http_client import HOST, HttpClient
 from benchmarks.processes import START_S, Child, child_process, cpu_s
 
 NAME = "mosec"
-WORKERS = 2
-"""Processes of one thread each, as many as our slots."""
 PATH = "/inference"
 OPTION_HELP = f"{NAME} in the same rounds, in the environment that `make peer` sets up."
 """Of the option --peer."""
@@ -35,7 +32,7 @@ READY = _ENVIRONMENT / ".ready"
 _SERVER = Path(__file__).with_name("mosec_server.py")
 _POLL_S = 0.05
 _TIMEOUT_MS = 60_000
-"""After which the peer gives a request up: a queue of random arrivals at its limit may take that of mosec's default, 3 s."""
+"""After which the peer gives a request up. Its default is 3 s, and random arrivals near the peak may wait longer."""
 
 Kind = Literal["pictures", "sentences"]
 
@@ -68,8 +65,13 @@ def picture_body(picture: NDArray[np.float32]) -> bytes:
 
 
 @contextmanager
-def serving(folder: Path, model: Path, kind: Kind, *, rows: int, example: bytes) -> Iterator[Peer]:
-    """A mosec server of this model in batches of at most so many; `example` is asked once the workers are ready."""
+def serving(
+    folder: Path, model: Path, kind: Kind, *, workers: int, rows: int, example: bytes
+) -> Iterator[Peer]:
+    """A mosec server of this model, in batches of at most `rows`, on processes of one thread each.
+
+    `example` is asked once the workers are ready.
+    """
     label = f"{NAME}-{kind}-{rows}"
     log, ready = folder / f"{label}.log", folder / f"{label}-ready"
     ready.mkdir()
@@ -84,25 +86,25 @@ def serving(folder: Path, model: Path, kind: Kind, *, rows: int, example: bytes)
         "PEER_MODEL": str(model),
         "PEER_KIND": kind,
         "PEER_ROWS": str(rows),
-        "PEER_WORKERS": str(WORKERS),
+        "PEER_WORKERS": str(workers),
     }
     # -P: else the folder of the file, with all of our modules, would come first in its imports.
     command = ["-P", str(_SERVER)]
     python = _ENVIRONMENT / "bin/python"
-    workers: list[psutil.Process] = []
+    family: list[psutil.Process] = []
     try:
         with child_process(command, log=log, environment=environment, python=python) as child:
-            _await_workers(child, ready, log)
-            workers += psutil.Process(child.pid).children(recursive=True)
-            peer = Peer(port=port, processes=(child.pid, *(worker.pid for worker in workers)))
+            _await_workers(child, ready, workers, log)
+            family += psutil.Process(child.pid).children(recursive=True)
+            peer = Peer(port=port, processes=(child.pid, *(process.pid for process in family)))
             with peer.connect() as client:
-                list(client.stream([example] * WORKERS, WORKERS))
+                list(client.stream([example] * workers, workers))
             yield peer
     finally:
-        for worker in workers:
-            # Where the server had to be killed, they are left behind.
+        for process in family:
+            # A server that had to be killed leaves them behind.
             with suppress(psutil.NoSuchProcess):
-                worker.kill()
+                process.kill()
 
 
 def _free_port() -> int:
@@ -111,10 +113,10 @@ def _free_port() -> int:
         return port
 
 
-def _await_workers(child: Child, ready: Path, log: Path) -> None:
-    """Until each worker has compiled the model and left a file in `ready`."""
+def _await_workers(child: Child, ready: Path, workers: int, log: Path) -> None:
+    """Until each of the workers has compiled the model and left a file in `ready`."""
     give_up_at = time.monotonic() + START_S
-    while len(list(ready.iterdir())) < WORKERS:
+    while len(list(ready.iterdir())) < workers:
         if child.ended or time.monotonic() > give_up_at:
             raise RuntimeError(f"{NAME} did not start:\n{log.read_text(errors='replace')[-4000:]}")
         time.sleep(_POLL_S)

@@ -22,7 +22,7 @@ from benchmarks.limit.answers import Answers, References, no_answers
 from benchmarks.limit.contest import PASSES
 from benchmarks.limit.engine import MODEL_FILE, Array, Minilm
 from benchmarks.limit.figures import quantile_ms
-from benchmarks.limit.pipeline_run import MODEL, ServerSetting, serving
+from benchmarks.limit.pipeline_run import MODEL, SLOTS, ServerSetting, serving
 from benchmarks.limit.poisson import Arrivals, Line, on_line
 from benchmarks.limit.traces import Trace
 from benchmarks.raw_client import RawClient
@@ -175,7 +175,9 @@ def _start(stack: ExitStack, folder: Path, name: str, setting: ServerSetting) ->
 
 def _start_peer(stack: ExitStack, folder: Path, practice: Trace) -> _Server:
     example = practice.ids[0].tobytes()
-    running = stack.enter_context(peer.serving(folder, MODEL_FILE, "sentences", rows=1, example=example))
+    running = stack.enter_context(
+        peer.serving(folder, MODEL_FILE, "sentences", workers=SLOTS, rows=1, example=example)
+    )
 
     @contextmanager
     def connect() -> Iterator[Line]:
