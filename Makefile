@@ -22,7 +22,7 @@ SMOKE ?=
 # Two more than there are CPUs, at most eight: tests of real processes wait much of their time, and take memory.
 TEST_PROCESSES ?= $(shell n=$$(nproc); echo $$((n > 6 ? 8 : n + 2)))
 
-.PHONY: answers chaos compiled fuzz help demo embeddings mutations test test-compiled test-engines test-tools lint format bench plots soak soak-reloads wheel constraints clean
+.PHONY: answers chaos compiled fuzz help demo embeddings mutations peer test test-compiled test-engines test-tools lint format bench plots soak soak-reloads wheel constraints clean
 
 help: ## Show this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -96,6 +96,15 @@ bench: $(READY) ## Measure against bare pyzmq and the best possible batching, as
 	@$(BIN)/python -m benchmarks.growth $(if $(SMOKE),--smoke)
 	@$(if $(SMOKE),$(BIN)/python -m benchmarks.memory --smoke,true)
 
+peer: .venv-peer/.ready ## Set up the environment of the benchmarks' peer, mosec (then: python -m benchmarks.endless --peer).
+
+.venv-peer/.ready: constraints-peer.txt constraints.txt
+	@echo "setting up .venv-peer (once; about a minute)"
+	@$(PYTHON) -m venv .venv-peer
+	@.venv-peer/bin/python -m pip --disable-pip-version-check --quiet install \
+		--no-deps -c constraints.txt -r constraints-peer.txt numpy openvino
+	@touch $@
+
 chaos: $(READY) ## Kill, stop, starve and lie to real processes under load (SEED=, DURATION= seconds); a ledger of its own counts.
 	@$(BIN)/python -m tests.e2e.chaos $(if $(SEED),--seed $(SEED)) --duration $(or $(DURATION),180)
 	@$(BIN)/python -m tests.e2e.chaos --mutations
@@ -134,4 +143,4 @@ constraints: ## Resolve all dependencies anew and pin them.
 	   build/constraints-venv/bin/python -m pip freeze --all --exclude shapestream; } > constraints.txt
 
 clean: ## Remove everything that make has made.
-	@rm -rf $(VENV) .venv-torch .venv-xla .cache .demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	@rm -rf $(VENV) .venv-torch .venv-xla .venv-peer .cache .demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

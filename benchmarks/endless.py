@@ -21,11 +21,11 @@ import psutil
 import typer
 from numpy.typing import NDArray
 
-from benchmarks import floors
+from benchmarks import floors, peer
 from benchmarks.processes import child_process, cpu_s, wait_for_slots
 from benchmarks.raw_client import RawClient, connect_dealer
 from benchmarks.report import Figure, Report, median_ratio, median_us, print_reports
-from shapestream_engine.layout import Tensors
+from shapestream_engine.layout import Buffer, Tensors
 
 DETECTOR = "detector"
 IN_FLIGHT = 64
@@ -36,6 +36,7 @@ CORES = 2
 """Slots of a server, of one thread each; streams of the model alone."""
 AIM_CEILING = 0.9
 AIM_BY_ORDER = 1.3
+AIM_PEER = 1.0
 _WARM_UP = 32
 _ORACLE_ROWS = (4, 8, 16, 32)
 _ORACLE_STEPS = (1, 8, 16, 32)
@@ -274,15 +275,42 @@ def _ask(address: str, pictures: Sequence[Array], expected: Sequence[Array]) -> 
     ]
     with RawClient(address, DETECTOR) as client:
         for number, tensors in client.stream(requests, IN_FLIGHT):
-            answer = np.frombuffer(tensors.buffers[0], np.float32)
-            if not np.allclose(answer, expected[number], _RTOL, _ATOL):
-                raise AssertionError(f"the answer to picture {number} of {pictures[number].shape} differs")
+            _check(number, tensors.buffers[0], pictures, expected)
+
+
+def _check(number: int, answer: Buffer, pictures: Sequence[Array], expected: Sequence[Array]) -> None:
+    if not np.allclose(np.frombuffer(answer, np.float32), expected[number], _RTOL, _ATOL):
+        raise AssertionError(f"the answer to picture {number} of {pictures[number].shape} differs")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _PeerForm:
+    """The peer with batches of at most so many, and its server."""
+
+    regime: Regime
+    server: peer.Peer
+
+
+def _serve_peer(stack: ExitStack, folder: Path, model: Path, *, rows: int) -> _PeerForm:
+    example = peer.picture_body(pictures_of(0, 1)[0])
+    server = stack.enter_context(
+        peer.serving(folder, model, "pictures", workers=CORES, rows=rows, example=example)
+    )
+    words = f"by {rows}, padded" if rows > 1 else "each alone, no padding"
+    return _PeerForm(regime=Regime(name=f"{peer.NAME}, {words}"), server=server)
+
+
+def _ask_peer(server: peer.Peer, pictures: Sequence[Array], expected: Sequence[Array]) -> None:
+    bodies = [peer.picture_body(picture) for picture in pictures]
+    with server.connect() as client:
+        for number, body in client.stream(bodies, IN_FLIGHT):
+            _check(number, body, pictures, expected)
 
 
 class _Measurement:
     """The processes under measurement, the model alone, and the regimes of each."""
 
-    def __init__(self, stack: ExitStack, folder: Path) -> None:
+    def __init__(self, stack: ExitStack, folder: Path, *, with_peer: bool) -> None:
         folder = folder / "endless"
         folder.mkdir()
         write_detector(folder / "detector.xml")
@@ -309,6 +337,8 @@ class _Measurement:
                 padded_server=padded,
             )
             self.ways.append(way)
+        forms = (1, MAX_BATCH) if with_peer else ()
+        self.peers = [_serve_peer(stack, folder, self._path, rows=rows) for rows in forms]
 
     @property
     def regimes(self) -> list[Regime]:
@@ -316,7 +346,7 @@ class _Measurement:
         found = [self.alone, self.ordered, self.sorted]
         for way in self.ways:
             found += [way.floor, way.plain, way.padded]
-        return found
+        return found + [form.regime for form in self.peers]
 
     def search(self, pictures: Sequence[Array]) -> None:
         """Choose what an oracle does: rows of a batch, and the step that sizes are rounded up to."""
@@ -361,12 +391,15 @@ class _Measurement:
                 (way.padded, way.padded_server),
             ):
                 regime.measured(processes, len(pictures), partial(_ask, address, pictures, expected))
+        for form in self.peers:
+            ask_peer = partial(_ask_peer, form.server, pictures, expected)
+            form.regime.measured(form.server.processes, len(pictures), ask_peer)
 
 
-def measure(folder: Path, *, requests: int, rounds: int) -> list[Report]:
+def measure(folder: Path, *, requests: int, rounds: int, with_peer: bool = False) -> list[Report]:
     """Run everything in interleaved rounds, and report on rates and CPU; `requests` per regime and round."""
     with ExitStack() as stack:
-        measurement = _Measurement(stack, folder)
+        measurement = _Measurement(stack, folder, with_peer=with_peer)
         measurement.search(pictures_of(0, requests))
         measurement.round(pictures_of(1, _WARM_UP))
         for regime in measurement.regimes:
@@ -381,20 +414,27 @@ def _report(measurement: _Measurement) -> Report:
     sizes = f"{SMALLEST}..{LARGEST}"
     report = Report(title=f"Pictures of {sizes} x {sizes}, {IN_FLIGHT} in flight; us of CPU per picture")
     report.columns = ("way", "CPU", "client", "/ least", "per s", "ceiling", "/ it", "/ by order")
+    if measurement.peers:
+        report.columns += (f"/ {peer.NAME}",)
+    blanks = ("",) * (len(report.columns) - 5)
     models = (measurement.alone, measurement.ordered, measurement.sorted)
     for regime in models:
-        report.rows.append((regime.name, median_us(regime.client_us), "", "", _rate(regime), "", "", ""))
+        report.rows.append((regime.name, median_us(regime.client_us), "", "", _rate(regime), *blanks))
+    peer_rates = [form.regime.rate for form in measurement.peers]
     for way in measurement.ways:
         floor = way.floor
-        cells = (median_us(floor.cpu_us), median_us(floor.client_us), "", _rate(floor))
-        report.rows.append((floor.name, *cells, "", "", ""))
+        report.rows.append((*_costs(floor), *blanks))
         alone_us, ordered_us, sorted_us = (_least_us(model, floor) for model in models)
-        for regime, least_us in ((way.plain, alone_us), (way.padded, sorted_us)):
+        for number, (regime, least_us) in enumerate(((way.plain, alone_us), (way.padded, sorted_us))):
             used_us = [sum(each) for each in zip(regime.cpu_us, regime.client_us, strict=True)]
             ceiling = _ceiling(least_us)
             to_order: Figure | str = ""
             if regime is way.padded:
                 to_order = Figure(median_ratio(regime.rate, _ceiling(ordered_us)), "x", at_least=AIM_BY_ORDER)
+            to_peer = [
+                Figure(median_ratio(regime.rate, rate), "x", at_least=AIM_PEER)
+                for rate in peer_rates[number : number + 1]
+            ]
             report.rows.append(
                 (
                     regime.name,
@@ -405,9 +445,16 @@ def _report(measurement: _Measurement) -> Report:
                     Figure(statistics.median(ceiling), "/s"),
                     Figure(median_ratio(regime.rate, ceiling), "x", at_least=AIM_CEILING),
                     to_order,
+                    *to_peer,
                 )
             )
+    report.rows += [(*_costs(form.regime), *blanks) for form in measurement.peers]
     return report
+
+
+def _costs(regime: Regime) -> tuple[str | Figure, ...]:
+    """The first five cells of a row."""
+    return (regime.name, median_us(regime.cpu_us), median_us(regime.client_us), "", _rate(regime))
 
 
 def _least_us(model: Regime, floor: Regime) -> list[float]:
@@ -431,10 +478,14 @@ def main(
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
     rounds: Annotated[int, typer.Option(min=1, help="Interleaved rounds; medians are printed.")] = 5,
     requests: Annotated[int, typer.Option(min=64, help="Per regime and round.")] = 1000,
+    with_peer: Annotated[bool, typer.Option("--peer", help=peer.OPTION_HELP)] = False,
 ) -> None:
     """Measure a small detector, whose pictures have sizes without end, against the model's own CPU."""
+    if with_peer:
+        peer.demand_environment()
+    requests, rounds = (64, 1) if smoke else (requests, rounds)
     print_reports(
-        lambda folder: measure(folder, requests=64 if smoke else requests, rounds=1 if smoke else rounds),
+        lambda folder: measure(folder, requests=requests, rounds=rounds, with_peer=with_peer),
         as_json=as_json,
     )
 

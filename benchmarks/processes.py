@@ -57,15 +57,19 @@ class Child:
 
 @contextmanager
 def child_process(
-    arguments: Sequence[str], *, log: Path, environment: Mapping[str, str] | None = None
+    arguments: Sequence[str],
+    *,
+    log: Path,
+    environment: Mapping[str, str] | None = None,
+    python: str | Path = sys.executable,
 ) -> Iterator[Child]:
     """Runs `python ARGUMENTS` until the block ends; its output goes to the file `log`.
 
-    `environment` is added to this process's own, and gives way to it.
+    `environment` is added to this process's own, and gives way to it. `python` is this process's own by default.
     """
     with log.open("wb") as sink:
         process = subprocess.Popen(
-            [sys.executable, *arguments],
+            [python, *arguments],
             stdout=sink,
             stderr=sink,
             env={"SHAPESTREAM_ANY_FUNCTION": "1", **(environment or {}), **os.environ},

@@ -83,6 +83,10 @@ class RawClient:
         self._send(Goodbye())
         self.socket.close(linger=TIMEOUT_MS)
 
+    def fileno(self) -> int:
+        """The socket's descriptor; it is readable where something has arrived since the last `take`."""
+        return int(self.socket.get(zmq.FD))
+
     def _send(self, entry: Entry) -> None:
         frames = encode([entry])
         # One frame alone is a header with small tensors inline.

@@ -13,11 +13,14 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from benchmarks.limit.contest import ALONE, Contest
+from benchmarks import peer
+from benchmarks.limit import beside_peer
+from benchmarks.limit.contest import ALONE, POISSON_SHARE, Contest
 from benchmarks.limit.engine import read_minilm
 from benchmarks.limit.figures import BEST, HOT, WORKERS, latency, plain, throughput
 from benchmarks.limit.pipeline_run import TWO_WORKERS, ServerSetting, serving
 from benchmarks.limit.traces import Trace, docstrings, lognormal
+from benchmarks.report import Report
 
 TOKENS_PER_S = 9_000
 """About what two cores do, to make runs of about so many seconds: a trace is the same on every machine."""
@@ -43,11 +46,21 @@ def main(
     rounds: Annotated[int, typer.Option(min=1, help="Interleaved rounds; medians are printed.")] = 3,
     saturated: Annotated[bool, typer.Option("--saturated", help="Rates only, no latencies.")] = False,
     trace: Annotated[str, typer.Option(help="Only this one: lognormal or docstrings.")] = "",
+    with_peer: Annotated[
+        bool, typer.Option("--peer", help=f"Random arrivals of the lognormal trace alone, {peer.OPTION_HELP}")
+    ] = False,
 ) -> None:
     """Measures the pipeline against an oracle, one at a time and arrival order, and checks every answer."""
     console = Console(stderr=as_json)
     if smoke:
         seconds, rounds = 0.05, 1
+    if with_peer:
+        peer.demand_environment()
+        report = _beside_peer(seconds, rounds, smoke=smoke)
+        console.print(report.table())
+        if as_json:
+            print(json.dumps(report.plain(), indent=2))
+        return
     figures = {}
     with tempfile.TemporaryDirectory(prefix="ss-limit-") as name, ExitStack() as stack:
         minilm = read_minilm()
@@ -73,6 +86,22 @@ def main(
             figures[measured.name] = plain(contest.outcome)
     if as_json:
         print(json.dumps(figures, indent=2))
+
+
+def _beside_peer(seconds: float, rounds: int, *, smoke: bool) -> Report:
+    """Our best placements beside the peer."""
+    settings = {way: setting for way, setting in _settings(smoke=smoke).items() if way in (BEST, WORKERS)}
+    measured, practice = _divide(lognormal(round((1 + PRACTICE_SHARE) * seconds * TOKENS_PER_S)))
+    with tempfile.TemporaryDirectory(prefix="ss-limit-") as name:
+        return beside_peer.measure(
+            read_minilm(),
+            settings,
+            measured,
+            practice,
+            Path(name),
+            rounds=rounds,
+            seconds=POISSON_SHARE * seconds,
+        )
 
 
 def _settings(*, smoke: bool) -> dict[str, ServerSetting]:

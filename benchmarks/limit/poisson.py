@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import select
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import openvino as ov
 import trio
+from examples.embeddings.corpus import Ids
 
 import shapestream
 from benchmarks.limit.answers import WIDTH, Answers
@@ -20,6 +22,8 @@ from benchmarks.limit.traces import Trace
 
 Seconds = npt.NDArray[np.float64]
 Places = npt.NDArray[np.intp]
+PATIENCE_S = 120.0
+"""After the last arrival, for the last answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +74,47 @@ async def _open_loop(address: str, trace: Trace, arrivals: Arrivals) -> Answered
                 assert isinstance(result, shapestream.Result)
                 latency_s[result.key] = trio.current_time() - started - arrivals.at_s[result.key]
                 answers[result.key] = result["embedding"][0]
+    return Answered(answers=answers, latency_s=latency_s)
+
+
+class Line(Protocol):
+    """A client that does nothing but its protocol, and never waits; it numbers requests from 0."""
+
+    def fileno(self) -> int:
+        """A descriptor that is readable where something has arrived since the last `take`."""
+
+    def ask(self, ids: Ids) -> None:
+        """Send one sentence."""
+
+    def take(self) -> Iterable[tuple[int, Array]]:
+        """The numbers and embeddings that have arrived, perhaps none."""
+
+    def stream(self, trace: Trace) -> Iterator[tuple[int, Array]]:
+        """The places and embeddings of a trace, with a fixed number of requests outstanding."""
+
+
+def on_line(line: Line, trace: Trace, arrivals: Arrivals) -> Answered:
+    """An open loop without the SDK, in the caller's thread: it sends on time, whatever has come back."""
+    count = len(arrivals.at_s)
+    answers = np.full((count, WIDTH), np.nan, np.float32)
+    latency_s = np.full(count, np.nan)
+    started = time.perf_counter()
+    due_s = [*arrivals.at_s.tolist(), arrivals.at_s[-1] + PATIENCE_S]
+    sent = received = 0
+    while received < count:
+        early_s = started + due_s[sent] - time.perf_counter()
+        if early_s > 0:
+            # To the microsecond; an epoll would wait for whole milliseconds.
+            select.select([line], [], [], early_s)
+        elif sent == count:
+            raise AssertionError(f"{received} answers to {count} requests within {PATIENCE_S:g} s")
+        else:
+            line.ask(trace.ids[arrivals.places[sent]])
+            sent += 1
+        for number, row in line.take():
+            latency_s[number] = time.perf_counter() - started - arrivals.at_s[number]
+            answers[number] = row
+            received += 1
     return Answered(answers=answers, latency_s=latency_s)
 
 
