@@ -146,19 +146,15 @@ def _along(data: Array, axis: int, start: int, end: int) -> Array:
     return data[(slice(None),) * axis + (slice(start, end),)]
 
 
-def _bytes_of(data: Array) -> memoryview:
-    """Return a tensor's bytes as a memoryview, which copies 50 KB in 1.2 us; NumPy's assignment takes 4.7 us."""
-    return data.reshape(-1).view(np.uint8).data
-
-
 def _copy_joined(data: Array, pieces: list[Buffer]) -> None:
-    _bytes_of(data)[:] = b"".join(pieces)
+    data.reshape(-1).view(np.uint8).data[:] = b"".join(pieces)
 
 
 def _copy_each(data: Array, sources: list[Buffer], lengths: list[int]) -> None:
-    flat = _bytes_of(data)
+    # By NumPy, which lets other threads run meanwhile: a piece may be large.
+    flat = data.reshape(-1).view(np.uint8)
     start = 0
     for source, length in zip(sources, lengths, strict=True):
         if length:
-            flat[start : start + length] = memoryview(source).cast("B")
+            flat[start : start + length] = np.frombuffer(source, np.uint8)
         start += length
