@@ -22,7 +22,7 @@ SMOKE ?=
 # Two more than there are CPUs, at most eight: tests of real processes wait much of their time, and take memory.
 TEST_PROCESSES ?= $(shell n=$$(nproc); echo $$((n > 6 ? 8 : n + 2)))
 
-.PHONY: answers chaos fuzz help demo embeddings mutations test test-engines test-tools lint format bench plots soak soak-reloads wheel constraints clean
+.PHONY: answers chaos compiled fuzz help demo embeddings mutations test test-compiled test-engines test-tools lint format bench plots soak soak-reloads wheel constraints clean
 
 help: ## Show this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -51,6 +51,20 @@ test: $(READY) ## Run all tests (TEST_PROCESSES=: by default two more than there
 	$(BIN)/python -m pytest -m "not alone" -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder || status=$$?; \
 	$(BIN)/python -m pytest -m alone || status=$$?; \
 	exit $$status
+
+# The packages as a wheel holds them, for PYTHONPATH. An extension never stands beside a source that may change.
+build/compiled/.ready: $(READY) hatch_build.py pyproject.toml $(shell find engine pipeline workers -name '*.py')
+	@echo "compiling the scheduler (minutes)"
+	@rm -rf build/compiled build/compiled-wheel
+	@COMPILED=1 $(BIN)/python -m build --wheel --no-isolation --outdir build/compiled-wheel . > /dev/null
+	@$(PIP) install --no-deps --target build/compiled build/compiled-wheel/*.whl
+	@touch $@
+
+compiled: build/compiled/.ready ## Compile the scheduler with mypyc (needs a C compiler); PYTHONPATH=build/compiled runs it.
+
+test-compiled: compiled ## Run the scheduler's tests on its compiled form.
+	@COMPILED=1 PYTHONPATH=$(CURDIR)/build/compiled $(BIN)/python -m pytest -n $(TEST_PROCESSES) \
+		--dist loadfile --no-loadscope-reorder tests/pipeline/scheduling
 
 test-engines: $(READY) ## Run the conformance suite on every engine that installs in reasonable size (ENGINES="torch torch-xla": on these too).
 	@ENGINES="$(ENGINES)" $(BIN)/python tests/engine/conformance/environments.py
@@ -103,7 +117,7 @@ soak-reloads: $(READY) ## Reload under light load, with a poison after each tent
 plots: $(READY) ## Draw the pictures of docs anew (nothing is measured).
 	@$(BIN)/python docs/plots.py
 
-wheel: $(READY) ## Build the wheel, check its contents, and try it in a clean environment.
+wheel: $(READY) ## Build the wheel, check its contents, and try it in a clean environment (COMPILED=1: for this platform).
 	@rm -rf dist build/wheel-venv
 	@$(BIN)/python -m build --wheel --no-isolation --outdir dist . > /dev/null
 	@$(BIN)/check-wheel-contents dist/*.whl

@@ -2,15 +2,20 @@
 
 Each benchmark runs in both checkouts, round by round, the one that goes first by turns; every figure is compared within
 its round. Simulated figures have a seed for a round, so they depend on the decisions alone.
+
+`python -m benchmarks.versus pure`: this checkout with the compiled scheduler against the same in Python.
 """
 
 from __future__ import annotations
 
 import json
 import statistics
+import subprocess
+import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -29,6 +34,8 @@ WITHIN = 0.015
 FEWEST = 3
 """Rounds, before that."""
 
+PURE = "pure"
+
 Figures = dict[str, float]
 DOCSTRINGS = "5,6,8,10,12,14,15,17,20,23,27,32,38,46,56,68,83,103,133,190,256"
 """Lengths, each as likely as the others: the docstrings of Python's library, as in `benchmarks.limit`."""
@@ -45,7 +52,7 @@ class Benchmark:
 
 
 def main(
-    commit: Annotated[str, typer.Argument(help="The commit that this checkout is compared with.")],
+    commit: Annotated[str, typer.Argument(help="The commit that this checkout is compared with, or `pure`.")],
     figures: Annotated[
         str, typer.Option(help="Benchmarks by name, with commas; all, simulated or real.")
     ] = "all",
@@ -56,21 +63,27 @@ def main(
     console = Console(stderr=as_json)
     names = chosen(figures)
     found = {}
-    with checked_out(commit) as old, tempfile.TemporaryDirectory(prefix="ss-versus-") as folder:
+    with _sides(commit) as (old, new), tempfile.TemporaryDirectory(prefix="ss-versus-") as folder:
         _write_trace(Path(folder) / "modest.jsonl")
         for name in names:
             with console.status(f"measuring {name}"):
-                ratios, thrown_away = compare(
-                    old,
-                    Checkout(name="this", root=ROOT),
-                    BENCHMARKS[name],
-                    rounds=rounds,
-                    folder=Path(folder),
-                )
+                ratios, thrown_away = compare(old, new, BENCHMARKS[name], rounds=rounds, folder=Path(folder))
             found[name] = {"thrown_away": thrown_away, "ratios": ratios}
             console.print(table(f"{name}: this / {commit}", ratios, thrown_away))
     if as_json:
         print(json.dumps(found, indent=2))
+
+
+@contextmanager
+def _sides(commit: str) -> Iterator[tuple[Checkout, Checkout]]:
+    """What is compared: another commit and this checkout, or both forms of this one."""
+    if commit == PURE:
+        subprocess.run(["make", "-C", str(ROOT), "compiled"], check=True, stdout=sys.stderr)
+        environment = {"PYTHONPATH": str(ROOT / "build" / "compiled")}
+        yield Checkout(name=PURE, root=ROOT), Checkout(name="this", root=ROOT, environment=environment)
+    else:
+        with checked_out(commit) as old:
+            yield old, Checkout(name="this", root=ROOT)
 
 
 def compare(

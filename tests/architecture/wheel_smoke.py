@@ -74,6 +74,13 @@ def check_import(folder: Path) -> None:
     assert "site-packages" in done.stdout, done.stdout
 
 
+def check_form(_: Path) -> None:
+    """The scheduler is compiled where COMPILED=1 asked for that, and Python elsewhere."""
+    from shapestream.scheduling import scheduler
+
+    assert (os.environ.get("COMPILED") == "1") != scheduler.__file__.endswith(".py"), scheduler.__file__
+
+
 def check_version(folder: Path) -> None:
     """The command says the distribution's own version."""
     done = shapestream(folder, "version")
@@ -113,6 +120,7 @@ def check_serving(folder: Path) -> None:
 CHECKS: list[Callable[[Path], None]] = [
     check_top_level,
     check_import,
+    check_form,
     check_version,
     check_missing_engine,
     check_serving,

@@ -260,7 +260,7 @@ class CostModel(dict[str, ModelCosts]):
         """Add a slot; with worker "" it is a worker of its own."""
         worker, names = worker or f"slot {slot}", frozenset(models)
         self._joined[slot] = worker, costs, names
-        for name in names & self.keys():
+        for name in names.intersection(self):
             self[name].join(slot, worker, costs.get(name))
 
     def leave(self, slot: int) -> None:

@@ -84,10 +84,10 @@ def plan_batch(
     costs: CallCosts,
     plan: Plan,
     *,
+    starts_at: float,
     slowdown: float = 1.0,
     most_s: float | None = None,
     max_rows: int | None = None,
-    starts_at: float,
     tries: WorkerClass | None = None,
 ) -> Cut:
     """Return the batch of an anchor, which must be the first request of its flow.

@@ -476,7 +476,7 @@ class SlotTable:
         worker = self.workers.setdefault(process, SlotGroup(process))
         slot = self.slots[id] = Slot(id, models, prefetch_s, worker, peer)
         self.free_count += slot.free
-        for name in sorted(models & self.pools.keys()):
+        for name in sorted(models.intersection(self.pools)):
             self._connect(slot, self.pools[name])
 
     def add_model(self, queue: ModelQueue) -> None:

@@ -67,7 +67,7 @@ class Turns:
         entries = self._entries
         while entries:
             turn, flow = entries[0]
-            if turn is not flow.listed:
+            if turn != flow.listed:
                 heappop(entries)  # the flow is listed under an earlier turn
             elif not flow.queued:
                 heappop(entries)

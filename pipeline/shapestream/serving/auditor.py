@@ -105,7 +105,7 @@ class Auditor:
     async def _run(self, sample: AuditSample, record: RequestRecord, copies: int = 1) -> AuditRun | None:
         """Run the request, or one like it, to its end. Returns None where the worker has left."""
         dispatcher = self._dispatcher
-        slots = frozenset(slot.number for slot in sample.slot.worker.slots) & dispatcher.slots.keys()
+        slots = frozenset(slot.number for slot in sample.slot.worker.slots).intersection(dispatcher.slots)
         if not slots:
             return None
         run = dispatcher.audit(record, slots, trio.current_time(), copies=copies)

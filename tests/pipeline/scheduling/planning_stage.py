@@ -7,6 +7,7 @@ from math import prod
 from typing import Any
 
 import numpy as np
+import pytest
 
 from shapestream.scheduling.call_costs import CallCosts
 from shapestream.scheduling.cost_grid import LinearCost
@@ -16,6 +17,8 @@ from shapestream.scheduling.fairness import QueueRoom
 from shapestream.scheduling.model_queue import ModelQueue
 from shapestream.scheduling.planner import Cut
 from shapestream.scheduling.queueing import Request
+
+OWN_PRICES = pytest.mark.pure("gives the scheduler prices of a class of its own")
 
 
 class FormulaPrices:

@@ -9,6 +9,8 @@ from benchmarks.ablations.scenarios import SCENARIOS
 
 from shapestream.scheduling import planner
 
+pytestmark = pytest.mark.pure("replaces functions of the scheduler")
+
 SMALL = "one point of 1 s, 16"
 
 

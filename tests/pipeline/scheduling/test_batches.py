@@ -6,16 +6,18 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.pipeline.scheduling.planning_stage import Waiting, make_queue
 
 from shapestream.scheduling.batches import Batch, BatchState
+from shapestream.scheduling.slots import Slot
 from shapestream_engine.batch import BatchInputs, BatchReport
 
 
 def _batch(*ids: int) -> Batch:
-    place: Any = SimpleNamespace(id=0)
-    queue: Any = SimpleNamespace(profile=SimpleNamespace(name="m"))
-    members: Any = [SimpleNamespace(arrival=SimpleNamespace(id=id_)) for id_ in ids]
-    return Batch(1, place, queue, members, (len(ids), 4))
+    waiting = Waiting(make_queue())
+    waiting.count = ids[0]
+    members = waiting.arrive(*[(1, 4)] * len(ids))
+    return Batch(1, Slot(0, frozenset({"m"})), waiting.queue, members, (len(ids), 4))
 
 
 def _sent_behind(at: float) -> Batch:

@@ -343,6 +343,7 @@ def test_predictions_of_waits_count_the_whole_bundle(exact):
     assert BUNDLE + 2 in exact.ends
 
 
+@pytest.mark.pure("replaces a function of the scheduler")
 def test_a_fault_in_the_middle_of_a_bundle_loses_nothing(exact, monkeypatch):
     """What was handed over so far reaches its slot, and the books agree."""
     calls = count()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.pipeline.scheduling.planning_stage import FormulaPrices, affine
+from tests.pipeline.scheduling.planning_stage import OWN_PRICES, FormulaPrices, affine
 
 from shapestream.scheduling import call_costs
 from shapestream.scheduling.call_costs import CallCosts
@@ -24,6 +24,7 @@ def _profile(**options) -> ModelProfile:
 SHAPES = st.lists(st.integers(1, 40), min_size=1, max_size=6)
 
 
+@OWN_PRICES
 @settings(deadline=None)
 @given(
     SHAPES,
@@ -59,6 +60,7 @@ def test_tables_and_single_calls_agree(lengths, static, max_shapes, seen, prepar
         assert table[place, 0] == pytest.approx(table[place, 1])
 
 
+@OWN_PRICES
 def test_what_was_worked_out_is_forgotten_with_its_version():
     """New predictions give new tables; the same ones are not asked for twice."""
     prices = affine()
@@ -76,6 +78,7 @@ def test_what_was_worked_out_is_forgotten_with_its_version():
     assert (costs.table(shapes, 8) == 1.0).all()
 
 
+@OWN_PRICES
 def test_tables_of_endless_shapes_are_forgotten_all_together(monkeypatch):
     """A window of shapes, some of which were known before, is priced although there is no room for all of them."""
     monkeypatch.setattr(call_costs, "_REMEMBERED", 4)
@@ -88,6 +91,7 @@ def test_tables_of_endless_shapes_are_forgotten_all_together(monkeypatch):
         assert len(costs._tables) <= 4 + 3
 
 
+@OWN_PRICES
 def test_a_full_batch_is_one_to_which_more_would_gain_nothing():
     """With a fixed part that is all rows; where seconds per row stop falling it is fewer."""
     costs = CallCosts(affine(1.0), _profile())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.pipeline.scheduling.any_server import AnyServer, profiles
@@ -18,6 +19,8 @@ from shapestream.scheduling.model_queue import ModelQueue
 from shapestream.scheduling.queueing import Request
 from shapestream.scheduling.recovery import Isolation, Recovery
 from shapestream.scheduling.slots import SlotTable
+
+pytestmark = pytest.mark.pure("replaces functions that the scheduler calls")
 
 PLACES = [
     (Bucket, "drop_dead"), (Deadlines, "due"), (Deadlines, "shrink"), (Deadlines, "watch"),

@@ -9,6 +9,7 @@ from types import FrameType
 from typing import Any
 
 import pytest
+from tests.pipeline.scheduling.planning_stage import Waiting, make_queue
 
 from shapestream.scheduling import Scheduler
 from shapestream.scheduling.actions import StartBatch
@@ -76,6 +77,7 @@ def _lines_of_a_batch(queued: int, lengths: int) -> int:
     return arrived + cancelled + finished
 
 
+@pytest.mark.pure("counts lines of Python")
 @pytest.mark.parametrize("lengths", [1, 8])
 def test_a_deep_queue_costs_no_more_per_batch(lengths):
     """Nothing is scanned: with fifty times the queue an event executes about the same lines."""
@@ -147,18 +149,10 @@ def test_a_request_that_ran_leaves_nothing_to_the_garbage_collector():
         gc.enable()
 
 
-class _Entry:
-    """What a heap asks of a request."""
-
-    def __init__(self, order: int) -> None:
-        self.order = order
-        self.state = QUEUED
-
-
 def test_the_dead_leave_a_heap_without_being_searched_for():
     """The heap stays proportional to the living, and its first entry is always alive."""
     heap = LazyHeap(QUEUED)
-    entries = [_Entry(order) for order in range(1000)]
+    entries = Waiting(make_queue()).arrive(*[(1, 4)] * 1000)
     for entry in entries:
         heap.push(float(1000 - entry.order), entry)
     for living, entry in zip(range(999, -1, -1), entries, strict=True):

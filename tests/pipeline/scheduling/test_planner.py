@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.pipeline.scheduling.planning_stage import (
+    OWN_PRICES,
     FormulaPrices,
     Waiting,
     affine,
@@ -23,6 +24,8 @@ from shapestream.scheduling import planner
 from shapestream.scheduling.call_costs import USES
 from shapestream.scheduling.planner import BATCH_S, DELAYED, WINDOW, Plan, batch_of, plan_batch
 from shapestream.scheduling.queueing import QUEUED
+
+pytestmark = OWN_PRICES
 
 SIZES = st.tuples(st.integers(0, 3), st.integers(1, 9), st.integers(1, 5))
 SURFACES = st.sampled_from(

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.pipeline.scheduling.planning_stage import OWN_PRICES
 
 from shapestream.scheduling.planner import WINDOW
 from shapestream.scheduling.segments import (
@@ -19,6 +20,8 @@ from shapestream.scheduling.segments import (
     optimal_ends,
     segment_seconds,
 )
+
+pytestmark = OWN_PRICES
 
 
 class Formula:
