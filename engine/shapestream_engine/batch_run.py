@@ -97,19 +97,26 @@ class BatchRun:
     def _run_calls(self, places: Sequence[int]) -> None:
         """Run the calls for the remaining rows of these members; stop early if one of them may not start any more."""
         members, shapes = self._batch.members, self._shapes
-        left = [shapes[place].rows for place in places]
+        if len(places) < len(members):
+            members, shapes = tuple([members[place] for place in places]), [shapes[place] for place in places]
+        left = [shape.rows for shape in shapes]
         done = None
         if self._parts:
             done = [self._rows_done(place) for place in places]
             left = [rows - ran for rows, ran in zip(left, done, strict=True)]
-        calls = self._plan(places, left)
+        calls = self._plan(shapes, left)
         if len(calls) == 1 and done is None:
-            whole = [members[place] for place in places]
-            results = self._run_call(calls[0], places, whole, [shapes[place] for place in places])
+            results = self._run_call(calls[0], places, members, shapes)
             for place, result in zip(places, results or (), strict=results is not None):
                 self._outputs[place] = result
             return
-        done = done or [0] * len(left)
+        self._run_pieces(calls, places, left, done or [0] * len(left))
+
+    def _run_pieces(
+        self, calls: Sequence[PlannedCall], places: Sequence[int], left: Sequence[int], done: Sequence[int]
+    ) -> None:
+        """Run calls for rows of these members: `left` rows of each, after `done` rows; stop early as `_run_calls` does."""
+        members, shapes = self._batch.members, self._shapes
         cut = self._pool.cutter.cut
         for call, pieces in zip(calls, divide(calls, left), strict=True):
             own = [
@@ -128,18 +135,18 @@ class BatchRun:
             for piece, result in zip(own, results, strict=True):
                 self._keep(piece, result)
 
-    def _plan(self, places: Sequence[int], left: Sequence[int]) -> Sequence[PlannedCall]:
-        """Plan calls for the remaining rows of these members; `left` has the rows of each.
+    def _plan(self, shapes: Sequence[RequestShape], left: Sequence[int]) -> Sequence[PlannedCall]:
+        """Plan calls for the remaining rows of members of these shapes; `left` has the rows of each.
 
         The rest of a batch gets the sizes that it needs. Under a cap on shapes it keeps the batch's sizes, so that the
         device meets only shapes that the scheduler chose.
         """
         signature, sizes = self._pool.signature, self._batch.sizes
         rows = sum(left)
-        if len(places) < len(self._outputs) or self._calls:
+        if len(shapes) < len(self._outputs) or self._calls:
             if signature.strategy.max_prepared is None:
                 first = 1 if signature.has_batch else 0
-                own = [self._shapes[place].sizes[first:] for place in places]
+                own = [shape.sizes[first:] for shape in shapes]
                 sizes = merge_sizes(
                     signature, [(*(rows,) * first, *others) for rows, others in zip(left, own, strict=True)]
                 )

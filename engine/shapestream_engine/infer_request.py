@@ -7,7 +7,8 @@ may replace them, and outputs, by its own tensors; slots never do.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -170,6 +171,32 @@ class InferRequest(ABC):
     def reallocations(self) -> int:
         """Number of reallocations of the input tensors since the request was made."""
         return sum(tensor.reallocations for tensor in self.input_tensors)
+
+
+class BackgroundCall:
+    """Runs one call at a time on a thread of its own, for engines that compute in the calling thread."""
+
+    def __init__(self) -> None:
+        self._thread: ThreadPoolExecutor | None = None
+        """One thread, started by the first call."""
+        self._call: Future[None] | None = None
+
+    def start(self, call: Callable[[], None]) -> None:
+        """Start `call`, after `check_free`."""
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="infer")
+        self._call = self._thread.submit(call)
+
+    def check_free(self) -> None:
+        """Raise `RuntimeError` if nothing waited for the last call."""
+        if self._call is not None:
+            raise RuntimeError("the last call was not waited for")
+
+    def wait(self) -> None:
+        """Wait for the call, and raise its error. Without a call, return at once."""
+        call, self._call = self._call, None
+        if call is not None:
+            call.result()
 
 
 def port_number(kind: str, port: int | str, signature: ModelSignature) -> int:

@@ -410,7 +410,7 @@ class InputPort(Port):
     def admitted(self, shape: Sequence[int]) -> tuple[int, ...]:
         """Return the shape as Python integers; raises `ShapeError` if this input does not take it."""
         sizes = tuple(shape)
-        admits = self.shape.partial_shape.admits
+        admits = self.shape.admits
         if admits(sizes):
             return sizes
         refused = f"input {self.name!r} takes [{self.shape}]"

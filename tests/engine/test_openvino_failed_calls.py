@@ -1,4 +1,7 @@
-"""A request whose calls failed is freed without harm: OpenVINO 2026.4.1 corrupts memory where its own tensor outlives it."""
+"""Failed calls: each raises its error, and the request is freed without harm.
+
+OpenVINO 2026.4.1 corrupts memory where its own tensor outlives a request with a failed call.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,10 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import openvino as ov
+import pytest
 from onnx import helper
+from openvino import opset13 as op
 from tests.onnx_files import write_onnx
 
 PROGRAM = """
@@ -15,7 +21,7 @@ import gc, sys
 from shapestream_engine import InferenceError, InputSpec, ModelSpec, compile_model
 
 spec = ModelSpec(path=sys.argv[1], inputs={"x": InputSpec(shape="batch, 1, length")})
-model = compile_model(spec, slots=1, threads=2)
+model = compile_model(spec, slots=1, threads=int(sys.argv[2]))
 failed = 0
 for _ in range(6):
     request = model.create_infer_request()
@@ -33,7 +39,8 @@ print(failed)
 """
 
 
-def test_requests_with_failed_calls_can_be_freed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("threads", [1, 2])
+def test_requests_with_failed_calls_can_be_freed(tmp_path: Path, threads: int) -> None:
     """In a process of its own, which ended with SIGABRT or SIGSEGV in nearly every run."""
     nodes = [
         helper.make_node("Conv", ["x", "w"], ["c"], strides=[2]),
@@ -43,7 +50,28 @@ def test_requests_with_failed_calls_can_be_freed(tmp_path: Path) -> None:
     path = write_onnx(
         tmp_path / "m.onnx", nodes, {"x": ["batch", 1, "length"]}, {"y": ["batch", 2]}, {"w": weights}
     )
-    ran = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(path)], capture_output=True, text=True, timeout=120, check=False
-    )
+    arguments = [sys.executable, "-c", PROGRAM, str(path), str(threads)]
+    ran = subprocess.run(arguments, capture_output=True, text=True, timeout=120, check=False)
     assert (0, "12\n") == (ran.returncode, ran.stdout), ran.stderr
+
+
+@pytest.mark.parametrize(("streams", "threads"), [("0", 1), ("1", 2)])
+def test_infer_of_openvino_raises_the_error_of_each_failed_call(streams: str, threads: int) -> None:
+    """A thousand of them: requests use it where it computes in the calling thread (`_computes_in_caller`)."""
+    x, wanted = op.parameter([-1], np.float32, name="x"), op.parameter([2], np.int64, name="wanted")
+    model = ov.Model([op.result(op.reshape(op.relu(x), wanted, False))], [x, wanted])
+    properties = {"NUM_STREAMS": streams, "INFERENCE_NUM_THREADS": threads}
+    request = ov.Core().compile_model(model, "CPU", properties).create_infer_request()
+    raised = 0
+    for number in range(1000):
+        right = np.arange(number % 5 + 1, dtype=np.float32)
+        request.set_input_tensor(0, ov.Tensor(right))
+        request.set_input_tensor(1, ov.Tensor(np.array([1, right.size])))
+        (result,) = request.infer(share_outputs=True).values()
+        np.testing.assert_array_equal(right[None], result)
+        request.set_input_tensor(1, ov.Tensor(np.array([7, 11])))
+        try:
+            request.infer(share_outputs=True)
+        except RuntimeError:
+            raised += 1
+    assert 1000 == raised

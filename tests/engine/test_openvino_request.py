@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import threading
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +17,7 @@ from shapestream_engine import InferenceError, InputSpec, ModelSpec, ShapeError,
 from shapestream_engine.infer_request import InferRequest
 from shapestream_engine.tensor import reserved, upper_bounds
 
-# One stream with one thread is a way of its own through OpenVINO: there its `infer` loses errors.
+# Without streams, one stream of several threads, and two requests without streams.
 COUNTS = [{"slots": 1, "threads": 1}, {"slots": 1, "threads": 2}, {"slots": 2, "threads": 2}]
 
 
@@ -104,6 +107,65 @@ def test_a_running_request_cannot_be_resized() -> None:
     request.wait()
     request.input_tensor(0).shape = (3, 4)
     assert (3, 4) == request.input_tensor(0).shape
+
+
+def test_calls_of_one_thread_need_no_other() -> None:
+    """They compute in the thread that calls, so no thread has to wake up."""
+    before = threading.active_count(), len(os.listdir("/proc/self/task"))
+    request = request_of(relu(), slots=2, threads=2)
+    for rows in (1, 7, 3):
+        run(request, np.ones((rows, 4), np.float32))
+    assert before == (threading.active_count(), len(os.listdir("/proc/self/task")))
+
+
+class SlowRequest:
+    """An OpenVINO request whose call ends when it is told to."""
+
+    def __init__(self) -> None:
+        self.go = threading.Event()
+
+    def infer(self, *, share_outputs: bool) -> None:
+        """Wait."""
+        assert self.go.wait(10)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_started_call_returns_at_once_although_openvino_would_compute_in_the_caller(threads: int) -> None:
+    """The caller goes on, the request is busy until `wait`, and a second start is refused."""
+    request: Any = request_of(relu(), threads=threads)
+    slow = request.engine_request = SlowRequest()
+    request.start_async()
+    assert request.running
+    with pytest.raises(RuntimeError, match="not waited for"):
+        request.start_async()
+    slow.go.set()
+    request.wait()
+    assert not request.running
+
+
+@pytest.mark.parametrize(
+    ("counts", "properties", "streams"),
+    [
+        ({"slots": 1, "threads": 1}, {}, 0),
+        ({"slots": 2, "threads": 2}, {}, 0),
+        ({"slots": 1, "threads": 2}, {}, 1),
+        ({"slots": 1, "threads": 1}, {"NUM_STREAMS": "1"}, 1),
+        ({"slots": 1, "threads": 1}, {"INFERENCE_NUM_THREADS": "2"}, 1),
+    ],
+    ids=str,
+)
+def test_errors_are_raised_whatever_threads_compute(
+    counts: dict[str, int], properties: dict[str, str], streams: int
+) -> None:
+    """Also where OpenVINO's own `infer` would hide them: on one stream of one thread, which a user may ask for."""
+    model = compile_model(replace(reshape_by_data(), properties=properties), **counts)
+    assert streams == model.properties["NUM_STREAMS"]
+    request = model.create_infer_request()
+    for _ in range(3):
+        with pytest.raises(InferenceError, match="conflicts"):
+            request.infer([np.ones((2, 3), np.float32), np.array([4, 7])])
+        request.infer([np.ones((2, 3), np.float32), np.array([3, 2])])
+        assert (3, 2) == request.outputs()[0].shape
 
 
 def reshape_by_data() -> ModelSpec:

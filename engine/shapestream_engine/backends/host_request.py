@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ import numpy as np
 from shapestream_engine.compiled_model import CompiledModel
 from shapestream_engine.element_types import dtype_of
 from shapestream_engine.errors import InferenceError
-from shapestream_engine.infer_request import InferRequest, InferResults
+from shapestream_engine.infer_request import BackgroundCall, InferRequest, InferResults
 from shapestream_engine.input_arrays import InputArrays
 from shapestream_engine.ports import InputPort, OutputPort
 from shapestream_engine.signature import ModelSignature
@@ -98,9 +97,7 @@ class HostRequest(InferRequest):
         self._outside = False
         """True if an input uses a tensor of the caller's."""
         self._set_outputs: dict[int, Tensor] = {}
-        self._background_thread: ThreadPoolExecutor | None = None
-        """One thread, started by the first `start_async`."""
-        self._background: Future[None] | None = None
+        self._background = BackgroundCall()
 
     @abstractmethod
     def run(self) -> list[Array]:
@@ -123,20 +120,15 @@ class HostRequest(InferRequest):
 
     def start_async(self) -> None:
         """Start a call on the request's thread; raises `RuntimeError` if nothing waited for the last call."""
-        if self._background is not None:
-            raise RuntimeError("the last call was not waited for")
+        self._background.check_free()
         if self._outside:
             self._check_outside()
         self.running = True
-        if self._background_thread is None:
-            self._background_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="infer")
-        self._background = self._background_thread.submit(self._finish)
+        self._background.start(self._finish)
 
     def wait(self) -> None:
         """Wait for the call that `start_async` started, and raise its error. Without a call, return at once."""
-        call, self._background = self._background, None
-        if call is not None:
-            call.result()
+        self._background.wait()
 
     def outputs(self) -> list[Array]:
         """Return the outputs of the last successful call; copy them before the next call."""

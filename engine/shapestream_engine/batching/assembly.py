@@ -11,11 +11,10 @@ from typing import Any
 import numpy as np
 
 from shapestream_engine.batching.gather import InputGatherer
-from shapestream_engine.batching.split import Division, splitters_of
+from shapestream_engine.batching.split import Column, Division, splitters_of
 from shapestream_engine.element_types import dtype_of
 from shapestream_engine.errors import RuleError, ShapeError
 from shapestream_engine.layout import RequestShape, Tensors
-from shapestream_engine.memo import Memo
 from shapestream_engine.signature import ModelSignature
 from shapestream_engine.tensor import TensorLike
 
@@ -29,7 +28,6 @@ class Assembly:
 
     def __init__(self, signature: ModelSignature) -> None:
         self._signature = signature
-        self._input_shapes = Memo(signature.input_shapes)
         self._gatherers = tuple(
             InputGatherer(number, port, signature.table) for number, port in enumerate(signature.inputs)
         )
@@ -51,7 +49,8 @@ class Assembly:
         """
         self._check_call(sizes, shapes)
         reallocations = 0
-        for gatherer, shape, tensor in zip(self._gatherers, self._input_shapes(sizes), tensors, strict=True):
+        for gatherer, tensor in zip(self._gatherers, tensors, strict=True):
+            shape = gatherer.shape(sizes)
             if tensor.shape != shape:
                 before = tensor.reallocations
                 tensor.shape = shape
@@ -77,10 +76,12 @@ class Assembly:
         if sum(rows) > batch:
             raise ShapeError(f"the requests have {sum(rows)} rows, the call {batch}")
         division = Division(outputs, sizes, shapes, rows, batch)
-        columns = {splitter.number: splitter.divide(division) for splitter in self._splitters}
-        layouts = zip(*[columns[number].entries for number in range(expected)], strict=True)
-        buffers = zip(*[columns[number].buffers for number in range(expected)], strict=True)
-        return [Tensors(layout=layout, buffers=parts) for layout, parts in zip(layouts, buffers, strict=True)]
+        columns = [Column([], [])] * expected
+        for splitter in self._splitters:
+            columns[splitter.number] = splitter.divide(division)
+        entries, buffers = zip(*columns, strict=True)
+        results = zip(zip(*entries, strict=True), zip(*buffers, strict=True), strict=True)
+        return [Tensors(layout=layout, buffers=parts) for layout, parts in results]
 
     def join(self, parts: Sequence[Tensors], rows: Sequence[int]) -> Tensors:
         """Join the results of one request from several calls, in order; `rows` has its rows in each call.

@@ -30,6 +30,11 @@ class InputGatherer:
         self._table = table
         self._dtype = dtype_of(port.element_type)
         self._axes = table.axes[number]
+        self._sizes = tuple(
+            (dimension.minimum, axis)
+            for axis, dimension in zip(self._axes, port.shape.dimensions, strict=True)
+        )
+        """The size of each axis if it is static, and the number of its dimension otherwise."""
         self._batch_axis = self._axes.index(0) if table.has_batch else None
         # Requests are contiguous in memory if only axes of size 1 precede `batch`.
         before = port.shape.dimensions[: self._batch_axis or 0]
@@ -37,6 +42,10 @@ class InputGatherer:
         dynamic = {axis for axis, dimension in enumerate(self._axes) if dimension is not None}
         self._pads_row_ends = self._batch_axis == 0 and dynamic == {0, 1}
         self._one = np.ones((), self._dtype).tobytes()
+
+    def shape(self, sizes: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the input's shape in a call, or a request, of these sizes."""
+        return tuple([static if number is None else sizes[number] for static, number in self._sizes])
 
     def fill(
         self,
@@ -86,13 +95,7 @@ class InputGatherer:
         return sources, lengths
 
     def _whole_mask(self, shape: RequestShape) -> bytes:
-        return self._one * math.prod(self._own_shape(shape.sizes))
-
-    def _own_shape(self, sizes: tuple[int, ...]) -> tuple[int, ...]:
-        return tuple(
-            dimension.minimum if number is None else sizes[number]
-            for number, dimension in zip(self._axes, self._port.shape.dimensions, strict=True)
-        )
+        return self._one * math.prod(self.shape(shape.sizes))
 
     def _padded_rows(
         self, data: Array, sources: list[Buffer], lengths: list[int], shapes: Sequence[RequestShape]
@@ -122,7 +125,7 @@ class InputGatherer:
         """Copy each request's block, then fill the slabs of padding around it, for any batch axis."""
         start = 0
         for source, shape in zip(sources, shapes, strict=True):
-            own_shape = self._own_shape(shape.sizes)
+            own_shape = self.shape(shape.sizes)
             block = (
                 data
                 if self._batch_axis is None
@@ -144,10 +147,11 @@ def _along(data: Array, axis: int, start: int, end: int) -> Array:
 
 
 def _copy_joined(data: Array, pieces: list[Buffer]) -> None:
-    data.reshape(-1).view(np.uint8)[:] = np.frombuffer(b"".join(pieces), np.uint8)
+    data.reshape(-1).view(np.uint8).data[:] = b"".join(pieces)
 
 
 def _copy_each(data: Array, sources: list[Buffer], lengths: list[int]) -> None:
+    # By NumPy, which lets other threads run meanwhile: a piece may be large.
     flat = data.reshape(-1).view(np.uint8)
     start = 0
     for source, length in zip(sources, lengths, strict=True):

@@ -145,6 +145,7 @@ class OpenVinoModel(CompiledModel):
         self._compile = lambda: compile_shaped(model)
         first = CompiledGraph(self._compile)
         super().__init__(signature, _effective_properties(first.compiled))
+        self._in_caller = _computes_in_caller(self.properties)
         self._graphs: list[CompiledGraph] | None = [first]
         """One graph of a static model; of a dynamic model one per request, including requests that are gone."""
         self._dynamic = model.is_dynamic()
@@ -170,6 +171,7 @@ class OpenVinoModel(CompiledModel):
                 self.signature,
                 graph,
                 stateful=bool(self.states),
+                in_caller=self._in_caller,
                 spoils=self._dynamic,
                 forwarded=self._forwarded,
                 ports=self._ports,
@@ -285,10 +287,23 @@ def _properties(runtime: ov.Core, spec: ModelSpec, slots: int, threads: int | No
     }
     if threads is not None:
         defaults["INFERENCE_NUM_THREADS"] = threads
+    if device == "CPU" and slots == threads == 1 and "INFERENCE_NUM_THREADS" not in spec.properties:
+        defaults["NUM_STREAMS"] = "0"  # each call computes in its calling thread alone
     if device in _MADE_OF_OTHERS:
         supported.add("INFERENCE_PRECISION_HINT")
     properties = {name: value for name, value in defaults.items() if name in supported}
     return properties | dict(spec.properties)
+
+
+def _computes_in_caller(properties: Mapping[str, Any]) -> bool:
+    """Tell whether OpenVINO's own `infer` computes in the calling thread, and raises the error of a failed call.
+
+    It does on the CPU, without streams, and with one stream of several threads, which then help. On one stream with one
+    thread it hides the error and returns the outputs of an earlier call (2026.4.1). Several streams compute in their own
+    threads. `AUTO`, `HETERO` and `MULTI` list neither streams nor threads, and other devices no threads.
+    """
+    streams, threads = properties.get("NUM_STREAMS"), properties.get("INFERENCE_NUM_THREADS")
+    return threads is not None and (streams == 0 or (streams == 1 and threads > 1))
 
 
 def _effective_properties(compiled: ov.CompiledModel) -> dict[str, Any]:
