@@ -99,7 +99,7 @@ class Command:
         for event in self.events("worker started"):
             running[event["worker"]] = event["pid"]
         self.family.update(running.values())
-        return {name: pid for name, pid in running.items() if _alive(pid)}
+        return {name: pid for name, pid in running.items() if alive(pid)}
 
     def send(self, number: int) -> None:
         """A signal to the command itself, as a shell or systemd would send it."""
@@ -113,7 +113,7 @@ class Command:
     def family_is_gone(self) -> bool:
         """Whether neither the command nor any worker that it ever started is alive."""
         self.workers()
-        return not any(map(_alive, self.family))
+        return not any(map(alive, self.family))
 
     def kill(self) -> None:
         """The end of the test, however it went."""
@@ -143,7 +143,8 @@ class Served(Command):
         return blocking.connect(self.address, connect_timeout=PATIENCE_S)
 
 
-def _alive(pid: int) -> bool:
+def alive(pid: int) -> bool:
+    """Whether there is such a process; one that has ended and waits for its parent does not count."""
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -255,5 +256,5 @@ def temporary_workplace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Wo
             until(f"the end of all processes of {command.log}", command.family_is_gone)
         finally:
             for pid in command.family:
-                if _alive(pid):
+                if alive(pid):
                     os.kill(pid, signal.SIGKILL)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 from typing import Any
 
 import numpy as np
 import pytest
 from tests.e2e.conftest import until
-from tests.e2e.importable.mixing import RARE, STAYS
+from tests.e2e.importable.mixing import DEADLY, RARE
 
 pytestmark = pytest.mark.e2e
 
@@ -121,14 +120,12 @@ def test_a_stopped_model_runs_at_its_requests_own_sizes_whatever_the_cap_on_shap
 
 def test_a_worker_that_dies_of_an_audit_blames_nobody(workplace: Any) -> None:
     """Its requests were answered before; those that come meanwhile are answered by the next one."""
-    served = workplace.serve(SERVED.replace("FUNCTION", "staying"))
+    served = workplace.serve(SERVED.replace("FUNCTION", "deadly"))
     served.wait_for("workers ready")
     with served.client() as client:
-        rows = [np.array([[STAYS, number, 0.0]], np.float32) for number in range(20)]
+        rows = [np.array([[DEADLY, number, 0.0]], np.float32) for number in range(20)]
         with client.stream("mixing", [{"x": row} for row in rows]) as results:
             assert [2 * number for number in range(20)] == [int(result["y"][0, 1]) for result in results]
-        (pid,) = workplace.wait_entered()
-        os.kill(pid, signal.SIGKILL)
         served.wait_for("worker ended")
         assert [1.0] * 20 == _ask(client, [0.5] * 20)
         statistics = client.statistics()

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
+from tests.e2e.conftest import alive
 
 pytestmark = pytest.mark.e2e
 
@@ -93,7 +93,7 @@ prove(spec, compile_model(spec), ProbeOptions())
     with subprocess.Popen([sys.executable, "-c", script], env=environment) as parent:
         child = int(_until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text()))
         parent.kill()
-    _until(lambda: not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE)
+    _until(lambda: not alive(child))
 
 
 def _until(condition: Callable[[], Any]) -> Any:

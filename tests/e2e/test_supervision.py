@@ -14,6 +14,7 @@ import psutil
 import pytest
 import trio
 import trio.testing
+from tests.e2e.conftest import alive
 
 from shapestream.serving.worker_port import LastState
 from shapestream_workers.supervisor.core import RestartPolicy
@@ -288,15 +289,12 @@ def test_a_process_whose_parent_is_killed_ends_by_itself(busy: str) -> None:
         async with process.stdin, process.stdout:
             with trio.fail_after(PATIENCE_S):
                 pid = int(await process.stdout.receive_some(64))
-            grandchild = psutil.Process(pid)
             process.kill()
             await process.wait()
             try:
-                await until(
-                    lambda: not grandchild.is_running() or grandchild.status() == psutil.STATUS_ZOMBIE
-                )
+                await until(lambda: not alive(pid))
             finally:
-                if grandchild.is_running():
-                    grandchild.kill()
+                if alive(pid):
+                    os.kill(pid, 9)
 
     trio.run(main)

@@ -1,16 +1,15 @@
-"""Models that company or padding changes only for values that no proof tries, and one that stays with some requests."""
+"""Models that company or padding changes only for values that no proof tries, and one that kills its process."""
 
 from __future__ import annotations
 
 import os
-import time
-from pathlib import Path
+import signal
 from typing import Any
 
 import numpy as np
 
 Array = np.ndarray[Any, Any]
-RARE, STAYS = 4.25, 3.25
+RARE, DEADLY = 4.25, 3.25
 
 
 def double(x: Array) -> Array:
@@ -37,13 +36,11 @@ def product(x: Array) -> Array:
 _in_company: set[bytes] = set()
 
 
-def staying(x: Array) -> Array:
-    """Twice the input; what begins with a mark, and runs alone after it ran in company, stays until its process ends."""
-    marked = [row.tobytes() for row in x if row[0] == STAYS]
+def deadly(x: Array) -> Array:
+    """Twice the input; what begins with a mark, and runs alone after it ran in company, kills the process."""
+    marked = [row.tobytes() for row in x if row[0] == DEADLY]
     if len(x) > 1:
         _in_company.update(marked)
     elif _in_company.issuperset(marked) and marked:
-        (Path(os.environ["E2E_FOLDER"]) / f"entered-{os.getpid()}").touch()
-        while True:
-            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGKILL)
     return x * 2
