@@ -1,0 +1,51 @@
+"""A request and its response, as the HTTP server and the protocol's handlers hand them to each other."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+Buffer = bytes | bytearray | memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class HttpRequest:
+    """One complete request.
+
+    `path` is percent-decoded and has no query; `query` is as it was sent. `headers` have lower-case names; the values of a
+    repeated header are joined by ", ". `body` is whole, without transfer or content encoding. `peer` is the address that the
+    connection comes from, without the port.
+    """
+
+    method: str
+    path: str
+    query: str
+    headers: Mapping[str, str]
+    body: Buffer
+    peer: str
+
+
+@dataclass(frozen=True, slots=True)
+class HttpResponse:
+    """One response. `body` is written piece by piece; Content-Length, Date and encodings are the HTTP server's business."""
+
+    status: int = 200
+    body: Sequence[Buffer] = ()
+    headers: Sequence[tuple[str, str]] = ()
+    content_type: str = "application/json"
+
+
+@dataclass(eq=False)
+class HttpError(Exception):
+    """A request that is answered by a status of 400 or more, and `{"error": message}`."""
+
+    status: int
+    message: str
+    headers: Sequence[tuple[str, str]] = field(default=())
+
+    def __str__(self) -> str:
+        return f"{self.status}: {self.message}"
+
+
+Handler = Callable[[HttpRequest], Awaitable[HttpResponse]]
+"""Answers one request; cancelled when its connection is closed. Raises `HttpError` for what it refuses."""
