@@ -33,6 +33,7 @@ def server_security(loaded: LoadedSettings) -> ServerSecurity | None:
     ring = KeyRing(
         clients=listed("clients", settings.clients),
         admins=listed("admins", settings.admins),
+        gateways=listed("gateways", settings.gateways),
         workers=listed("workers", settings.workers),
     )
     try:

@@ -211,10 +211,11 @@ class Client(Calls):
         priority: int = 0,
         request_id: str | None = None,
         trace: Mapping[str, str] | None = None,
+        caller: str | None = None,
     ) -> Result:
         self._check_loop()
         priority = checked_priority(priority)
-        tags = tags_of(request_id, trace)
+        tags = tags_of(request_id, trace, caller)
         due = deadline_at(self._core.clock, deadline)
         opened = self._core.models.get(model) or await self._open(model, due)
         tensors, nbytes = opened.encode(inputs)
@@ -255,6 +256,7 @@ class Client(Calls):
         on_error: OnError = "raise",
         deadline: float | None = None,
         priority: int = 0,
+        caller: str | None = None,
     ) -> Stream[Result] | Stream[Item]:
         if not isinstance(source, Iterable | AsyncIterable):
             raise TypeError(f"a stream's source is an iterable or an async one, not {type(source).__name__}")
@@ -264,6 +266,7 @@ class Client(Calls):
             on_error=on_error,
             deadline=deadline,
             priority=priority,
+            caller=caller,
         )
         return Stream(self, model, source, options)
 

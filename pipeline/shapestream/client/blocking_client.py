@@ -127,10 +127,11 @@ class Client(Calls):
         priority: int = 0,
         request_id: str | None = None,
         trace: Mapping[str, str] | None = None,
+        caller: str | None = None,
     ) -> Result:
         self._core.submissions.check_process()
         priority = checked_priority(priority)
-        tags = tags_of(request_id, trace)
+        tags = tags_of(request_id, trace, caller)
         due = deadline_at(self._core.clock, deadline)
         opened = self._core.models.get(model) or self._open(model, due)
         tensors, nbytes = opened.encode(inputs)
@@ -166,6 +167,7 @@ class Client(Calls):
         on_error: OnError = "raise",
         deadline: float | None = None,
         priority: int = 0,
+        caller: str | None = None,
     ) -> Stream[Result] | Stream[Item]:
         options = StreamOptions(
             max_in_flight=max_in_flight,
@@ -173,6 +175,7 @@ class Client(Calls):
             on_error=on_error,
             deadline=deadline,
             priority=priority,
+            caller=caller,
         )
         return Stream(self, model, source, options)
 

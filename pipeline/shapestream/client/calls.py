@@ -25,6 +25,8 @@ class Calls:
             request_id: your own id of the request, 1 to 128 printable ASCII characters.
             trace: the request's place in a trace: a mapping with `traceparent` and perhaps `tracestate`, such as the
                 headers of an HTTP request. Without it the current OpenTelemetry span counts.
+            caller: for whom a gateway asks, 1 to 128 printable ASCII characters. The server's fair shares count by this
+                name instead of by the gateway, if its key has the role `gateways`; otherwise the name is ignored.
 
         Returns a `Result`: the outputs by name. A call that is cancelled, or interrupted by Ctrl-C, is cancelled at the
         server too.
@@ -34,7 +36,7 @@ class Calls:
             DeadlineExceeded: the time is over.
             Cancelled: the client was closed meanwhile.
             RequestError: any other failure of the request; docs/client.md has the table.
-            TypeError, ValueError: a name, deadline, priority or id is wrong.
+            TypeError, ValueError: a name, deadline, priority, id or caller is wrong.
             RuntimeError: the call comes from another event loop than the client's, or from a forked child.
 
         Example:
@@ -56,6 +58,7 @@ class Calls:
                 its place, and the stream goes on.
             deadline: seconds for each item, from when it was pulled; None for none.
             priority: as for `infer`.
+            caller: as for `infer`.
 
         Gives a `Result` per item, with the item's `key`. Leaving the block withdraws unfinished items. An error of the
         source is raised after the results of earlier items.

@@ -1,4 +1,4 @@
-"""The tags that a client gives its requests: the caller's own id, and the place in a trace.
+"""The tags that a client gives its requests: the caller's own id, the place in a trace, and a gateway's caller.
 
 The one module of the client that imports OpenTelemetry, and only in a process that has imported it before.
 """
@@ -8,22 +8,39 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 
-from shapestream.wire.tags import REQUEST_ID, TRACEPARENT, TRACESTATE, can_be_sent, rule_of, trace_id
+from shapestream.wire.tags import CALLER, REQUEST_ID, TRACEPARENT, TRACESTATE, can_be_sent, rule_of, trace_id
 
 
-def tags_of(request_id: str | None, trace: Mapping[str, str] | None) -> dict[str, str] | None:
+def tags_of(
+    request_id: str | None, trace: Mapping[str, str] | None, caller: str | None
+) -> dict[str, str] | None:
     """Return the tags of one request, None for none. Without a `trace` they tell the current span.
 
-    Raises TypeError and ValueError for an id that cannot be sent. A `trace` that cannot be understood is ignored.
+    Raises TypeError and ValueError for an id or a caller that cannot be sent. A `trace` that cannot be understood is
+    ignored.
     """
     tags = current_trace() if trace is None else _given(trace)
-    if request_id is None:
+    if request_id is None and caller is None:
         return tags
-    if not isinstance(request_id, str):
-        raise TypeError(f"a request's id is a string, not {request_id!r}")
-    if not can_be_sent(REQUEST_ID, request_id):
-        raise ValueError(f"a request's id has {rule_of(REQUEST_ID)}, unlike {request_id[:200]!r}")
-    return {REQUEST_ID: request_id, **(tags or {})}
+    tags = {} if tags is None else tags
+    if request_id is not None:
+        tags[REQUEST_ID] = _checked(REQUEST_ID, "a request's id", request_id)
+    if caller is not None:
+        tags[CALLER] = _checked(CALLER, "the name of a caller", caller)
+    return tags
+
+
+def checked_caller(caller: str | None) -> str | None:
+    """Return the name of a caller, or None; raises TypeError and ValueError for one that cannot be sent."""
+    return None if caller is None else _checked(CALLER, "the name of a caller", caller)
+
+
+def _checked(tag: str, what: str, text: str) -> str:
+    if not isinstance(text, str):
+        raise TypeError(f"{what} is a string, not {text!r}")
+    if not can_be_sent(tag, text):
+        raise ValueError(f"{what} has {rule_of(tag)}, unlike {text[:200]!r}")
+    return text
 
 
 def current_trace() -> dict[str, str] | None:

@@ -22,7 +22,7 @@ from typing import Any, Generic, Literal, Protocol, TypeAlias, TypedDict, TypeVa
 
 from shapestream.client.core import Attend, Core, WithdrawAll
 from shapestream.client.opened_models import Model
-from shapestream.client.request_tags import current_trace
+from shapestream.client.request_tags import checked_caller, tags_of
 from shapestream.client.results import Failed, Result
 from shapestream.client.tickets import AnyTicket, EndTicket, RequestTicket, checked_deadline, checked_priority
 from shapestream.errors import InvalidRequest, RequestError
@@ -49,13 +49,21 @@ class ItemOptions(TypedDict, total=False):
     ordered: bool
     deadline: float | None
     priority: int
+    caller: str | None
 
 
 class StreamOptions:
     """The arguments of `stream`, checked; raises ValueError and TypeError."""
 
     def __init__(
-        self, *, max_in_flight: int, ordered: bool, on_error: OnError, deadline: float | None, priority: int
+        self,
+        *,
+        max_in_flight: int,
+        ordered: bool,
+        on_error: OnError,
+        deadline: float | None,
+        priority: int,
+        caller: str | None,
     ) -> None:
         if type(max_in_flight) is not int:
             raise TypeError(f"max_in_flight is an integer, not {max_in_flight!r}")
@@ -68,6 +76,7 @@ class StreamOptions:
         self.yields_failures = on_error == "yield"
         self.deadline = checked_deadline(deadline)
         self.priority = checked_priority(priority)
+        self.caller = checked_caller(caller)
 
 
 class Wakeup(Protocol):
@@ -165,7 +174,7 @@ class StreamState(Generic[ItemT]):
             tensors=tensors,
             nbytes=nbytes,
             priority=self._options.priority,
-            tags=current_trace(),
+            tags=tags_of(None, None, self._options.caller),
         )
 
     # ------------------------------------------------------------ the consumer's thread

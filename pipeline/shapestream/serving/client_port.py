@@ -47,7 +47,7 @@ from shapestream.wire.messages import (
     Unknown,
     Welcome,
 )
-from shapestream.wire.tags import trace_of
+from shapestream.wire.tags import CALLER, trace_of
 from shapestream_engine.errors import ShapeError
 
 log = structlog.get_logger()
@@ -130,7 +130,7 @@ class ClientPort:
         """Serve an item of a connection, and return its price in points."""
         session = self.sessions.by_peer.get(peer)
         if type(item) is RequestEntry and session is not None:
-            admitted = self._admit(session, item, now)
+            admitted = self._admit(peer, session, item, now)
             return len(item.tensors.buffers) // TENSORS_PER_POINT + (1 if admitted else DEAR)
         if type(item) is Clock and session is not None:
             session.clock.heard(item.sent_us, now)
@@ -232,7 +232,7 @@ class ClientPort:
 
     # ---------------------------------------------------------------- requests
 
-    def _admit(self, session: ClientSession, entry: RequestEntry, now: float) -> bool:
+    def _admit(self, peer: bytes, session: ClientSession, entry: RequestEntry, now: float) -> bool:
         """Check a request against its model and its session's limits. The scheduler decides by the load.
 
         Returns True if the request uses credit now; otherwise it is answered.
@@ -266,7 +266,7 @@ class ClientPort:
         remaining_ms = entry.remaining_ms
         record = RequestRecord(
             id=next(self._ids),
-            client=session.number,
+            client=session.number if entry.tags is None else self._owner(peer, session, entry.tags),
             model=model.name,
             # If the answer follows from the ports, no call is made, so the sizes do not count.
             sizes=shape.rounded if shape.answer is None else (0,) * len(shape.rounded),
@@ -285,6 +285,25 @@ class ClientPort:
         self._statistics.requests += 1
         self._arrived.append(record)
         return True
+
+    def _owner(self, peer: bytes, session: ClientSession, tags: dict[str, str]) -> int:
+        """Return the scheduler's number of whom the request counts for: the caller that a gateway names, or the session.
+
+        Removes the name if this peer may not give one.
+        """
+        caller = tags.get(CALLER)
+        if caller is None:
+            return session.number
+        if self._socket.may_name_callers(peer):
+            return self.sessions.callers.number_of(caller)
+        del tags[CALLER]
+        if (like_it_before := self._limit.admit(CALLER, trio.current_time())) is not None:
+            advice = "list its key in server.security.gateways"
+            what = "the names of callers are ignored, and all count as one client"
+            log.warning(
+                "not a gateway", client=session.label, what=what, advice=advice, like_it_before=like_it_before
+            )
+        return session.number
 
     def _deadline(self, session: ClientSession, remaining_ms: int, now: float) -> float:
         """Return the deadline by the server's clock, counted from sending. Ask for the client's clock if half has passed."""

@@ -450,7 +450,7 @@ async def serve(
     room = OutboxRoom(settings.max_outbox_bytes)
     try:
         if client_socket is None:
-            roles = (KeyRole.CLIENT, KeyRole.ADMIN)
+            roles = (KeyRole.CLIENT, KeyRole.ADMIN, KeyRole.GATEWAY)
             client_socket = listen(settings.listen, settings, keys, "clients", roles, room, CLIENT_LIMITS)
         dial_in = [address for address in (own_workers, settings.worker_listen) if address is not None]
         if worker_socket is None and dial_in:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from itertools import count
 
 from shapestream.scheduling.events import Arrival
+from shapestream.serving.callers import Callers
 from shapestream.serving.kept_replies import ClientId, ClientReplies, KeptReplies
 from shapestream.serving.outgoing import PeerLink
 from shapestream.serving.peer_clock import PeerClock
@@ -142,6 +143,7 @@ class Sessions:
         self._keys: dict[str, KeyUse] = {}
         """Every key that was ever used here. The operator's lists of keys limit their number."""
         self._numbers = count()
+        self.callers = Callers(self._numbers, settings.max_clients)
         self.by_peer: dict[bytes, ClientSession] = {}
         self.by_client: dict[ClientId, ClientSession] = {}
         """The session of each client, on any connection."""

@@ -30,11 +30,12 @@ from shapestream.serving.ends import (
     BatchEnded,
     End,
     Member,
+    Owner,
     RequestEnded,
     RequestRefused,
     Run,
-    clients_of,
     member_of,
+    owners_of,
     run_of,
 )
 from shapestream.serving.kept_replies import ClientId
@@ -189,7 +190,7 @@ class Stories:
             elif end.code != ErrorCode.RECALLED:
                 self._lost(end.run)
         elif isinstance(end, RequestRefused):
-            request_id = Member(end.at, 0, end.session.client, end.sequence, (), None).id
+            request_id = Member(end.at, 0, end.session.client, end.sequence, (), None, None).id
             self._keep_error(None, request_id, end)
         elif end.action is not None:
             self._failed_request(end)
@@ -204,8 +205,8 @@ class Stories:
         """Remember a batch that ran, and the members that it answered."""
         run, now = end.run, end.at
         if end.batch.cancelled or end.batch.recalled:
-            clients = clients_of(end.batch)
-            self._lost(run._replace(code=str(ErrorCode.CANCELLED), clients=clients, members=()))
+            owners = owners_of(end.batch)
+            self._lost(run._replace(code=str(ErrorCode.CANCELLED), owners=owners, members=()))
         runs, members = self._runs, run.members
         runs.append(run)
         self.ran += 1
@@ -366,7 +367,7 @@ class Stories:
         troubles = past.troubles
         if past.code is not None or not runs or runs[-1].facts.reason in _AGAIN:
             known = {run.batch for run in runs}
-            earlier = [run for run in self._failed_runs if number in run.clients and run.batch not in known]
+            earlier = [run for run in self._failed_runs if number in run.owners and run.batch not in known]
             runs = (*earlier, *runs)
             troubles = troubles or self._troubles(number)
         ahead = past.ahead
@@ -393,7 +394,7 @@ class Stories:
     def _behind(self, past: Past, now: float, shares: _Shares) -> Behind:
         """Return what ran on the slots of the request's model while it waited."""
         slots = {*self._slots_of(past.model), *[run.slot for run in past.runs]}
-        client = past.member.client
+        owner = past.member.owner
         own = {run.batch for run in past.runs if run.began < inf}
         complete = True
         models: dict[str, tuple[int, float, float]] = {}
@@ -412,9 +413,9 @@ class Stories:
                 if began >= ended:
                     continue
                 free[run.slot] = ended
-                if (client, run.batch) not in shares:
-                    shares[client, run.batch] = _share(client, run)
-                own_s = (ended - began) * shares[client, run.batch]
+                if (owner, run.batch) not in shares:
+                    shares[owner, run.batch] = _share(owner, run)
+                own_s = (ended - began) * shares[owner, run.batch]
                 batches, all_own_s, others_s = models.get(run.model, (0, 0.0, 0.0))
                 models[run.model] = (
                     batches + (run.batch not in counted),
@@ -443,7 +444,7 @@ class Stories:
 
 _AGAIN = (CutReason.RERUN, CutReason.SUSPECT)
 _ENDED = attrgetter("ended")
-_Shares: TypeAlias = dict[tuple[ClientId, int], float]
+_Shares: TypeAlias = dict[tuple[Owner, int], float]
 """A client's part of a batch, by client and batch: the stories of one answer share them."""
 
 
@@ -515,11 +516,18 @@ def _first_on_each(slots: Collection[str], runs: Iterable[Run]) -> Iterator[Run]
             yield run
 
 
-def _share(client: ClientId, run: Run) -> float:
-    """Return the part of a run's members that belong to this client, or to its key where clients prove keys."""
-    clients = [member.client for member in run.members] or run.clients.values()
-    own = [one for one in clients if one == client or (one[1] is not None and one[1] == client[1])]
-    return len(own) / len(clients)
+def _share(owner: Owner, run: Run) -> float:
+    """Return the part of a run's members that count for this owner: all of a key are one owner, named callers apart."""
+    owners = [member.owner for member in run.members] or run.owners.values()
+    own = _account(owner)
+    return sum([_account(other) == own for other in owners]) / len(owners)
+
+
+def _account(owner: Owner) -> object:
+    """Return whose share the scheduler counts: a named caller's, a key's, or a session's."""
+    if isinstance(owner, str):
+        return (owner,)
+    return owner if owner[1] is None else owner[1]
 
 
 def _for_page(run: Run) -> list[Any]:

@@ -48,6 +48,7 @@ def story_of(past: Past, now: float, asker: ClientId | None) -> dict[str, Any]:
     runs_now = open_end and bool(phases) and phases[-1].kind is PhaseKind.RUNNING
     story: dict[str, Any] = {
         "request_id": member.id,
+        **({} if member.caller is None else {"caller": member.caller}),
         "model": past.model,
         "sizes": list(member.sizes),
         "state": past.code or ("running" if runs_now else "queued" if open_end else "answered"),

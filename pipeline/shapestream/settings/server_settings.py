@@ -162,20 +162,22 @@ class SecuritySettings(Section):
     """Keys that may send requests: a folder of .pub files, or a list of public keys."""
     admins: KeyList = ()
     """Keys that may also see the server's counters."""
+    gateways: KeyList = ()
+    """Keys that may also name the caller of each request, who then has the fair share."""
     workers: KeyList = ()
     """Keys that may serve models at `worker_listen`."""
 
     def problems(self, listen: tuple[str, ...], worker_listen: str | None) -> Iterator[Finding]:
         """Yield missing keys, without which an address is useless, and keys that are not used."""
         if self.mode == "network":
-            for role in ("key", "clients", "admins", "workers"):
+            for role in ("key", "clients", "admins", "gateways", "workers"):
                 if getattr(self, role):
                     yield (role,), 'the mode "network" uses no keys (remove one of them)'
             return
         if self.key is None:
             yield (), 'missing "key" (the server\'s secret key: shapestream keys new server)'
         protected = [address for address in listen if is_protectable(address)]
-        if protected and not self.clients and not self.admins:
+        if protected and not (self.clients or self.admins or self.gateways):
             yield (), f'no client could use "{protected[0]}" (list public keys in clients, or in admins)'
         if worker_listen is not None and is_protectable(worker_listen) and not self.workers:
             yield (), f'no worker could use "{worker_listen}" (list public keys in workers)'

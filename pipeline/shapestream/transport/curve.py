@@ -58,6 +58,8 @@ class KeyRole(Enum):
     """May open models and send requests."""
     ADMIN = "admin"
     """May do what a client may, and see the server's counters, which concern other clients too."""
+    GATEWAY = "gateway"
+    """May do what a client may, and name the caller of each request, by whom fair shares count."""
     WORKER = "worker"
     """May serve models at the workers' port."""
 
@@ -68,6 +70,7 @@ class KeyRing:
 
     clients: Mapping[str, str] = field(default_factory=dict)
     admins: Mapping[str, str] = field(default_factory=dict)
+    gateways: Mapping[str, str] = field(default_factory=dict)
     workers: Mapping[str, str] = field(default_factory=dict)
 
     def of(self, roles: Sequence[KeyRole]) -> dict[str, str]:
@@ -75,13 +78,19 @@ class KeyRing:
         by_role = {
             KeyRole.CLIENT: self.clients,
             KeyRole.ADMIN: self.admins,
+            KeyRole.GATEWAY: self.gateways,
             KeyRole.WORKER: self.workers,
         }
         return {key: name for role in roles for key, name in by_role[role].items()}
 
     def counts(self) -> dict[str, int]:
         """Return the number of keys per role, for logs."""
-        return {"clients": len(self.clients), "admins": len(self.admins), "workers": len(self.workers)}
+        return {
+            "clients": len(self.clients),
+            "admins": len(self.admins),
+            "gateways": len(self.gateways),
+            "workers": len(self.workers),
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +136,7 @@ class ProtectedRouter(RouterSocket):
         self.port = port
         self._roles = roles
         self._admitted: Mapping[str, str] = {}
-        self._admins: Mapping[str, str] = {}
+        self._ring = security.ring
         self._keys: OrderedDict[bytes, str] = OrderedDict()
         self._closed_to: OrderedDict[bytes, None] = OrderedDict()
         """Routing ids that get no more messages: another key has taken them, or their key was withdrawn."""
@@ -142,7 +151,7 @@ class ProtectedRouter(RouterSocket):
     def let_in(self, ring: KeyRing) -> None:
         """Admit these keys from now on, and no others; cut off connections of withdrawn keys."""
         self._admitted = {**ring.of(self._roles), LOCAL: LOCAL}
-        self._admins = ring.admins
+        self._ring = ring
         for peer in [peer for peer, key in self._keys.items() if key not in self._admitted]:
             self._close_to(peer)
 
@@ -182,7 +191,12 @@ class ProtectedRouter(RouterSocket):
     def is_admin(self, peer: bytes) -> bool:
         """Tell whether a peer may see the counters: over ipc, or with an admin's key."""
         key = self._keys.get(peer)
-        return key == LOCAL or key in self._admins
+        return key == LOCAL or key in self._ring.admins
+
+    def may_name_callers(self, peer: bytes) -> bool:
+        """Tell whether a peer may name the callers of its requests: over ipc, or with a gateway's key."""
+        key = self._keys.get(peer)
+        return key == LOCAL or key in self._ring.gateways
 
     def failed_handshakes(self) -> int:
         """Return 0: `refused` counts them by reason. Those that ZAP refused were counted when it was asked."""

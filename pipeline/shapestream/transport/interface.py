@@ -80,6 +80,9 @@ class PeerSocket(Protocol):
     def is_admin(self, peer: bytes) -> bool:
         """Tell whether a peer may see the counters, which concern other peers too."""
 
+    def may_name_callers(self, peer: bytes) -> bool:
+        """Tell whether a peer is a gateway, which may name the callers of its requests."""
+
     def close(self) -> None:
         """Stop listening; waiting receivers get `trio.ClosedResourceError`. A second call does nothing."""
 

@@ -161,6 +161,10 @@ class LocalServer(MemorySocket[Addressed]):
         """Return True: a peer of this process may do everything."""
         return True
 
+    def may_name_callers(self, peer: bytes) -> bool:
+        """Return True: a peer of this process may do everything."""
+        return True
+
 
 class MemoryServer(LocalServer):
     """A `PeerSocket` in memory; `connect()` gives the other ends."""

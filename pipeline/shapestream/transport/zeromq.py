@@ -306,6 +306,10 @@ class RouterSocket(WatchedSocket):
         """Return True: peers are local, or the operator said that the network is safe."""
         return True
 
+    def may_name_callers(self, peer: bytes) -> bool:
+        """Return True: where no keys are asked for, a peer may take as many names as it makes connections."""
+        return True
+
     def failed_handshakes(self) -> int:
         """Return the number of failed handshakes since the last call; libzmq reports 1000, and drops more."""
         return len(self._monitor.failures())

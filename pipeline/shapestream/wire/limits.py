@@ -26,6 +26,8 @@ MAX_TAGS_CHARACTERS = 1024
 """Names and values of all tags of one request."""
 MAX_REQUEST_ID_CHARACTERS = 128
 """The id that a user gives a request."""
+MAX_CALLER_CHARACTERS = 128
+"""The name that a gateway gives a caller: a token's name, or an address."""
 MAX_TRACE_CHARACTERS = 512
 """`traceparent` and `tracestate`, each. W3C Trace Context asks for as much of `tracestate` to be passed on."""
 MAX_PLAIN_ITEMS = 4096

@@ -1,4 +1,6 @@
-"""Tags of a request: its caller's own id for it, and its place in a trace (W3C Trace Context). No result depends on them.
+"""Tags of a request: its caller's own id for it, its place in a trace (W3C Trace Context), and for whom a gateway asks.
+
+No result depends on them.
 
 They travel as a map of text. A reader keeps the tags that it knows and ignores the others.
 """
@@ -10,6 +12,7 @@ from typing import Any
 
 from shapestream.wire.fields import BadEntryError, must_be
 from shapestream.wire.limits import (
+    MAX_CALLER_CHARACTERS,
     MAX_REQUEST_ID_CHARACTERS,
     MAX_TAGS,
     MAX_TAGS_CHARACTERS,
@@ -19,10 +22,12 @@ from shapestream.wire.limits import (
 REQUEST_ID = "request_id"
 TRACEPARENT = "traceparent"
 TRACESTATE = "tracestate"
+CALLER = "caller"
 _MOST_CHARACTERS = {
     REQUEST_ID: MAX_REQUEST_ID_CHARACTERS,
     TRACEPARENT: MAX_TRACE_CHARACTERS,
     TRACESTATE: MAX_TRACE_CHARACTERS,
+    CALLER: MAX_CALLER_CHARACTERS,
 }
 
 # Of version 00, and of later ones, which may add fields behind it. "ff" is no version; an id of zeros is none.

@@ -120,7 +120,7 @@ def test_importing_the_client_imports_no_opentelemetry() -> None:
     """Nor does asking for the tags of a request."""
     script = (
         "import sys, shapestream; from shapestream.client.request_tags import tags_of; "
-        "print(tags_of(None, None), [name for name in sys.modules if 'telemetry' in name and 'open' in name])"
+        "print(tags_of(None, None, None), [name for name in sys.modules if 'telemetry' in name and 'open' in name])"
     )
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60

@@ -17,12 +17,13 @@ from shapestream.transport.curve_keys import KeyPair, new_key_pair
 from shapestream.transport.dealer import DealerSocket
 from shapestream.wire.messages import Role
 
-SERVER, ALICE, BOB, ADMIN, BOX, OTHER_BOX = (new_key_pair() for _ in range(6))
+SERVER, ALICE, BOB, ADMIN, GATEWAY, BOX, OTHER_BOX = (new_key_pair() for _ in range(7))
 SECURITY = ServerSecurity(
     key=SERVER,
     ring=KeyRing(
         clients={ALICE.public: "alice", BOB.public: "bob"},
         admins={ADMIN.public: "admin"},
+        gateways={GATEWAY.public: "gateway"},
         workers={BOX.public: "box", OTHER_BOX.public: "other"},
     ),
 )
