@@ -18,7 +18,7 @@ from tests.e2e.conftest import alive
 
 from shapestream.serving.worker_port import LastState
 from shapestream_workers.supervisor.core import RestartPolicy
-from shapestream_workers.supervisor.processes import GaveUp, WorkerProcesses
+from shapestream_workers.supervisor.processes import GaveUp, SupervisedProcesses
 
 pytestmark = pytest.mark.e2e
 
@@ -41,9 +41,9 @@ STUBBORN = python(
 
 
 @asynccontextmanager
-async def supervised(commands: dict[str, list[str]]) -> AsyncIterator[WorkerProcesses]:
+async def supervised(commands: dict[str, list[str]]) -> AsyncIterator[SupervisedProcesses]:
     """Processes of these commands that have said that they are ready; at the end all have ended, asked to or not."""
-    processes = WorkerProcesses(commands, PATIENT)
+    processes = SupervisedProcesses(commands, PATIENT)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(processes.run)
         await until(lambda: len(processes.ready) == len(commands))
@@ -80,7 +80,7 @@ def test_a_restart_ends_where_a_new_process_neither_comes_up_nor_ends(tmp_path: 
     )
 
     async def main() -> None:
-        processes = WorkerProcesses({"a": python(code)}, replace(PATIENT, window_s=1.0))
+        processes = SupervisedProcesses({"a": python(code)}, replace(PATIENT, window_s=1.0))
         async with trio.open_nursery() as nursery:
             nursery.start_soon(processes.run)
             await until(lambda: processes.ready == {"a"})
@@ -111,7 +111,7 @@ def test_each_start_has_a_name_that_the_process_and_its_supervisor_know(tmp_path
         assert processes.owns(worker)
         return LastState()
 
-    processes = WorkerProcesses({role: python(code) for role in ("grows", "stays")}, PATIENT, ended=ended)
+    processes = SupervisedProcesses({role: python(code) for role in ("grows", "stays")}, PATIENT, ended=ended)
 
     def pid_of(worker: str) -> int:
         return int((tmp_path / worker).read_text())
@@ -196,7 +196,7 @@ def test_a_process_that_never_comes_up_is_given_up() -> None:
     """After three crashes in a row nobody is left to serve, and `run` says so."""
 
     async def main() -> None:
-        processes = WorkerProcesses({"a": python("raise SystemExit(5)")}, HASTY)
+        processes = SupervisedProcesses({"a": python("raise SystemExit(5)")}, HASTY)
         with trio.fail_after(PATIENCE_S), pytest.raises(GaveUp, match="it ended 3 times") as caught:
             await processes.run()
         assert not caught.value.configuration
@@ -208,7 +208,7 @@ def test_a_configuration_that_cannot_be_used_ends_all_at_the_first_start() -> No
     """Status 3 of one worker stops the others too: better no server than one that lacks a model."""
 
     async def main() -> None:
-        processes = WorkerProcesses({"a": python("raise SystemExit(3)"), "b": SOUND}, PATIENT)
+        processes = SupervisedProcesses({"a": python("raise SystemExit(3)"), "b": SOUND}, PATIENT)
         with trio.fail_after(PATIENCE_S), pytest.raises(GaveUp, match="worker a") as caught:
             await processes.run()
         assert caught.value.configuration
@@ -256,7 +256,7 @@ def test_a_command_that_cannot_be_started_is_given_up_like_a_crash() -> None:
     """No traceback, no endless loop."""
 
     async def main() -> None:
-        processes = WorkerProcesses({"a": ["/nonexistent/program"]}, HASTY)
+        processes = SupervisedProcesses({"a": ["/nonexistent/program"]}, HASTY)
         with trio.fail_after(PATIENCE_S), pytest.raises(GaveUp):
             await processes.run()
 

@@ -138,7 +138,7 @@ def lines_of(found: Mapping[str, Any]) -> Iterator[str]:
         yield from found["why"]
         yield "refused: the server goes on unchanged"
         return
-    models, workers = found["models"], found["workers"]
+    models = found["models"]
     for word in ("added", "removed"):
         if models[word]:
             yield f"models {word}: {', '.join(models[word])}"
@@ -146,14 +146,17 @@ def lines_of(found: Mapping[str, Any]) -> Iterator[str]:
         yield f"model changed: {name} ({', '.join(keys)})"
     if not any(models.values()):
         yield "no model changed"
-    if workers["replaced"]:
-        yield f"workers replaced: {', '.join(workers['replaced'])}"
-    for name, why in workers["kept"].items():
-        yield f"worker {name} goes on unchanged: {why}"
-    for name, why in workers["given_up"].items():
-        yield f"worker {name} is given up: {why}"
-    for name, why in workers["starting"].items():
-        yield f"worker {name} is not replaced yet: {why}"
+    for kind in ("worker", "gateway"):
+        processes = found[f"{kind}s"]
+        if processes["replaced"]:
+            yield f"{kind}s replaced: {', '.join(processes['replaced'])}"
+        for state, words in (
+            ("kept", "goes on unchanged"),
+            ("given_up", "is given up"),
+            ("starting", "is not replaced yet"),
+        ):
+            for name, why in processes[state].items():
+                yield f"{kind} {name} {words}: {why}"
     if found["need_restart"]:
         yield f"changed only by a restart of the server: {', '.join(found['need_restart'])}"
     yield from found["why"]

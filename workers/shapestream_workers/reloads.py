@@ -24,7 +24,7 @@ from shapestream.settings import LoadedSettings, ModelSettings, ServerSettings, 
 from shapestream_workers.model_trust import digests_of
 from shapestream_workers.security import server_security
 from shapestream_workers.supervisor.core import Restarted
-from shapestream_workers.supervisor.processes import WorkerProcesses
+from shapestream_workers.supervisor.processes import SupervisedProcesses
 
 log = structlog.get_logger()
 
@@ -76,6 +76,8 @@ class Reload:
     """The changes of the YAML, once that is read and can be used."""
     restarted: Restarted = NOTHING_RESTARTED
     """The result for each worker, once all are replaced or cannot be."""
+    gateways: Restarted = NOTHING_RESTARTED
+    """The result for each gateway."""
     seconds: float | None = None
     """Seconds from the request to the end; None before."""
 
@@ -91,6 +93,7 @@ class Reload:
             "models": {"added": changes.added, "removed": changes.removed, "changed": changes.changed},
             "need_restart": changes.need_restart,
             "workers": asdict(self.restarted),
+            "gateways": asdict(self.gateways),
         }
 
 
@@ -152,13 +155,15 @@ class Reloads:
         *,
         digests: Mapping[str, str],
         own_digests: Mapping[str, str],
-        workers: Callable[[], WorkerProcesses | None],
+        workers: Callable[[], SupervisedProcesses | None],
+        gateways: SupervisedProcesses | None,
         expect: Callable[[Settings], None],
         settled: Callable[[Restarted], None],
     ) -> None:
         """`digests`: of the models' files; `own_digests`: of those that this process itself serves.
 
-        `workers` returns the worker processes, or None without any. `expect` is called before they read new settings,
+        `workers` returns the worker processes, or None without any. `gateways`: the processes that speak HTTP, if there are
+        any. `expect` is called before they read new settings,
         `settled` when each was replaced or cannot be.
         """
         self._loaded = loaded
@@ -167,6 +172,7 @@ class Reloads:
         self._digests = dict(digests)
         self._own_digests = own_digests
         self._workers = workers
+        self._gateways = gateways
         self._expect = expect
         self._settled = settled
         self._asked = trio.Event()
@@ -197,12 +203,11 @@ class Reloads:
                 await self._asked.wait()
                 self._asked, reload, self._next = trio.Event(), self._next, None
                 assert reload is not None, "the event says so"
-                workers = await self._read(reload)
-                if workers is not None:
-                    nursery.start_soon(self._replace, reload, workers)
+                if await self._read(reload):
+                    nursery.start_soon(self._replace, reload, self._workers())
 
-    async def _read(self, reload: Reload) -> WorkerProcesses | None:
-        """Read keys, YAML and the digests of models, and use them. Return the workers to replace, if there are any.
+    async def _read(self, reload: Reload) -> bool:
+        """Read keys, YAML and the digests of models, and use them. Return True if there are processes to replace.
 
         If the YAML cannot be used, only keys change.
         """
@@ -214,7 +219,7 @@ class Reloads:
             log.error("configuration is not changed", why=error.problems, what="no worker is restarted")
             reload.why += error.problems
             self._end(reload, ReloadState.REFUSED)
-            return None
+            return False
         for name, digest in self._own_digests.items():
             if digests.get(name, digest) != digest:
                 advice = "restart the server to serve the new ones"
@@ -232,16 +237,17 @@ class Reloads:
         self._present, self._digests = settings, digests
         self._server.serve_files(digests)
         self._server.change_logging(settings.logging.level, settings.logging.format)
-        workers = self._workers()
-        if workers is None:
+        if self._workers() is not None:
+            self._expect(settings)
+            log.info("configuration is read again", models=[model.name for model in settings.models])
+            log.info("workers are restarted", how="one after the other")
+        else:
             log.info("no worker is restarted", why="there is none that was started here")
-            self._end(reload, ReloadState.INCOMPLETE if reload.why else ReloadState.OK)
-            return None
-        self._expect(settings)
-        log.info("configuration is read again", models=[model.name for model in settings.models])
-        log.info("workers are restarted", how="one after the other")
+            if self._gateways is None:
+                self._end(reload, ReloadState.INCOMPLETE if reload.why else ReloadState.OK)
+                return False
         reload.state = ReloadState.REPLACING
-        return workers
+        return True
 
     def _read_keys(self, reload: Reload) -> None:
         """Let in the keys that the files list now. If the files cannot be used, the keys stay as they were."""
@@ -270,16 +276,19 @@ class Reloads:
             raise ConfigurationError([fresh.problem(("workers",), message)])
         return fresh, digests_of(fresh.settings.models)
 
-    async def _replace(self, reload: Reload, workers: WorkerProcesses) -> None:
-        """Replace the workers, and record the result."""
-        restarted = await workers.restart()
-        if restarted is None:
-            reload.why.append("the workers have ended")
-            self._end(reload, ReloadState.INCOMPLETE)
-            return
-        reload.restarted = restarted
-        self._settled(restarted)
-        sound = not (reload.why or restarted.kept or restarted.given_up or restarted.starting)
+    async def _replace(self, reload: Reload, workers: SupervisedProcesses | None) -> None:
+        """Replace the gateways, which read their files again, then the workers, and record the result."""
+        if self._gateways is not None and (replaced := await self._gateways.restart()) is not None:
+            reload.gateways = replaced
+        if workers is not None:
+            restarted = await workers.restart()
+            if restarted is None:
+                reload.why.append("the workers have ended")
+                self._end(reload, ReloadState.INCOMPLETE)
+                return
+            reload.restarted = restarted
+            self._settled(restarted)
+        sound = not reload.why and reload.restarted.is_whole and reload.gateways.is_whole
         self._end(reload, ReloadState.OK if sound else ReloadState.INCOMPLETE)
 
     def _end(self, reload: Reload, state: ReloadState) -> None:

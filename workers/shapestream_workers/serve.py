@@ -14,6 +14,7 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import partial
+from importlib.util import find_spec
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +33,7 @@ from shapestream_engine.machine import divide_cpus
 from shapestream_workers.admin import open_admin_port
 from shapestream_workers.costs import cost_tables
 from shapestream_workers.exit_codes import EXIT_CONFIGURATION, EXIT_OK, EXIT_RUNTIME
+from shapestream_workers.gateways import GatewayPort
 from shapestream_workers.interruption import handed_over
 from shapestream_workers.memory import spell_bytes, watch_memory
 from shapestream_workers.model_trust import digests_of
@@ -40,7 +42,7 @@ from shapestream_workers.process import exit_after, keep_what_is_loaded
 from shapestream_workers.reloads import Reload, Reloads
 from shapestream_workers.security import server_security
 from shapestream_workers.supervisor.core import Restarted, RestartPolicy
-from shapestream_workers.supervisor.processes import GaveUp, WorkerProcesses
+from shapestream_workers.supervisor.processes import GaveUp, SupervisedProcesses
 from shapestream_workers.systemd import notify, tend_watchdog
 
 if TYPE_CHECKING:
@@ -104,7 +106,8 @@ def run_server(loaded: LoadedSettings) -> int:
         )
     settings = loaded.with_server(max_clients=_clients_that_fit(loaded)).settings
     tracer = open_tracer(loaded)
-    with _own_workers_address(loaded.settings) as own_workers:
+    gateway_port = open_gateway_port(loaded)
+    with _own_addresses(loaded.settings) as (own_workers, own_gateways):
         start = partial(
             serve,
             settings.server,
@@ -113,11 +116,12 @@ def run_server(loaded: LoadedSettings) -> int:
             keys=keys,
             cost_cache=CostCache.of_environment(),
             own_workers=own_workers,
+            own_gateways=own_gateways,
             local=local,
             tracer=tracer,
         )
         with handed_over() as taken_over:
-            return trio.run(_Serving(loaded, local, start, admin, digests).run, taken_over)
+            return trio.run(_Serving(loaded, local, start, admin, gateway_port, digests).run, taken_over)
 
 
 def open_tracer(loaded: LoadedSettings) -> RequestTracer | None:
@@ -140,6 +144,17 @@ def open_tracer(loaded: LoadedSettings) -> RequestTracer | None:
         raise ConfigurationError([problem]) from error
 
 
+def open_gateway_port(loaded: LoadedSettings) -> GatewayPort | None:
+    """Return the port of the gateways, which listens; None if none is configured. Raises `ConfigurationError`."""
+    settings = loaded.settings.server.http
+    if settings is None:
+        return None
+    if find_spec("httptools") is None:
+        problem = loaded.problem(("server", "http"), "httptools is missing (pip install 'shapestream[http]')")
+        raise ConfigurationError([problem])
+    return GatewayPort(loaded, settings)
+
+
 def _clients_that_fit(loaded: LoadedSettings) -> int:
     """Return `max_clients`, or the number that the limit of open files allows. Raises `ConfigurationError` below one."""
     settings = loaded.settings
@@ -150,6 +165,9 @@ def _clients_that_fit(loaded: LoadedSettings) -> int:
         group.count * divide_cpus(cpus, workers, group.slots, group.threads)[0]
         for group in settings.worker_groups
     )
+    http = settings.server.http
+    # A gateway is a process like a worker, and one client.
+    workers += 0 if http is None else http.processes
     fits = connections_that_fit(workers, slots, admin=settings.server.admin is not None)
     if fits is None or fits >= wanted:
         return wanted
@@ -169,19 +187,24 @@ def _clients_that_fit(loaded: LoadedSettings) -> int:
 
 
 @contextmanager
-def _own_workers_address(settings: Settings) -> Iterator[str | None]:
-    """Yield a private address for this server's own workers, or None if they can use the configured one.
+def _own_addresses(settings: Settings) -> Iterator[tuple[str | None, str | None]]:
+    """Yield private addresses for this server's own workers and for its gateways; None for what needs none.
 
-    Own workers have no key, so they need a private address if the configured one asks for keys.
+    These processes have no key. So the workers need a private address if the configured one asks for keys.
     """
     listen = settings.server.worker_listen
     asks = settings.server.security is not None and listen is not None and is_protectable(listen)
-    if not settings.worker_groups or (listen is not None and not asks):
-        yield None
+    for_workers = settings.worker_groups and (listen is None or asks)
+    for_gateways = settings.server.http is not None
+    if not for_workers and not for_gateways:
+        yield None, None
         return
     # The path of a socket must be short: TMPDIR, or the folder of the YAML, may be too long.
     with TemporaryDirectory(prefix="shapestream-", dir="/tmp", ignore_cleanup_errors=True) as folder:
-        yield f"ipc://{folder}/workers"
+        yield (
+            f"ipc://{folder}/workers" if for_workers else None,
+            f"ipc://{folder}/g" if for_gateways else None,
+        )
 
 
 def has_terminal() -> bool:
@@ -201,18 +224,21 @@ class _Serving:
         local: SlotThreads | None,
         start: Callable[..., Awaitable[None]],
         admin: AdminPort | None,
+        gateway_port: GatewayPort | None,
         digests: Mapping[str, str],
     ) -> None:
         """`start` is `serve` with all of its arguments but `task_status`; `digests`: of the models' files."""
         self._loaded = loaded
         self._admin = admin
+        self._gateway_port = gateway_port
         self._local = local
         self._start = start
         self._digests = digests
         self._server: Server
         self._reloads: Reloads
         self._drained = trio.Event()
-        self._workers: WorkerProcesses | None = None
+        self._gateways_ended = trio.Event()
+        self._workers: SupervisedProcesses | None = None
         self._models = models_of_workers(loaded.settings)
         """The models of each worker, by the YAML that was read last."""
         self._status = EXIT_OK
@@ -229,12 +255,14 @@ class _Serving:
     async def _run(self, signals: AsyncIterator[int]) -> int:
         async with trio.open_nursery() as nursery:
             server = self._server = await nursery.start(self._serve)
+            gateways = self._gateways()
             self._reloads = Reloads(
                 self._loaded,
                 server,
                 digests=self._digests,
                 own_digests={} if self._local is None else self._local.digests,
                 workers=lambda: self._workers,
+                gateways=gateways,
                 expect=self._expect,
                 settled=self._give_up_new_models,
             )
@@ -249,8 +277,11 @@ class _Serving:
                 warn = partial(_warn_of_memory, in_process.memory_limit)
                 nursery.start_soon(watch_memory, in_process.memory_limit, warn)
             nursery.start_soon(self._obey_signals, signals, nursery.cancel_scope)
+            if gateways is not None:
+                nursery.start_soon(self._run_gateways, gateways)
             await self._run_workers()
             await self._drained.wait()
+            await self._gateways_ended.wait()
             nursery.cancel_scope.cancel()
         return self._status
 
@@ -290,7 +321,7 @@ class _Serving:
 
         groups = groups_of_workers(self._loaded.settings)
         policy = RestartPolicy(drain_s=self._loaded.settings.server.grace_s + STOP_GRACE_S)
-        self._workers = WorkerProcesses(
+        self._workers = SupervisedProcesses(
             worker_commands(self._loaded, server.worker_addresses[0]),
             policy,
             ended=lambda role, worker, died: server.worker_ended(worker, died=died, group=groups[role]),
@@ -299,7 +330,7 @@ class _Serving:
         )
         server.own_processes(self._workers, groups)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._stop_workers_after_server, self._workers)
+            nursery.start_soon(self._stop_after_server, self._workers)
             try:
                 await self._workers.run()
             except GaveUp as error:
@@ -312,9 +343,31 @@ class _Serving:
                     server.drain(grace_s=LAST_WORDS_S)
             nursery.cancel_scope.cancel()
 
-    async def _stop_workers_after_server(self, workers: WorkerProcesses) -> None:
+    def _gateways(self) -> SupervisedProcesses | None:
+        """Return the processes that speak HTTP, or None if none are configured."""
+        if self._gateway_port is None:
+            self._gateways_ended.set()
+            return None
+        log.info("http ready", address=self._gateway_port.address)
+        return self._gateway_port.processes(self._server.addresses[-1], grace_s=STOP_GRACE_S)
+
+    async def _run_gateways(self, gateways: SupervisedProcesses) -> None:
+        """Run the gateways until the server has drained. They answer what the server answered, and end."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._stop_after_server, gateways)
+            try:
+                await gateways.run()
+            except GaveUp as error:
+                self._status = EXIT_CONFIGURATION
+                log.error("server stops", why=str(error))
+                self._server.drain(grace_s=LAST_WORDS_S)
+            finally:
+                self._gateways_ended.set()
+            nursery.cancel_scope.cancel()
+
+    async def _stop_after_server(self, processes: SupervisedProcesses) -> None:
         await self._drained.wait()
-        workers.stop(STOP_GRACE_S)
+        processes.stop(STOP_GRACE_S)
 
     def _expect(self, settings: Settings) -> None:
         """Tell the server which models its workers serve from now on, and which they serve no more."""

@@ -50,6 +50,7 @@ from shapestream.serving.admin_pages import EventStream, Page, health_page
 from shapestream.serving.event_stream import MOST_VIEWERS, Feed
 from shapestream.settings import AdminSettings
 from shapestream.transport.guards import admin_connections
+from shapestream.transport.http_listener import listen_at, place_of
 from shapestream_engine.regular_files import read_regular
 
 log = structlog.get_logger()
@@ -58,8 +59,6 @@ PATIENCE_S = 0.8
 """Seconds to wait for the main loop: less than the second that Kubernetes gives a probe."""
 IDLE_S = 5
 """Seconds after which a connection without a complete request is closed."""
-UNREAD_MS = 10_000
-"""Milliseconds after which the kernel closes a connection whose reader takes nothing of an answer."""
 MAX_UNSENT_BYTES = 64 * 1024
 """Bytes that the kernel buffers for a reader. A viewer that does not read is noticed when they are full."""
 MAX_HEAD_BYTES = 16 * 1024
@@ -85,8 +84,7 @@ class AdminPort:
         token = None if settings.token_file is None else _read_token(Path(settings.token_file))
         self._socket = _listen(settings.address)
         self._thread = _Thread(self._socket, _Callers(settings.address, token))
-        host, port = self._socket.getsockname()[:2]
-        self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self.address = place_of(self._socket)
         """HOST:PORT where it listens, with the port that was chosen for 0."""
         log.info("admin port ready", address=f"http://{self.address}")
 
@@ -449,16 +447,8 @@ def _not_yet(request: Request, error: Exception) -> Response:
 
 
 def _listen(address: str) -> socket.socket:
-    host, _, port = address.rpartition(":")
-    try:
-        family, _, _, _, place = socket.getaddrinfo(
-            host.strip("[]"), int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        listener = socket.create_server(place[:2], family=family)
-    except OSError as error:
-        raise ConfigurationError([f'"{address}": {error.strerror or error}']) from error
-    # Accepted connections inherit both options.
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNREAD_MS)
+    listener = listen_at(address)
+    # Accepted connections inherit it.
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MAX_UNSENT_BYTES)
     return listener
 

@@ -426,6 +426,7 @@ async def serve(
     keys: ServerSecurity | None = None,
     cost_cache: CostCache | None = None,
     own_workers: str | None = None,
+    own_gateways: str | None = None,
     local: SlotThreads | None = None,
     tracer: RequestTracer | None = None,
     clients: PeerSocket | None = None,
@@ -439,6 +440,7 @@ async def serve(
     keys: the keys of `settings.security`, read from its files.
     cost_cache: keeps the costs that are learned from traffic, for the next server.
     own_workers: a private address for the workers that this server's process starts.
+    own_gateways: a private address for the gateways that it starts, the last of the server's `addresses`.
     local: slots in this process.
     tracer: makes spans of requests; the server closes it at its end.
     clients, workers: sockets to use instead of those made from the settings' addresses. All are closed at the end.
@@ -451,7 +453,8 @@ async def serve(
     try:
         if client_socket is None:
             roles = (KeyRole.CLIENT, KeyRole.ADMIN, KeyRole.GATEWAY)
-            client_socket = listen(settings.listen, settings, keys, "clients", roles, room, CLIENT_LIMITS)
+            addresses = [*settings.listen, *([] if own_gateways is None else [own_gateways])]
+            client_socket = listen(addresses, settings, keys, "clients", roles, room, CLIENT_LIMITS)
         dial_in = [address for address in (own_workers, settings.worker_listen) if address is not None]
         if worker_socket is None and dial_in:
             roles_of_workers = (KeyRole.WORKER,)

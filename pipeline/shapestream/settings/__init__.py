@@ -6,6 +6,7 @@ from shapestream.settings.document import (
     WorkerGroupSettings,
     json_schema,
 )
+from shapestream.settings.http_settings import HttpSettings
 from shapestream.settings.loader import LoadedSettings, load_models, load_settings
 from shapestream.settings.model_settings import (
     BatchingSettings,
@@ -24,6 +25,7 @@ from shapestream.settings.yaml_source import Location
 __all__ = [
     "AdminSettings",
     "BatchingSettings",
+    "HttpSettings",
     "InProcessSettings",
     "LoadedSettings",
     "Location",

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import BeforeValidator, Field, ValidationInfo, WithJsonSchema
 
 from shapestream.addresses import is_beyond_loopback, is_protectable
+from shapestream.settings.http_settings import HttpSettings, read_http
 from shapestream.settings.values import (
     TEXT,
     Bytes,
@@ -22,10 +23,12 @@ from shapestream.settings.values import (
     absolute_path,
     address_meant,
     below,
+    check_host_and_port,
     describe,
     is_there,
     keys_must_exist,
     must_be_there,
+    open_to_others,
     read_path,
     wrong,
 )
@@ -183,30 +186,21 @@ class SecuritySettings(Section):
             yield (), f'no worker could use "{worker_listen}" (list public keys in workers)'
 
 
-def check_admin_address(value: Any) -> str:
-    """Check the `HOST:PORT` of the admin port. Port 0 means any free port; the log names it."""
-    if isinstance(value, str):
-        host, _, port = value.rpartition(":")
-        plain = host and "/" not in host and host != "*"
-        if plain and port.isascii() and port.isdigit() and int(port) <= 65535:
-            return value
-    raise wrong(f'expected HOST:PORT, got {describe(value)} (write "127.0.0.1:9090")')
-
-
 class AdminSettings(Section):
     """The admin port: health, metrics and statistics over HTTP (docs/metrics.md). HOST:PORT is short for {address}."""
 
-    address: Annotated[str, BeforeValidator(check_admin_address), WithJsonSchema(TEXT)]
+    address: Annotated[
+        str,
+        BeforeValidator(partial(check_host_and_port, example="127.0.0.1:9090")),
+        WithJsonSchema(TEXT),
+    ]
     """HOST:PORT; beyond loopback with `token_file`, or with `security: network`."""
     token_file: Annotated[str, BeforeValidator(partial(read_path, expected="a file"))] | None = None
     """File with the bearer token that callers must show, health checks apart."""
 
     def is_open(self, *, network_is_safe: bool) -> str | None:
         """Return the problem of an address that other machines reach and that asks for no token, or None."""
-        if network_is_safe or self.token_file is not None or not is_beyond_loopback(f"tcp://{self.address}"):
-            return None
-        advice = "add token_file, or security: network, or use 127.0.0.1"
-        return f'"{self.address}" is open to other machines ({advice})'
+        return None if network_is_safe or self.token_file is not None else open_to_others(self.address)
 
 
 def _read_admin(value: Any) -> Any:
@@ -284,6 +278,11 @@ class ServerSettings(Section):
         BeforeValidator(_read_admin, json_schema_input_type=str | AdminSettings | None),
     ] = None
     """Address of the admin port, HOST:PORT, with the extra `[admin]`. Default: none."""
+    http: Annotated[
+        HttpSettings | None,
+        BeforeValidator(read_http, json_schema_input_type=str | HttpSettings | None),
+    ] = None
+    """HTTP for clients of the Open Inference Protocol: HOST:PORT, with the extra `[http]`. Default: none."""
     tracing: Annotated[str, BeforeValidator(check_collector), WithJsonSchema(TEXT)] | None = None
     """Address of a collector that gets spans by OTLP over HTTP, with the extra `[otel]`. Default: none."""
 
@@ -309,10 +308,10 @@ class ServerSettings(Section):
                 )
         if (words := self.too_short_for_hangs(self.hang_min_s)) is not None:
             yield ("hang_min_s",), words
-        if self.admin is not None:
-            words = self.admin.is_open(network_is_safe=self.network_is_safe)
+        for key, port in ("admin", self.admin), ("http", self.http):
+            words = None if port is None else port.is_open(network_is_safe=self.network_is_safe)
             if words is not None:
-                yield ("admin",), words
+                yield (key,), words
         if self.security is not None:
             yield from below(("security",), self.security.problems(self.listen, self.worker_listen))
             return

@@ -28,6 +28,7 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, PydanticCustomError
 
+from shapestream.addresses import is_beyond_loopback
 from shapestream.settings.yaml_source import Location
 
 Finding: TypeAlias = tuple[Location, str]
@@ -100,6 +101,24 @@ def address_meant(value: Any) -> str | None:
     if colon and port.isascii() and port.isdigit() and "/" not in value:
         return f"tcp://{host or '127.0.0.1'}:{port}"
     return f"ipc://{value}" if value.endswith(".sock") or "/" in value else None
+
+
+def check_host_and_port(value: Any, example: str) -> str:
+    """Check the `HOST:PORT` of a port for HTTP. Port 0 means any free port; the log names it."""
+    if isinstance(value, str):
+        host, _, port = value.rpartition(":")
+        plain = host and "/" not in host and host != "*"
+        if plain and port.isascii() and port.isdigit() and int(port) <= 65535:
+            return value
+    raise wrong(f'expected HOST:PORT, got {describe(value)} (write "{example}")')
+
+
+def open_to_others(host_and_port: str) -> str | None:
+    """Return the problem of a port for HTTP that other machines reach without a token; None if they do not reach it."""
+    if not is_beyond_loopback(f"tcp://{host_and_port}"):
+        return None
+    advice = "add token_file, or security: network, or use 127.0.0.1"
+    return f'"{host_and_port}" is open to other machines ({advice})'
 
 
 def wrong(message: str) -> PydanticCustomError:

@@ -169,7 +169,7 @@ class SimulatedWorker:
 
 
 class Supervision:
-    """Keeps workers of some roles running, as `WorkerProcesses` does; itself the server's `ProcessOwner`."""
+    """Keeps workers of some roles running, as `SupervisedProcesses` does; itself the server's `ProcessOwner`."""
 
     def __init__(
         self,

@@ -150,6 +150,11 @@ class Restarted:
     starting: dict[str, str]
     """Roles whose new process is not ready in time, each with the reason. It goes on starting."""
 
+    @property
+    def is_whole(self) -> bool:
+        """True if every role was replaced."""
+        return not (self.kept or self.given_up or self.starting)
+
 
 Action: TypeAlias = StartWorker | TerminateWorker | KillWorker | GiveUp | KeepWorker
 

@@ -1,4 +1,4 @@
-"""Carry out the supervisor's actions on real processes.
+"""Carry out the supervisor's actions on real processes: the workers, or the gateways, of one server.
 
 A worker ends when its parent ends, for any reason: its stdin is a pipe, and it ends when the other end is closed
 (`process.py`). It has its own session, so Ctrl-C reaches only the server, which then stops its workers in order. It
@@ -13,7 +13,7 @@ import random
 import subprocess
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import structlog
 import trio
@@ -92,24 +92,28 @@ class _RunningWorker:
     """The problems that it reported of its configuration."""
 
 
-class WorkerProcesses:
-    """Worker processes by name, each with its command line. `run` keeps them running until `stop`."""
+class SupervisedProcesses:
+    """Processes by name, each with its command line. `run` keeps them running until `stop`."""
 
     def __init__(
         self,
         commands: Mapping[str, Sequence[str]],
         policy: RestartPolicy | None = None,
         *,
+        kind: Literal["worker", "gateway"] = "worker",
+        descriptors: Sequence[int] = (),
         ended: EndTold = _no_answer,
         given_up: Callable[[str, str], None] = lambda role, reason: None,
         revived: Callable[[str], None] = lambda role: None,
     ) -> None:
-        """Call `ended` for each end of a process.
+        """Call `ended` for each end of a process. `kind` is what logs call them. They inherit `descriptors`.
 
         `given_up` is called with each role that is not started again, and the reason; `revived` with a role that was given
         up and is started again on request.
         """
         self._commands = commands
+        self._kind = kind
+        self._descriptors = descriptors
         self._ended = ended
         self._told_given_up = given_up
         self._told_revived = revived
@@ -169,6 +173,10 @@ class WorkerProcesses:
         if self._failure is not None:
             raise self._failure
 
+    def _log(self, write: Callable[..., None], event: str, name: str, **facts: Any) -> None:
+        """Write a line about one process, such as `worker started`."""
+        write(f"{self._kind} {event}", **{self._kind: name}, **facts)
+
     def owns(self, worker: str) -> bool:
         """Tell whether the worker that registered under this name is one of these processes and has not ended."""
         return self._registered_as(worker) is not None
@@ -181,7 +189,7 @@ class WorkerProcesses:
         hanging = self._registered_as(worker)
         if hanging is not None and not hanging.was_killed:
             hanging.was_killed = True
-            log.error("worker killed", worker=hanging.name, pid=hanging.process.pid, why=reason)
+            self._log(log.error, "killed", hanging.name, pid=hanging.process.pid, why=reason)
             self._presences.reason(hanging.role, reason)
             hanging.process.kill()
 
@@ -232,9 +240,9 @@ class WorkerProcesses:
                     revived = self.presences[role].presence is Presence.GIVEN_UP
                     self._presences.started(role, trio.current_time())
                     if attempt:
-                        log.info("worker restarts", worker=name, attempt=attempt)
+                        self._log(log.info, "restarts", name, attempt=attempt)
                     elif name != role:
-                        log.info("worker is replaced", worker=role, by=name)
+                        self._log(log.info, "is replaced", role, by=name)
                     if revived:
                         self._told_revived(role)
                     self._nursery.start_soon(self._live, name, role)
@@ -242,10 +250,10 @@ class WorkerProcesses:
                     if name in self._running:
                         self._running[name].process.terminate()
                 case KeepWorker(worker=name, reason=reason):
-                    log.error("worker cannot be replaced", worker=name, why=reason)
+                    self._log(log.error, "cannot be replaced", name, why=reason)
                 case KillWorker(worker=name):
                     reason = "it did not end in time"
-                    log.warning("worker killed", worker=name, why=reason)
+                    self._log(log.warning, "killed", name, why=reason)
                     self._presences.reason(self._supervisor.role_of(name), reason)
                     if name in self._running:
                         self._running[name].was_asked_to_end = True
@@ -254,11 +262,11 @@ class WorkerProcesses:
                     self._give_up(action)
 
     def _give_up(self, action: GiveUp) -> None:
-        log.error("worker given up", worker=action.worker, why=action.reason)
+        self._log(log.error, "given up", action.worker, why=action.reason)
         role = self._supervisor.role_of(action.worker)
         self._presences.given_up(role, action.reason)
         self._told_given_up(role, action.reason)
-        message = f"worker {action.worker} is given up: {action.reason}"
+        message = f"{self._kind} {action.worker} is given up: {action.reason}"
         if action.configuration and role not in self._sound:
             self._failure = GaveUp(message, configuration=True)
         elif self._supervisor.hopeless:
@@ -275,10 +283,11 @@ class WorkerProcesses:
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     start_new_session=True,
+                    pass_fds=self._descriptors,
                     env={**os.environ, NAME_VARIABLE: registered},
                 )
             except OSError as error:
-                log.error("worker cannot be started", worker=name, why=str(error))
+                self._log(log.error, "cannot be started", name, why=str(error))
                 self._handle(WorkerExited(worker=name, status=EXIT_NOT_STARTED))
                 return
         worker = _RunningWorker(name=name, role=role, registered=registered, process=process)
@@ -286,13 +295,13 @@ class WorkerProcesses:
         if self._supervisor.state_of(name) is ProcessState.STOPPING:
             worker.was_asked_to_end = True
             process.kill()  # it was asked to end before it had started, and has nothing to finish
-        log.info("worker started", worker=name, pid=process.pid)
+        self._log(log.info, "started", name, pid=process.pid)
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._listen, worker)
                 status = await process.wait()
                 nursery.cancel_scope.deadline = trio.current_time() + LAST_LINES_S
-            log.info("worker ended", worker=name, pid=process.pid, status=status)
+            self._log(log.info, "ended", name, pid=process.pid, status=status)
             self._presences.ended(role, process.pid, status, trio.current_time())
             died = status != 0 and not worker.was_asked_to_end
             last = await self._ended(role, registered, died)
@@ -337,7 +346,7 @@ class WorkerProcesses:
         before = self._ready_roles()
         worker.is_ready = True
         if before != self._ready_roles() == set(self._commands):
-            log.info("workers ready", workers=sorted(self.ready))
+            log.info(f"{self._kind}s ready", **{f"{self._kind}s": sorted(self.ready)})
 
     def _ready_roles(self) -> set[str]:
         return {worker.role for worker in self._running.values() if worker.is_ready}

@@ -1,0 +1,52 @@
+"""The section `server.http` of the YAML: HTTP for clients of the Open Inference Protocol (docs/http.md)."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field, WithJsonSchema
+
+from shapestream.settings.values import TEXT, Bytes, Section, check_host_and_port, open_to_others, read_path
+from shapestream.wire.limits import MAX_PRIORITY
+
+FilePath = Annotated[str, BeforeValidator(partial(read_path, expected="a file"))]
+
+
+class TlsSettings(Section):
+    """Files in PEM for HTTPS."""
+
+    certificate: FilePath
+    """The certificate, and those that it was signed with."""
+    key: FilePath
+    """The certificate's secret key."""
+
+
+class HttpSettings(Section):
+    """HTTP for clients of the Open Inference Protocol (docs/http.md). HOST:PORT is short for {address}."""
+
+    address: Annotated[
+        str,
+        BeforeValidator(partial(check_host_and_port, example="127.0.0.1:8000")),
+        WithJsonSchema(TEXT),
+    ]
+    """HOST:PORT; beyond loopback with `token_file`, or with `security: network`."""
+    processes: int = Field(default=1, ge=1, le=64)
+    """Gateway processes, which share the address."""
+    max_body: Bytes = 64 << 20
+    """Bytes of one request's body, at most, after it is decompressed."""
+    token_file: FilePath | None = None
+    """File of the callers: a line `NAME TOKEN` for each. Without it, callers are told apart by their addresses."""
+    tls: TlsSettings | None = None
+    """Files for HTTPS. Default: plain HTTP."""
+    default_priority_level: int = Field(default=0, ge=0, le=MAX_PRIORITY)
+    """Triton's level of a request without a priority. Level p, where 1 is highest, is our priority D - p."""
+
+    def is_open(self, *, network_is_safe: bool) -> str | None:
+        """Return the problem of an address that other machines reach and that asks for no token, or None."""
+        return None if network_is_safe or self.token_file is not None else open_to_others(self.address)
+
+
+def read_http(value: Any) -> Any:
+    """Read a mapping, or HOST:PORT as short for {address}."""
+    return value if value is None or isinstance(value, dict | HttpSettings) else {"address": value}
