@@ -163,8 +163,7 @@ class Reloads:
         """`digests`: of the models' files; `own_digests`: of those that this process itself serves.
 
         `workers` returns the worker processes, or None without any. `gateways`: the processes that speak HTTP, if there are
-        any. `expect` is called before they read new settings,
-        `settled` when each was replaced or cannot be.
+        any. `expect` is called before the workers read new settings, `settled` when each was replaced or cannot be.
         """
         self._loaded = loaded
         self._server = server
