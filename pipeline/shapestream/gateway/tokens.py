@@ -1,0 +1,69 @@
+"""The callers of a gateway, and the tokens by which it knows them.
+
+The file has a line `NAME TOKEN` for each caller, besides empty lines and those that begin with `#`. A caller may have several
+tokens, so that one can be replaced while the other is still in use.
+"""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from pathlib import Path
+
+from shapestream.errors import ConfigurationError
+from shapestream.gateway.http_messages import HttpError, HttpRequest
+from shapestream.wire.tags import CALLER, can_be_sent, rule_of
+from shapestream_engine.regular_files import read_regular
+
+MAX_FILE_BYTES = 4 << 20
+"""Largest file of tokens: of some 40,000 callers."""
+_HOW = (("WWW-Authenticate", "Bearer"),)
+
+
+class Tokens:
+    """The names of callers by their tokens."""
+
+    def __init__(self, lines: str) -> None:
+        """`lines`: the content of a file. Raises `ConfigurationError` with every line that cannot be used."""
+        # Digests are looked up, so the time that it takes says nothing of a token.
+        self._names: dict[bytes, str] = {}
+        problems = []
+        for number, line in enumerate(lines.splitlines(), 1):
+            words = line.split()
+            if not words or words[0].startswith("#"):
+                continue
+            if len(words) != 2:
+                problems.append(f"line {number}: {len(words)} words (write NAME TOKEN)")
+            elif not can_be_sent(CALLER, words[0]):
+                problems.append(f"line {number}: a name has {rule_of(CALLER)}")
+            elif self._names.setdefault(_digest(words[1]), words[0]) != words[0]:
+                problems.append(f"line {number}: the token of {words[0]} is another caller's too")
+        if not self._names and not problems:
+            problems.append("no token (write a line NAME TOKEN for each caller)")
+        if problems:
+            raise ConfigurationError(problems)
+
+    def caller_of(self, request: HttpRequest) -> str:
+        """Return the name of the caller of a request. Raises HttpError 401 for one without a known token."""
+        scheme, _, token = request.headers.get("authorization", "").partition(" ")
+        if not token:
+            raise HttpError(
+                401, "this server asks for a token (send the header Authorization: Bearer TOKEN)", _HOW
+            )
+        name = self._names.get(_digest(token.strip())) if scheme.lower() == "bearer" else None
+        if name is None:
+            raise HttpError(401, "this token is not known here", _HOW)
+        return name
+
+
+def _digest(token: str) -> bytes:
+    return sha256(token.encode("utf-8", "surrogateescape")).digest()
+
+
+def read_tokens(path: Path) -> Tokens:
+    """Read a file of tokens. Raises `ConfigurationError`."""
+    try:
+        return Tokens(read_regular(path, MAX_FILE_BYTES).decode())
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError([f"{path}: {error}"]) from error
+    except ConfigurationError as error:
+        raise ConfigurationError([f"{path}: {problem}" for problem in error.problems]) from error
