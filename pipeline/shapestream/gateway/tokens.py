@@ -1,7 +1,7 @@
 """The callers of a gateway, and the tokens by which it knows them.
 
-The file has a line `NAME TOKEN` for each caller, besides empty lines and those that begin with `#`. A caller may have several
-tokens, so that one can be replaced while the other is still in use.
+The file has a line `NAME TOKEN` for each caller, besides empty lines and those that begin with `#`. A caller may have
+several tokens, so that one can be replaced while the other is still in use.
 """
 
 from __future__ import annotations
