@@ -22,7 +22,7 @@ SMOKE ?=
 # Two more than there are CPUs, at most eight: tests of real processes wait much of their time, and take memory.
 TEST_PROCESSES ?= $(shell n=$$(nproc); echo $$((n > 6 ? 8 : n + 2)))
 
-.PHONY: answers chaos compiled fuzz help demo embeddings mutations peer test test-compiled test-engines test-tools lint format bench plots soak soak-reloads wheel constraints clean
+.PHONY: answers chaos compiled fuzz help demo embeddings mutations peer test test-clients test-compiled test-engines test-tools lint format bench plots soak soak-reloads wheel constraints clean
 
 help: ## Show this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -68,6 +68,15 @@ test-compiled: compiled ## Run the scheduler's tests on its compiled form.
 
 test-engines: $(READY) ## Run the conformance suite on every engine that installs in reasonable size (ENGINES="torch torch-xla": on these too).
 	@ENGINES="$(ENGINES)" $(BIN)/python tests/engine/conformance/environments.py
+
+.venv-client-%/.ready: constraints-client-%.txt
+	@echo "setting up .venv-client-$* (once; half a minute)"
+	@$(PYTHON) -m venv .venv-client-$*
+	@.venv-client-$*/bin/python -m pip --disable-pip-version-check --quiet install --no-deps -r $<
+	@touch $@
+
+test-clients: $(READY) .venv-client-triton/.ready .venv-client-kserve/.ready ## Run the clients of others, unchanged, each in an environment of its own.
+	@$(BIN)/python -m pytest tests/e2e/test_foreign_clients.py
 
 test-tools: $(READY) ## Run the tests that need a real Prometheus and a real browser (Debian: apt-get install prometheus chromium).
 	@for tool in prometheus promtool chromium; do command -v $$tool > /dev/null || { echo "test-tools needs $$tool"; exit 1; }; done
@@ -143,4 +152,4 @@ constraints: ## Resolve all dependencies anew and pin them.
 	   build/constraints-venv/bin/python -m pip freeze --all --exclude shapestream; } > constraints.txt
 
 clean: ## Remove everything that make has made.
-	@rm -rf $(VENV) .venv-torch .venv-xla .venv-peer .cache .demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	@rm -rf $(VENV) .venv-torch .venv-xla .venv-peer .venv-client-triton .venv-client-kserve .cache .demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,0 +1,65 @@
+"""Clients that know no shapestream, unchanged, at a real server over HTTP. Those of others need `make test-clients`."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.e2e
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples" / "clients"
+TIMEOUT_S = 120.0
+SORTED = [[1.0, 2.0, 3.5], [-1.0, 0.25, 7.0]]
+
+
+@pytest.fixture
+def server(workplace: Any) -> str:
+    """The HOST:PORT of a server with the configuration of the examples, at a free port."""
+    text = (ROOT / "configs" / "http.yaml").read_text()
+    served = workplace.serve(workplace.write(text.replace("127.0.0.1:8000", "127.0.0.1:0")))
+    served.wait_for("gateways ready")
+    (line,) = served.events("http ready")
+    return str(line["address"])
+
+
+def output_of(client: str, example: str, server: str) -> str:
+    """What an example prints, run by the Python of that client's environment."""
+    python = ROOT / f".venv-client-{client}" / "bin" / "python"
+    if not python.exists():
+        pytest.skip("needs `make test-clients`")
+    command = [str(python), "-P", str(EXAMPLES / example), server]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=TIMEOUT_S).stdout
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+def test_curl_sorts(server: str) -> None:
+    """The example's own words."""
+    command = [str(EXAMPLES / "curl.sh"), server]
+    found = subprocess.run(command, capture_output=True, text=True, check=True, timeout=TIMEOUT_S).stdout
+    answer = json.loads(found)
+    (output,) = answer["outputs"]
+    assert {"name": "sorted", "datatype": "FP32", "shape": [2, 3]} == {
+        key: output[key] for key in ("name", "datatype", "shape")
+    }
+    assert sum(SORTED, []) == output["data"]
+    assert "sort" == answer["model_name"]
+    assert "id" not in answer
+
+
+@pytest.mark.parametrize(
+    ("client", "example", "words"),
+    [
+        ("triton", "triton_http.py", ["ready: True True", "[[ 1.    2.    3.5 ]", "[[1 2]\n [3 4]]"]),
+        ("kserve", "kserve_rest.py", ["ready: True True", "[[ 1.    2.    3.5 ]"]),
+    ],
+)
+def test_an_example_runs(server: str, client: str, example: str, words: list[str]) -> None:
+    """With the client's own package, as a user installs it."""
+    found = output_of(client, example, server)
+    assert [] == [word for word in words if word not in found], found
