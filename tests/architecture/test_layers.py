@@ -27,6 +27,7 @@ OPTIONAL = {
     "torch_xla": "engine/shapestream_engine/backends/torch/devices.py",
     "hypercorn": "pipeline/shapestream/serving/admin.py",
     "starlette": ("pipeline/shapestream/serving/admin.py", "pipeline/shapestream/serving/admin_pages.py"),
+    "httptools": "pipeline/shapestream/gateway/http_parser.py",
     "prometheus_client": "pipeline/shapestream/serving/admin_pages.py",
     "opentelemetry": (
         "pipeline/shapestream/serving/tracing.py",

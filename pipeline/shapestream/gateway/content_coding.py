@@ -1,0 +1,92 @@
+"""Content codings of bodies: gzip and deflate, undone within a limit, and done where a client asks for one.
+
+Long bodies are coded in a thread, so that the event loop serves others meanwhile: zlib releases the interpreter's lock.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Sequence
+
+import trio
+
+from shapestream.gateway.http_messages import Buffer, HttpError
+
+INLINE_BYTES = 64 * 1024
+"""Longest data, in bytes, that is coded on the event loop: zlib takes about 1 ms for it."""
+FASTEST = 1
+"""Level of zlib. Tensors of floats shrink little at any level, and the highest takes several times as long."""
+CODINGS = {"gzip": 31, "x-gzip": 31, "deflate": 15}
+"""zlib's `wbits` by the name of a coding."""
+_ACCEPTED = (("Accept-Encoding", "gzip, deflate"),)
+
+
+def coding_asked_for(accept_encoding: str) -> str | None:
+    """Return the coding that a client likes best of gzip and deflate; None where it asks for neither (RFC 9110, 12.5.3)."""
+    wishes: dict[str, float] = {}
+    for wish in accept_encoding.lower().split(","):
+        name, *parameters = (part.strip() for part in wish.split(";"))
+        wishes[name] = min((_quality(parameter) for parameter in parameters), default=1.0)
+    others = wishes.get("*", 0.0)
+    best = max(("gzip", "deflate"), key=lambda name: wishes.get(name, others))
+    liking = wishes.get(best, others)
+    return best if liking > 0 and liking >= wishes.get("identity", 0.0) else None
+
+
+def _quality(parameter: str) -> float:
+    name, _, value = parameter.partition("=")
+    if name.strip() != "q":
+        return 1.0
+    try:
+        return float(value)
+    except ValueError:
+        return 0.0
+
+
+async def decoded(body: Buffer, headers: Mapping[str, str], max_bytes: int) -> Buffer:
+    """Undo the Content-Encoding of a body. Raises `HttpError`: 415, 400 for damaged data, 413 beyond `max_bytes`."""
+    coding = headers.get("content-encoding", "identity").lower()
+    if coding == "identity" or not len(body):
+        return body
+    if coding not in CODINGS:
+        raise HttpError(
+            415, f"Content-Encoding {coding!r} is not served here: use gzip or deflate", _ACCEPTED
+        )
+    inflater = zlib.decompressobj(CODINGS[coding] if _has_header(coding, body) else -15)
+    try:
+        if len(body) > INLINE_BYTES:
+            found = await trio.to_thread.run_sync(inflater.decompress, body, max_bytes + 1)
+        else:
+            found = inflater.decompress(body, INLINE_BYTES)
+            if (
+                len(found) == INLINE_BYTES <= max_bytes
+            ):  # there may be more, also where all of `body` was read
+                found += await trio.to_thread.run_sync(
+                    inflater.decompress, inflater.unconsumed_tail, max_bytes + 1 - INLINE_BYTES
+                )
+    except zlib.error as error:
+        raise HttpError(400, f"the body is no {coding}: {error}") from None
+    if len(found) > max_bytes:
+        raise HttpError(413, f"the body has more than {max_bytes} bytes after {coding} is undone")
+    if not inflater.eof or inflater.unused_data:
+        raise HttpError(400, f"the body is no {coding}: it is cut off, or bytes follow it")
+    return found
+
+
+def _has_header(coding: str, body: Buffer) -> bool:
+    """Tell whether zlib's header is there. Some clients send `deflate` without it (RFC 9110, 8.4.1.2)."""
+    if coding != "deflate":
+        return True
+    return body[0] & 0x0F == zlib.DEFLATED and int.from_bytes(body[:2], "big") % 31 == 0
+
+
+async def encoded(pieces: Sequence[Buffer], coding: str) -> bytes:
+    """Code a body as `gzip` or `deflate`."""
+    if sum(len(piece) for piece in pieces) > INLINE_BYTES:
+        return await trio.to_thread.run_sync(_encoded, pieces, coding)
+    return _encoded(pieces, coding)
+
+
+def _encoded(pieces: Sequence[Buffer], coding: str) -> bytes:
+    deflater = zlib.compressobj(FASTEST, zlib.DEFLATED, CODINGS[coding])
+    return b"".join([*map(deflater.compress, pieces), deflater.flush()])

@@ -1,0 +1,29 @@
+"""What one peer may use of the HTTP server."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpLimits:
+    """Limits of connections and requests. Beyond one, a request gets the status named there, and its connection ends."""
+
+    max_connections: int = 4096
+    """Connections at once. One more ends the oldest idle connection; where none is idle, the new one gets 503."""
+    max_head_bytes: int = 64 * 1024
+    """Bytes of the request line and the headers (431). Twice what nginx admits: traces and tokens travel in headers."""
+    max_headers: int = 100
+    """Number of headers (431), as in Python's http.client and in Apache."""
+    max_body_bytes: int = 64 * 1024 * 1024
+    """Bytes of a body, before and after its content coding is undone (413)."""
+    idle_s: float = 75.0
+    """Seconds without a request, after which a connection is closed without an answer. nginx's default."""
+    head_s: float = 15.0
+    """Seconds from the first byte of a request to the end of its headers (408)."""
+    body_s: float = 30.0
+    """Seconds in which the next 64 KiB of a body, or its rest, must arrive (408)."""
+    write_s: float = 60.0
+    """Seconds in which a reader must make room for more of an answer, or it is cut off. nginx's default."""
+    grace_s: float = 30.0
+    """Seconds that requests have, after `HttpServer.stop`, to be answered."""

@@ -1,0 +1,165 @@
+"""The HTTP server of the gateway: accepts connections, limits their number, and ends them in good order.
+
+    listeners ── accept ──▶ HttpConnection ── HttpRequest ──▶ handler (routes)
+                              ▲    │    ▲                        │
+                HangupWatch ──┘    │    └────── HttpResponse ◀───┘
+                                   ▼
+       HeadParser, ChunkedBodyParser, content codings; PlainWire or TlsWire
+
+Each connection is one task, which also calls the handler. One more task watches all connections for peers that hang up.
+
+The nursery of the listeners lies in that of the connections, which lies in that of the watch. So `stop` ends them in this
+order: no new connections, then the running requests within their grace, then the watch.
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from collections.abc import Sequence
+from functools import partial
+
+import structlog
+import trio
+
+from shapestream.errors import ConfigurationError
+from shapestream.gateway.hangup_watch import HangupWatch
+from shapestream.gateway.http_connection import ConnectionPhase, HttpConnection
+from shapestream.gateway.http_limits import HttpLimits
+from shapestream.gateway.http_messages import Handler, HttpError
+from shapestream.gateway.http_wire import HttpStream, wire_of
+
+log = structlog.get_logger()
+
+BACKLOG = 1024
+"""Connections that the system accepts before the gateway does. Linux cuts it at net.core.somaxconn."""
+MOST_REFUSALS = 64
+"""Connections beyond the limit that are told so at once. More are closed without an answer."""
+
+HttpListener = trio.SocketListener | trio.SSLListener[trio.SocketStream]
+
+
+class HttpServer:
+    """An HTTP/1.1 server on trio that hands complete requests to one handler."""
+
+    def __init__(self, handler: Handler, limits: HttpLimits | None = None) -> None:
+        self._handler = handler
+        self._limits = HttpLimits() if limits is None else limits
+        self._connections: dict[HttpConnection, None] = {}
+        """In order of their beginning, the oldest first. The values have no meaning."""
+        self._refusals = 0
+        self._accepting = trio.CancelScope()
+        self._stopping = False
+
+    @property
+    def open_connections(self) -> int:
+        """Connections that are served now."""
+        return len(self._connections)
+
+    @property
+    def handled_requests(self) -> int:
+        """Requests whose handler runs now."""
+        return sum(connection.phase is ConnectionPhase.HANDLING for connection in self._connections)
+
+    async def run(
+        self,
+        listeners: Sequence[HttpListener],
+        *,
+        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        """Serve until `stop`, or until cancelled. Close the listeners.
+
+        Return after `stop` as soon as all connections have ended, or after `HttpLimits.grace_s`.
+        """
+        watch = HangupWatch()
+        try:
+            async with trio.open_nursery() as watching:
+                watching.start_soon(watch.run)
+                async with trio.open_nursery() as serving:
+                    with self._accepting:
+                        task_status.started()
+                        await trio.serve_listeners(
+                            partial(self._converse, watch),
+                            list(listeners),
+                            handler_nursery=serving,
+                        )
+                    serving.cancel_scope.deadline = trio.current_time() + self._limits.grace_s
+                watching.cancel_scope.cancel()
+        finally:
+            watch.close()
+
+    def stop(self) -> None:
+        """End in good order: no new connections, idle ones closed, requests that have begun are answered."""
+        self._stopping = True
+        self._accepting.cancel()
+        for connection in self._connections:
+            connection.close_if_idle()
+
+    async def _converse(self, watch: HangupWatch, stream: HttpStream) -> None:
+        wire = wire_of(stream)
+        try:
+            peer = wire.socket.getpeername()[0]
+        except OSError:
+            return  # it is gone already
+        connection = HttpConnection(wire, peer, self._handler, self._limits, lambda: self._stopping)
+        if not self._has_room():
+            await self._refuse(connection)
+            return
+        self._connections[connection] = None
+        try:
+            with watch.watching(wire.socket.fileno(), connection.hang_up):
+                await connection.run()
+        except Exception:  # a defect of the server itself costs one connection
+            log.exception("HTTP connection failed", peer=peer)
+        finally:
+            del self._connections[connection]
+
+    def _has_room(self) -> bool:
+        """Tell whether one more connection is served, if need be in the place of the oldest idle one."""
+        if len(self._connections) < self._limits.max_connections:
+            return True
+        return any(connection.close_if_idle() for connection in self._connections)
+
+    async def _refuse(self, connection: HttpConnection) -> None:
+        if self._refusals >= MOST_REFUSALS:
+            return
+        self._refusals += 1
+        try:
+            await connection.refuse(HttpError(503, "there are too many connections", (("Retry-After", "1"),)))
+        finally:
+            self._refusals -= 1
+
+
+async def open_listeners(
+    address: str, *, reuse_port: bool = False, ssl_context: ssl.SSLContext | None = None
+) -> list[HttpListener]:
+    """Listen at `HOST:PORT`, on each address of the host. Port 0 lets the system choose one.
+
+    With `reuse_port`, several processes listen at the same address, and the system divides the connections among them.
+    With `ssl_context`, connections are TLS. Raises `ConfigurationError` for an address that cannot be used.
+    """
+    host, _, port = address.rpartition(":")
+    sockets: list[socket.socket] = []
+    try:
+        found = await trio.socket.getaddrinfo(
+            host.strip("[]") or None, int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        for family, _, _, _, place in found:
+            # The port that the system chose for the first address is that of the others.
+            chosen = sockets[0].getsockname()[1] if sockets else int(port)
+            sockets.append(
+                socket.create_server(
+                    (str(place[0]), chosen), family=family, backlog=BACKLOG, reuse_port=reuse_port
+                )
+            )
+    except (OSError, ValueError, OverflowError) as error:
+        for own in sockets:
+            own.close()
+        why = getattr(error, "strerror", None) or error
+        raise ConfigurationError([f'"{address}": {why}']) from error
+    for own in sockets:
+        own.setblocking(False)
+    plain = [trio.SocketListener(trio.socket.from_stdlib_socket(own)) for own in sockets]
+    if ssl_context is None:
+        return [*plain]
+    return [trio.SSLListener(listener, ssl_context) for listener in plain]
