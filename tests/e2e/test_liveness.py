@@ -85,7 +85,7 @@ def test_a_server_that_stood_still_goes_on_where_it_was(workplace: Any) -> None:
         assert [[6.0] * 3] == client.infer("gated", rows(3), deadline=PATIENCE_S)["y"].tolist()
         asking.close()
     assert before == served.workers()
-    assert served.events("the server stood still")
+    served.wait_for("the server stood still")
 
 
 def test_sigterm_to_a_worker_and_sighup_to_its_server_replace_workers_under_load_and_nobody_notices(

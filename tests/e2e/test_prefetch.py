@@ -185,6 +185,6 @@ def test_sigterm_takes_what_waits_behind_a_hanging_batch_to_another_worker(workp
             hanging.result(PATIENCE_S)
         counts = Counter(begun())
         assert {"101": 1, "200": 1, "201": 1} == {value: counts[value] for value in ("101", "200", "201")}
-    assert served.events("worker killed")
+    served.wait_for("worker killed")
     assert 0 == served.wait()
     assert served.family_is_gone()

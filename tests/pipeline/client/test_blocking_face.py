@@ -16,23 +16,31 @@ from shapestream import blocking
 from shapestream.errors import Cancelled
 from shapestream.testing import ScriptedServer
 
+AGAIN_S = 10.0
+"""Longer than any machine takes from a signal to its KeyboardInterrupt."""
 ROW = {"x": np.ones((1, 3), np.float32)}
 
 
 @contextmanager
 def ctrl_c_when(server: ScriptedServer, condition: Callable[[ScriptedServer], Any]) -> Iterator[None]:
-    """A real SIGINT for this thread as soon as the condition holds."""
-    here = threading.get_ident()
+    """A real SIGINT for this thread as soon as the condition holds, and again where nothing comes of it.
+
+    Python drops a KeyboardInterrupt that meets a callback of the garbage collector, such as Hypothesis has.
+    """
+    here, interrupted = threading.get_ident(), threading.Event()
 
     def press() -> None:
         server.wait_until(condition)
         signal.pthread_kill(here, signal.SIGINT)
+        while not interrupted.wait(AGAIN_S):
+            signal.pthread_kill(here, signal.SIGINT)
 
     thread = threading.Thread(target=press)
     thread.start()
     try:
         yield
     finally:
+        interrupted.set()
         thread.join()
 
 
