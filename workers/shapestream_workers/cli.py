@@ -155,6 +155,64 @@ def worker(
     raise typer.Exit(status)
 
 
+@app.command()
+def gateway(
+    address: Annotated[
+        str,
+        typer.Argument(
+            metavar="ADDRESS", help="The server's address, tcp://... or ipc://....", show_default=False
+        ),
+    ],
+    http: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where to listen.")] = "127.0.0.1:8000",
+    max_body: Annotated[int, typer.Option(min=1, metavar="BYTES", help="Largest body of a request.")] = 64
+    << 20,
+    token_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The callers: a line NAME TOKEN for each.")
+    ] = None,
+    certificate: Annotated[Path | None, typer.Option(metavar="FILE", help="Certificate for HTTPS.")] = None,
+    certificate_key: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Secret key of the certificate.")
+    ] = None,
+    default_priority_level: Annotated[
+        int, typer.Option(min=0, metavar="LEVEL", help="Triton's level of requests without a priority.")
+    ] = 0,
+    key: Key = None,
+    server_key: ServerKey = None,
+    listener: Annotated[int | None, typer.Option(hidden=True)] = None,
+    supervised: Annotated[bool, typer.Option("--supervised", hidden=True)] = False,
+) -> None:
+    """Serve HTTP for a server that runs elsewhere.
+
+    Clients of the Open Inference Protocol, version 2, reach the server's models. SIGTERM ends it once all requests that it
+    has are answered.
+    """
+    channel = None
+    if supervised:
+        from shapestream_workers.process import end_with_parent
+        from shapestream_workers.worker_process import claim_stdout
+
+        end_with_parent()
+        channel = claim_stdout()
+    configure("info", "auto")
+    with reported(in_log=supervised), _told_to_parent(channel):
+        if (certificate is None) != (certificate_key is None):
+            raise typer.BadParameter("--certificate and --certificate-key belong together")
+        from shapestream_workers.gateway_process import gateway_options, listening_socket, run_gateway_process
+
+        options = gateway_options(
+            address,
+            max_body=max_body,
+            token_file=token_file,
+            certificate=certificate,
+            certificate_key=certificate_key,
+            default_priority_level=default_priority_level,
+            key=key,
+            server_key=server_key,
+        )
+        status = run_gateway_process(options, listening_socket(http, listener), channel)
+    raise typer.Exit(status)
+
+
 @contextmanager
 def _told_to_parent(channel: int | None) -> Iterator[None]:
     """Report the problems of an unusable configuration to the worker's parent, if it has one."""

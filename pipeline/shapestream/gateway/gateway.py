@@ -1,0 +1,86 @@
+"""A gateway process: one client of the server, and an HTTP server whose requests it forwards."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import structlog
+import trio
+
+from shapestream.client import trio_client
+from shapestream.gateway.http_limits import HttpLimits
+from shapestream.gateway.http_server import HttpListener, HttpServer
+from shapestream.gateway.routes import Routes
+from shapestream.gateway.tokens import Tokens
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayOptions:
+    """How a gateway reaches its server, and what it asks of its callers."""
+
+    server: str
+    """The server's address, `tcp://…` or `ipc://…`."""
+    key: str | None = None
+    server_key: str | None = None
+    tokens: Tokens | None = None
+    tls: ssl.SSLContext | None = None
+    default_priority_level: int = 0
+    limits: HttpLimits = HttpLimits()
+    connect_timeout_s: float = 60.0
+    """Seconds that the server may take to answer at first."""
+
+
+async def run_gateway(
+    options: GatewayOptions,
+    listener: socket.socket,
+    *,
+    version: str,
+    ready: Callable[[], None],
+    obeys_signals: Callable[[], None] = lambda: None,
+) -> None:
+    """Serve HTTP until SIGTERM or SIGINT; the second one ends it at once. `ready` is called once requests are answered.
+
+    Raises Unavailable if the server does not answer at first.
+    """
+    listener.setblocking(False)
+    plain = trio.SocketListener(trio.socket.from_stdlib_socket(listener))
+    listeners: list[HttpListener] = [plain if options.tls is None else trio.SSLListener(plain, options.tls)]
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        obeys_signals()
+        async with trio_client.connect(
+            options.server,
+            connect_timeout=options.connect_timeout_s,
+            key=options.key,
+            server_key=options.server_key,
+        ) as client:
+            routes = Routes(
+                client,
+                version=version,
+                tokens=options.tokens,
+                default_priority_level=options.default_priority_level,
+            )
+            server = HttpServer(routes, options.limits)
+
+            async def obey() -> None:
+                asked = False
+                async for number in signals:
+                    log.info("gateway stops", signal=signal.Signals(number).name)
+                    if asked:
+                        nursery.cancel_scope.cancel()
+                    asked = True
+                    server.stop()
+
+            async def serve(*, task_status: trio.TaskStatus[None]) -> None:
+                await server.run(listeners, task_status=task_status)
+                nursery.cancel_scope.cancel()
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(obey)
+                await nursery.start(serve)
+                ready()
