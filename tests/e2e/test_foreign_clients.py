@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,7 @@ def test_curl_sorts(server: str) -> None:
     assert {"name": "sorted", "datatype": "FP32", "shape": [2, 3]} == {
         key: output[key] for key in ("name", "datatype", "shape")
     }
-    assert sum(SORTED, []) == output["data"]
+    assert [*chain(*SORTED)] == output["data"]
     assert "sort" == answer["model_name"]
     assert "id" not in answer
 

@@ -24,7 +24,13 @@ from shapestream_workers.exit_codes import EXIT_OK, EXIT_RUNTIME
 
 TIDY_UP_S = 1.0
 """Seconds from the signal to the end of the process, whatever the main thread does."""
-STATUSES = {"serve": EXIT_OK, "worker": EXIT_OK, "check": EXIT_RUNTIME, "models": EXIT_RUNTIME}
+STATUSES = {
+    "serve": EXIT_OK,
+    "worker": EXIT_OK,
+    "gateway": EXIT_OK,
+    "check": EXIT_RUNTIME,
+    "models": EXIT_RUNTIME,
+}
 """The commands that compile models, and their status when a signal ends them before they serve."""
 
 

@@ -1,9 +1,10 @@
 """An inference request of the Open Inference Protocol: JSON, perhaps with the bytes of tensors behind it.
 
-    {"id"?, "inputs": [{"name", "datatype", "shape", "data" | "parameters": {"binary_data_size"}}], "outputs"?, "parameters"?}
+    {"id"?, "inputs": [{"name", "datatype", "shape", "data" | "parameters": {"binary_data_size"}}],
+     "outputs"?: [{"name", "parameters"?: {"binary_data"}}], "parameters"?}
 
-The header `Inference-Header-Content-Length` is the length of the JSON where bytes follow it. They belong to the inputs with a
-`binary_data_size`, in their order.
+The header `Inference-Header-Content-Length` is the length of the JSON where bytes follow it. They belong to the inputs with
+a `binary_data_size`, in their order.
 """
 
 from __future__ import annotations
@@ -141,12 +142,12 @@ def _integer(parameters: Mapping[str, Any], name: str, least: int, most: int | f
 
 def _entries(given: Any, what: str) -> list[dict[str, Any]]:
     """Return the objects of an array of named tensors."""
-    if not isinstance(given, list) or not all([isinstance(entry, dict) for entry in given]):
+    if not isinstance(given, list) or not all(isinstance(entry, dict) for entry in given):
         raise HttpError(400, f"{what}s must be an array of objects")
     if len(given) > MAX_TENSORS:
         raise HttpError(400, f"{len(given)} {what}s; at most {MAX_TENSORS} are taken")
     names = [entry.get("name") for entry in given]
-    if not all([isinstance(name, str) for name in names]):
+    if not all(isinstance(name, str) for name in names):
         raise HttpError(400, f"each {what} needs a name")
     if len(set(names)) < len(names):
         raise HttpError(400, f"{what}s with the same name")
@@ -195,7 +196,7 @@ def _type_and_shape(where: str, entry: Mapping[str, Any], element_type: str) -> 
         )
     if not isinstance(shape, list) or len(shape) > MAX_RANK:
         raise HttpError(400, f"{where}: shape must be an array of at most {MAX_RANK} sizes")
-    if not all([type(size) is int and 0 <= size <= MAX_SIZE for size in shape]):
+    if not all(type(size) is int and 0 <= size <= MAX_SIZE for size in shape):
         raise HttpError(400, f"{where}: shape must hold integers from 0")
     return datatype, tuple(shape)
 

@@ -71,7 +71,7 @@ def _flat(where: str, data: Any, shape: tuple[int, ...]) -> list[Any]:
         if len(data) != (shape or (0,))[0]:
             raise HttpError(400, nested)
         for size in shape[1:]:
-            if not all([isinstance(row, list) and len(row) == size for row in level]):
+            if not all(isinstance(row, list) and len(row) == size for row in level):
                 raise HttpError(400, nested)
             level = list(chain.from_iterable(level))
     if len(level) != count:

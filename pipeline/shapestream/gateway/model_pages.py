@@ -1,7 +1,7 @@
 """What the Open Inference Protocol tells about a model: metadata, and Triton's model configuration.
 
-A model has one version, "1". Triton's configuration has a batch axis that stands in no `dims`; a model has one here if `batch`
-is the first axis of all its inputs and outputs.
+A model has one version, "1". Triton's configuration has a batch axis that stands in no `dims`; a model has one here if
+`batch` is the first axis of all its inputs and outputs.
 """
 
 from __future__ import annotations

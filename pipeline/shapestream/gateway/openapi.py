@@ -103,7 +103,7 @@ def _operation(
     }
 
 
-_BYTES = {"application/octet-stream": {"schema": {}}}
+_BYTES: dict[str, Any] = {"application/octet-stream": {"schema": {}}}
 _MODEL = {"name": "model", "in": "path", "required": True, "schema": _NAME}
 _READY = _object(["ready"], ready={"type": "boolean"}, error=_TEXT)
 _METADATA = _object(

@@ -70,10 +70,11 @@ class ClientPort:
         *,
         epoch: bytes,
         describe: Callable[[], Slices[dict[str, Any]]],
+        readiness: Callable[[], dict[str, Any]],
         acknowledge: Callable[[str], None],
         explain: Callable[[str, int, ClientId | None], Slices[dict[str, Any]]],
     ) -> None:
-        """`describe` and `explain` are methods of `Readings`, `acknowledge` one of `Auditor`."""
+        """`describe`, `readiness` and `explain` are methods of `Readings`, `acknowledge` one of `Auditor`."""
         self.outgoing = egress.outgoing
         self.sessions = sessions
         self._egress = egress
@@ -91,6 +92,7 @@ class ClientPort:
         self._settings = settings
         self._statistics = egress.outgoing.statistics
         self._describe = describe
+        self._readiness = readiness
         self._acknowledge = acknowledge
         self._explain = explain
         self._welcome = Welcome(
@@ -224,6 +226,7 @@ class ClientPort:
     def _for_clients(self) -> dict[str, Any]:
         """Return the counters for keys without the role `admin`: the models, and nothing of other clients."""
         return {
+            **self._readiness(),
             "models": self._models.names,
             "unavailable": dict(self._models.unavailable),
             "digests": dict(self._models.digests),

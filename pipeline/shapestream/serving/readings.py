@@ -7,7 +7,7 @@ some numbers of one answer are a few turns older than others.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from typing import Any
@@ -80,14 +80,30 @@ class Readings:
         A slot joins after its model was proved and its costs were measured. A model that was added while the server ran
         counts from its first slot on. `model`: only the reasons that concern this model.
         """
-        offered = {name for worker in self._workers() if _serves(worker) for name in worker.models}
-        reasons = ["the server drains"] if self.drain_asked.is_set() else []
+        offered = self._offered()
         if model is not None:
-            reasons += [self.models.unavailable[model]] if model in self.models.unavailable else []
-            return reasons or ([] if model in offered else [_no_slot_for(model)])
+            return self._model_not_ready(model, offered)
+        reasons = ["the server drains"] if self.drain_asked.is_set() else []
         counted = (name for name in self.models.promised if name not in self.models.new)
         reasons += [_no_slot_for(name) for name in counted if name not in offered]
         return reasons or ([] if offered else ["no slot"])
+
+    def readiness(self) -> dict[str, Any]:
+        """Return why this server, and which models, should get no requests now, as plain data."""
+        offered = self._offered()
+        by_model = {name: self._model_not_ready(name, offered) for name in self.models.names}
+        return {
+            "not_ready": self.not_ready(),
+            "models_not_ready": {name: why for name, why in by_model.items() if why},
+        }
+
+    def _offered(self) -> set[str]:
+        return {name for worker in self._workers() if _serves(worker) for name in worker.models}
+
+    def _model_not_ready(self, model: str, offered: Set[str]) -> list[str]:
+        reasons = ["the server drains"] if self.drain_asked.is_set() else []
+        reasons += [self.models.unavailable[model]] if model in self.models.unavailable else []
+        return reasons or ([] if model in offered else [_no_slot_for(model)])
 
     # ---------------------------------------------------------------- numbers
 
@@ -133,6 +149,7 @@ class Readings:
             "uptime_s": round(now - self.started, 3),
             "pid": os.getpid(),
             "draining": scheduler.draining,
+            **self.readiness(),
             "clients": len(self.sessions),
             "models": self.models.names,
             "unavailable": dict(self.models.unavailable),

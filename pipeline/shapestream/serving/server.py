@@ -161,6 +161,7 @@ class Server:
             settings,
             epoch=epoch,
             describe=self.readings.statistics,
+            readiness=self.readings.readiness,
             acknowledge=self._auditor.acknowledge,
             explain=self.readings.explain,
         )
