@@ -14,7 +14,6 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from importlib.util import find_spec
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +32,7 @@ from shapestream_engine.machine import divide_cpus
 from shapestream_workers.admin import open_admin_port
 from shapestream_workers.costs import cost_tables
 from shapestream_workers.exit_codes import EXIT_CONFIGURATION, EXIT_OK, EXIT_RUNTIME
-from shapestream_workers.gateways import GatewayPort
+from shapestream_workers.gateways import GatewayPort, missing_library
 from shapestream_workers.interruption import handed_over
 from shapestream_workers.memory import spell_bytes, watch_memory
 from shapestream_workers.model_trust import digests_of
@@ -149,9 +148,8 @@ def open_gateway_port(loaded: LoadedSettings) -> GatewayPort | None:
     settings = loaded.settings.server.http
     if settings is None:
         return None
-    if find_spec("httptools") is None:
-        problem = loaded.problem(("server", "http"), "httptools is missing (pip install 'shapestream[http]')")
-        raise ConfigurationError([problem])
+    if (missing := missing_library()) is not None:
+        raise ConfigurationError([loaded.problem(("server", "http"), missing)])
     return GatewayPort(loaded, settings)
 
 
