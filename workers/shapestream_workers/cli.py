@@ -197,6 +197,10 @@ def gateway(
     with reported(in_log=supervised), _told_to_parent(channel):
         if (certificate is None) != (certificate_key is None):
             raise typer.BadParameter("--certificate and --certificate-key belong together")
+        from shapestream_workers.gateways import missing_library
+
+        if (missing := missing_library()) is not None:
+            raise ConfigurationError([missing])
         from shapestream_workers.gateway_process import gateway_options, listening_socket, run_gateway_process
 
         options = gateway_options(

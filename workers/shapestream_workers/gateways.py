@@ -9,12 +9,19 @@ of the connections without an error.
 from __future__ import annotations
 
 import sys
+from importlib.util import find_spec
 
 from shapestream.errors import ConfigurationError
 from shapestream.settings import HttpSettings, LoadedSettings
 from shapestream.transport.http_listener import listen_at, place_of
 from shapestream_workers.supervisor.core import RestartPolicy
 from shapestream_workers.supervisor.processes import SupervisedProcesses
+
+
+def missing_library() -> str | None:
+    """Return the problem, with its remedy, if a library of the gateways is not installed."""
+    missing = [name for name in ("httptools", "orjson") if find_spec(name) is None]
+    return f"{' and '.join(missing)} missing (pip install 'shapestream[http]')" if missing else None
 
 
 class GatewayPort:

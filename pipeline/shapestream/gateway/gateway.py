@@ -6,7 +6,7 @@ import signal
 import socket
 import ssl
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import structlog
 import trio
@@ -31,7 +31,7 @@ class GatewayOptions:
     tokens: Tokens | None = None
     tls: ssl.SSLContext | None = None
     default_priority_level: int = 0
-    limits: HttpLimits = HttpLimits()
+    limits: HttpLimits = field(default_factory=HttpLimits)
     connect_timeout_s: float = 60.0
     """Seconds that the server may take to answer at first."""
 
