@@ -29,6 +29,8 @@ COMMON = {"like_it_before", "exc_info", "why", "advice", "what"} | {
     *("sequence", "sizes", "slot", "worker"),
 }
 """Keys that the page explains once: reasons, and what a line is about."""
+SUPERVISED = ("worker", "gateway")
+"""Kinds of processes whose events `SupervisedProcesses._log` writes."""
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
@@ -73,6 +75,9 @@ def _calls(module: ast.Module) -> Iterator[tuple[str, str, list[str]]]:
             levels = names.get(call.func.id, []) if isinstance(call.func, ast.Name) else _levels(call.func)
             if levels and call.args and (text := _text(call.args[0])) is not None:
                 yield from ((text, level, keys) for level in levels)
+            elif ast.unparse(call.func) == "self._log" and (text := _text(call.args[1])) is not None:
+                for kind in SUPERVISED:
+                    yield from ((f"{kind} {text}", level, keys) for level in _levels(call.args[0]))
 
 
 def _levels(value: ast.expr) -> list[str]:

@@ -346,7 +346,10 @@ class SupervisedProcesses:
         before = self._ready_roles()
         worker.is_ready = True
         if before != self._ready_roles() == set(self._commands):
-            log.info(f"{self._kind}s ready", **{f"{self._kind}s": sorted(self.ready)})
+            if self._kind == "worker":
+                log.info("workers ready", workers=sorted(self.ready))
+            else:
+                log.info("gateways ready", gateways=sorted(self.ready))
 
     def _ready_roles(self) -> set[str]:
         return {worker.role for worker in self._running.values() if worker.is_ready}
