@@ -86,6 +86,7 @@ def test_every_command_is_documented() -> None:
         "check",
         "audit",
         "health",
+        "gateway",
         "reload",
         "infer",
         "models",
