@@ -212,6 +212,7 @@ def gateway(
             default_priority_level=default_priority_level,
             key=key,
             server_key=server_key,
+            supervised=supervised,
         )
         status = run_gateway_process(options, listening_socket(http, listener), channel)
     raise typer.Exit(status)

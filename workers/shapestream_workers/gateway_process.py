@@ -48,8 +48,13 @@ def gateway_options(
     default_priority_level: int,
     key: Path | None,
     server_key: str | None,
+    supervised: bool,
 ) -> GatewayOptions:
-    """Return the options of a gateway. Raises `ConfigurationError` for files that cannot be used."""
+    """Return the options of a gateway. Raises `ConfigurationError` for files that cannot be used.
+
+    A supervised one ends with its server: nobody waits for another server.
+    """
+    waits = {"unavailable_after_s": 1.0, "grace_s": 1.0} if supervised else {}
     return GatewayOptions(
         server=address,
         key=None if key is None else str(key),
@@ -60,6 +65,7 @@ def gateway_options(
         else tls_context(certificate, certificate_key),
         default_priority_level=default_priority_level,
         limits=HttpLimits(max_body_bytes=max_body),
+        **waits,
     )
 
 

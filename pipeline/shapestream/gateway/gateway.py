@@ -6,12 +6,14 @@ import signal
 import socket
 import ssl
 from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 
 import structlog
 import trio
 
 from shapestream.client import trio_client
+from shapestream.client.async_face import Client
 from shapestream.gateway.http_limits import HttpLimits
 from shapestream.gateway.http_server import HttpListener, HttpServer
 from shapestream.gateway.routes import Routes
@@ -34,6 +36,10 @@ class GatewayOptions:
     limits: HttpLimits = field(default_factory=HttpLimits)
     connect_timeout_s: float = 60.0
     """Seconds that the server may take to answer at first."""
+    unavailable_after_s: float = 10.0
+    """Seconds without a server, or with one that takes nothing new, after which requests are answered 503."""
+    grace_s: float = 30.0
+    """Seconds from SIGTERM, after which requests without an answer are answered 503."""
 
 
 async def run_gateway(
@@ -51,36 +57,44 @@ async def run_gateway(
     listener.setblocking(False)
     plain = trio.SocketListener(trio.socket.from_stdlib_socket(listener))
     listeners: list[HttpListener] = [plain if options.tls is None else trio.SSLListener(plain, options.tls)]
+    # The HTTP server outlives the client: requests that end with it are still answered.
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         obeys_signals()
-        async with trio_client.connect(
-            options.server,
-            connect_timeout=options.connect_timeout_s,
-            key=options.key,
-            server_key=options.server_key,
-        ) as client:
+        async with trio.open_nursery() as nursery, _connected(options) as client:
             routes = Routes(
                 client,
                 version=version,
                 tokens=options.tokens,
                 default_priority_level=options.default_priority_level,
             )
-            server = HttpServer(routes, options.limits)
-
-            async def obey() -> None:
-                asked = False
-                async for number in signals:
-                    log.info("gateway stops", signal=signal.Signals(number).name)
-                    if asked:
-                        nursery.cancel_scope.cancel()
-                    asked = True
-                    server.stop()
+            server, stopping, ended = HttpServer(routes, options.limits), trio.Event(), trio.Event()
 
             async def serve(*, task_status: trio.TaskStatus[None]) -> None:
                 await server.run(listeners, task_status=task_status)
+                ended.set()
                 nursery.cancel_scope.cancel()
 
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(obey)
-                await nursery.start(serve)
-                ready()
+            async def obey() -> None:
+                async for number in signals:
+                    log.info("gateway stops", signal=signal.Signals(number).name)
+                    if stopping.is_set():
+                        nursery.cancel_scope.cancel()
+                    stopping.set()
+
+            nursery.start_soon(obey)
+            await nursery.start(serve)
+            ready()
+            await stopping.wait()
+            server.stop()
+            with trio.move_on_after(options.grace_s):
+                await ended.wait()
+
+
+def _connected(options: GatewayOptions) -> AbstractAsyncContextManager[Client]:
+    return trio_client.connect(
+        options.server,
+        connect_timeout=options.connect_timeout_s,
+        unavailable_after=options.unavailable_after_s,
+        key=options.key,
+        server_key=options.server_key,
+    )

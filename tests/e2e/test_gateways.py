@@ -1,0 +1,204 @@
+"""Gateways of a real server: what ends, what is replaced, who is let in. Plain `http.client` asks."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.e2e.conftest import alive, until
+
+pytestmark = pytest.mark.e2e
+
+TIMEOUT_S = 120.0
+SERVED = """\
+    server: {listen: [ipc://s.sock], http: HTTP}
+    models:
+      - name: gated
+        function: gated:MODEL
+        trust: true
+        calibration_s: 0
+        inputs: {x: {shape: "batch:1..8, n:1..64", element_type: f32}}
+        outputs: {y: {shape: "batch, n", element_type: f32}}
+        batching: {max_batch: 1}
+    workers: [{count: 1, slots: 1, threads: 1}]
+"""
+BODY = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [1, 2]}]}
+
+
+def serve(workplace: Any, http: str, model: str = "double") -> Any:
+    """A server whose gateways are ready."""
+    served = workplace.serve(workplace.write(SERVED.replace("HTTP", http).replace("MODEL", model)))
+    served.wait_for("gateways ready")
+    served.wait_for("workers ready")
+    return served
+
+
+def port_of(served: Any) -> int:
+    """Of its HTTP."""
+    (line,) = served.events("http ready")
+    return int(line["address"].rpartition(":")[2])
+
+
+def ask(
+    port: int,
+    method: str,
+    path: str,
+    body: Any = None,
+    *,
+    token: str = "",
+    context: ssl.SSLContext | None = None,
+) -> tuple[int, Any]:
+    """Status and answer, over a connection of its own."""
+    connection = (
+        http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_S)
+        if context is None
+        else http.client.HTTPSConnection("127.0.0.1", port, timeout=TIMEOUT_S, context=context)
+    )
+    with closing(connection):
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        connection.request(method, path, body=None if body is None else json.dumps(body), headers=headers)
+        answer = connection.getresponse()
+        return answer.status, json.loads(answer.read())
+
+
+def infer(port: int, token: str = "", context: ssl.SSLContext | None = None) -> list[float]:
+    """What the model answers."""
+    status, answer = ask(port, "POST", "/v2/models/gated/infer", BODY, token=token, context=context)
+    assert 200 == status, answer
+    found: list[float] = answer["outputs"][0]["data"]
+    return found
+
+
+def pids(served: Any) -> list[int]:
+    """Of the gateways that run."""
+    return [event["pid"] for event in served.events("gateway started") if alive(event["pid"])]
+
+
+def test_a_killed_gateway_costs_its_connections_and_is_started_again(workplace: Any) -> None:
+    """The other one goes on; new connections find one at any time."""
+    served = serve(workplace, '{address: "127.0.0.1:0", processes: 2}')
+    port = port_of(served)
+    before = pids(served)
+    assert 2 == len(before)
+    os.kill(before[0], signal.SIGKILL)
+    for _ in range(20):
+        assert [2.0, 4.0] == infer(port)
+    served.wait_for("gateways ready", 2)
+    assert 2 == len(set(pids(served)) - {before[0]})
+
+
+def test_a_reload_replaces_gateways_and_reads_tokens_again(workplace: Any) -> None:
+    """Callers that ask meanwhile, each time on a new connection, notice nothing."""
+    tokens = workplace.folder / "tokens"
+    tokens.write_text("shop first\n")
+    served = serve(workplace, f'{{address: "127.0.0.1:0", token_file: "{tokens}"}}')
+    port = port_of(served)
+    assert 401 == ask(port, "GET", "/v2")[0]
+    assert 401 == ask(port, "GET", "/v2", token="second")[0]
+    assert (200, {"live": True}) == ask(port, "GET", "/v2/health/live")
+    assert [2.0, 4.0] == infer(port, "first")
+    tokens.write_text("shop first\nshop second\n")
+    served.send(signal.SIGHUP)
+    while not served.events("reload ended"):
+        assert [2.0, 4.0] == infer(port, "first")
+    assert "ok" == served.events("reload ended")[0]["result"]
+    assert [2.0, 4.0] == infer(port, "second")
+
+
+def test_sigterm_answers_what_was_asked(workplace: Any) -> None:
+    """A request that runs is answered; then everything ends with status 0."""
+    served = serve(workplace, '"127.0.0.1:0"', model="double_when_open")
+    port = port_of(served)
+    with ThreadPoolExecutor() as pool:
+        answer = pool.submit(infer, port)
+        workplace.wait_entered()
+        served.send(signal.SIGTERM)
+        served.wait_for("server drains")
+        status, late = ask(port, "POST", "/v2/models/gated/infer", BODY)
+        workplace.open_gate()
+        assert [2.0, 4.0] == answer.result(TIMEOUT_S)
+    assert 503 == status
+    assert "draining" in late["error"]
+    assert 0 == served.wait()
+    assert served.family_is_gone()
+    assert [] == pids(served)
+
+
+def test_a_closed_connection_withdraws_its_request(workplace: Any) -> None:
+    """It waits behind one that runs, and does not run afterwards."""
+    served = serve(workplace, '"127.0.0.1:0"', model="noted_when_open")
+    port = port_of(served)
+    with ThreadPoolExecutor() as pool, served.client() as client:
+        first = pool.submit(infer, port)
+        workplace.wait_entered()
+        gone = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_S)
+        gone.request("POST", "/v2/models/gated/infer", body=json.dumps(BODY).replace("[1, 2]}", "[7, 2]}"))
+        until("the second request", lambda: client.statistics()["scheduler"]["queued"] == 1)
+        gone.close()
+        until("its withdrawal", lambda: client.statistics()["scheduler"]["queued"] == 0)
+        workplace.open_gate()
+        assert [2.0, 4.0] == first.result(TIMEOUT_S)
+        assert [2.0, 4.0] == infer(port)
+    assert ["1", "1"] == (workplace.folder / "begun").read_text().split()
+
+
+def test_https_by_files(workplace: Any) -> None:
+    """With a certificate that the caller trusts."""
+    certificate, key = workplace.folder / "cert.pem", workplace.folder / "key.pem"
+    options = ["-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=127.0.0.1"]
+    names = ["-addext", "subjectAltName=IP:127.0.0.1"]
+    made = ["openssl", "req", *options, *names, "-keyout", str(key), "-out", str(certificate)]
+    subprocess.run(made, check=True, capture_output=True)
+    http = f'{{address: "127.0.0.1:0", tls: {{certificate: "{certificate}", key: "{key}"}}}}'
+    served = serve(workplace, http)
+    context = ssl.create_default_context(cafile=str(certificate))
+    assert [2.0, 4.0] == infer(port_of(served), context=context)
+
+
+def test_an_address_in_use_is_an_error_at_the_start(workplace: Any) -> None:
+    """With its place in the file; nothing is left running."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        http = f'"127.0.0.1:{taken.getsockname()[1]}"'
+        served = workplace.try_serve(SERVED.replace("HTTP", http).replace("MODEL", "double"))
+        assert 3 == served.wait()
+    assert "server.http" in served.log.read_text()
+    assert "Address already in use" in served.log.read_text()
+
+
+def test_a_gateway_that_a_user_starts_serves_another_host(workplace: Any, tmp_path: Path) -> None:
+    """It waits for its server, serves, and ends with SIGTERM; a file that is wrong is status 3."""
+    served = serve(workplace, '"127.0.0.1:0"')
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "shapestream_workers",
+        "gateway",
+        served.address,
+        "--http",
+        "127.0.0.1:0",
+    ]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as gateway:
+        assert gateway.stderr is not None
+        line = next(json.loads(line) for line in gateway.stderr if "gateway ready" in line)
+        assert [2.0, 4.0] == infer(int(line["address"].rpartition(":")[2]))
+        gateway.terminate()
+        gateway.stderr.read()
+        assert 0 == gateway.wait(TIMEOUT_S)
+    (tmp_path / "tokens").write_text("only-a-name\n")
+    refused = subprocess.run(
+        [*command, "--token-file", str(tmp_path / "tokens")], capture_output=True, text=True
+    )
+    assert 3 == refused.returncode
+    assert "line 1: 1 words (write NAME TOKEN)" in refused.stderr
