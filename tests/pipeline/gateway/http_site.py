@@ -109,6 +109,7 @@ class Site:
     clock: MockClock | None
     nursery: trio.Nursery
     peers: list[Peer]
+    serves: bool = True
 
     async def connect(self) -> Peer:
         """A new connection."""
@@ -211,8 +212,14 @@ def serve(
         try:
             with trio.fail_after(VIRTUAL_PATIENCE_S if virtual_time else PATIENCE_S):
                 async with trio.open_nursery() as nursery:
-                    await nursery.start(server.run, listeners)
-                    await play(Site(server, port, clock, nursery, peers))
+                    site = Site(server, port, clock, nursery, peers)
+
+                    async def run(task_status: trio.TaskStatus[None]) -> None:
+                        await server.run(listeners, task_status=task_status)
+                        site.serves = False
+
+                    await nursery.start(run)
+                    await play(site)
                     nursery.cancel_scope.cancel()
         finally:
             for peer in peers:
