@@ -139,10 +139,12 @@ async def open_listeners(
     With `ssl_context`, connections are TLS. Raises `ConfigurationError` for an address that cannot be used.
     """
     host, _, port = address.rpartition(":")
+    if not host:  # the system would take it for all interfaces
+        raise ConfigurationError([f'"{address}": expected HOST:PORT'])
     sockets: list[socket.socket] = []
     try:
         found = await trio.socket.getaddrinfo(
-            host.strip("[]") or None, int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            host.strip("[]"), int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
         for family, _, _, _, place in found:
             # The port that the system chose for the first address is that of the others.
