@@ -22,6 +22,7 @@ from shapestream.gateway.tokens import read_tokens
 from shapestream.transport.guards import raise_descriptor_limit
 from shapestream.transport.http_listener import listen_at, place_of
 from shapestream_workers.exit_codes import EXIT_OK
+from shapestream_workers.gateways import BACKLOG
 from shapestream_workers.interruption import handed_over
 from shapestream_workers.process import READY_LINE, keep_what_is_loaded, versions
 
@@ -71,7 +72,7 @@ def gateway_options(
 
 def listening_socket(address: str, inherited: int | None) -> socket.socket:
     """Return the socket that this process inherited, or one that listens at HOST:PORT. Raises `ConfigurationError`."""
-    return listen_at(address) if inherited is None else socket.socket(fileno=inherited)
+    return listen_at(address, backlog=BACKLOG) if inherited is None else socket.socket(fileno=inherited)
 
 
 def run_gateway_process(options: GatewayOptions, listener: socket.socket, ready_channel: int | None) -> int:

@@ -17,6 +17,9 @@ from shapestream.transport.http_listener import listen_at, place_of
 from shapestream_workers.supervisor.core import RestartPolicy
 from shapestream_workers.supervisor.processes import SupervisedProcesses
 
+BACKLOG = 1024
+"""Connections that wait for a gateway, at most."""
+
 
 def missing_library() -> str | None:
     """Return the problem, with its remedy, if a library of the gateways is not installed."""
@@ -31,7 +34,7 @@ class GatewayPort:
         """Listen. Raises `ConfigurationError` where that is not possible."""
         self._settings = settings
         try:
-            self._listener = listen_at(settings.address)
+            self._listener = listen_at(settings.address, backlog=BACKLOG)
         except ConfigurationError as error:
             problems = [loaded.problem(("server", "http"), text) for text in error.problems]
             raise ConfigurationError(problems) from error

@@ -15,7 +15,7 @@ import trio
 from shapestream.client import trio_client
 from shapestream.client.async_face import Client
 from shapestream.gateway.http_limits import HttpLimits
-from shapestream.gateway.http_server import HttpListener, HttpServer
+from shapestream.gateway.http_server import HttpServer, listeners_of
 from shapestream.gateway.routes import Routes
 from shapestream.gateway.tokens import Tokens
 
@@ -54,9 +54,6 @@ async def run_gateway(
 
     Raises Unavailable if the server does not answer at first.
     """
-    listener.setblocking(False)
-    plain = trio.SocketListener(trio.socket.from_stdlib_socket(listener))
-    listeners: list[HttpListener] = [plain if options.tls is None else trio.SSLListener(plain, options.tls)]
     # The HTTP server outlives the client: requests that end with it are still answered.
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         obeys_signals()
@@ -70,7 +67,7 @@ async def run_gateway(
             server, stopping, ended = HttpServer(routes, options.limits), trio.Event(), trio.Event()
 
             async def serve(*, task_status: trio.TaskStatus[None]) -> None:
-                await server.run(listeners, task_status=task_status)
+                await server.run(listeners_of(listener, options.tls), task_status=task_status)
                 ended.set()
                 nursery.cancel_scope.cancel()
 

@@ -22,7 +22,6 @@ from functools import partial
 import structlog
 import trio
 
-from shapestream.errors import ConfigurationError
 from shapestream.gateway.hangup_watch import HangupWatch
 from shapestream.gateway.http_connection import ConnectionPhase, HttpConnection
 from shapestream.gateway.http_limits import HttpLimits
@@ -31,8 +30,6 @@ from shapestream.gateway.http_wire import HttpStream, wire_of
 
 log = structlog.get_logger()
 
-BACKLOG = 1024
-"""Connections that the system accepts before the gateway does. Linux cuts it at net.core.somaxconn."""
 MOST_REFUSALS = 64
 """Connections beyond the limit that are told so at once. More are closed without an answer."""
 
@@ -130,38 +127,8 @@ class HttpServer:
             self._refusals -= 1
 
 
-async def open_listeners(
-    address: str, *, reuse_port: bool = False, ssl_context: ssl.SSLContext | None = None
-) -> list[HttpListener]:
-    """Listen at `HOST:PORT`, on each address of the host. Port 0 lets the system choose one.
-
-    With `reuse_port`, several processes listen at the same address, and the system divides the connections among them.
-    With `ssl_context`, connections are TLS. Raises `ConfigurationError` for an address that cannot be used.
-    """
-    host, _, port = address.rpartition(":")
-    if not host:  # the system would take it for all interfaces
-        raise ConfigurationError([f'"{address}": expected HOST:PORT'])
-    sockets: list[socket.socket] = []
-    try:
-        found = await trio.socket.getaddrinfo(
-            host.strip("[]"), int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )
-        for family, _, _, _, place in found:
-            # The port that the system chose for the first address is that of the others.
-            chosen = sockets[0].getsockname()[1] if sockets else int(port)
-            sockets.append(
-                socket.create_server(
-                    (str(place[0]), chosen), family=family, backlog=BACKLOG, reuse_port=reuse_port
-                )
-            )
-    except (OSError, ValueError, OverflowError) as error:
-        for own in sockets:
-            own.close()
-        why = getattr(error, "strerror", None) or error
-        raise ConfigurationError([f'"{address}": {why}']) from error
-    for own in sockets:
-        own.setblocking(False)
-    plain = [trio.SocketListener(trio.socket.from_stdlib_socket(own)) for own in sockets]
-    if ssl_context is None:
-        return [*plain]
-    return [trio.SSLListener(listener, ssl_context) for listener in plain]
+def listeners_of(listening: socket.socket, tls: ssl.SSLContext | None = None) -> list[HttpListener]:
+    """Return what accepts connections from a listening socket: with TLS, or plain ones."""
+    listening.setblocking(False)
+    plain = trio.SocketListener(trio.socket.from_stdlib_socket(listening))
+    return [plain if tls is None else trio.SSLListener(plain, tls)]

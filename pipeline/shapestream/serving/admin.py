@@ -59,6 +59,8 @@ PATIENCE_S = 0.8
 """Seconds to wait for the main loop: less than the second that Kubernetes gives a probe."""
 IDLE_S = 5
 """Seconds after which a connection without a complete request is closed."""
+UNREAD_MS = 10_000
+"""Milliseconds after which the kernel closes a connection whose reader takes nothing of an answer."""
 MAX_UNSENT_BYTES = 64 * 1024
 """Bytes that the kernel buffers for a reader. A viewer that does not read is noticed when they are full."""
 MAX_HEAD_BYTES = 16 * 1024
@@ -448,7 +450,8 @@ def _not_yet(request: Request, error: Exception) -> Response:
 
 def _listen(address: str) -> socket.socket:
     listener = listen_at(address)
-    # Accepted connections inherit it.
+    # Accepted connections inherit both options.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNREAD_MS)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MAX_UNSENT_BYTES)
     return listener
 

@@ -6,23 +6,25 @@ import socket
 
 from shapestream.errors import ConfigurationError
 
-UNREAD_MS = 10_000
-"""Milliseconds after which the kernel closes a connection whose reader takes nothing of an answer."""
 
+def listen_at(host_and_port: str, *, backlog: int | None = None) -> socket.socket:
+    """Return a socket that listens at HOST:PORT. Raises `ConfigurationError` for an address that cannot be used.
 
-def listen_at(host_and_port: str) -> socket.socket:
-    """Return a socket that listens at HOST:PORT. Raises `ConfigurationError` for an address that cannot be used."""
+    Port 0 lets the system choose one. `backlog`: connections that the system accepts before this process does; Linux cuts it
+    at net.core.somaxconn.
+    """
     host, _, port = host_and_port.rpartition(":")
+    if not host or not (port.isascii() and port.isdigit() and int(port) <= 65535):
+        raise ConfigurationError([f'"{host_and_port}" is no HOST:PORT'])
     try:
         family, _, _, _, place = socket.getaddrinfo(
             host.strip("[]"), int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-        listener = socket.create_server(place[:2], family=family)
-    except OSError as error:
-        raise ConfigurationError([f'"{host_and_port}": {error.strerror or error}']) from error
-    # Accepted connections inherit it.
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNREAD_MS)
-    return listener
+        return socket.create_server(place[:2], family=family, backlog=backlog)
+    except (OSError, UnicodeError) as error:
+        raise ConfigurationError(
+            [f'"{host_and_port}": {getattr(error, "strerror", None) or error}']
+        ) from error
 
 
 def place_of(listener: socket.socket) -> str:

@@ -15,7 +15,8 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from shapestream.gateway.http_limits import HttpLimits
 from shapestream.gateway.http_messages import Handler, HttpRequest, HttpResponse
-from shapestream.gateway.http_server import HttpServer, open_listeners
+from shapestream.gateway.http_server import HttpServer, listeners_of
+from shapestream.transport.http_listener import listen_at
 
 PATIENCE_S = 100.0
 """No bound of anything that is tested: what never comes is an error, not a hang."""
@@ -202,7 +203,7 @@ def serve(
     clock = MockClock() if virtual_time else None
 
     async def main() -> None:
-        listeners = await open_listeners("127.0.0.1:0", ssl_context=tls)
+        listeners = listeners_of(listen_at("127.0.0.1:0"), tls)
         plain = (
             listeners[0] if isinstance(listeners[0], trio.SocketListener) else listeners[0].transport_listener
         )

@@ -21,7 +21,8 @@ from trio.testing import wait_all_tasks_blocked
 
 from shapestream.errors import ConfigurationError
 from shapestream.gateway.http_limits import HttpLimits
-from shapestream.gateway.http_server import HttpServer, open_listeners
+from shapestream.gateway.http_server import HttpServer, listeners_of
+from shapestream.transport.http_listener import listen_at, place_of
 
 BODY = bytes(range(256)) * 20_000
 """5 MB."""
@@ -208,28 +209,10 @@ async def close_all(listeners: object) -> None:
         await listener.aclose()
 
 
-def test_two_servers_share_an_address() -> None:
-    """With `reuse_port`; without it the second is refused."""
-
-    async def main() -> None:
-        first = await open_listeners("127.0.0.1:0", reuse_port=True)
-        second = await open_listeners(f"127.0.0.1:{port_of(first[0])}", reuse_port=True)
-        with pytest.raises(ConfigurationError, match="in use"):
-            await open_listeners(f"127.0.0.1:{port_of(first[0])}")
-        await close_all([*first, *second])
-
-    trio.run(main)
-
-
-def test_a_name_is_listened_at_with_one_port() -> None:
-    """On each of its addresses."""
-
-    async def main() -> None:
-        listeners = await open_listeners("localhost:0")
-        assert 1 == len({port_of(listener) for listener in listeners})
-        await close_all(listeners)
-
-    trio.run(main)
+def test_an_address_in_use_is_refused() -> None:
+    """By its words, before anything is served."""
+    with listen_at("127.0.0.1:0") as first, pytest.raises(ConfigurationError, match="in use"):
+        listen_at(place_of(first))
 
 
 @pytest.mark.parametrize(
@@ -239,12 +222,9 @@ def test_a_name_is_listened_at_with_one_port() -> None:
 def test_an_address_that_cannot_be_used(address: str) -> None:
     """The error names it."""
 
-    async def main() -> None:
-        with pytest.raises(ConfigurationError) as error:
-            await close_all(await open_listeners(address))
-        assert f'"{address}"' in str(error.value)
-
-    trio.run(main)
+    with pytest.raises(ConfigurationError) as error:
+        listen_at(address)
+    assert f'"{address}"' in str(error.value)
 
 
 def test_ipv6() -> None:
@@ -252,7 +232,7 @@ def test_ipv6() -> None:
 
     async def main() -> None:
         try:
-            listeners = await open_listeners("[::1]:0")
+            listeners = listeners_of(listen_at("[::1]:0"))
         except ConfigurationError:
             pytest.skip("there is no IPv6 here")
         server = HttpServer(report, HttpLimits())

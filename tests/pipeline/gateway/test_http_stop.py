@@ -7,7 +7,8 @@ import trio
 from tests.pipeline.gateway.http_site import GET, Hold, Site, serve, served
 from trio.testing import wait_all_tasks_blocked
 
-from shapestream.gateway.http_server import HttpServer, open_listeners
+from shapestream.gateway.http_server import HttpServer, listeners_of
+from shapestream.transport.http_listener import listen_at
 
 BEGUN = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\na"
 
@@ -66,7 +67,7 @@ async def test_a_server_stops_before_it_runs(site: Site) -> None:
     """It closes its listeners."""
     server = HttpServer(Hold())
     server.stop()
-    listeners = await open_listeners("127.0.0.1:0")
+    listeners = listeners_of(listen_at("127.0.0.1:0"))
     await server.run(listeners)
     with pytest.raises(trio.ClosedResourceError):
         await listeners[0].accept()
