@@ -169,6 +169,35 @@ def _told_to_parent(channel: int | None) -> Iterator[None]:
 
 
 @app.command()
+def gateway(
+    target: Target,
+    http: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Where clients connect. Port 0: any free port.")
+    ] = "127.0.0.1:8000",
+    default_priority_level: Annotated[
+        int, typer.Option(min=0, metavar="LEVEL", help="Priority of requests that state none; 1 is highest.")
+    ] = 1,
+    max_body: Annotated[int, typer.Option(min=1, metavar="BYTES", help="Bytes of one request's body.")] = 64
+    * 1024
+    * 1024,
+    timeout: Timeout = 10.0,
+    key: Key = None,
+    server_key: ServerKey = None,
+) -> None:
+    """Serve HTTP clients for a running server.
+
+    Speaks the Open Inference Protocol, version 2, as the clients of Triton and KServe do. Needs the extra [http]. SIGTERM
+    ends it after all requests that have begun are answered.
+    """
+    with reported(in_log=True):
+        configure("info", "auto")
+        from shapestream_workers.gateway_process import run_gateway
+
+        access = server_access(target, timeout, key, server_key)
+        run_gateway(access, http, max_body_bytes=max_body, default_priority_level=default_priority_level)
+
+
+@app.command()
 def check(
     config: Config,
     show: Annotated[bool, typer.Option("--show", help="Print each setting with its origin.")] = False,

@@ -1,0 +1,267 @@
+"""The body of an inference request: a JSON object, and behind it the bytes of the inputs that are sent as binary data.
+
+Everything is checked before an array is made: the numbers of inputs and of elements, each shape in exact arithmetic, and the
+bytes that the shapes need against those that were sent. Arrays of binary data are views of the body, without a copy.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shapestream.gateway.datatypes import DATATYPES
+from shapestream.gateway.http_messages import HttpError, HttpRequest
+from shapestream.gateway.infer_options import (
+    InferOptions,
+    flag,
+    read_options,
+    read_parameters,
+    refuse_shared_memory,
+)
+from shapestream.gateway.json_text import read_object, type_name
+from shapestream.wire.limits import MAX_RANK, MAX_TENSORS
+from shapestream_engine.element_types import dtype_of
+from shapestream_engine.errors import ShapeError
+from shapestream_engine.ports import InputPort
+from shapestream_engine.shapes import checked_sizes, exact_nbytes
+from shapestream_engine.signature import ModelSignature
+
+HEAD_LENGTH = "inference-header-content-length"
+"""Header with the bytes of the JSON object, where binary data follow it."""
+
+
+@dataclass(frozen=True, slots=True)
+class AskedOutput:
+    """An output that a request asks for."""
+
+    name: str
+    binary: bool
+
+
+@dataclass(frozen=True, slots=True)
+class InferBody:
+    """The body of a request, before it is compared with the model's signature."""
+
+    id: str | None
+    options: InferOptions
+    inputs: list[Any]
+    outputs: list[Any]
+    binary: memoryview
+    """The bytes behind the JSON object."""
+
+
+def read_body(request: HttpRequest, default_priority_level: int) -> InferBody:
+    """Read the JSON object of a request, and its options; raises `HttpError`."""
+    body = memoryview(request.body)
+    length = _head_length(request.headers.get(HEAD_LENGTH), len(body))
+    content = read_object(body[:length])
+    request_id = content.get("id")
+    if request_id is not None and not isinstance(request_id, str):
+        raise HttpError(400, f'"id" is a string, not {type_name(request_id)}')
+    return InferBody(
+        id=request_id,
+        options=read_options(read_parameters(content), default_priority_level),
+        inputs=_list(content, "inputs"),
+        outputs=_list(content, "outputs"),
+        binary=body[length:],
+    )
+
+
+def _head_length(stated: str | None, total: int) -> int:
+    if stated is None:
+        return total
+    # Not more digits than 64 bits have: converting a long number takes quadratic time.
+    if not (stated.isascii() and stated.isdecimal() and len(stated) < 20 and 0 < int(stated) <= total):
+        raise HttpError(
+            400,
+            f"Inference-Header-Content-Length is {stated[:40]!r}; it is a number from 1 to {total}, the "
+            f"length of the body",
+        )
+    return int(stated)
+
+
+def _list(content: Mapping[str, Any], key: str) -> list[Any]:
+    value = content.get(key)
+    if value is None:
+        return []
+    if not isinstance(value, list):
+        raise HttpError(400, f'"{key}" is a list, not {type_name(value)}')
+    if len(value) > MAX_TENSORS:
+        raise HttpError(400, f'"{key}" has {len(value)} entries; at most {MAX_TENSORS} are taken')
+    return value
+
+
+# ---------------------------------------------------------------- outputs
+
+
+def read_outputs(body: InferBody, signature: ModelSignature) -> list[AskedOutput]:
+    """Return the outputs to be sent, in order: those that the body names, or all. Raises `HttpError`."""
+    binary = body.options.binary_outputs
+    known = [port.name for port in signature.outputs]
+    if not body.outputs:
+        return [AskedOutput(name, binary) for name in known]
+    asked: dict[str, AskedOutput] = {}
+    for entry in body.outputs:
+        name = _name(entry, "output")
+        if name not in known:
+            raise HttpError(
+                400, f"model {signature.name!r} has no output {_shown(name)}; it has {', '.join(known)}"
+            )
+        if name in asked:
+            raise HttpError(400, f"output {name!r} is asked for twice")
+        parameters = read_parameters(entry)
+        refuse_shared_memory(name, parameters)
+        if parameters.get("classification"):
+            raise HttpError(400, f"output {name!r}: classification is not supported")
+        own = flag(parameters, "binary_data")
+        asked[name] = AskedOutput(name, binary if own is None else own)
+    return list(asked.values())
+
+
+# ---------------------------------------------------------------- inputs
+
+
+def read_inputs(body: InferBody, signature: ModelSignature) -> dict[str, npt.NDArray[Any]]:
+    """Return the input arrays by name; raises `HttpError`.
+
+    Missing inputs and sizes that the model does not take are found by the client of the server.
+    """
+    ports = {port.name: port for port in signature.inputs}
+    inputs: dict[str, npt.NDArray[Any]] = {}
+    offset = 0
+    for entry in body.inputs:
+        name = _name(entry, "input")
+        if name in inputs:
+            raise HttpError(400, f"input {name!r} is given twice")
+        port = ports.get(name)
+        if port is None:
+            known = ", ".join(ports) or "none"
+            raise HttpError(400, f"model {signature.name!r} has no input {_shown(name)}; it takes {known}")
+        _check_datatype(port, entry.get("datatype"))
+        shape, nbytes = _shape(port, entry.get("shape"))
+        parameters = read_parameters(entry)
+        refuse_shared_memory(name, parameters)
+        size = parameters.get("binary_data_size")
+        if size is None:
+            inputs[name] = _from_json(port, shape, entry.get("data"))
+        else:
+            if "data" in entry:
+                raise HttpError(400, f'input {name!r} has both "data" and "binary_data_size"')
+            inputs[name] = _from_binary(port, shape, nbytes, size, body.binary, offset)
+            offset += nbytes
+    if offset != len(body.binary):
+        raise HttpError(
+            400, f"{len(body.binary)} bytes follow the JSON object; the inputs take {offset} of them"
+        )
+    return inputs
+
+
+def _name(entry: Any, kind: str) -> str:
+    if not isinstance(entry, dict):
+        raise HttpError(400, f"an {kind} is an object, not {type_name(entry)}")
+    name = entry.get("name")
+    if not isinstance(name, str):
+        raise HttpError(400, f'an {kind}\'s "name" is a string, not {type_name(name)}')
+    return name
+
+
+def _check_datatype(port: InputPort, datatype: Any) -> None:
+    wanted = DATATYPES[port.element_type]
+    if datatype == wanted:
+        return
+    if datatype == "BYTES":
+        raise HttpError(400, f"input {port.name!r}: BYTES is not supported; the model takes {wanted}")
+    raise HttpError(400, f'input {port.name!r}: "datatype" is {wanted}, not {_shown(datatype)}')
+
+
+def _shape(port: InputPort, shape: Any) -> tuple[tuple[int, ...], int]:
+    """Return a shape that arrays can have, and the bytes that it needs."""
+    if not isinstance(shape, list):
+        raise HttpError(400, f'input {port.name!r}: "shape" is a list of integers, not {type_name(shape)}')
+    if len(shape) > MAX_RANK:
+        raise HttpError(
+            400, f"input {port.name!r}: a shape of {len(shape)} axes; at most {MAX_RANK} are taken"
+        )
+    try:
+        sizes = checked_sizes(shape)
+        return sizes, exact_nbytes(dtype_of(port.element_type).itemsize, sizes)
+    except ShapeError as error:
+        raise HttpError(400, f"input {port.name!r}: {error}") from None
+
+
+def _from_binary(
+    port: InputPort, shape: tuple[int, ...], nbytes: int, size: Any, binary: memoryview, offset: int
+) -> npt.NDArray[Any]:
+    if type(size) is not int or size < 0:
+        raise HttpError(400, f'input {port.name!r}: "binary_data_size" is an integer of 0 or more')
+    if size != nbytes:
+        raise HttpError(
+            400,
+            f"input {port.name!r}: {DATATYPES[port.element_type]} {list(shape)} takes {nbytes} bytes, and "
+            f'"binary_data_size" is {_shown(size)}',
+        )
+    if size > len(binary) - offset:
+        raise HttpError(400, f"input {port.name!r}: {size} bytes; the body has {len(binary) - offset} left")
+    return np.ndarray(shape, dtype_of(port.element_type), buffer=binary[offset : offset + size])
+
+
+_INTEGER_CODES = {"i1": "b", "i2": "h", "i4": "i", "i8": "q", "u1": "B", "u2": "H", "u4": "I", "u8": "Q"}
+"""NumPy's names of integer types without the byte order -> those of the standard library's `array`."""
+
+
+def _from_json(port: InputPort, shape: tuple[int, ...], data: Any) -> npt.NDArray[Any]:
+    """Return the array of a list of numbers, flat or nested as its shape. Booleans and integers are numbers as well."""
+    if not isinstance(data, list):
+        raise HttpError(
+            400,
+            f'input {port.name!r} needs "data", a list, or "binary_data_size"; "data" is {type_name(data)}',
+        )
+    flat = _flattened(port, shape, data)
+    if len(flat) != math.prod(shape):
+        raise HttpError(
+            400,
+            f'input {port.name!r}: "data" has {len(flat)} elements; the shape {list(shape)} has '
+            f"{math.prod(shape)}",
+        )
+    dtype = dtype_of(port.element_type)
+    # `array` takes numbers alone, in C. NumPy would make room for the longest string beside each number.
+    code = _INTEGER_CODES.get(dtype.str[1:], "B" if dtype.kind == "b" else "d")
+    try:
+        numbers = np.frombuffer(array(code, flat), np.dtype(code)) if flat else np.empty(0, np.dtype(code))
+    except (TypeError, OverflowError) as error:
+        raise HttpError(400, f"input {port.name!r} takes {DATATYPES[port.element_type]}: {error}") from None
+    if dtype.kind == "b" and numbers.size and numbers.max() > 1:
+        raise HttpError(400, f"input {port.name!r} takes BOOL: true, false, 1 or 0")
+    with np.errstate(over="ignore"):
+        converted = numbers.astype(dtype, copy=False)
+    if code == "d" and not np.isfinite(converted).all():
+        raise HttpError(
+            400, f"input {port.name!r} takes {DATATYPES[port.element_type]}; a number is beyond its range"
+        )
+    return converted.reshape(shape)
+
+
+def _flattened(port: InputPort, shape: tuple[int, ...], data: list[Any]) -> list[Any]:
+    """Return the elements of `data`. Nested lists must have the lengths that the shape says."""
+    if not data or not isinstance(data[0], list):
+        return data
+    if not shape or len(data) != shape[0]:
+        raise HttpError(400, f'input {port.name!r}: "data" is nested otherwise than {list(shape)}')
+    level = data
+    for size in shape[1:]:
+        if any(type(row) is not list or len(row) != size for row in level):
+            raise HttpError(400, f'input {port.name!r}: "data" is nested otherwise than {list(shape)}')
+        level = list(chain.from_iterable(level))
+    return level
+
+
+def _shown(value: Any) -> str:
+    """Return a value for messages, cut to 100 characters."""
+    return repr(value)[:100] if isinstance(value, str | int | float) else type_name(value)

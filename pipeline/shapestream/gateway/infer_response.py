@@ -1,0 +1,51 @@
+"""The answer to an inference request: a JSON object, and behind it the bytes of the outputs that are sent as binary data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from shapestream.client.results import Result
+from shapestream.gateway.datatypes import DATATYPES
+from shapestream.gateway.http_messages import Buffer, HttpResponse
+from shapestream.gateway.infer_request import AskedOutput
+from shapestream.gateway.json_text import flat_numbers, write_json
+from shapestream.gateway.model_pages import VERSION
+from shapestream_engine.element_types import element_type_of
+
+HEAD_LENGTH = "Inference-Header-Content-Length"
+
+
+def infer_response(
+    model: str, request_id: str | None, asked: Sequence[AskedOutput], result: Result
+) -> HttpResponse:
+    """Return the answer with the outputs that were asked for. Those in binary are views of the result, without a copy."""
+    outputs: list[dict[str, Any]] = []
+    pieces: list[Buffer] = []
+    for output in asked:
+        array = result[output.name]
+        told: dict[str, Any] = {
+            "name": output.name,
+            "datatype": DATATYPES[element_type_of(array.dtype)],
+            "shape": array.shape,
+        }
+        if output.binary:
+            told["parameters"] = {"binary_data_size": array.nbytes}
+            # As bytes: not every element type (bfloat16) can be exported as a memoryview of its own.
+            pieces.append(array.reshape(-1).view(np.uint8).data)
+        else:
+            told["data"] = flat_numbers(array)
+        outputs.append(told)
+    content: dict[str, Any] = {"model_name": model, "model_version": VERSION, "outputs": outputs}
+    if request_id is not None:
+        content["id"] = request_id
+    head = write_json(content)
+    if not pieces:
+        return HttpResponse(body=(head,))
+    return HttpResponse(
+        body=(head, *pieces),
+        headers=((HEAD_LENGTH, str(len(head))),),
+        content_type="application/octet-stream",
+    )

@@ -1,0 +1,151 @@
+"""The pages about the server and its models: metadata, model configurations and the index of the repository."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from shapestream.gateway.datatypes import DATATYPES, config_datatype
+from shapestream_engine.ports import BATCH, InputPort, OutputPort
+from shapestream_engine.signature import ModelSignature
+
+VERSION = "1"
+"""The one version of each model."""
+PLATFORM = "shapestream"
+EXTENSIONS = (
+    "binary_tensor_data",
+    "model_configuration",
+    "parameters",
+    "schedule_policy",
+    "statistics",
+)
+MOST_ROWS = 2**31 - 1
+"""`max_batch_size` of a model that takes any number of rows. Its field is of 32 bits."""
+
+
+def server_metadata() -> dict[str, Any]:
+    """Return the name and version of the server, and the protocol's extensions that it has."""
+    try:
+        own = version("shapestream")
+    except PackageNotFoundError:  # run from a source tree that is not installed
+        own = "unknown"
+    return {"name": PLATFORM, "version": own, "extensions": list(EXTENSIONS)}
+
+
+def model_metadata(signature: ModelSignature) -> dict[str, Any]:
+    """Return the inputs and outputs of a model. A size of -1 is open."""
+    return {
+        "name": signature.name,
+        "versions": [VERSION],
+        "platform": PLATFORM,
+        "inputs": [_metadata(port) for port in signature.inputs],
+        "outputs": [_metadata(port) for port in signature.outputs],
+    }
+
+
+def _metadata(port: InputPort | OutputPort) -> dict[str, Any]:
+    return {"name": port.name, "datatype": DATATYPES[port.element_type], "shape": _dims(port)}
+
+
+def _dims(port: InputPort | OutputPort) -> list[int]:
+    return [-1 if size.is_dynamic else size.minimum for size in port.shape.dimensions]
+
+
+def model_config(signature: ModelSignature) -> dict[str, Any]:
+    """Return a model's configuration in Triton's form.
+
+    Where the batch is axis 0 of every input and output, `max_batch_size` is above 0, and `dims` lack that axis. Clients
+    such as perf_analyzer then send several rows in one request.
+    """
+    most = max_batch_size(signature)
+    from_axis = 1 if most else 0
+    return {
+        "name": signature.name,
+        "platform": "",
+        "backend": PLATFORM,
+        "version_policy": {"latest": {"num_versions": 1}},
+        "max_batch_size": most,
+        "input": [
+            {
+                **_config(port, from_axis),
+                "format": "FORMAT_NONE",
+                "allow_ragged_batch": False,
+                "optional": port.mask_of is not None,
+            }
+            for port in signature.inputs
+        ],
+        "output": [{**_config(port, from_axis), "label_filename": ""} for port in signature.outputs],
+        "instance_group": [],
+        "default_model_filename": "",
+        "parameters": {},
+        "model_transaction_policy": {"decoupled": False},
+        **({"dynamic_batching": {}} if most else {}),
+    }
+
+
+def _config(port: InputPort | OutputPort, from_axis: int) -> dict[str, Any]:
+    return {
+        "name": port.name,
+        "data_type": config_datatype(port.element_type),
+        "dims": _dims(port)[from_axis:],
+        "is_shape_tensor": False,
+    }
+
+
+def max_batch_size(signature: ModelSignature) -> int:
+    """Return the most rows of one request; 0 where the batch is not axis 0 of every input and output."""
+    if not signature.has_batch:
+        return 0
+    if any(port.axis_names[0] != BATCH for port in signature.inputs):
+        return 0
+    if any(port.batch_axis != 0 for port in signature.outputs):
+        return 0
+    most = signature.bounds[0].maximum
+    return MOST_ROWS if most is None else min(most, MOST_ROWS)
+
+
+def rows_of(signature: ModelSignature, inputs: Mapping[str, Any]) -> int:
+    """Return the rows of a request; 1 for a model without a batch axis."""
+    if not signature.has_batch:
+        return 1
+    # Only masks may be left out, and the first input that is there has the batch axis like all others.
+    port = next(port for port in signature.inputs if port.name in inputs)
+    return int(inputs[port.name].shape[port.axis_names.index(BATCH)])
+
+
+# ---------------------------------------------------------------- readiness, by the server's statistics
+
+
+def server_is_ready(statistics: Mapping[str, Any]) -> bool:
+    """Tell whether requests are taken: the server does not drain, and some model can run.
+
+    A key without the role `admin` is told no more than the models' names.
+    """
+    if statistics.get("draining"):
+        return False
+    return any(why_not_ready(name, statistics) is None for name in statistics.get("models", ()))
+
+
+def why_not_ready(name: str, statistics: Mapping[str, Any]) -> str | None:
+    """Return the reason why a model cannot run now; None where it can, as far as the statistics tell."""
+    if (unavailable := statistics.get("unavailable", {}).get(name)) is not None:
+        return str(unavailable)
+    if name not in statistics.get("models", ()):
+        return f"no model is called {name!r}"
+    told = statistics.get("scheduler", {}).get("models", {}).get(name)
+    if told is not None and not told["slots"]:
+        return f"model {name!r} has no slot yet"
+    return None
+
+
+def repository_index(statistics: Mapping[str, Any], *, ready_only: bool) -> list[dict[str, str]]:
+    """Return the models by name, each with its state and the reason for it."""
+    rows = []
+    for name in statistics.get("models", ()):
+        why = why_not_ready(name, statistics)
+        if why is None:
+            rows.append({"name": name, "version": VERSION, "state": "READY", "reason": ""})
+        elif not ready_only:
+            rows.append({"name": name, "version": VERSION, "state": "UNAVAILABLE", "reason": why})
+    return rows

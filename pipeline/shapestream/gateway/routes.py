@@ -1,0 +1,213 @@
+"""The endpoints of the Open Inference Protocol: which method and path has which answer.
+
+A handler gets the request and perhaps a model's name, asks the server through the SDK, and returns the answer. The pages
+and bodies are made elsewhere; here the errors of the SDK become statuses.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from functools import partial
+from importlib.resources import files
+from typing import Any
+
+import trio
+
+import shapestream
+from shapestream.errors import DeadlineExceeded, InvalidRequest, RequestError
+from shapestream.gateway.http_messages import HttpError, HttpRequest, HttpResponse
+from shapestream.gateway.infer_options import DEFAULT_PRIORITY_LEVEL
+from shapestream.gateway.infer_request import read_body, read_inputs, read_outputs
+from shapestream.gateway.infer_response import infer_response
+from shapestream.gateway.json_text import read_object, write_json
+from shapestream.gateway.model_pages import (
+    VERSION,
+    model_config,
+    model_metadata,
+    repository_index,
+    rows_of,
+    server_is_ready,
+    server_metadata,
+    why_not_ready,
+)
+from shapestream.gateway.model_tally import ModelTally
+from shapestream.gateway.sdk_errors import http_error
+from shapestream.wire.tags import REQUEST_ID, can_be_sent
+from shapestream_engine.signature import ModelSignature
+
+PAGE_S = 10.0
+"""Seconds that the server may take to answer what a page needs."""
+READY_S = 1.0
+"""Seconds after which a server, or a model, that has not answered is not ready. Probes commonly wait no longer."""
+
+Page = Callable[[HttpRequest], Awaitable[HttpResponse]]
+ModelPage = Callable[[HttpRequest, str], Awaitable[HttpResponse]]
+
+
+class Routes:
+    """Answers the requests of one gateway, through one client of the server."""
+
+    def __init__(
+        self, client: shapestream.Client, *, default_priority_level: int = DEFAULT_PRIORITY_LEVEL
+    ) -> None:
+        self._client = client
+        self._default_priority_level = default_priority_level
+        self._tallies: dict[str, ModelTally] = {}
+        """By name of model; only models that the server has opened, so they are bounded by it."""
+        self._pages: dict[str, tuple[str, Page]] = {
+            "/v2": ("GET", self._server),
+            "/v2/health/live": ("GET", self._live),
+            "/v2/health/ready": ("GET", self._ready),
+            "/v2/models/stats": ("GET", self._all_statistics),
+            "/v2/repository/index": ("POST", self._index),
+            "/openapi.json": ("GET", self._openapi),
+        }
+        self._model_pages: dict[str, tuple[str, ModelPage]] = {
+            "": ("GET", self._metadata),
+            "ready": ("GET", self._model_ready),
+            "infer": ("POST", self._infer),
+            "config": ("GET", self._config),
+            "stats": ("GET", self._statistics),
+        }
+
+    async def handle(self, request: HttpRequest) -> HttpResponse:
+        """Answer one request; raises `HttpError`."""
+        method, page = self._found(request.path)
+        if request.method != method and not (request.method == "HEAD" and method == "GET"):
+            allowed = "GET, HEAD" if method == "GET" else method
+            raise HttpError(405, f"{request.path} takes {allowed}", (("Allow", allowed),))
+        try:
+            return await page(request)
+        except RequestError as error:
+            raise http_error(error) from error
+
+    def _found(self, path: str) -> tuple[str, Page]:
+        """Return the method and the handler of a path."""
+        if (found := self._pages.get(path)) is not None:
+            return found
+        match path.split("/"):
+            case ["", "v2", "models", model, "versions", version, *rest]:
+                pass
+            case ["", "v2", "models", model, *rest]:
+                version = VERSION
+            case _:
+                raise HttpError(404, f"there is no {path[:200]!r}")
+        end = self._model_pages.get("/".join(rest)) if model and rest != [""] else None
+        if end is None:
+            raise HttpError(404, f"there is no {path[:200]!r}")
+        if version != VERSION:
+            raise HttpError(404, f"each model has the version {VERSION}, and no {version[:200]!r}")
+        method, page = end
+        return method, partial(_of_model, page, model)
+
+    # ---------------------------------------------------------------- pages about the server
+
+    async def _server(self, request: HttpRequest) -> HttpResponse:
+        return _page(server_metadata())
+
+    async def _live(self, request: HttpRequest) -> HttpResponse:
+        return _page({"live": True})
+
+    async def _ready(self, request: HttpRequest) -> HttpResponse:
+        if not server_is_ready(await self._counters(READY_S)):
+            raise _not_ready("no model can take requests now")
+        return _page({"ready": True})
+
+    async def _index(self, request: HttpRequest) -> HttpResponse:
+        asked = read_object(request.body) if len(request.body) else {}
+        statistics = await self._counters(PAGE_S)
+        return _page(repository_index(statistics, ready_only=asked.get("ready") is True))
+
+    async def _all_statistics(self, request: HttpRequest) -> HttpResponse:
+        statistics = await self._counters(PAGE_S)
+        return self._told(statistics.get("models", ()))
+
+    async def _openapi(self, request: HttpRequest) -> HttpResponse:
+        return HttpResponse(body=(files("shapestream.gateway").joinpath("openapi.json").read_bytes(),))
+
+    async def _counters(self, seconds: float) -> dict[str, Any]:
+        try:
+            return await self._client.statistics(deadline=seconds)
+        except DeadlineExceeded:
+            raise _not_ready(f"the server has not answered for {seconds:g} s") from None
+
+    # ---------------------------------------------------------------- pages about a model
+
+    async def _metadata(self, request: HttpRequest, model: str) -> HttpResponse:
+        return _page(model_metadata(await self._loaded(model, PAGE_S)))
+
+    async def _config(self, request: HttpRequest, model: str) -> HttpResponse:
+        return _page(model_config(await self._loaded(model, PAGE_S)))
+
+    async def _statistics(self, request: HttpRequest, model: str) -> HttpResponse:
+        await self._loaded(model, PAGE_S)
+        return self._told([model])
+
+    async def _model_ready(self, request: HttpRequest, model: str) -> HttpResponse:
+        await self._loaded(model, READY_S)
+        if (why := why_not_ready(model, await self._counters(READY_S))) is not None:
+            raise _not_ready(why)
+        return _page({"name": model, "ready": True})
+
+    def _told(self, models: Any) -> HttpResponse:
+        nothing = ModelTally()
+        rows = [self._tallies.get(name, nothing).to_dict(name, VERSION) for name in models]
+        return _page({"model_stats": rows})
+
+    async def _loaded(self, model: str, seconds: float) -> ModelSignature:
+        """Return a model's signature. One that no worker has brought within these seconds is not ready."""
+        try:
+            return await self._signature(model, seconds)
+        except DeadlineExceeded:
+            raise _not_ready(f"model {model!r} is not loaded yet") from None
+
+    async def _signature(self, model: str, deadline_s: float | None) -> ModelSignature:
+        try:
+            return await self._client.signature(model, deadline=deadline_s)
+        except InvalidRequest as error:
+            raise HttpError(404, error.message) from error
+        except ValueError as error:  # a name that the server cannot be asked for
+            raise HttpError(404, str(error)) from error
+
+    # ---------------------------------------------------------------- inference
+
+    async def _infer(self, request: HttpRequest, model: str) -> HttpResponse:
+        began = trio.current_time()
+        body = read_body(request, self._default_priority_level)
+        deadline_s = body.options.deadline_s
+        signature = await self._signature(model, deadline_s)
+        inputs = read_inputs(body, signature)
+        asked = read_outputs(body, signature)
+        tally = self._tallies.setdefault(model, ModelTally())
+        try:
+            result = await self._client.infer(
+                model,
+                inputs,
+                deadline=None if deadline_s is None else began + deadline_s - trio.current_time(),
+                priority=body.options.priority,
+                request_id=_tag(body.id) or _tag(request.headers.get("x-request-id")),
+                trace=request.headers,
+            )
+        except RequestError:
+            tally.fail(trio.current_time() - began, time.time())
+            raise
+        tally.succeed(rows_of(signature, inputs), result.timings, time.time())
+        return infer_response(model, body.id, asked, result)
+
+
+async def _of_model(page: ModelPage, model: str, request: HttpRequest) -> HttpResponse:
+    return await page(request, model)
+
+
+def _page(content: Any) -> HttpResponse:
+    return HttpResponse(body=(write_json(content),))
+
+
+def _not_ready(why: str) -> HttpError:
+    return HttpError(503, why, (("Retry-After", "1"),))
+
+
+def _tag(request_id: str | None) -> str | None:
+    """Return the caller's id of a request where the server takes such an id."""
+    return request_id if request_id is not None and can_be_sent(REQUEST_ID, request_id) else None
