@@ -175,7 +175,10 @@ def gateway(
         str, typer.Option(metavar="HOST:PORT", help="Where clients connect. Port 0: any free port.")
     ] = "127.0.0.1:8000",
     default_priority_level: Annotated[
-        int, typer.Option(min=0, metavar="LEVEL", help="Priority of requests that state none; 1 is highest.")
+        int,
+        typer.Option(
+            min=0, max=1_000_000, metavar="LEVEL", help="Priority of requests that state none; 1 is highest."
+        ),
     ] = 1,
     max_body: Annotated[int, typer.Option(min=1, metavar="BYTES", help="Bytes of one request's body.")] = 64
     * 1024

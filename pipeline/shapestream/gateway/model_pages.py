@@ -109,8 +109,9 @@ def rows_of(signature: ModelSignature, inputs: Mapping[str, Any]) -> int:
     """Return the rows of a request; 1 for a model without a batch axis."""
     if not signature.has_batch:
         return 1
-    # Only masks may be left out, and the first input that is there has the batch axis like all others.
-    port = next(port for port in signature.inputs if port.name in inputs)
+    port = signature.inputs[0]
+    if port.mask_of is not None and port.name not in inputs:
+        port = next(other for other in signature.inputs if other.name == port.mask_of)
     return int(inputs[port.name].shape[port.axis_names.index(BATCH)])
 
 
