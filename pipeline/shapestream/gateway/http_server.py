@@ -6,7 +6,8 @@
                                    ▼
        HeadParser, ChunkedBodyParser, content codings; PlainWire or TlsWire
 
-Each connection is one task, which also calls the handler. One more task watches all connections for peers that hang up.
+Each connection is one task, which also calls the handler. Two more tasks watch all connections: one for peers that hang up,
+one for limits of time.
 
 The nursery of the listeners lies in that of the connections, which lies in that of the watch. So `stop` ends them in this
 order: no new connections, then the running requests within their grace, then the watch.
@@ -33,6 +34,8 @@ log = structlog.get_logger()
 
 BACKLOG = 1024
 """Connections that the system accepts before the gateway does. Linux cuts it at net.core.somaxconn."""
+LOOK_S = 1.0
+"""Seconds between two looks for connections whose time is over: so much later than said it ends at most."""
 MOST_REFUSALS = 64
 """Connections beyond the limit that are told so at once. More are closed without an answer."""
 
@@ -75,6 +78,7 @@ class HttpServer:
         try:
             async with trio.open_nursery() as watching:
                 watching.start_soon(watch.run)
+                watching.start_soon(self._end_overdue)
                 async with trio.open_nursery() as serving:
                     with self._accepting:
                         task_status.started()
@@ -94,6 +98,13 @@ class HttpServer:
         self._accepting.cancel()
         for connection in self._connections:
             connection.close_if_idle()
+
+    async def _end_overdue(self) -> None:
+        while True:
+            await trio.sleep(LOOK_S)
+            now = trio.current_time()
+            for connection in self._connections:
+                connection.end_if_overdue(now)
 
     async def _converse(self, watch: HangupWatch, stream: HttpStream) -> None:
         wire = wire_of(stream)
@@ -139,10 +150,13 @@ async def open_listeners(
     With `ssl_context`, connections are TLS. Raises `ConfigurationError` for an address that cannot be used.
     """
     host, _, port = address.rpartition(":")
+    # The system would take no host for all interfaces.
+    if not host or not (port.isascii() and port.isdecimal() and int(port) < 2**16):
+        raise ConfigurationError([f'"{address}": expected HOST:PORT'])
     sockets: list[socket.socket] = []
     try:
         found = await trio.socket.getaddrinfo(
-            host.strip("[]") or None, int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            host.strip("[]"), int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
         for family, _, _, _, place in found:
             # The port that the system chose for the first address is that of the others.
@@ -152,11 +166,10 @@ async def open_listeners(
                     (str(place[0]), chosen), family=family, backlog=BACKLOG, reuse_port=reuse_port
                 )
             )
-    except (OSError, ValueError, OverflowError) as error:
+    except OSError as error:
         for own in sockets:
             own.close()
-        why = getattr(error, "strerror", None) or error
-        raise ConfigurationError([f'"{address}": {why}']) from error
+        raise ConfigurationError([f'"{address}": {error.strerror or error}']) from error
     for own in sockets:
         own.setblocking(False)
     plain = [trio.SocketListener(trio.socket.from_stdlib_socket(own)) for own in sockets]

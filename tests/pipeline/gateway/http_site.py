@@ -6,7 +6,7 @@ import inspect
 import json
 import ssl
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import wraps
 from typing import Any
 
@@ -108,7 +108,8 @@ class Site:
     port: int
     clock: MockClock | None
     nursery: trio.Nursery
-    peers: list[Peer] = field(default_factory=list)
+    peers: list[Peer]
+    serves: bool = True
 
     async def connect(self) -> Peer:
         """A new connection."""
@@ -207,14 +208,22 @@ def serve(
         )
         port = plain.socket.getsockname()[1]
         server = HttpServer(handler, HttpLimits(**limits))
-        with trio.fail_after(VIRTUAL_PATIENCE_S if virtual_time else PATIENCE_S):
-            async with trio.open_nursery() as nursery:
-                await nursery.start(server.run, listeners)
-                site = Site(server, port, clock, nursery)
-                await play(site)
-                nursery.cancel_scope.cancel()
-        for peer in site.peers:
-            await trio.aclose_forcefully(peer.stream)
+        peers: list[Peer] = []
+        try:
+            with trio.fail_after(VIRTUAL_PATIENCE_S if virtual_time else PATIENCE_S):
+                async with trio.open_nursery() as nursery:
+                    site = Site(server, port, clock, nursery, peers)
+
+                    async def run(task_status: trio.TaskStatus[None]) -> None:
+                        await server.run(listeners, task_status=task_status)
+                        site.serves = False
+
+                    await nursery.start(run)
+                    await play(site)
+                    nursery.cancel_scope.cancel()
+        finally:
+            for peer in peers:
+                peer.stream.socket.close()
         assert 0 == server.open_connections
 
     trio.run(main, clock=clock)

@@ -1,0 +1,295 @@
+"""What one peer may use: sizes, times, and connections."""
+
+from __future__ import annotations
+
+import gzip
+import tracemalloc
+import zlib
+
+import pytest
+import trio
+from structlog.testing import capture_logs
+from tests.pipeline.gateway.http_site import GET, Hold, Peer, Site, echo, serve, served
+from trio.testing import wait_all_tasks_blocked
+
+POST = b"POST / HTTP/1.1\r\nHost: x\r\n"
+CHUNKED = POST + b"Transfer-Encoding: chunked\r\n\r\n"
+MIB = 1024 * 1024
+
+
+async def refused(site: Site, status: int, data: bytes) -> str:
+    """The text of the refusal that ends a connection, while `data` may still be on its way."""
+    peer = await site.connect()
+
+    async def send() -> None:
+        try:
+            await peer.send(data)
+        except trio.BrokenResourceError:
+            return
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(send)
+        answer = await peer.answer()
+        assert (status, True) == (answer.status, answer.closes)
+        assert b"" == await peer.end()
+    return answer.error
+
+
+# ---------------------------------------------------------------- sizes
+
+
+@served(max_head_bytes=1000, max_headers=10)
+async def test_heads(site: Site) -> None:
+    """The largest is served. One that is larger is refused, also if it never ends."""
+    largest = GET[:-2] + b"X: %s\r\n\r\n" % (b"a" * (1000 - len(GET) - 5))
+    assert (1000, 200) == (len(largest), (await site.ask(largest)).status)
+    await refused(site, 431, largest.replace(b"X", b"XX"))
+    await refused(site, 431, b"GET /" + b"a" * 1000)
+    await refused(site, 431, b"\r\n" * 1000)
+    assert 200 == (await site.ask(GET[:-2] + b"X: 1\r\n" * 9 + b"\r\n")).status
+    await refused(site, 431, GET[:-2] + b"X: 1\r\n" * 10 + b"\r\n")
+
+
+@served(max_body_bytes=1000)
+async def test_bodies(site: Site) -> None:
+    """By length and by chunks: the largest is served, one more byte is not, and is not read either."""
+    largest = b"a" * 1000
+    assert largest == (await site.ask(POST + b"Content-Length: 1000\r\n\r\n" + largest)).body
+    await refused(site, 413, POST + b"Content-Length: 1001\r\n\r\n")
+    await refused(site, 413, POST + b"Content-Length: 1001\r\n\r\n" + b"a" * 10_000_000)
+    await refused(site, 413, POST + b"Content-Length: 1001\r\nExpect: 100-continue\r\n\r\n")
+    assert largest == (await site.ask(CHUNKED + b"1f4\r\n%b\r\n" % largest[:500] * 2 + b"0\r\n\r\n")).body
+    await refused(site, 413, CHUNKED + b"3e9\r\n" + largest + b"a")
+    await refused(site, 413, CHUNKED + b"fffffffffffffff\r\n" + b"a" * 10_000_000)
+
+
+@served(max_body_bytes=MIB)
+async def test_chunks_with_little_in_them(site: Site) -> None:
+    """Sizes with many zeros, long extensions, and endless trailers are no way to keep the server reading."""
+    tiny = b"1\r\na\r\n" * 100_000
+    assert 100_000 == len((await site.ask(CHUNKED + tiny + b"0\r\n\r\n")).body)
+    await refused(site, 400, CHUNKED + b"0" * MIB)
+    await refused(site, 400, CHUNKED + b"1;" + b"a" * MIB)
+    await refused(site, 400, CHUNKED + b"0\r\n" + b"A: b\r\n" * MIB)
+
+
+@pytest.mark.parametrize("coding", ["gzip", "x-gzip", "deflate", "raw"])
+def test_a_bomb_stops_at_the_limit(coding: str) -> None:
+    """A gibibyte of zeros arrives as a mebibyte. Memory stays near the limit."""
+    deflater = zlib.compressobj(9, wbits={"deflate": 15, "raw": -15}.get(coding, 31))
+    zeros = bytes(16 * MIB)
+    bomb = b"".join([*(deflater.compress(zeros) for _ in range(64)), deflater.flush()])
+    assert len(bomb) < 2 * MIB
+    name = "deflate" if coding == "raw" else coding
+    head = POST + f"Content-Encoding: {name}\r\nContent-Length: {len(bomb)}\r\n\r\n".encode()
+
+    async def play(site: Site) -> None:
+        tracemalloc.start()
+        try:
+            assert "after" in await refused(site, 413, head + bomb)
+            assert tracemalloc.get_traced_memory()[1] < 20 * MIB
+        finally:
+            tracemalloc.stop()
+
+    serve(play, max_body_bytes=8 * MIB)
+
+
+@served(max_body_bytes=100_000)
+async def test_a_body_may_be_as_large_as_the_limit_after_inflating(site: Site) -> None:
+    """And not one byte larger, whether it is inflated at once or in a thread."""
+    for size in (1, 65_535, 65_536, 65_537, 99_999, 100_000):
+        packed = gzip.compress(b"a" * size)
+        request = POST + b"Content-Encoding: gzip\r\nContent-Length: %d\r\n\r\n%s" % (len(packed), packed)
+        assert size == len((await site.ask(request)).body)
+    packed = gzip.compress(b"a" * 100_001)
+    await refused(
+        site, 413, POST + b"Content-Encoding: gzip\r\nContent-Length: %d\r\n\r\n%s" % (len(packed), packed)
+    )
+
+
+def test_a_promised_body_takes_no_memory() -> None:
+    """A hundred peers promise 64 MiB each and send a byte."""
+
+    async def play(site: Site) -> None:
+        before = resident_bytes()
+        for _ in range(100):
+            await (await site.connect()).send(POST + b"Content-Length: 67108864\r\n\r\na")
+        await wait_all_tasks_blocked()
+        assert resident_bytes() - before < 20 * MIB
+
+    serve(play)
+
+
+def resident_bytes() -> int:
+    """Memory of this process that is really there."""
+    with open("/proc/self/statm", encoding="ascii") as file:
+        return int(file.read().split()[1]) * 4096
+
+
+# ---------------------------------------------------------------- times
+
+
+@served(virtual_time=True, idle_s=75, head_s=15)
+async def test_an_idle_connection_is_closed(site: Site) -> None:
+    """Without an answer: one that nobody asked for could be taken for that to the next request."""
+    fresh, used = await site.connect(), await site.connect()
+    await used.ask(GET)
+    await site.pass_time(74)
+    assert 2 == site.server.open_connections
+    await site.pass_time(2)
+    assert 0 == site.server.open_connections
+    assert (b"", b"") == (await fresh.end(), await used.end())
+
+
+@served(virtual_time=True, idle_s=75, head_s=15)
+async def test_a_head_must_arrive_in_time(site: Site) -> None:
+    """Single bytes do not prolong it."""
+    peer = await site.connect()
+    await peer.ask(GET)
+    await site.pass_time(74)
+    for byte in range(15):
+        await peer.send(GET[byte : byte + 1])
+        await site.pass_time(1)
+    assert (408, True) == ((answer := await peer.answer()).status, answer.closes)
+    assert answer.error
+    assert b"" == await peer.end()
+
+
+@pytest.mark.parametrize("head", [CHUNKED + b"20000\r\n", POST + b"Content-Length: 131072\r\n\r\n"])
+def test_a_body_must_go_on(head: bytes) -> None:
+    """64 KiB in each interval do; single bytes do not."""
+
+    async def play(site: Site) -> None:
+        steady, slow = await site.connect(), await site.connect()
+        for peer in (steady, slow):
+            await peer.send(head)
+        for _ in range(3):
+            await steady.send(bytes(40_000))
+            await slow.send(b"a")
+            await site.pass_time(14)
+        await steady.send(bytes(131_072 - 120_000) + (b"\r\n0\r\n\r\n" if head.startswith(CHUNKED) else b""))
+        assert 131_072 == len((await steady.answer()).body)
+        assert (408, True) == ((answer := await slow.answer()).status, answer.closes)
+
+    serve(play, virtual_time=True, body_s=30)
+
+
+@served(virtual_time=True, write_s=60)
+async def test_a_reader_must_go_on(site: Site) -> None:
+    """One that takes nothing of a long answer is cut off; one that takes its time is not."""
+    body = bytes(30_000_000)
+    steady, deaf = await site.connect(), await site.connect()
+
+    async def send(peer: Peer) -> None:
+        await peer.send(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body))
+        await peer.send(body)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(send, steady)
+        nursery.start_soon(send, deaf)
+    await wait_all_tasks_blocked()
+    taken = 0
+    while taken < len(body):
+        for _ in range(100):  # much, so that the system has room for more
+            taken += len(await steady.stream.receive_some())
+            if taken >= len(body):
+                break
+        await site.pass_time(10)
+    assert taken < len(body) + 1000
+    await site.pass_time(60)
+    assert 1 == site.server.open_connections
+    with pytest.raises(trio.BrokenResourceError):
+        await deaf.send(GET * 1_000_000)
+
+
+def test_a_handler_may_take_its_time() -> None:
+    """No limit of the connection is one of the answer: a request has a deadline of its own."""
+    hold = Hold()
+
+    async def play(site: Site) -> None:
+        peer = await site.connect()
+        await peer.sent_and_read(POST + b"Content-Length: 3\r\n\r\nabc")
+        await site.pass_time(10_000)
+        hold.go.set()
+        assert b"abc" == (await peer.answer()).body
+
+    serve(play, hold, virtual_time=True)
+
+
+# ---------------------------------------------------------------- connections
+
+
+def test_a_new_connection_takes_the_place_of_the_oldest_idle_one() -> None:
+    """Silent peers cannot keep others out."""
+
+    async def play(site: Site) -> None:
+        peers = [await site.connect() for _ in range(10)]
+        await peers[0].ask(GET)
+        for count in range(1, 6):
+            assert 200 == (await site.ask(GET)).status
+            assert 10 == site.server.open_connections
+            assert b"" == await peers[count - 1].end()
+
+    serve(play, max_connections=10)
+
+
+def test_too_many_requests_at_once() -> None:
+    """Where no connection is idle, a new one gets 503."""
+    hold = Hold()
+
+    async def play(site: Site) -> None:
+        peers = [await site.connect() for _ in range(10)]
+        for peer in peers:
+            await peer.sent_and_read(GET)
+        for _ in range(3):
+            peer = await site.connect()
+            answer = await peer.ask(GET)
+            assert (503, True, "1") == (answer.status, answer.closes, answer.headers["retry-after"])
+            assert b"" == await peer.end()
+        hold.go.set()
+        for peer in peers:
+            assert 200 == (await peer.answer()).status
+        assert 200 == (await site.ask(GET)).status
+
+    serve(play, hold, max_connections=10)
+
+
+def test_a_flood_of_connections() -> None:
+    """Beyond those that are told so, connections are closed. Afterwards all are gone, and nothing was logged."""
+    hold = Hold()
+
+    async def play(site: Site) -> None:
+        await (await site.connect()).sent_and_read(GET)
+        tasks = trio.lowlevel.current_statistics().tasks_living
+        flood = [await site.connect() for _ in range(300)]
+        await wait_all_tasks_blocked()
+        assert 64 == trio.lowlevel.current_statistics().tasks_living - tasks
+        for peer in flood:
+            peer.stream.socket.close()
+        await wait_all_tasks_blocked()
+        assert tasks == trio.lowlevel.current_statistics().tasks_living
+
+    with capture_logs() as lines:
+        serve(play, hold, max_connections=1)
+    assert [] == lines
+
+
+def test_an_idle_connection_is_one_task_and_little_memory() -> None:
+    """1,000 take less than 50 MB, of which half is left to TCP and the event loop."""
+
+    async def play(site: Site) -> None:
+        await site.ask(GET)
+        tasks = trio.lowlevel.current_statistics().tasks_living
+        tracemalloc.start()
+        try:
+            for number in range(1000):
+                peer = await site.connect()
+                if number % 2:
+                    await peer.ask(GET)
+            await wait_all_tasks_blocked()
+            assert tracemalloc.get_traced_memory()[0] < 25 * MIB
+        finally:
+            tracemalloc.stop()
+        assert 1000 == trio.lowlevel.current_statistics().tasks_living - tasks
+
+    serve(play, echo)

@@ -1,0 +1,86 @@
+"""The end of the HTTP server, in good order and at once."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+from tests.pipeline.gateway.http_site import GET, Hold, Site, serve, served
+from trio.testing import wait_all_tasks_blocked
+
+from shapestream.gateway.http_server import HttpServer, open_listeners
+
+BEGUN = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\na"
+
+
+def test_requests_that_have_begun_are_answered() -> None:
+    """Also those whose bytes are on their way; their peers are told that the connection ends. Idle ones end at once."""
+    hold = Hold()
+
+    async def play(site: Site) -> None:
+        idle, reading, handled = await site.connect(), await site.connect(), await site.connect()
+        await reading.sent_and_read(BEGUN)
+        await handled.sent_and_read(GET + GET)
+        site.server.stop()
+        assert b"" == await idle.end()
+        assert 2 == site.server.open_connections
+        with pytest.raises(OSError, match="connect"):
+            await trio.open_tcp_stream("127.0.0.1", site.port)
+        hold.go.set()
+        assert (200, True) == ((answer := await handled.answer()).status, answer.closes)
+        assert b"" == await handled.end(), "the second request has not begun"
+        assert b"abc" == (await reading.ask(b"bc")).body
+        assert b"" == await reading.end()
+        await reading.stream.aclose()
+        await handled.stream.aclose()
+        await wait_all_tasks_blocked()
+        assert (2, 0) == (hold.begun, site.server.open_connections)
+
+    serve(play, hold)
+
+
+@served(Hold(), virtual_time=True, grace_s=30)
+async def test_requests_have_a_grace(site: Site) -> None:
+    """Then they are cancelled, and `run` returns."""
+    peer = await site.connect()
+    await peer.sent_and_read(GET)
+    site.server.stop()
+    await site.pass_time(29)
+    assert 1 == site.server.handled_requests
+    await site.pass_time(2)
+    assert 0 == site.server.open_connections
+    assert b"" == await peer.end()
+    assert not site.serves
+
+
+@served()
+async def test_a_server_without_connections_stops_at_once(site: Site) -> None:
+    """And a second stop changes nothing."""
+    site.server.stop()
+    site.server.stop()
+    await wait_all_tasks_blocked()
+    assert not site.serves
+
+
+@served()
+async def test_a_server_stops_before_it_runs(site: Site) -> None:
+    """It closes its listeners."""
+    server = HttpServer(Hold())
+    server.stop()
+    listeners = await open_listeners("127.0.0.1:0")
+    await server.run(listeners)
+    with pytest.raises(trio.ClosedResourceError):
+        await listeners[0].accept()
+
+
+def test_a_cancelled_server_ends_its_requests() -> None:
+    """With everything that it has opened."""
+    hold = Hold()
+
+    async def play(site: Site) -> None:
+        for data in (b"", GET[:5], BEGUN, GET):
+            await (await site.connect()).sent_and_read(data)
+        assert (4, 1) == (site.server.open_connections, site.server.handled_requests)
+        site.nursery.cancel_scope.cancel()
+
+    serve(play, hold)
+    assert (1, 1) == (hold.begun, hold.cancelled)
