@@ -28,6 +28,7 @@ OPTIONAL = {
     "hypercorn": "pipeline/shapestream/serving/admin.py",
     "starlette": ("pipeline/shapestream/serving/admin.py", "pipeline/shapestream/serving/admin_pages.py"),
     "httptools": "pipeline/shapestream/gateway/http_parser.py",
+    "orjson": "pipeline/shapestream/gateway/json_text.py",
     "prometheus_client": "pipeline/shapestream/serving/admin_pages.py",
     "opentelemetry": (
         "pipeline/shapestream/serving/tracing.py",

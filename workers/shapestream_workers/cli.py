@@ -174,8 +174,8 @@ def gateway(
         Path | None, typer.Option(metavar="FILE", help="Secret key of the certificate.")
     ] = None,
     default_priority_level: Annotated[
-        int, typer.Option(min=0, metavar="LEVEL", help="Triton's level of requests without a priority.")
-    ] = 0,
+        int, typer.Option(min=1, metavar="LEVEL", help="Triton's level of requests without a priority.")
+    ] = 1,
     key: Key = None,
     server_key: ServerKey = None,
     listener: Annotated[int | None, typer.Option(hidden=True)] = None,

@@ -24,7 +24,7 @@ from shapestream.transport.http_listener import listen_at, place_of
 from shapestream_workers.exit_codes import EXIT_OK
 from shapestream_workers.gateways import BACKLOG
 from shapestream_workers.interruption import handed_over
-from shapestream_workers.process import READY_LINE, keep_what_is_loaded, versions
+from shapestream_workers.process import READY_LINE, keep_what_is_loaded
 
 log = structlog.get_logger()
 
@@ -97,6 +97,4 @@ async def _run(
     ready: Callable[[], None],
     obeys_signals: Callable[[], None],
 ) -> None:
-    await run_gateway(
-        options, listener, version=versions()["shapestream"], ready=ready, obeys_signals=obeys_signals
-    )
+    await run_gateway(options, listener, ready=ready, obeys_signals=obeys_signals)

@@ -1,24 +1,30 @@
-"""The names that the Open Inference Protocol gives to element types."""
+"""The datatypes of the Open Inference Protocol (`FP32`), and our element types (`f32`)."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import MappingProxyType
 
-from shapestream_engine.element_types import ELEMENT_TYPES
-
-ELEMENT_TYPE_OF = MappingProxyType(
+DATATYPES: Mapping[str, str] = MappingProxyType(
     {
-        "BOOL": "boolean",
-        **{
-            f"{kind}{bits}": f"{kind[0].lower()}{bits}"
-            for kind in ("UINT", "INT")
-            for bits in (8, 16, 32, 64)
-        },
-        **{f"FP{bits}": f"f{bits}" for bits in (16, 32, 64)},
-        **({"BF16": "bf16"} if "bf16" in ELEMENT_TYPES else {}),
+        "boolean": "BOOL",
+        "u8": "UINT8",
+        "u16": "UINT16",
+        "u32": "UINT32",
+        "u64": "UINT64",
+        "i8": "INT8",
+        "i16": "INT16",
+        "i32": "INT32",
+        "i64": "INT64",
+        "f16": "FP16",
+        "f32": "FP32",
+        "f64": "FP64",
+        "bf16": "BF16",
     }
 )
-"""Datatype of the protocol -> element type. BYTES is missing: strings are not served."""
+"""Element type -> datatype. The protocol's `BYTES` is missing: no model here takes strings."""
 
-DATATYPE_OF = MappingProxyType({element_type: datatype for datatype, element_type in ELEMENT_TYPE_OF.items()})
-"""Element type -> datatype of the protocol."""
+
+def config_datatype(element_type: str) -> str:
+    """Return the name of an element type in a Triton model configuration, such as `TYPE_FP32`."""
+    return f"TYPE_{DATATYPES[element_type]}"

@@ -16,6 +16,7 @@ from shapestream.client import trio_client
 from shapestream.client.async_face import Client
 from shapestream.gateway.http_limits import HttpLimits
 from shapestream.gateway.http_server import HttpServer, listeners_of
+from shapestream.gateway.infer_options import DEFAULT_PRIORITY_LEVEL
 from shapestream.gateway.routes import Routes
 from shapestream.gateway.tokens import Tokens
 
@@ -32,7 +33,7 @@ class GatewayOptions:
     server_key: str | None = None
     tokens: Tokens | None = None
     tls: ssl.SSLContext | None = None
-    default_priority_level: int = 0
+    default_priority_level: int = DEFAULT_PRIORITY_LEVEL
     limits: HttpLimits = field(default_factory=HttpLimits)
     connect_timeout_s: float = 60.0
     """Seconds that the server may take to answer at first."""
@@ -46,7 +47,6 @@ async def run_gateway(
     options: GatewayOptions,
     listener: socket.socket,
     *,
-    version: str,
     ready: Callable[[], None],
     obeys_signals: Callable[[], None] = lambda: None,
 ) -> None:
@@ -60,11 +60,10 @@ async def run_gateway(
         async with trio.open_nursery() as nursery, _connected(options) as client:
             routes = Routes(
                 client,
-                version=version,
                 tokens=options.tokens,
                 default_priority_level=options.default_priority_level,
             )
-            server, stopping, ended = HttpServer(routes, options.limits), trio.Event(), trio.Event()
+            server, stopping, ended = HttpServer(routes.handle, options.limits), trio.Event(), trio.Event()
 
             async def serve(*, task_status: trio.TaskStatus[None]) -> None:
                 await server.run(listeners_of(listener, options.tls), task_status=task_status)

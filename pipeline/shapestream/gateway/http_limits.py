@@ -7,7 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpLimits:
-    """Limits of connections and requests. Beyond one, a request gets the status named there, and its connection ends."""
+    """Limits of connections and requests. Beyond one, a request gets the status named there, and its connection ends.
+
+    Times end up to a second late.
+    """
 
     max_connections: int = 4096
     """Connections at once. One more ends the oldest idle connection; where none is idle, the new one gets 503."""

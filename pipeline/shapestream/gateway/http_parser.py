@@ -18,6 +18,7 @@ This is the only module that imports the extra `[http]`.
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from urllib.parse import unquote_to_bytes
 
 import httptools
@@ -86,8 +87,8 @@ class HeadParser(_PartParser):
     """The parser of a request's head. The attributes are those of the request, once `feed` returned bytes."""
 
     __slots__ = (
-        *("_limits", "_target", "_two_hosts", "version", "chunked", "content_length", "headers"),
-        *("header_count", "keep_alive", "method", "path", "query"),
+        *("_limits", "_repeated", "_target", "_two_hosts", "version", "chunked", "content_length", "headers"),
+        *("keep_alive", "method", "path", "query"),
     )
 
     def __init__(self, limits: HttpLimits) -> None:
@@ -96,7 +97,7 @@ class HeadParser(_PartParser):
         self._target = b""
         self._two_hosts = False
         self.version = ""
-        self.header_count = 0
+        self._repeated = 0
         self.method = ""
         self.path = ""
         self.query = ""
@@ -117,7 +118,7 @@ class HeadParser(_PartParser):
         limits = self._limits
         if self.fed_bytes > limits.max_head_bytes:
             raise HttpError(431, f"the head of the request has more than {limits.max_head_bytes} bytes")
-        if self.header_count > limits.max_headers:
+        if len(self.headers) + self._repeated > limits.max_headers:
             raise HttpError(431, f"the request has more than {limits.max_headers} headers")
         if rest is not None:
             self._complete()
@@ -131,14 +132,13 @@ class HeadParser(_PartParser):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Take a header."""
-        self.header_count += 1
-        key, text = name.decode("latin-1").lower(), value.rstrip(b" \t").decode("latin-1")
-        known = self.headers.get(key)
-        if known is None:
+        key, text = _header_name(name), value.decode("latin-1").rstrip(" \t")
+        if key not in self.headers:
             self.headers[key] = text
-        else:
-            self._two_hosts = self._two_hosts or key == "host"
-            self.headers[key] = f"{known}, {text}"
+            return
+        self._repeated += 1
+        self._two_hosts = self._two_hosts or key == "host"
+        self.headers[key] += f", {text}"
 
     def on_headers_complete(self) -> None:
         """Take what llhttp knows only now."""
@@ -165,6 +165,12 @@ class HeadParser(_PartParser):
         if headers.get("expect", "100-continue").lower() != "100-continue":
             raise HttpError(417, "the only expectation met here is 100-continue")
         self.path, self.query = _path_and_query(self._target)
+
+
+@lru_cache(maxsize=256)
+def _header_name(name: bytes) -> str:
+    """Return a header's name in lower case. Peers send few different ones."""
+    return name.decode("latin-1").lower()
 
 
 def _path_and_query(target: bytes) -> tuple[str, str]:

@@ -1,228 +1,267 @@
-"""An inference request of the Open Inference Protocol: JSON, perhaps with the bytes of tensors behind it.
+"""The body of an inference request: a JSON object, and behind it the bytes of the inputs that are sent as binary data.
 
-    {"id"?, "inputs": [{"name", "datatype", "shape", "data" | "parameters": {"binary_data_size"}}],
-     "outputs"?: [{"name", "parameters"?: {"binary_data"}}], "parameters"?}
-
-The header `Inference-Header-Content-Length` is the length of the JSON where bytes follow it. They belong to the inputs with
-a `binary_data_size`, in their order.
+Everything is checked before an array is made: the numbers of inputs and of elements, each shape in exact arithmetic, and the
+bytes that the shapes need against those that were sent. Arrays of binary data are views of the body, without a copy.
 """
 
 from __future__ import annotations
 
+import math
+from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import inf
+from itertools import chain
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from shapestream.gateway.datatypes import DATATYPE_OF, ELEMENT_TYPE_OF
-from shapestream.gateway.http_messages import Buffer, HttpError, HttpRequest
-from shapestream.gateway.json_text import array_of, read_json
-from shapestream.wire.limits import MAX_PRIORITY, MAX_RANK, MAX_TENSORS
+from shapestream.gateway.datatypes import DATATYPES
+from shapestream.gateway.http_messages import HttpError, HttpRequest
+from shapestream.gateway.infer_options import (
+    InferOptions,
+    flag,
+    read_options,
+    read_parameters,
+    refuse_shared_memory,
+)
+from shapestream.gateway.json_text import read_object, type_name
+from shapestream.wire.limits import MAX_RANK, MAX_TENSORS
 from shapestream_engine.element_types import dtype_of
 from shapestream_engine.errors import ShapeError
-from shapestream_engine.shapes import MAX_SIZE, exact_nbytes
+from shapestream_engine.ports import InputPort
+from shapestream_engine.shapes import checked_sizes, exact_nbytes
 from shapestream_engine.signature import ModelSignature
 
-JSON_LENGTH = "inference-header-content-length"
-"""Header with the length of the JSON, in a request or response with bytes behind it."""
-HARMLESS = ("triton_enable_empty_final_response",)
-"""Parameters of Triton that change nothing where every request has one response."""
+HEAD_LENGTH = "inference-header-content-length"
+"""Header with the bytes of the JSON object, where binary data follow it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WantedOutput:
-    """One output that the caller asks for."""
+@dataclass(frozen=True, slots=True)
+class AskedOutput:
+    """An output that a request asks for."""
 
     name: str
-    is_binary: bool
+    binary: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InferRequest:
-    """One request, checked against its model as far as bytes and elements go; the SDK checks the sizes."""
+@dataclass(frozen=True, slots=True)
+class InferBody:
+    """The body of a request, before it is compared with the model's signature."""
 
     id: str | None
-    inputs: Mapping[str, npt.NDArray[Any]]
-    """Arrays over the request's body where it holds bytes."""
-    outputs: tuple[WantedOutput, ...]
-    """In the order of the response."""
-    deadline_s: float | None
-    """Seconds from now."""
-    priority: int
+    options: InferOptions
+    inputs: list[Any]
+    outputs: list[Any]
+    binary: memoryview
+    """The bytes behind the JSON object."""
 
 
-async def read_infer(
-    request: HttpRequest, signature: ModelSignature, *, default_priority_level: int = 0
-) -> InferRequest:
-    """Read a request. Raises HttpError 400, and 413 for too long a JSON."""
-    text, binary = _divided(request)
-    found = read_json(text)
-    parameters = _parameters_of("the request", found)
-    _refuse_foreign("parameter", parameters)
-    request_id = found.get("id")
+def read_body(request: HttpRequest, default_priority_level: int) -> InferBody:
+    """Read the JSON object of a request, and its options; raises `HttpError`."""
+    body = memoryview(request.body)
+    length = _head_length(request.headers.get(HEAD_LENGTH), len(body))
+    content = read_object(body[:length])
+    request_id = content.get("id")
     if request_id is not None and not isinstance(request_id, str):
-        raise HttpError(400, "id must be a string")
-    inputs = await _inputs(found.get("inputs"), signature, binary)
-    return InferRequest(
+        raise HttpError(400, f'"id" is a string, not {type_name(request_id)}')
+    return InferBody(
         id=request_id,
-        inputs=inputs,
-        outputs=_outputs(found.get("outputs"), signature, is_binary=_flag(parameters, "binary_data_output")),
-        deadline_s=_deadline_s(parameters),
-        priority=_priority(parameters, default_priority_level),
+        options=read_options(read_parameters(content), default_priority_level),
+        inputs=_list(content, "inputs"),
+        outputs=_list(content, "outputs"),
+        binary=body[length:],
     )
 
 
-def _divided(request: HttpRequest) -> tuple[Buffer, memoryview]:
-    """Return the JSON and the bytes behind it."""
-    given = request.headers.get(JSON_LENGTH)
-    body = memoryview(request.body)
-    if given is None:
-        return request.body, body[len(body) :]
-    if not (given.isascii() and given.isdigit()) or not 0 < int(given[:20]) <= len(body):
-        message = f"Inference-Header-Content-Length must be 1 to {len(body)}, the bytes of the body, not {given[:40]!r}"
-        raise HttpError(400, message)
-    length = int(given)
-    return body[:length], body[length:]
-
-
-def _parameters_of(where: str, holder: Mapping[str, Any]) -> dict[str, Any]:
-    parameters = holder.get("parameters")
-    if parameters is None:
-        return {}
-    if not isinstance(parameters, dict):
-        raise HttpError(400, f"{where}: parameters must be an object")
-    return parameters
-
-
-def _refuse_foreign(what: str, parameters: Mapping[str, Any]) -> None:
-    """Refuse what would change the answer and is not served. Other unknown parameters are ignored."""
-    for name, value in parameters.items():
-        foreign = name.startswith(("triton_", "sequence_")) and name not in HARMLESS
-        # Clients say that there is no sequence by sequence_id 0.
-        if foreign and value not in (0, False, "", None):
-            raise HttpError(400, f"{what} {name!r} is not supported")
-    for name in ("shared_memory_region", "classification"):
-        if parameters.get(name):
-            raise HttpError(400, f"{what} {name!r} is not supported")
-
-
-def _flag(parameters: Mapping[str, Any], name: str, default: bool = False) -> bool:
-    value = parameters.get(name, default)
-    if not isinstance(value, bool):
-        raise HttpError(400, f"parameter {name!r} must be true or false")
-    return value
-
-
-def _deadline_s(parameters: Mapping[str, Any]) -> float | None:
-    """Return the seconds of `timeout`, which counts microseconds; 0 is none."""
-    return _integer(parameters, "timeout", 0, MAX_SIZE) / 1e6 or None
-
-
-def _priority(parameters: Mapping[str, Any], default_level: int) -> int:
-    """Return our priority, where larger goes first, of Triton's level, where 1 is highest and 0 the default."""
-    level = _integer(parameters, "priority", 0, MAX_PRIORITY)
-    return default_level - level if level else 0
-
-
-def _integer(parameters: Mapping[str, Any], name: str, least: int, most: int | float = inf) -> int:
-    value = parameters.get(name, 0)
-    # Some clients send parameters as text.
-    if isinstance(value, str) and value.isascii() and value.isdigit():
-        value = int(value[:20])
-    if type(value) is not int or not least <= value <= most:
-        raise HttpError(400, f"parameter {name!r} must be an integer of at least {least}")
-    return value
-
-
-# ---------------------------------------------------------------- tensors
-
-
-def _entries(given: Any, what: str) -> list[dict[str, Any]]:
-    """Return the objects of an array of named tensors."""
-    if not isinstance(given, list) or not all(isinstance(entry, dict) for entry in given):
-        raise HttpError(400, f"{what}s must be an array of objects")
-    if len(given) > MAX_TENSORS:
-        raise HttpError(400, f"{len(given)} {what}s; at most {MAX_TENSORS} are taken")
-    names = [entry.get("name") for entry in given]
-    if not all(isinstance(name, str) for name in names):
-        raise HttpError(400, f"each {what} needs a name")
-    if len(set(names)) < len(names):
-        raise HttpError(400, f"{what}s with the same name")
-    return given
-
-
-async def _inputs(given: Any, signature: ModelSignature, binary: memoryview) -> dict[str, npt.NDArray[Any]]:
-    entries = _entries(given, "input")
-    if not entries:
-        raise HttpError(400, "inputs are missing")
-    element_types = {port.name: port.element_type for port in signature.inputs}
-    arrays = {}
-    for entry in entries:
-        name = entry["name"]
-        where = f"input {name!r}"
-        if name not in element_types:
-            known = ", ".join(element_types)
-            raise HttpError(400, f"model {signature.name!r} has no {where}; it takes {known}")
-        datatype, shape = _type_and_shape(where, entry, element_types[name])
-        parameters = _parameters_of(where, entry)
-        _refuse_foreign(f"{where}: parameter", parameters)
-        if "binary_data_size" in parameters:
-            if "data" in entry:
-                raise HttpError(400, f"{where} has both data and binary_data_size")
-            nbytes = _integer(parameters, "binary_data_size", 0)
-            if nbytes > len(binary):
-                raise HttpError(400, f"{where}: {len(binary)} of its {nbytes} bytes are left in the body")
-            arrays[name] = _array_over(where, binary[:nbytes], element_types[name], shape)
-            binary = binary[nbytes:]
-        elif "data" in entry:
-            arrays[name] = await array_of(where, entry["data"], datatype, element_types[name], shape)
-        else:
-            raise HttpError(400, f"{where} needs data, or the parameter binary_data_size")
-    if len(binary):
-        raise HttpError(400, f"{len(binary)} bytes of the body belong to no input")
-    return arrays
-
-
-def _type_and_shape(where: str, entry: Mapping[str, Any], element_type: str) -> tuple[str, tuple[int, ...]]:
-    datatype, shape = entry.get("datatype"), entry.get("shape")
-    if datatype == "BYTES":
-        raise HttpError(400, f"{where}: BYTES is not served")
-    if not isinstance(datatype, str) or ELEMENT_TYPE_OF.get(datatype) != element_type:
+def _head_length(stated: str | None, total: int) -> int:
+    if stated is None:
+        return total
+    # Not more digits than 64 bits have: converting a long number takes quadratic time.
+    if not (stated.isascii() and stated.isdecimal() and len(stated) < 20 and 0 < int(stated) <= total):
         raise HttpError(
-            400, f"{where}: its datatype is {DATATYPE_OF[element_type]}, not {str(datatype)[:40]}"
+            400,
+            f"Inference-Header-Content-Length is {stated[:40]!r}; it is a number from 1 to {total}, the "
+            f"length of the body",
         )
-    if not isinstance(shape, list) or len(shape) > MAX_RANK:
-        raise HttpError(400, f"{where}: shape must be an array of at most {MAX_RANK} sizes")
-    if not all(type(size) is int and 0 <= size <= MAX_SIZE for size in shape):
-        raise HttpError(400, f"{where}: shape must hold integers from 0")
-    return datatype, tuple(shape)
+    return int(stated)
 
 
-def _array_over(where: str, data: memoryview, element_type: str, shape: tuple[int, ...]) -> npt.NDArray[Any]:
-    dtype = dtype_of(element_type)
+def _list(content: Mapping[str, Any], key: str) -> list[Any]:
+    value = content.get(key)
+    if value is None:
+        return []
+    if not isinstance(value, list):
+        raise HttpError(400, f'"{key}" is a list, not {type_name(value)}')
+    if len(value) > MAX_TENSORS:
+        raise HttpError(400, f'"{key}" has {len(value)} entries; at most {MAX_TENSORS} are taken')
+    return value
+
+
+# ---------------------------------------------------------------- outputs
+
+
+def read_outputs(body: InferBody, signature: ModelSignature) -> list[AskedOutput]:
+    """Return the outputs to be sent, in order: those that the body names, or all. Raises `HttpError`."""
+    binary = body.options.binary_outputs
+    known = [port.name for port in signature.outputs]
+    if not body.outputs:
+        return [AskedOutput(name, binary) for name in known]
+    asked: dict[str, AskedOutput] = {}
+    for entry in body.outputs:
+        name = _name(entry, "output")
+        if name not in known:
+            raise HttpError(
+                400, f"model {signature.name!r} has no output {_shown(name)}; it has {', '.join(known)}"
+            )
+        if name in asked:
+            raise HttpError(400, f"output {name!r} is asked for twice")
+        parameters = read_parameters(entry)
+        refuse_shared_memory(name, parameters)
+        if parameters.get("classification"):
+            raise HttpError(400, f"output {name!r}: classification is not supported")
+        own = flag(parameters, "binary_data")
+        asked[name] = AskedOutput(name, binary if own is None else own)
+    return list(asked.values())
+
+
+# ---------------------------------------------------------------- inputs
+
+
+def read_inputs(body: InferBody, signature: ModelSignature) -> dict[str, npt.NDArray[Any]]:
+    """Return the input arrays by name; raises `HttpError`.
+
+    Missing inputs and sizes that the model does not take are found by the client of the server.
+    """
+    ports = {port.name: port for port in signature.inputs}
+    inputs: dict[str, npt.NDArray[Any]] = {}
+    offset = 0
+    for entry in body.inputs:
+        name = _name(entry, "input")
+        if name in inputs:
+            raise HttpError(400, f"input {name!r} is given twice")
+        port = ports.get(name)
+        if port is None:
+            known = ", ".join(ports) or "none"
+            raise HttpError(400, f"model {signature.name!r} has no input {_shown(name)}; it takes {known}")
+        _check_datatype(port, entry.get("datatype"))
+        shape, nbytes = _shape(port, entry.get("shape"))
+        parameters = read_parameters(entry)
+        refuse_shared_memory(name, parameters)
+        size = parameters.get("binary_data_size")
+        if size is None:
+            inputs[name] = _from_json(port, shape, entry.get("data"))
+        else:
+            if "data" in entry:
+                raise HttpError(400, f'input {name!r} has both "data" and "binary_data_size"')
+            inputs[name] = _from_binary(port, shape, nbytes, size, body.binary, offset)
+            offset += nbytes
+    if offset != len(body.binary):
+        raise HttpError(
+            400, f"{len(body.binary)} bytes follow the JSON object; the inputs take {offset} of them"
+        )
+    return inputs
+
+
+def _name(entry: Any, kind: str) -> str:
+    if not isinstance(entry, dict):
+        raise HttpError(400, f"an {kind} is an object, not {type_name(entry)}")
+    name = entry.get("name")
+    if not isinstance(name, str):
+        raise HttpError(400, f'an {kind}\'s "name" is a string, not {type_name(name)}')
+    return name
+
+
+def _check_datatype(port: InputPort, datatype: Any) -> None:
+    wanted = DATATYPES[port.element_type]
+    if datatype == wanted:
+        return
+    if datatype == "BYTES":
+        raise HttpError(400, f"input {port.name!r}: BYTES is not supported; the model takes {wanted}")
+    raise HttpError(400, f'input {port.name!r}: "datatype" is {wanted}, not {_shown(datatype)}')
+
+
+def _shape(port: InputPort, shape: Any) -> tuple[tuple[int, ...], int]:
+    """Return a shape that arrays can have, and the bytes that it needs."""
+    if not isinstance(shape, list):
+        raise HttpError(400, f'input {port.name!r}: "shape" is a list of integers, not {type_name(shape)}')
+    if len(shape) > MAX_RANK:
+        raise HttpError(
+            400, f"input {port.name!r}: a shape of {len(shape)} axes; at most {MAX_RANK} are taken"
+        )
     try:
-        nbytes = exact_nbytes(dtype.itemsize, shape)
+        sizes = checked_sizes(shape)
+        return sizes, exact_nbytes(dtype_of(port.element_type).itemsize, sizes)
     except ShapeError as error:
-        raise HttpError(400, f"{where}: {error}") from None
-    if nbytes != len(data):
-        raise HttpError(400, f"{where}: {len(data)} bytes, but the shape {list(shape)} has {nbytes}")
-    return np.frombuffer(data, dtype).reshape(shape)
+        raise HttpError(400, f"input {port.name!r}: {error}") from None
 
 
-def _outputs(given: Any, signature: ModelSignature, *, is_binary: bool) -> tuple[WantedOutput, ...]:
-    names = [port.name for port in signature.outputs]
-    if given is None or given == []:
-        return tuple([WantedOutput(name=name, is_binary=is_binary) for name in names])
-    wanted = []
-    for entry in _entries(given, "output"):
-        name = entry["name"]
-        where = f"output {name!r}"
-        if name not in names:
-            raise HttpError(400, f"model {signature.name!r} has no {where}; it gives {', '.join(names)}")
-        parameters = _parameters_of(where, entry)
-        _refuse_foreign(f"{where}: parameter", parameters)
-        wanted.append(WantedOutput(name=name, is_binary=_flag(parameters, "binary_data", is_binary)))
-    return tuple(wanted)
+def _from_binary(
+    port: InputPort, shape: tuple[int, ...], nbytes: int, size: Any, binary: memoryview, offset: int
+) -> npt.NDArray[Any]:
+    if type(size) is not int or size < 0:
+        raise HttpError(400, f'input {port.name!r}: "binary_data_size" is an integer of 0 or more')
+    if size != nbytes:
+        raise HttpError(
+            400,
+            f"input {port.name!r}: {DATATYPES[port.element_type]} {list(shape)} takes {nbytes} bytes, and "
+            f'"binary_data_size" is {_shown(size)}',
+        )
+    if size > len(binary) - offset:
+        raise HttpError(400, f"input {port.name!r}: {size} bytes; the body has {len(binary) - offset} left")
+    return np.ndarray(shape, dtype_of(port.element_type), buffer=binary[offset : offset + size])
+
+
+_INTEGER_CODES = {"i1": "b", "i2": "h", "i4": "i", "i8": "q", "u1": "B", "u2": "H", "u4": "I", "u8": "Q"}
+"""NumPy's names of integer types without the byte order -> those of the standard library's `array`."""
+
+
+def _from_json(port: InputPort, shape: tuple[int, ...], data: Any) -> npt.NDArray[Any]:
+    """Return the array of a list of numbers, flat or nested as its shape. Booleans and integers are numbers as well."""
+    if not isinstance(data, list):
+        raise HttpError(
+            400,
+            f'input {port.name!r} needs "data", a list, or "binary_data_size"; "data" is {type_name(data)}',
+        )
+    flat = _flattened(port, shape, data)
+    if len(flat) != math.prod(shape):
+        raise HttpError(
+            400,
+            f'input {port.name!r}: "data" has {len(flat)} elements; the shape {list(shape)} has '
+            f"{math.prod(shape)}",
+        )
+    dtype = dtype_of(port.element_type)
+    # `array` takes numbers alone, in C. NumPy would make room for the longest string beside each number.
+    code = _INTEGER_CODES.get(dtype.str[1:], "B" if dtype.kind == "b" else "d")
+    try:
+        numbers = np.frombuffer(array(code, flat), np.dtype(code)) if flat else np.empty(0, np.dtype(code))
+    except (TypeError, OverflowError) as error:
+        raise HttpError(400, f"input {port.name!r} takes {DATATYPES[port.element_type]}: {error}") from None
+    if dtype.kind == "b" and numbers.size and numbers.max() > 1:
+        raise HttpError(400, f"input {port.name!r} takes BOOL: true, false, 1 or 0")
+    with np.errstate(over="ignore"):
+        converted = numbers.astype(dtype, copy=False)
+    if code == "d" and not np.isfinite(converted).all():
+        raise HttpError(
+            400, f"input {port.name!r} takes {DATATYPES[port.element_type]}; a number is beyond its range"
+        )
+    return converted.reshape(shape)
+
+
+def _flattened(port: InputPort, shape: tuple[int, ...], data: list[Any]) -> list[Any]:
+    """Return the elements of `data`. Nested lists must have the lengths that the shape says."""
+    if not data or not isinstance(data[0], list):
+        return data
+    if not shape or len(data) != shape[0]:
+        raise HttpError(400, f'input {port.name!r}: "data" is nested otherwise than {list(shape)}')
+    level = data
+    for size in shape[1:]:
+        if any(type(row) is not list or len(row) != size for row in level):
+            raise HttpError(400, f'input {port.name!r}: "data" is nested otherwise than {list(shape)}')
+        level = list(chain.from_iterable(level))
+    return level
+
+
+def _shown(value: Any) -> str:
+    """Return a value for messages, cut to 100 characters."""
+    return repr(value)[:100] if isinstance(value, str | int | float) else type_name(value)

@@ -1,60 +1,63 @@
-"""The response to an inference request: JSON, perhaps with the bytes of tensors behind it."""
+"""The answer to an inference request: a JSON object, and behind it the bytes of the outputs that are sent as binary data."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from shapestream.gateway.datatypes import DATATYPE_OF
-from shapestream.gateway.http_messages import Buffer, HttpResponse
-from shapestream.gateway.infer_request import InferRequest
-from shapestream.gateway.json_text import data_of, write_json
+from shapestream.client.results import Result
+from shapestream.gateway.datatypes import DATATYPES
+from shapestream.gateway.http_messages import Buffer, HttpError, HttpResponse
+from shapestream.gateway.infer_request import AskedOutput
+from shapestream.gateway.json_text import flat_numbers, write_json
+from shapestream.gateway.model_pages import VERSION
 from shapestream_engine.element_types import element_type_of
 
-MODEL_VERSION = "1"
-"""The one version of each model."""
+HEAD_LENGTH = "Inference-Header-Content-Length"
 
 
-async def infer_response(
-    model: str, request: InferRequest, result: Mapping[str, npt.NDArray[Any]]
+def infer_response(
+    model: str, request_id: str | None, asked: Sequence[AskedOutput], result: Result
 ) -> HttpResponse:
-    """Return the outputs that the request asks for. Bytes are the result's own, and are not copied.
+    """Return the answer with the outputs that were asked for. Those in binary are views of the result, without a copy.
 
-    Raises HttpError 400 for an output that JSON cannot hold.
+    Raises `HttpError` 400 for a number that JSON does not have.
     """
-    head = {"model_name": model, "model_version": MODEL_VERSION}
-    if request.id is not None:
-        head = {"id": request.id, **head}
-    pieces: list[Buffer] = [write_json(head)[:-1], b',"outputs":[']
-    binary: list[Buffer] = []
-    for number, wanted in enumerate(request.outputs):
-        array = result[wanted.name]
-        described: dict[str, Any] = {
-            "name": wanted.name,
-            "datatype": DATATYPE_OF[element_type_of(array.dtype)],
-            "shape": list(array.shape),
+    outputs: list[dict[str, Any]] = []
+    pieces: list[Buffer] = []
+    for output in asked:
+        array = result[output.name]
+        told: dict[str, Any] = {
+            "name": output.name,
+            "datatype": DATATYPES[element_type_of(array.dtype)],
+            "shape": array.shape,
         }
-        if number:
-            pieces.append(b",")
-        if wanted.is_binary:
-            described["parameters"] = {"binary_data_size": array.nbytes}
-            binary.append(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-            pieces.append(write_json(described))
+        if output.binary:
+            told["parameters"] = {"binary_data_size": array.nbytes}
+            # As bytes: not every element type (bfloat16) can be exported as a memoryview of its own.
+            pieces.append(array.reshape(-1).view(np.uint8).data)
         else:
-            pieces += [
-                write_json(described)[:-1],
-                b',"data":',
-                *await data_of(f"output {wanted.name!r}", array),
-                b"}",
-            ]
-    text = b"".join([*pieces, b"]}"])
-    if not any(wanted.is_binary for wanted in request.outputs):
-        return HttpResponse(body=(text,))
+            told["data"] = _finite(output.name, flat_numbers(array))
+        outputs.append(told)
+    content: dict[str, Any] = {"model_name": model, "model_version": VERSION, "outputs": outputs}
+    if request_id is not None:
+        content["id"] = request_id
+    head = write_json(content)
+    if not pieces:
+        return HttpResponse(body=(head,))
     return HttpResponse(
-        body=(text, *binary),
-        headers=(("Inference-Header-Content-Length", str(len(text))),),
+        body=(head, *pieces),
+        headers=((HEAD_LENGTH, str(len(head))),),
         content_type="application/octet-stream",
     )
+
+
+def _finite(name: str, numbers: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    if numbers.dtype.kind == "f" and not np.isfinite(numbers).all():
+        raise HttpError(
+            400, f"output {name!r} has NaN or infinity, which JSON does not have: ask for binary data"
+        )
+    return numbers

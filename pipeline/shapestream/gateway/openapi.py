@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from shapestream.gateway.datatypes import ELEMENT_TYPE_OF
+from shapestream.gateway.datatypes import DATATYPES
 from shapestream.wire.limits import MAX_RANK, MAX_TENSORS
 from shapestream_engine.shapes import MAX_SIZE
 
@@ -19,7 +19,7 @@ def _array(items: dict[str, Any], **more: Any) -> dict[str, Any]:
 
 _TEXT, _COUNT = {"type": "string"}, {"type": "integer", "minimum": 0}
 _NAME = {"type": "string", "minLength": 1}
-_DATATYPE = {"type": "string", "enum": list(ELEMENT_TYPE_OF)}
+_DATATYPE = {"type": "string", "enum": list(DATATYPES.values())}
 _SHAPE = _array({"type": "integer", "minimum": 0, "maximum": MAX_SIZE}, maxItems=MAX_RANK)
 _OPEN_SHAPE = _array({"type": "integer", "minimum": -1})
 _PARAMETERS = {"type": "object"}
@@ -141,34 +141,29 @@ def _model_paths(path: str) -> dict[str, Any]:
     }
 
 
-DESCRIPTION: dict[str, Any] = {
-    "openapi": "3.1.0",
-    "info": {"title": "shapestream: Open Inference Protocol, version 2", "version": ""},
-    "paths": {
-        "/v2": {
-            "get": _operation(
-                "The server and its extensions.",
-                _object(
-                    ["name", "version", "extensions"], name=_NAME, version=_TEXT, extensions=_array(_TEXT)
-                ),
-            )
-        },
-        "/v2/health/live": {
-            "get": _operation("The gateway lives.", _object(["live"], live={"type": "boolean"}))
-        },
-        "/v2/health/ready": {"get": _operation("Whether all models are ready.", _READY)},
-        "/v2/models/stats": {
-            "get": _operation("Counts of this gateway process, by model.", _STATISTICS, 504)
-        },
-        "/v2/repository/index": {
-            "post": _operation(
-                "The models and their states.",
-                _array(_object(["name", "state"], name=_NAME, version=_TEXT, state=_TEXT, reason=_TEXT)),
-                504,
-            )
-        },
-        **_model_paths("/v2/models/{model}"),
-        **_model_paths("/v2/models/{model}/versions/1"),
+_PATHS: dict[str, Any] = {
+    "/v2": {
+        "get": _operation(
+            "The server and its extensions.",
+            _object(["name", "version", "extensions"], name=_NAME, version=_TEXT, extensions=_array(_TEXT)),
+        )
     },
+    "/v2/health/live": {"get": _operation("The gateway lives.", _object(["live"], live={"type": "boolean"}))},
+    "/v2/health/ready": {"get": _operation("Whether all models are ready.", _READY)},
+    "/v2/models/stats": {"get": _operation("Counts of this gateway process, by model.", _STATISTICS, 504)},
+    "/v2/repository/index": {
+        "post": _operation(
+            "The models and their states.",
+            _array(_object(["name", "state"], name=_NAME, version=_TEXT, state=_TEXT, reason=_TEXT)),
+            504,
+        )
+    },
+    **_model_paths("/v2/models/{model}"),
+    **_model_paths("/v2/models/{model}/versions/1"),
 }
-"""The description, but for the program's version."""
+
+
+def described(version: str) -> dict[str, Any]:
+    """Return the description of this version of the program."""
+    title = "shapestream: Open Inference Protocol, version 2"
+    return {"openapi": "3.1.0", "info": {"title": title, "version": version}, "paths": _PATHS}

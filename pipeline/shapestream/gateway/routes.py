@@ -1,230 +1,226 @@
-"""The pages of the Open Inference Protocol: which path and method mean what.
+"""The endpoints of the Open Inference Protocol: which method and path has which answer.
 
-    GET  /v2, /v2/health/live, /v2/health/ready, /v2/models/stats, /openapi.json
-    GET  /v2/models/M[/versions/1], and below that /ready, /config, /stats
-    POST /v2/models/M[/versions/1]/infer, /v2/repository/index
-
-Every page but /v2/health/live needs the server; every page but the two of health needs a token where tokens are asked for.
+A handler gets the request and perhaps a model's name, asks the server through the SDK, and returns the answer. The pages
+and bodies are made elsewhere; here the errors of the SDK become statuses.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
-from time import monotonic
-from typing import Any, TypeAlias
+import time
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
 
-from shapestream.client.async_face import Client
-from shapestream.errors import InvalidRequest, RequestError, ShapestreamError
+import trio
+
+import shapestream
+from shapestream.errors import DeadlineExceeded, InvalidRequest, RequestError
 from shapestream.gateway.http_messages import HttpError, HttpRequest, HttpResponse
-from shapestream.gateway.infer_request import read_infer
-from shapestream.gateway.infer_response import MODEL_VERSION, infer_response
-from shapestream.gateway.json_text import write_json
-from shapestream.gateway.model_counts import AllCounts
-from shapestream.gateway.model_pages import config_page, metadata_page
-from shapestream.gateway.openapi import DESCRIPTION
-from shapestream.gateway.statuses import http_error
+from shapestream.gateway.infer_options import DEFAULT_PRIORITY_LEVEL
+from shapestream.gateway.infer_request import read_body, read_inputs, read_outputs
+from shapestream.gateway.infer_response import infer_response
+from shapestream.gateway.json_text import read_object, write_json
+from shapestream.gateway.model_pages import (
+    VERSION,
+    model_config,
+    model_metadata,
+    repository_index,
+    rows_of,
+    server_metadata,
+    why_not_ready,
+    why_server_is_not_ready,
+)
+from shapestream.gateway.model_tally import ModelTally
+from shapestream.gateway.openapi import described
+from shapestream.gateway.sdk_errors import http_error
 from shapestream.gateway.tokens import Tokens
 from shapestream.wire.tags import REQUEST_ID, can_be_sent
 from shapestream_engine.signature import ModelSignature
 
-EXTENSIONS = ["binary_tensor_data", "parameters", "statistics", "model_configuration", "schedule_policy"]
-"""Extensions of the protocol that are served."""
-PATIENCE_S = 5.0
-"""Seconds for what the server answers at once, or not at all."""
+PAGE_S = 10.0
+"""Seconds that the server may take to answer what a page needs."""
+READY_S = 1.0
+"""Seconds after which a server, or a model, that has not answered is not ready. Probes commonly wait no longer."""
 
-_Page: TypeAlias = Callable[[HttpRequest], Awaitable[HttpResponse]]
-_ModelPage: TypeAlias = Callable[[str, HttpRequest], Awaitable[HttpResponse]]
-_READING, _WRITING = ("GET", "HEAD"), ("POST",)
+OPEN_TO_ALL = ("/v2/health/live", "/v2/health/ready")
+"""Pages that ask for no token: balancers and supervisors have none."""
 
-
-def json_page(value: Any, status: int = 200) -> HttpResponse:
-    """Return plain data as a page."""
-    return HttpResponse(status=status, body=(write_json(value),))
+Page = Callable[[HttpRequest], Awaitable[HttpResponse]]
+ModelPage = Callable[[HttpRequest, str], Awaitable[HttpResponse]]
 
 
 class Routes:
-    """Answers requests by a client of the server."""
+    """Answers the requests of one gateway, through one client of the server."""
 
     def __init__(
-        self, client: Client, *, version: str, tokens: Tokens | None = None, default_priority_level: int = 0
+        self,
+        client: shapestream.Client,
+        *,
+        tokens: Tokens | None = None,
+        default_priority_level: int = DEFAULT_PRIORITY_LEVEL,
     ) -> None:
-        """`version`: of this program. Without `tokens`, callers are told apart by their addresses."""
+        """Without `tokens`, callers are told apart by their addresses."""
         self._client = client
-        self._version = version
         self._tokens = tokens
         self._default_priority_level = default_priority_level
-        self._counts = AllCounts()
-        self._pages: Mapping[tuple[str, ...], tuple[tuple[str, ...], _Page]] = {
-            ("v2",): (_READING, self._server),
-            ("v2", "health", "live"): (_READING, self._live),
-            ("v2", "health", "ready"): (_READING, self._ready),
-            ("v2", "models", "stats"): (_READING, self._all_statistics),
-            ("v2", "repository", "index"): (_WRITING, self._index),
-            ("openapi.json",): (_READING, self._openapi),
+        self._tallies: dict[str, ModelTally] = {}
+        """By name of model; only models that the server has opened, so they are bounded by it."""
+        self._pages: dict[str, tuple[str, Page]] = {
+            "/v2": ("GET", self._server),
+            "/v2/health/live": ("GET", self._live),
+            "/v2/health/ready": ("GET", self._ready),
+            "/v2/models/stats": ("GET", self._all_statistics),
+            "/v2/repository/index": ("POST", self._index),
+            "/openapi.json": ("GET", self._openapi),
         }
-        self._model_pages: Mapping[str, tuple[tuple[str, ...], _ModelPage]] = {
-            "": (_READING, self._metadata),
-            "infer": (_WRITING, self._infer),
-            "ready": (_READING, self._model_ready),
-            "config": (_READING, self._config),
-            "stats": (_READING, self._statistics),
+        self._model_pages: dict[str, tuple[str, ModelPage]] = {
+            "": ("GET", self._metadata),
+            "ready": ("GET", self._model_ready),
+            "infer": ("POST", self._infer),
+            "config": ("GET", self._config),
+            "stats": ("GET", self._statistics),
         }
 
-    async def __call__(self, request: HttpRequest) -> HttpResponse:
-        """Answer one request. Raises HttpError."""
+    async def handle(self, request: HttpRequest) -> HttpResponse:
+        """Answer one request; raises `HttpError`."""
+        method, page = self._found(request.path)
+        if request.method != method and not (request.method == "HEAD" and method == "GET"):
+            allowed = "GET, HEAD" if method == "GET" else method
+            raise HttpError(405, f"{request.path} takes {allowed}", (("Allow", allowed),))
+        if self._tokens is not None and request.path not in OPEN_TO_ALL:
+            self._tokens.caller_of(request)
         try:
-            return await self._answer(request)
+            return await page(request)
         except RequestError as error:
             raise http_error(error) from error
 
-    async def _answer(self, request: HttpRequest) -> HttpResponse:
-        parts = tuple(request.path.strip("/").split("/"))
-        if (found := self._pages.get(parts)) is not None:
-            methods, page = found
-            _check_method(request, methods)
-            return await page(request)
-        if parts[:2] != ("v2", "models") or len(parts) < 3:
-            raise _no_page(request)
-        model, rest = parts[2], parts[3:]
-        if rest[:1] == ("versions",):
-            if len(rest) < 2 or rest[1] != MODEL_VERSION:
-                version = "/".join(rest[1:2])
-                raise HttpError(
-                    404, f"model {model!r} has no version {version!r}; each model has one, {MODEL_VERSION}"
-                )
-            rest = rest[2:]
-        if len(rest) > 1 or (known := self._model_pages.get("".join(rest))) is None:
-            raise _no_page(request)
-        methods, model_page = known
-        _check_method(request, methods)
-        return await model_page(model, request)
+    def _found(self, path: str) -> tuple[str, Page]:
+        """Return the method and the handler of a path."""
+        if (found := self._pages.get(path)) is not None:
+            return found
+        match path.split("/"):
+            case ["", "v2", "models", model, "versions", version, *rest]:
+                pass
+            case ["", "v2", "models", model, *rest]:
+                version = VERSION
+            case _:
+                raise HttpError(404, f"there is no {path[:200]!r}")
+        end = self._model_pages.get("/".join(rest)) if model and rest != [""] else None
+        if end is None:
+            raise HttpError(404, f"there is no {path[:200]!r}")
+        if version != VERSION:
+            raise HttpError(404, f"each model has the version {VERSION}, and no {version[:200]!r}")
+        method, page = end
+        return method, partial(_of_model, page, model)
 
-    def _caller_of(self, request: HttpRequest) -> str:
-        """Return the name of whom the request is for. Raises HttpError 401."""
-        return request.peer if self._tokens is None else self._tokens.caller_of(request)
+    # ---------------------------------------------------------------- pages about the server
 
-    async def _signature(self, model: str, deadline_s: float | None = PATIENCE_S) -> ModelSignature:
-        """Return a model's signature. Raises HttpError 404 if there is no such model."""
+    async def _server(self, request: HttpRequest) -> HttpResponse:
+        return _page(server_metadata())
+
+    async def _live(self, request: HttpRequest) -> HttpResponse:
+        return _page({"live": True})
+
+    async def _ready(self, request: HttpRequest) -> HttpResponse:
+        if (why := why_server_is_not_ready(await self._counters(READY_S))) is not None:
+            raise _not_ready(why)
+        return _page({"ready": True})
+
+    async def _index(self, request: HttpRequest) -> HttpResponse:
+        asked = read_object(request.body) if len(request.body) else {}
+        statistics = await self._counters(PAGE_S)
+        return _page(repository_index(statistics, ready_only=asked.get("ready") is True))
+
+    async def _all_statistics(self, request: HttpRequest) -> HttpResponse:
+        statistics = await self._counters(PAGE_S)
+        return self._told(statistics.get("models", ()))
+
+    async def _openapi(self, request: HttpRequest) -> HttpResponse:
+        return _page(described(server_metadata()["version"]))
+
+    async def _counters(self, seconds: float) -> dict[str, Any]:
+        try:
+            return await self._client.statistics(deadline=seconds)
+        except DeadlineExceeded:
+            raise _not_ready(f"the server has not answered for {seconds:g} s") from None
+
+    # ---------------------------------------------------------------- pages about a model
+
+    async def _metadata(self, request: HttpRequest, model: str) -> HttpResponse:
+        return _page(model_metadata(await self._loaded(model, PAGE_S)))
+
+    async def _config(self, request: HttpRequest, model: str) -> HttpResponse:
+        return _page(model_config(await self._loaded(model, PAGE_S)))
+
+    async def _statistics(self, request: HttpRequest, model: str) -> HttpResponse:
+        await self._loaded(model, PAGE_S)
+        return self._told([model])
+
+    async def _model_ready(self, request: HttpRequest, model: str) -> HttpResponse:
+        await self._loaded(model, READY_S)
+        if (why := why_not_ready(model, await self._counters(READY_S))) is not None:
+            raise _not_ready(why)
+        return _page({"name": model, "ready": True})
+
+    def _told(self, models: Any) -> HttpResponse:
+        nothing = ModelTally()
+        rows = [self._tallies.get(name, nothing).to_dict(name, VERSION) for name in models]
+        return _page({"model_stats": rows})
+
+    async def _loaded(self, model: str, seconds: float) -> ModelSignature:
+        """Return a model's signature. One that no worker has brought within these seconds is not ready."""
+        try:
+            return await self._signature(model, seconds)
+        except DeadlineExceeded:
+            raise _not_ready(f"model {model!r} is not loaded yet") from None
+
+    async def _signature(self, model: str, deadline_s: float | None) -> ModelSignature:
         try:
             return await self._client.signature(model, deadline=deadline_s)
         except InvalidRequest as error:
             raise HttpError(404, error.message) from error
+        except ValueError as error:  # a name that the server cannot be asked for
+            raise HttpError(404, str(error)) from error
 
-    # ---------------------------------------------------------------- the server
+    # ---------------------------------------------------------------- inference
 
-    async def _live(self, _: HttpRequest) -> HttpResponse:
-        return json_page({"live": True})
-
-    async def _ready(self, _: HttpRequest) -> HttpResponse:
-        why = (await self._readiness())["not_ready"]
-        return json_page(
-            {"ready": not why, **({"error": "; ".join(why)} if why else {})}, 503 if why else 200
-        )
-
-    async def _readiness(self) -> dict[str, Any]:
-        """Return what the server says of itself: why it is not ready, and why which models are not."""
-        try:
-            return await self._client.statistics(deadline=PATIENCE_S)
-        except ShapestreamError as error:
-            return {"not_ready": [str(error)], "models_not_ready": {}, "models": []}
-
-    async def _server(self, request: HttpRequest) -> HttpResponse:
-        self._caller_of(request)
-        return json_page({"name": "shapestream", "version": self._version, "extensions": EXTENSIONS})
-
-    async def _openapi(self, request: HttpRequest) -> HttpResponse:
-        self._caller_of(request)
-        return json_page({**DESCRIPTION, "info": {**DESCRIPTION["info"], "version": self._version}})
-
-    async def _index(self, request: HttpRequest) -> HttpResponse:
-        self._caller_of(request)
-        found = await self._client.statistics(deadline=PATIENCE_S)
-        waiting = found["models_not_ready"]
-        return json_page(
-            [
-                {
-                    "name": name,
-                    "version": MODEL_VERSION,
-                    "state": "UNAVAILABLE" if name in waiting else "READY",
-                    "reason": "; ".join(waiting.get(name, [])),
-                }
-                for name in found["models"]
-            ]
-        )
-
-    async def _all_statistics(self, request: HttpRequest) -> HttpResponse:
-        self._caller_of(request)
-        found = await self._client.statistics(deadline=PATIENCE_S)
-        return json_page({"model_stats": [self._counts[name].to_dict() for name in found["models"]]})
-
-    # ---------------------------------------------------------------- models
-
-    async def _metadata(self, model: str, request: HttpRequest) -> HttpResponse:
-        self._caller_of(request)
-        return json_page(metadata_page(await self._signature(model)))
-
-    async def _config(self, model: str, request: HttpRequest) -> HttpResponse:
-        self._caller_of(request)
-        return json_page(config_page(await self._signature(model)))
-
-    async def _model_ready(self, model: str, request: HttpRequest) -> HttpResponse:
-        self._caller_of(request)
-        found = await self._readiness()
-        why = found["models_not_ready"].get(model, [])
-        if not why and model not in found["models"]:
-            if not found["models"]:
-                why = found["not_ready"]
-            else:
-                raise HttpError(404, f"no model is called {model!r}")
-        return json_page(
-            {"name": model, "ready": not why, **({"error": "; ".join(why)} if why else {})},
-            503 if why else 200,
-        )
-
-    async def _statistics(self, model: str, request: HttpRequest) -> HttpResponse:
-        self._caller_of(request)
-        await self._signature(model)
-        return json_page({"model_stats": [self._counts[model].to_dict()]})
-
-    async def _infer(self, model: str, request: HttpRequest) -> HttpResponse:
-        caller, began = self._caller_of(request), monotonic()
-        signature = await self._signature(model, None)
-        asked = await read_infer(request, signature, default_priority_level=self._default_priority_level)
-        counts = self._counts[model]
+    async def _infer(self, request: HttpRequest, model: str) -> HttpResponse:
+        began = trio.current_time()
+        body = read_body(request, self._default_priority_level)
+        deadline_s = body.options.deadline_s
+        signature = await self._signature(model, deadline_s)
+        inputs = read_inputs(body, signature)
+        asked = read_outputs(body, signature)
+        tally = self._tallies.setdefault(model, ModelTally())
         try:
             result = await self._client.infer(
                 model,
-                asked.inputs,
-                deadline=asked.deadline_s,
-                priority=asked.priority,
-                request_id=_request_id(request, asked.id),
+                inputs,
+                deadline=None if deadline_s is None else began + deadline_s - trio.current_time(),
+                priority=body.options.priority,
+                request_id=_tag(body.id) or _tag(request.headers.get("x-request-id")),
                 trace=request.headers,
-                caller=caller,
+                caller=request.peer if self._tokens is None else self._tokens.caller_of(request),
             )
-            response = await infer_response(model, asked, result)
-        except BaseException:
-            counts.failed(monotonic() - began)
+        except RequestError:
+            tally.fail(trio.current_time() - began, time.time())
             raise
-        first = next(iter(asked.inputs.values()))
-        counts.answered(first.shape[0] if first.ndim else 1, result.timings)
-        return response
+        tally.succeed(rows_of(signature, inputs), result.timings, time.time())
+        return infer_response(model, body.id, asked, result)
 
 
-def _request_id(request: HttpRequest, given: str | None) -> str | None:
-    """Return the id by which the server's logs and stories know the request: that of a header, or of the body."""
-    for text in (request.headers.get("x-request-id"), given):
-        if text is not None and can_be_sent(REQUEST_ID, text):
-            return text
-    return None
+async def _of_model(page: ModelPage, model: str, request: HttpRequest) -> HttpResponse:
+    return await page(request, model)
 
 
-def _check_method(request: HttpRequest, methods: tuple[str, ...]) -> None:
-    if request.method not in methods:
-        allowed = ", ".join(methods)
-        raise HttpError(
-            405, f"{request.method} {request.path}: the method is {allowed}", (("Allow", allowed),)
-        )
+def _page(content: Any) -> HttpResponse:
+    return HttpResponse(body=(write_json(content),))
 
 
-def _no_page(request: HttpRequest) -> HttpError:
-    return HttpError(404, f"there is no {request.path[:200]}; see /openapi.json")
+def _not_ready(why: str) -> HttpError:
+    return HttpError(503, why, (("Retry-After", "1"),))
+
+
+def _tag(request_id: str | None) -> str | None:
+    """Return the caller's id of a request where the server takes such an id."""
+    return request_id if request_id is not None and can_be_sent(REQUEST_ID, request_id) else None

@@ -39,7 +39,7 @@ class HttpSettings(Section):
     """File of the callers: a line `NAME TOKEN` for each. Without it, callers are told apart by their addresses."""
     tls: TlsSettings | None = None
     """Files for HTTPS. Default: plain HTTP."""
-    default_priority_level: int = Field(default=0, ge=0, le=MAX_PRIORITY)
+    default_priority_level: int = Field(default=1, ge=1, le=MAX_PRIORITY)
     """Triton's level of a request without a priority. Level p, where 1 is highest, is our priority D - p."""
 
     def is_open(self, *, network_is_safe: bool) -> str | None:

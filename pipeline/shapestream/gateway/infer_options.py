@@ -1,0 +1,75 @@
+"""The parameters of an inference request: its deadline and priority, and what is not served."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from shapestream.gateway.http_messages import HttpError
+from shapestream.wire.limits import MAX_INTEGER, MAX_PRIORITY
+
+DEFAULT_PRIORITY_LEVEL = 1
+"""Triton's priority level of requests that state none: as high as the highest, level 1."""
+_IGNORED = "triton_enable_empty_final_response"
+"""Asks for an empty last response of a stream. An HTTP request has one response, which is the last."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InferOptions:
+    """What a request's parameters ask for."""
+
+    deadline_s: float | None = None
+    """Seconds from the request's arrival."""
+    priority: int = 0
+    """As `Client.infer` takes it: a higher number goes first."""
+    binary_outputs: bool = False
+    """Outputs that do not say themselves how they are sent come as binary data."""
+
+
+def read_options(parameters: Mapping[str, Any], default_priority_level: int) -> InferOptions:
+    """Return the options of a request; raises `HttpError` for wrong values. Unknown parameters are ignored.
+
+    A `timeout` is in microseconds; 0 is none. Triton's highest priority is 1, and 0 stands for `default_priority_level`.
+    """
+    for name in parameters:
+        if name.startswith(("triton_", "sequence_")) and name != _IGNORED:
+            raise HttpError(400, f"the parameter {name!r} is not supported")
+    timeout_us = _number(parameters, "timeout")
+    level = _number(parameters, "priority")
+    return InferOptions(
+        deadline_s=timeout_us / 1e6 if timeout_us else None,
+        priority=max(default_priority_level - level, -MAX_PRIORITY) if level else 0,
+        binary_outputs=flag(parameters, "binary_data_output") is True,
+    )
+
+
+def read_parameters(holder: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the `parameters` of a request, an input or an output; raises `HttpError` where they are no object."""
+    parameters = holder.get("parameters")
+    if parameters is None:
+        return {}
+    if not isinstance(parameters, dict):
+        raise HttpError(400, '"parameters" is an object')
+    return parameters
+
+
+def flag(parameters: Mapping[str, Any], name: str) -> bool | None:
+    """Return a parameter that is true or false, None where it is absent; raises `HttpError` for other values."""
+    value = parameters.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise HttpError(400, f"the parameter {name!r} is true or false")
+    return value
+
+
+def refuse_shared_memory(name: str, parameters: Mapping[str, Any]) -> None:
+    """Raise `HttpError` where a tensor is to be read from, or written to, shared memory."""
+    if any(parameter.startswith("shared_memory_") for parameter in parameters):
+        raise HttpError(400, f"tensor {name!r}: shared memory is not supported")
+
+
+def _number(parameters: Mapping[str, Any], name: str) -> int:
+    value = parameters.get(name, 0)
+    if type(value) is not int or not 0 <= value <= MAX_INTEGER:
+        raise HttpError(400, f"the parameter {name!r} is an integer from 0 to {MAX_INTEGER}")
+    return value

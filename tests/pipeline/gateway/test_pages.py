@@ -1,0 +1,196 @@
+"""The pages about the server and its models, and what other paths and methods get."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from tests.pipeline.gateway.gateway_site import PAIR, GatewaySite, on_site, port_of, x_request
+
+from shapestream.gateway.datatypes import DATATYPES
+from shapestream.gateway.model_pages import (
+    max_batch_size,
+    model_config,
+    repository_index,
+    server_is_ready,
+    why_not_ready,
+)
+from shapestream_engine.element_types import ELEMENT_TYPES
+from shapestream_engine.signature import ModelSignature
+
+
+def model(inputs: str, outputs: str) -> ModelSignature:
+    """A model of one input and one output of these shapes."""
+    return ModelSignature(
+        "m", (port_of(inputs, "input", "x", "f32"),), (port_of(outputs, "output", "y", "f32"),)
+    )
+
+
+def test_each_element_type_has_a_datatype() -> None:
+    """The one that needs an optional package included."""
+    assert {*ELEMENT_TYPES, "bf16"} == set(DATATYPES)
+    assert len(set(DATATYPES.values())) == len(DATATYPES)
+
+
+@on_site
+async def test_the_server(site: GatewaySite) -> None:
+    """Its name, version and extensions, and that it lives."""
+    told = await site.get("/v2")
+    assert ["extensions", "name", "version"] == sorted(told)
+    extensions = {
+        "binary_tensor_data",
+        "model_configuration",
+        "parameters",
+        "schedule_policy",
+        "statistics",
+    }
+    assert extensions == set(told["extensions"])
+    assert {"live": True} == await site.get("/v2/health/live")
+
+
+@on_site
+async def test_a_model_and_its_version(site: GatewaySite) -> None:
+    """Its ports, with -1 for open sizes; the version 1 is the same, another is not there."""
+    told = await site.get("/v2/models/pair")
+    assert {
+        "name": "pair",
+        "versions": ["1"],
+        "platform": "shapestream",
+        "inputs": [
+            {"name": "ids", "datatype": "INT64", "shape": [-1, -1]},
+            {"name": "flags", "datatype": "BOOL", "shape": [-1, 2]},
+        ],
+        "outputs": [
+            {"name": "twice", "datatype": "INT64", "shape": [-1, -1]},
+            {"name": "not", "datatype": "BOOL", "shape": [-1, 2]},
+            {"name": "half", "datatype": "FP16", "shape": [-1, 2]},
+        ],
+    } == told
+    assert told == await site.get("/v2/models/pair/versions/1")
+    assert await site.get("/v2/models/pair/config") == await site.get("/v2/models/pair/versions/1/config")
+    for path in ("/versions/2", "/versions/2/infer", "/versions/", "/versions", "/versions/01"):
+        assert 404 == (await site.ask("GET", f"/v2/models/pair{path}")).status
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "rows", "dims"),
+    [
+        ("batch:1..64, n", "batch, 3", 64, [[-1], [3]]),
+        ("batch, n:7", "batch", 2**31 - 1, [[7], []]),
+        ("n, batch:1..64", "batch, 3", 0, [[-1, -1], [-1, 3]]),
+        ("batch:1..64, n", "n, batch", 0, [[-1, -1], [-1, -1]]),
+        ("n, 4", "n, 4", 0, [[-1, 4], [-1, 4]]),
+    ],
+)
+def test_dims_lack_the_batch_where_it_is_axis_0_of_all_ports(
+    inputs: str, outputs: str, rows: int, dims: list[list[int]]
+) -> None:
+    """Elsewhere clients have to state it as any other axis."""
+    signature = model(inputs, outputs)
+    config = model_config(signature)
+    assert rows == max_batch_size(signature) == config["max_batch_size"]
+    assert dims == [port["dims"] for port in config["input"] + config["output"]]
+    assert "TYPE_FP32" == config["input"][0]["data_type"]
+
+
+@on_site
+async def test_statistics_count_what_the_gateway_answered(site: GatewaySite) -> None:
+    """Requests, rows and failures, of one model or all that the server tells."""
+    for data, shape in (([1, 2], [1, 2]), ([1, 2], [2, 1]), ([-1, 2], [2, 1])):
+        await site.infer(x_request(data, shape))
+    (told,) = (await site.get("/v2/models/double/stats"))["model_stats"]
+    assert ("double", "1", 3) == (told["name"], told["version"], told["inference_count"])
+    assert [2, 1] == [told["inference_stats"][key]["count"] for key in ("success", "fail")]
+    assert 0 < told["last_inference"]
+    (untouched,) = (await site.get("/v2/models/pair/versions/1/stats"))["model_stats"]
+    assert told.keys() == untouched.keys()
+    assert 0 == untouched["inference_count"]
+    assert 404 == (await site.ask("GET", "/v2/models/nix/stats")).status
+
+
+def counters(**models: int) -> dict[str, Any]:
+    """A server's statistics: its models, with their slots."""
+    told = {name: {"slots": slots} for name, slots in models.items()}
+    return {"models": sorted(models), "unavailable": {}, "draining": False, "scheduler": {"models": told}}
+
+
+def test_readiness_follows_the_slots() -> None:
+    """A model needs a slot; a server a model that has one, and no drain."""
+    assert not server_is_ready(counters())
+    assert not server_is_ready(counters(a=0))
+    assert server_is_ready(counters(a=0, b=2))
+    assert not server_is_ready({**counters(a=1), "draining": True})
+    given_up = {**counters(a=1), "unavailable": {"a": "its workers died"}}
+    assert not server_is_ready(given_up)
+    assert "its workers died" == why_not_ready("a", given_up)
+    assert "no slot" in str(why_not_ready("a", counters(a=0)))
+    assert "'z'" in str(why_not_ready("z", counters(a=1)))
+    told_little = {"models": ["a", "b"], "unavailable": {"b": "gone"}, "forbidden": "the counters"}
+    assert server_is_ready(told_little)
+    assert why_not_ready("a", told_little) is None
+    assert ["READY", "UNAVAILABLE"] == [
+        row["state"] for row in repository_index(told_little, ready_only=False)
+    ]
+    assert ["a"] == [row["name"] for row in repository_index(told_little, ready_only=True)]
+
+
+@on_site
+async def test_the_description_of_the_interface_names_each_path(site: GatewaySite) -> None:
+    """Each path of it is served, by the method that it says."""
+    told = await site.get("/openapi.json")
+    assert "3.1.0" == told["openapi"]
+    for path, operations in told["paths"].items():
+        own = path.replace("{model}", "double").replace("{version}", "1")
+        wrong = "DELETE" if "delete" not in operations else "PUT"
+        reply = await site.ask(wrong, own)
+        assert 405 == reply.status, path
+        allowed = {method.lower() for method in reply.headers["Allow"].split(", ")}
+        assert operations.keys() <= allowed
+
+
+@on_site
+async def test_other_paths_and_methods(site: GatewaySite) -> None:
+    """404 for a path, 405 for a method, with those that are allowed."""
+    for path in (
+        "/",
+        "",
+        "/v1",
+        "/v2/",
+        "/v2/models",
+        "/v2/models/",
+        "/v2/models//infer",
+        "/v2/models/pair/",
+    ):
+        assert 404 == (await site.ask("GET", path)).status, path
+    for path in (
+        "/v2/models/pair/unload",
+        "/v2/models/pair/infer/x",
+        "/v2/models/pair/versions/1/",
+        "/x" * 9000,
+    ):
+        assert 404 == (await site.ask("POST", path)).status, path
+    for name in ("nix", "n" * 600, "\ud800", " "):
+        for end in ("", "/ready", "/config", "/stats"):
+            assert 404 == (await site.ask("GET", f"/v2/models/{name}{end}")).status
+    assert "GET, HEAD" == (await site.ask("POST", "/v2")).headers["Allow"]
+    assert "POST" == (await site.ask("GET", "/v2/models/pair/infer")).headers["Allow"]
+    assert 200 == (await site.ask("HEAD", "/v2/health/live")).status
+
+
+@on_site
+async def test_a_server_that_is_silent_is_not_ready(site: GatewaySite) -> None:
+    """The gateway lives on, and says so at once."""
+    await site.get(f"/v2/models/{PAIR.name}")
+    site.server.go_silent()
+    assert {"live": True} == await site.get("/v2/health/live")
+    for method, path in (
+        ("GET", "/v2/health/ready"),
+        ("GET", "/v2/models/pair/ready"),
+        ("GET", "/v2/models/any/ready"),
+        ("POST", "/v2/repository/index"),
+    ):
+        reply = await site.ask(method, path)
+        assert (503, "1") == (reply.status, reply.headers["Retry-After"])
+    assert "pair" == (await site.get("/v2/models/pair"))["name"]
+    assert "error" in json.loads((await site.ask("GET", "/v2/models/any")).body)
