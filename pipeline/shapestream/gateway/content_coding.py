@@ -5,8 +5,10 @@ Long bodies are coded in a thread, so that the event loop serves others meanwhil
 
 from __future__ import annotations
 
+import os
 import zlib
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import trio
 
@@ -18,6 +20,9 @@ FASTEST = 1
 """Level of zlib. Tensors of floats shrink little at any level, and the highest takes several times as long."""
 CODINGS = {"gzip": 31, "x-gzip": 31, "deflate": 15}
 """zlib's `wbits` by the name of a coding."""
+_THREADS = trio.CapacityLimiter(os.cpu_count() or 1)
+"""More threads than CPUs would take memory only. Bodies wait here for one."""
+_in_thread = partial(trio.to_thread.run_sync, limiter=_THREADS)
 _ACCEPTED = (("Accept-Encoding", "gzip, deflate"),)
 
 
@@ -55,13 +60,13 @@ async def decoded(body: Buffer, headers: Mapping[str, str], max_bytes: int) -> B
     inflater = zlib.decompressobj(CODINGS[coding] if _has_header(coding, body) else -15)
     try:
         if len(body) > INLINE_BYTES:
-            found = await trio.to_thread.run_sync(inflater.decompress, body, max_bytes + 1)
+            found = await _in_thread(inflater.decompress, body, max_bytes + 1)
         else:
             found = inflater.decompress(body, INLINE_BYTES)
             if (
                 len(found) == INLINE_BYTES <= max_bytes
             ):  # there may be more, also where all of `body` was read
-                found += await trio.to_thread.run_sync(
+                found += await _in_thread(
                     inflater.decompress, inflater.unconsumed_tail, max_bytes + 1 - INLINE_BYTES
                 )
     except zlib.error as error:
@@ -83,7 +88,7 @@ def _has_header(coding: str, body: Buffer) -> bool:
 async def encoded(pieces: Sequence[Buffer], coding: str) -> bytes:
     """Code a body as `gzip` or `deflate`."""
     if sum(len(piece) for piece in pieces) > INLINE_BYTES:
-        return await trio.to_thread.run_sync(_encoded, pieces, coding)
+        return await _in_thread(_encoded, pieces, coding)
     return _encoded(pieces, coding)
 
 

@@ -55,7 +55,7 @@ class ConnectionPhase(Enum):
 
 
 class _Closed(Exception):
-    """The peer has closed the connection within a request."""
+    """The peer has closed the connection."""
 
 
 class HttpConnection:
@@ -122,31 +122,29 @@ class HttpConnection:
             return
 
     async def _serve(self) -> None:
-        goes_on = True
-        while goes_on:
-            try:
-                head = await self._next_head()
-                if head is None:
-                    return
-                body = await self._body(head)
-                self._enter(ConnectionPhase.HANDLING, math.inf)
-                request = HttpRequest(
-                    head.method,
-                    head.path,
-                    head.query,
-                    head.headers,
-                    await decoded(body, head.headers, self._limits.max_body_bytes),
-                    self._peer,
-                )
-            except HttpError as error:
-                self._enter(ConnectionPhase.WRITING, math.inf)
-                await self._refuse(error)
-                return
-            if self._hung_up:
-                return
-            goes_on = await self._answer(request, head)
-        with trio.move_on_after(LAST_WORDS_S):
-            await drain(self._wire.socket)
+        try:
+            while await self._serve_one():
+                pass
+        except HttpError as error:
+            self._enter(ConnectionPhase.WRITING, math.inf)
+            await self._refuse(error)
+        else:
+            with trio.move_on_after(LAST_WORDS_S):
+                await drain(self._wire.socket)
+
+    async def _serve_one(self) -> bool:
+        """Read a request and answer it. Tell whether the connection goes on. An idle connection keeps nothing of it.
+
+        Raises `HttpError` for a request that cannot be read, and `_Closed`.
+        """
+        head = await self._next_head()
+        body = await self._body(head)
+        self._enter(ConnectionPhase.HANDLING, math.inf)
+        body = await decoded(body, head.headers, self._limits.max_body_bytes)
+        if self._hung_up:
+            raise _Closed
+        request = HttpRequest(head.method, head.path, head.query, head.headers, body, self._peer)
+        return await self._answer(request, head)
 
     def _enter(self, phase: ConnectionPhase, seconds: float) -> None:
         self.phase = phase
@@ -154,8 +152,7 @@ class HttpConnection:
 
     # ---------------------------------------------------------------- reading
 
-    async def _next_head(self) -> HeadParser | None:
-        """Read the next head. None if the peer closed before it."""
+    async def _next_head(self) -> HeadParser:
         parser = HeadParser(self._limits)
         if self._rest:
             # Other connections have their turn between two requests that came together.
@@ -163,9 +160,7 @@ class HttpConnection:
             data = self._rest
         else:
             self._enter(ConnectionPhase.IDLE, self._limits.idle_s)
-            data = await self._wire.read()
-            if not data:
-                return None
+            data = await self._more()
         rest = parser.feed(data)
         if rest is None:
             self._enter(ConnectionPhase.HEAD, self._limits.head_s)
