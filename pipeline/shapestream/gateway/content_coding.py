@@ -16,6 +16,8 @@ from shapestream.gateway.http_messages import Buffer, HttpError
 
 INLINE_BYTES = 64 * 1024
 """Longest data, in bytes, that is coded on the event loop: zlib takes about 1 ms for it."""
+STEP_BYTES = 256 * 1024
+"""Bytes, coded or not, that a thread decodes in one step."""
 FASTEST = 1
 """Level of zlib. Tensors of floats shrink little at any level, and the highest takes several times as long."""
 CODINGS = {"gzip": 31, "x-gzip": 31, "deflate": 15}
@@ -57,25 +59,46 @@ async def decoded(body: Buffer, headers: Mapping[str, str], max_bytes: int) -> B
         raise HttpError(
             415, f"Content-Encoding {coding!r} is not served here: use gzip or deflate", _ACCEPTED
         )
-    inflater = zlib.decompressobj(CODINGS[coding] if _has_header(coding, body) else -15)
+    wbits = CODINGS[coding] if _has_header(coding, body) else -15
     try:
-        if len(body) > INLINE_BYTES:
-            found = await _in_thread(inflater.decompress, body, max_bytes + 1)
-        else:
-            found = inflater.decompress(body, INLINE_BYTES)
-            if (
-                len(found) == INLINE_BYTES <= max_bytes
-            ):  # there may be more, also where all of `body` was read
-                found += await _in_thread(
-                    inflater.decompress, inflater.unconsumed_tail, max_bytes + 1 - INLINE_BYTES
-                )
+        found: Buffer | None = None if len(body) > INLINE_BYTES else _short_decoded(body, wbits)
+        if found is None:
+            found = await _in_thread(_decoded, body, wbits, max_bytes)
     except zlib.error as error:
         raise HttpError(400, f"the body is no {coding}: {error}") from None
     if len(found) > max_bytes:
         raise HttpError(413, f"the body has more than {max_bytes} bytes after {coding} is undone")
-    if not inflater.eof or inflater.unused_data:
-        raise HttpError(400, f"the body is no {coding}: it is cut off, or bytes follow it")
     return found
+
+
+def _short_decoded(body: Buffer, wbits: int) -> bytes | None:
+    """Decode a body that is not long. None if its end does not come."""
+    inflater = zlib.decompressobj(wbits)
+    found = inflater.decompress(body, INLINE_BYTES)
+    return found if inflater.eof and not inflater.unused_data else None
+
+
+def _decoded(body: Buffer, wbits: int, max_bytes: int) -> bytearray:
+    """Decode a body, or as much of it as is more than `max_bytes`. Raises zlib's error.
+
+    It is done in small steps: a thread keeps the interpreter's lock while it copies what zlib has found.
+    """
+    inflater = zlib.decompressobj(wbits)
+    found = bytearray()
+    for start in range(0, len(body), STEP_BYTES):
+        step: Buffer = memoryview(body)[start : start + STEP_BYTES]
+        full = True
+        while full and not inflater.eof:
+            piece = inflater.decompress(step, STEP_BYTES)
+            found += piece
+            if len(found) > max_bytes:
+                return found
+            step, full = inflater.unconsumed_tail, len(piece) == STEP_BYTES
+        if inflater.eof:
+            if inflater.unused_data or start + STEP_BYTES < len(body):
+                raise zlib.error("bytes follow its end")
+            return found
+    raise zlib.error("it is cut off")
 
 
 def _has_header(coding: str, body: Buffer) -> bool:

@@ -29,12 +29,15 @@ from shapestream.gateway.http_answer import CONTINUE, answer_bytes, error_answer
 from shapestream.gateway.http_limits import HttpLimits
 from shapestream.gateway.http_messages import Buffer, Handler, HttpError, HttpRequest, HttpResponse
 from shapestream.gateway.http_parser import ChunkedBodyParser, HeadParser
-from shapestream.gateway.http_wire import Wire, drain
+from shapestream.gateway.http_wire import READ_BYTES, Wire, drain
 
 log = structlog.get_logger()
 
 STEP_BYTES = 64 * 1024
 """Bytes of a body that must arrive within `HttpLimits.body_s`, so that a peer cannot hold a connection by single bytes."""
+CHUNKED_READ_BYTES = 16 * 1024
+"""Most bytes of a chunked body that are read at once. Where a body is all line ends, each four of them take 0.6 us, so that a
+turn of the event loop takes 2.5 ms."""
 LAST_WORDS_S = 5.0
 """Seconds for a last answer to leave, and for the peer to close. nginx waits as long (`lingering_timeout`)."""
 
@@ -169,8 +172,8 @@ class HttpConnection:
         self._rest = rest
         return parser
 
-    async def _more(self) -> bytes:
-        data = await self._wire.read()
+    async def _more(self, most: int = READ_BYTES) -> bytes:
+        data = await self._wire.read(most)
         if not data:
             raise _Closed
         return data
@@ -183,9 +186,9 @@ class HttpConnection:
         if not head.chunked and length <= len(rest):
             self._rest = rest[length:]
             return rest[:length]
-        self._enter(ConnectionPhase.BODY, self._limits.body_s)
         if head.expects_continue and not rest:
             await self._write([CONTINUE])
+        self._enter(ConnectionPhase.BODY, self._limits.body_s)
         return await self._chunked_body() if head.chunked else await self._long_body(length)
 
     async def _long_body(self, length: int) -> Buffer:
@@ -211,7 +214,7 @@ class HttpConnection:
         rest = parser.feed(self._rest)
         due = parser.fed_bytes + STEP_BYTES
         while rest is None:
-            rest = parser.feed(await self._more())
+            rest = parser.feed(await self._more(CHUNKED_READ_BYTES))
             if parser.fed_bytes >= due:
                 self._enter(ConnectionPhase.BODY, self._limits.body_s)
                 due = parser.fed_bytes + STEP_BYTES

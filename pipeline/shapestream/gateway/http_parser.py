@@ -152,6 +152,8 @@ class HeadParser(_PartParser):
             self.headers[key] = text
             return
         self._repeated += 1
+        if self._repeated > self._limits.max_headers:
+            return  # it is refused; thousands of values are not joined first
         self._two_hosts = self._two_hosts or key == "host"
         self.headers[key] += f", {text}"
 
