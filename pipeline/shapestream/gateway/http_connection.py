@@ -36,8 +36,8 @@ log = structlog.get_logger()
 STEP_BYTES = 64 * 1024
 """Bytes of a body that must arrive within `HttpLimits.body_s`, so that a peer cannot hold a connection by single bytes."""
 CHUNKED_READ_BYTES = 16 * 1024
-"""Most bytes of a chunked body that are read at once. Where a body is all line ends, each four of them take 0.6 us, so that a
-turn of the event loop takes 2.5 ms."""
+"""Most bytes of a chunked body that are read at once. Where a body is all line ends, each four of them take 0.6 us:
+2.5 ms in a turn of the event loop."""
 LAST_WORDS_S = 5.0
 """Seconds for a last answer to leave, and for the peer to close. nginx waits as long (`lingering_timeout`)."""
 
