@@ -300,8 +300,11 @@ class Scheduler:
                 for number, batch in sorted(slots.batches.items())
                 if batch.slot is slot and (number < first_batch or number in started)
             ]
+            closing = slot.closing or (isinstance(event, SlotClosing) and event.slot == slot.id)
             try:
-                rebuilding.keep(slot, held, self._slots, self._queues, self._watch, now, actions)
+                rebuilding.keep(
+                    slot, held, self._slots, self._queues, self._watch, now, actions, closing=closing
+                )
             except Exception as error:  # noqa: BLE001 - the others serve on
                 actions.append(ReportFault(error=error, about="slot in new books"))
                 self._slots.close(slot.id)
@@ -319,8 +322,6 @@ class Scheduler:
             case SlotsJoined():
                 missing = [joined for joined in event.slots if joined.slot not in self._slots.slots]
                 self._slots_joined(missing, actions)
-            case SlotClosing():
-                self._slots.close(event.slot)
             case ModelAdded():
                 self._add_model(event.model)
             case ModelUnavailable() if event.model in self._queues:
