@@ -19,6 +19,10 @@ from shapestream.scheduling.queueing import nanoseconds
 from shapestream.scheduling.slots import SlotTable
 
 
+MOST_KNOWN_TERMS = 1024
+"""Sizes of requests of one model whose terms are remembered. When there are more, all are forgotten."""
+
+
 class Terms(NamedTuple):
     """The predicted costs of a request."""
 
@@ -30,24 +34,32 @@ class Terms(NamedTuple):
     """Predicted seconds of such a batch on the most common worker class; 0.0 while nothing is measured."""
 
 
+class _KnownTerms:
+    """The terms of a model's requests by their sizes, as long as all that they follow from stays the same."""
+
+    __slots__ = ("by_sizes", "follow_from")
+
+    def __init__(self) -> None:
+        self.follow_from: tuple[int, float, int, bool] | None = None
+        """Version and bound of the prices, the model's slots, and whether requests run alone."""
+        self.by_sizes: dict[tuple[int, ...], Terms | Refusal] = {}
+
+
 class Admission:
     """Decides which requests come into the queue, and prices them.
 
     `room`: the content of the queue, and its bounds. `slots`: all slots of the server.
     """
 
-    __slots__ = ("_deadlines", "_slots", "_terms", "draining", "room")
+    __slots__ = ("_deadlines", "_known", "_slots", "draining", "room")
 
     def __init__(self, room: QueueRoom, slots: SlotTable, deadlines: Deadlines) -> None:
         self.room = room
         self._deadlines = deadlines
         self._slots = slots
         self.draining = False
-        self._terms: dict[tuple[str, tuple[int, ...]], Terms | Refusal] = {}
-
-    def new_turn(self) -> None:
-        """Forget the prices of the last turn: requests of equal sizes that arrive together are priced once."""
-        self._terms.clear()
+        self._known: dict[str, _KnownTerms] = {}
+        """By model."""
 
     def consider(self, arrival: Arrival, queue: ModelQueue | None, now: float) -> Terms | Refusal:
         """Return the costs of a request for the model of `queue`, or the reason to refuse it.
@@ -166,26 +178,36 @@ class Admission:
 
     def _terms_of(self, arrival: Arrival, queue: ModelQueue) -> Terms | Refusal:
         sizes = arrival.sizes
-        key = (arrival.model, sizes)
-        terms = self._terms.get(key)
+        costs = queue.costs
+        prices = costs.batch_costs().worker_class
+        slots = self._slots.serving(queue)
+        if not prices.measured or costs.rounding is not None:
+            return self._new_terms(sizes, queue, slots)  # they change with each batch
+        known = self._known.get(arrival.model)
+        if known is None:
+            known = self._known[arrival.model] = _KnownTerms()
+        follow_from = prices.version, prices.longest_s, slots, queue.alone
+        if known.follow_from != follow_from or len(known.by_sizes) >= MOST_KNOWN_TERMS:
+            known.follow_from = follow_from
+            known.by_sizes.clear()
+        terms = known.by_sizes.get(sizes)
         if terms is None:
-            rows, shape = (sizes[0], sizes[1:]) if queue.has_batch else (1, sizes)
-            if (refusal := self.too_large(queue, rows, shape)) is not None:
-                self._terms[key] = refusal
-                return refusal
-            alone_s = queue.costs.batch_s(sizes) if queue.alone else None
-            priced = queue.costs.batched_share_s(sizes) if alone_s is None else (alone_s, alone_s)
-            slots = self._slots.serving(queue)
-            if priced is None:
-                rough_s = queue.costs.rough_s(sizes)
-                terms = Terms(0, (NOMINAL_S if rough_s is None else rough_s) / slots)
-            else:
-                cost_s, call_s = priced
-                if not (isfinite(1e9 * cost_s) and isfinite(call_s)):  # sums of costs are kept in nanoseconds
-                    raise ArithmeticError(f"a request of sizes {sizes} cannot be priced")
-                terms = Terms(nanoseconds(cost_s), cost_s / slots, call_s=call_s)
-            self._terms[key] = terms
+            terms = known.by_sizes[sizes] = self._new_terms(sizes, queue, slots)
         return terms
+
+    def _new_terms(self, sizes: tuple[int, ...], queue: ModelQueue, slots: int) -> Terms | Refusal:
+        rows, shape = (sizes[0], sizes[1:]) if queue.has_batch else (1, sizes)
+        if (refusal := self.too_large(queue, rows, shape)) is not None:
+            return refusal
+        alone_s = queue.costs.batch_s(sizes) if queue.alone else None
+        priced = queue.costs.batched_share_s(sizes) if alone_s is None else (alone_s, alone_s)
+        if priced is None:
+            rough_s = queue.costs.rough_s(sizes)
+            return Terms(0, (NOMINAL_S if rough_s is None else rough_s) / slots)
+        cost_s, call_s = priced
+        if not (isfinite(1e9 * cost_s) and isfinite(call_s)):  # sums of costs are kept in nanoseconds
+            raise ArithmeticError(f"a request of sizes {sizes} cannot be priced")
+        return Terms(nanoseconds(cost_s), cost_s / slots, call_s=call_s)
 
     def queued_s(self, queue: ModelQueue) -> float:
         """Return the seconds that slots need for the queues of a model and of all models that share slots with it.

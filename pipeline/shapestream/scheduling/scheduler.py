@@ -521,7 +521,6 @@ class Scheduler:
     def _requests_arrived(self, arrivals: tuple[Arrival, ...], now: float, actions: list[Action]) -> None:
         ledger = self._ledger
         admission = self._admission
-        admission.new_turn()
         queues = self._queues
         if len(arrivals) > 1:
             asked: dict[str, set[tuple[int, ...]]] = {}
