@@ -71,6 +71,9 @@ class ModelQueue:
         # A request that runs alone waits for no others.
         self.delay_s = profile.max_delay_s if profile.has_batch else 0.0
         self.padded = profile.paddable[1:] if profile.has_batch else profile.paddable
+        self._padded_axes = [axis for axis, padded in enumerate(self.padded) if padded]
+        self._equal_axes = [axis for axis, padded in enumerate(self.padded) if not padded]
+        """Those along which requests that share a batch have equal sizes."""
         self.buckets: dict[tuple[int, ...], Bucket] = {}
         self.lanes: dict[tuple[int, ...], Lane] = {}
         self.turns = Turns()
@@ -188,7 +191,7 @@ class ModelQueue:
         name = (*EMPTY, *request.shape) if request.empty else request.shape
         bucket = self.buckets.get(name)
         if bucket is None:
-            bucket = self.buckets[name] = self._open_bucket(request)
+            bucket = self.buckets[name] = self._open_bucket(name, request)
         request.bucket = bucket
         bucket.add(request)
         self.arrivals.add(request)
@@ -206,15 +209,19 @@ class ModelQueue:
         if self.delay_s and bucket.rows >= self.profile.max_batch:
             self.full[bucket.name] = bucket
 
-    def _open_bucket(self, request: Request) -> Bucket:
+    def _open_bucket(self, name: tuple[int, ...], request: Request) -> Bucket:
         shape = request.shape
-        sizes_and_padded = list(zip(shape, self.padded, strict=True))
-        key = EMPTY if request.empty else tuple([size for size, padded in sizes_and_padded if not padded])
+        key: tuple[int, ...] = ()
+        elements = prod(shape)
+        if self._equal_axes:
+            key = tuple([shape[axis] for axis in self._equal_axes])
+            elements = prod([shape[axis] for axis in self._padded_axes])
+        if request.empty:
+            key = EMPTY
         lane = self.lanes.get(key)
         if lane is None:
             lane = self.lanes[key] = Lane(key)
-        elements = prod([size for size, padded in sizes_and_padded if padded])
-        bucket = Bucket(lane, shape, elements)
+        bucket = Bucket(name, lane, shape, elements)
         lane.add(bucket)
         return bucket
 
@@ -226,13 +233,7 @@ class ModelQueue:
         """
         for request in requests:
             request.start()
-        shares_s = self._remove(requests)
-        total_s = sum(shares_s.values())
-        if share_s is None:
-            share_s = total_s
-        self.shares.begin(anchor.flow, anchor.bonus_s, share_s)
-        part = share_s / total_s if total_s else 0.0
-        self.shares.charge(shares_s, part)
+        self.shares.start(anchor.flow, anchor.bonus_s, self._remove(requests), share_s)
 
     def drop(self, request: Request) -> None:
         """End a waiting request, in whichever state it waits."""
@@ -280,7 +281,7 @@ class ModelQueue:
             if flow.has_priorities:
                 self.turns.put(flow, flow.first())
         for bucket in touched:
-            bucket.drop_dead()  # also of an empty bucket: its last requests and it would keep each other in memory
+            bucket.drop_dead()
             if bucket.count:
                 if self.full and bucket.rows < self.profile.max_batch:
                     self.full.pop(bucket.name, None)
@@ -293,7 +294,8 @@ class ModelQueue:
 
     def _close_bucket(self, bucket: Bucket) -> None:
         del self.buckets[bucket.name]
-        self.full.pop(bucket.name, None)
+        if self.full:
+            self.full.pop(bucket.name, None)
         lane = bucket.lane
         lane.remove(bucket)
         if not lane.buckets:

@@ -84,7 +84,6 @@ class Request:
         "losses",
         "order",
         "own_shape",
-        "place",
         "queue",
         "rank",
         "reworks",
@@ -126,9 +125,8 @@ class Request:
         """Whether it has no elements, whatever sizes it claims along the other dimensions."""
         self.arrived = now
         self.rank = rank
+        """Its place in its flow and in its bucket: the smallest goes first, of equals the first that came."""
         self.order = order
-        self.place = (rank, order)
-        """Its place in its flow and in its bucket: the smallest rank goes first, of equals the first that came."""
         self.flow = flow
         self.bonus_s = bonus_s
         """Seconds of virtual time by which its priority makes its turn earlier; see fairness.py."""

@@ -611,6 +611,8 @@ class Scheduler:
         if self._audit.active:
             self._audit.tend(now, actions, draining=self._admission.draining)
         if waiting:
+            self._queues.forget_empty()
+        if waiting:
             while (request := next_up(waiting, now, self._wants_prefetch, self._fills)) is not None:
                 slot = slots.pools[request.queue.profile.name].prefetches[0][2]
                 if request.state is RERUN or not self._company.will_be_awaited(request, slot):

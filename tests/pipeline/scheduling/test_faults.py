@@ -24,7 +24,7 @@ pytestmark = pytest.mark.pure("replaces functions that the scheduler calls")
 
 PLACES = [
     (Bucket, "drop_dead"), (Deadlines, "due"), (Deadlines, "shrink"), (Deadlines, "watch"),
-    (FairShares, "begin"), (FairShares, "charge"), (FairShares, "ended"), (FairShares, "stamp"),
+    (FairShares, "ended"), (FairShares, "stamp"), (FairShares, "start"),
     (HangWatch, "began"), (HangWatch, "look"), (Isolation, "run"), (Isolation, "suspect"),
     (Ledger, "put_back"), (Ledger, "start"), (ModelQueue, "add"), (ModelQueue, "meet"),
     (ModelQueue, "put_rerun"), (ModelQueue, "take"), (GroupRoom, "enter"), (GroupRoom, "leave"),

@@ -35,7 +35,7 @@ def _request(queue: ModelQueue, order: int, rank: float, rows: int = 1, length: 
 def test_a_bucket_is_always_in_order(steps, max_rows):
     """Arrivals of any rank and departures from anywhere, beside a plain sorted list."""
     queue = _queue()
-    bucket = Bucket(Lane(()), (4,), 4)
+    bucket = Bucket((4,), Lane(()), (4,), 4)
     living: list[Request] = []
     for order, step in enumerate(steps):
         if isinstance(step, tuple):
