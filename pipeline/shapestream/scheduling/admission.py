@@ -18,7 +18,6 @@ from shapestream.scheduling.model_queue import ModelQueue
 from shapestream.scheduling.queueing import nanoseconds
 from shapestream.scheduling.slots import SlotTable
 
-
 MOST_KNOWN_TERMS = 1024
 """Sizes of requests of one model whose terms are remembered. When there are more, all are forgotten."""
 
