@@ -92,8 +92,7 @@ class AnswerWaits:
         if SHARE * ran_s < after_s or queue.delay_s or queue.alone or anchor.empty:
             return 0.0
         try:
-            costs = queue.costs.call_costs(slot.id)
-            slowdown = queue.costs.slowdown(slot.id)
+            costs, slowdown = queue.costs.on_slot(slot.id)
             cut = plan_batch(anchor, costs, Plan(), slowdown=slowdown, starts_at=starts_at)
             saved = slowdown * saved_s(cut.rows, cut.largest, rows, shape, costs, queue.padded)
         except Exception:  # noqa: BLE001 - it goes now, and what is wrong is reported when its batch is cut

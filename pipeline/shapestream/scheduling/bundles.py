@@ -133,7 +133,7 @@ class Bundles:
         try:
             if self._deadlines.comes_too_late(request, slot, now):
                 return None
-            costs, slowdown = queue.costs.call_costs(slot.id), queue.costs.slowdown(slot.id)
+            costs, slowdown = queue.costs.on_slot(slot.id)
             if queue.alone:
                 cut = alone([request], request.rows, request.own_shape, costs)
             else:

@@ -718,8 +718,7 @@ class Scheduler:
         """
         known = group[0].queue.costs
         try:
-            costs = known.call_costs(slot.id)
-            slowdown = known.slowdown(slot.id)
+            costs, slowdown = known.on_slot(slot.id)
             if planned is not None:
                 cut = planned
             elif group[0].queue.alone:
