@@ -210,6 +210,18 @@ def _check_queue(queue: ModelQueue, own: list[Request]) -> None:
     assert queue.suspect_count == len(suspects)
     held = [request for _, _, request in queue.suspects if request.state is SUSPECT]
     assert sorted(map(id, held)) == sorted(map(id, suspects)), "a suspect is not in flow, or twice"
+    if queue.delay_s:
+        assert {request.id for request in queue.due.living()} == set(queued)
+    waiting = sorted((request for request in own if request.state <= SUSPECT), key=lambda one: one.order)
+    assert queue.arrivals.waiting() == waiting, "the order of arrivals is wrong"
+    assert queue.waits.present == len(waiting), "what waits was not counted when it came, or when it went"
+    if queue.only is None:
+        _check_lists(queue, queued)
+    else:
+        assert [queue.only] == list(queued.values()), "a request that is not listed is not the only one"
+
+
+def _check_lists(queue: ModelQueue, queued: Mapping[int, Request]) -> None:
     flows = queue.turns.flows()
     in_flow = [request for flow in flows for request in flow.requests.living()]
     assert sorted(request.id for request in in_flow) == sorted(queued), "a request is in no flow, or in two"
@@ -219,11 +231,6 @@ def _check_queue(queue: ModelQueue, own: list[Request]) -> None:
     for flow in flows:
         assert len(flow.requests) <= 2 * flow.queued + 64, "the dead were not thrown out"
     assert len(queue.turns) <= 2 * len(queued) + 64, "the dead were not thrown out"
-    if queue.delay_s:
-        assert {request.id for request in queue.due.living()} == set(queued)
-    waiting = sorted((request for request in own if request.state <= SUSPECT), key=lambda one: one.order)
-    assert queue.arrivals.waiting() == waiting, "the order of arrivals is wrong"
-    assert queue.waits.present == len(waiting), "what waits was not counted when it came, or when it went"
     found: list[int] = []
     for lane in queue.lanes.values():
         found.extend(_check_lane(queue, lane))

@@ -2,6 +2,9 @@
 
 The planner takes a batch from the buckets (buckets.py) for the request whose turn it is (turns.py). Requests of a batch that
 failed wait in fixed groups (`reruns`), suspects by themselves. Every change keeps the counts and the predicted seconds.
+
+A request that comes alone mostly leaves at once. While it is the only one, there is nothing to choose from, so it is in no
+bucket and no flow: it is listed there when another comes, or when either is looked at (`list_only`).
 """
 
 from __future__ import annotations
@@ -74,10 +77,11 @@ class ModelQueue:
         self._padded_axes = [axis for axis, padded in enumerate(self.padded) if padded]
         self._equal_axes = [axis for axis, padded in enumerate(self.padded) if not padded]
         """Those along which requests that share a batch have equal sizes."""
-        self.buckets: dict[tuple[int, ...], Bucket] = {}
-        self.lanes: dict[tuple[int, ...], Lane] = {}
-        self.turns = Turns()
-        """The flows with what waits in lanes."""
+        self.only: Request | None = None
+        """The only request that waits in a lane, as long as it is not listed there."""
+        self._buckets: dict[tuple[int, ...], Bucket] = {}
+        self._lanes: dict[tuple[int, ...], Lane] = {}
+        self._turns = Turns()
         self.due = LazyHeap(QUEUED)
         """By the end of their delay; filled only where the model has one."""
         self.returns = Returns()
@@ -115,6 +119,24 @@ class ModelQueue:
 
     def __repr__(self) -> str:
         return f"<{self.profile.name}: {self.waiting} waiting>"
+
+    @property
+    def buckets(self) -> dict[tuple[int, ...], Bucket]:
+        """What waits in lanes, by size."""
+        self.list_only()
+        return self._buckets
+
+    @property
+    def lanes(self) -> dict[tuple[int, ...], Lane]:
+        """The lanes with these buckets, by the sizes that may not be padded."""
+        self.list_only()
+        return self._lanes
+
+    @property
+    def turns(self) -> Turns:
+        """The flows with what waits in lanes."""
+        self.list_only()
+        return self._turns
 
     @property
     def waiting(self) -> int:
@@ -165,7 +187,7 @@ class ModelQueue:
 
     def _first_start_s(self) -> float | None:
         """Return the account of the client whose turn is first, of all models that share slots; None if none waits."""
-        firsts = [first for queue in self.sharing if (first := queue.turns.first())]
+        firsts = [first for queue in self.sharing if (first := queue.first())]
         return min(firsts, key=attrgetter("turn")).flow.client.start_s if firsts else None
 
     def flow_of(self, number: int) -> ClientFlow:
@@ -187,27 +209,45 @@ class ModelQueue:
             queue.shares, queue.sharing = self.shares, self.sharing
 
     def add(self, request: Request) -> None:
-        """Queue a new request, which `FairShares.stamp` has counted, in its bucket and its flow."""
-        name = (*EMPTY, *request.shape) if request.empty else request.shape
-        bucket = self.buckets.get(name)
-        if bucket is None:
-            bucket = self.buckets[name] = self._open_bucket(name, request)
-        request.bucket = bucket
-        bucket.add(request)
-        self.arrivals.add(request)
+        """Queue a new request, which `FairShares.stamp` has counted."""
         flow = request.flow
+        if not self.count:
+            self.only = request
+        else:
+            self.list_only()
+            self._list(request)
+            if flow.queued == 1:
+                self._turns.put(flow, request)
+            elif flow.has_priorities:
+                self._turns.put(flow, flow.first())
+        self.arrivals.add(request)
         flow.queued_bytes += request.arrival.nbytes
-        flow.requests.push(request.rank, request)
-        if flow.queued == 1:
-            self.turns.put(flow, request)
-        elif flow.has_priorities:
-            self.turns.put(flow, flow.first())
         self.count += 1
         self.rows += request.rows
         self.returns.arrived(request.rows, request.arrived)
         self._cost_ns += request.cost_ns
+
+    def first(self) -> Request | None:
+        """Return the first request of the flow that has the turn; None if nothing waits in lanes."""
+        return self._turns.first() if self.only is None else self.only
+
+    def list_only(self) -> None:
+        """List the only request in its bucket and its flow, if it is not there."""
+        only, self.only = self.only, None
+        if only is not None:
+            self._list(only)
+            self._turns.put(only.flow, only)
+
+    def _list(self, request: Request) -> None:
+        name = (*EMPTY, *request.shape) if request.empty else request.shape
+        bucket = self._buckets.get(name)
+        if bucket is None:
+            bucket = self._buckets[name] = self._open_bucket(name, request)
+        request.bucket = bucket
+        bucket.add(request)
         if self.delay_s and bucket.rows >= self.profile.max_batch:
             self.full[bucket.name] = bucket
+        request.flow.requests.push(request.rank, request)
 
     def _open_bucket(self, name: tuple[int, ...], request: Request) -> Bucket:
         shape = request.shape
@@ -218,9 +258,9 @@ class ModelQueue:
             elements = prod([shape[axis] for axis in self._padded_axes])
         if request.empty:
             key = EMPTY
-        lane = self.lanes.get(key)
+        lane = self._lanes.get(key)
         if lane is None:
-            lane = self.lanes[key] = Lane(key)
+            lane = self._lanes[key] = Lane(key)
         bucket = Bucket(name, lane, shape, elements)
         lane.add(bucket)
         return bucket
@@ -256,7 +296,6 @@ class ModelQueue:
     def _remove(self, requests: Sequence[Request]) -> dict[ClientFlow, float]:
         """Take requests out of buckets and flows. Return their predicted seconds of all slots, by flow."""
         left: dict[ClientFlow, float] = {}
-        touched: dict[Bucket, None] = {}
         rows = cost_ns = 0
         for request in requests:
             rows += request.rows
@@ -265,21 +304,35 @@ class ModelQueue:
             flow.queued -= 1
             flow.queued_bytes -= request.arrival.nbytes
             left[flow] = left.get(flow, 0.0) + request.share_s
-            bucket = request.bucket
-            bucket.count -= 1
-            bucket.rows -= request.rows
-            touched[bucket] = None
         self.count -= len(requests)
         self.rows -= rows
         self._cost_ns -= cost_ns
+        if self.only is None:
+            self._unlist(requests)
+        else:
+            self.only = None
         for flow, share_s in left.items():
-            flow.requests.shrink(flow.queued)
             if not flow.queued:
                 flow.run_empty()
                 continue
             flow.queued_s -= share_s
             if flow.has_priorities:
-                self.turns.put(flow, flow.first())
+                self._turns.put(flow, flow.first())
+        if self.delay_s:
+            self.due.shrink(self.count)
+        return left
+
+    def _unlist(self, requests: Sequence[Request]) -> None:
+        touched: dict[Bucket, None] = {}
+        flows: dict[ClientFlow, None] = {}
+        for request in requests:
+            flows[request.flow] = None
+            bucket = request.bucket
+            bucket.count -= 1
+            bucket.rows -= request.rows
+            touched[bucket] = None
+        for flow in flows:
+            flow.requests.shrink(flow.queued)
         for bucket in touched:
             bucket.drop_dead()
             if bucket.count:
@@ -287,19 +340,16 @@ class ModelQueue:
                     self.full.pop(bucket.name, None)
             else:
                 self._close_bucket(bucket)
-        self.turns.shrink(self.count)
-        if self.delay_s:
-            self.due.shrink(self.count)
-        return left
+        self._turns.shrink(self.count)
 
     def _close_bucket(self, bucket: Bucket) -> None:
-        del self.buckets[bucket.name]
+        del self._buckets[bucket.name]
         if self.full:
             self.full.pop(bucket.name, None)
         lane = bucket.lane
         lane.remove(bucket)
         if not lane.buckets:
-            del self.lanes[lane.key]
+            del self._lanes[lane.key]
 
     def meet(self, sizes: tuple[int, ...]) -> bool:
         """Remember a batch's sizes. Return whether they are new, as far as remembered."""

@@ -101,7 +101,8 @@ def plan_batch(
     profile = queue.profile
     rows = profile.max_batch if max_rows is None else min(max_rows, profile.max_batch)
     if not queue.has_batch or anchor.rows >= rows or anchor.empty:
-        return batch_of([anchor], costs, anchor.bucket, CutReason.ALONE)
+        return batch_of([anchor], costs, reason=CutReason.ALONE)
+    queue.list_only()
     limits = SegmentLimits(
         max_rows=rows,
         max_bytes=costs.bytes.planned_most,
@@ -132,16 +133,21 @@ def batch_of(
     reason: CutReason = CutReason.COST,
 ) -> Cut:
     """Return the batch of exactly these requests, which are all in `bucket` if that is given."""
-    if bucket is not None:
-        rows = len(members) if bucket.single_rows else sum([request.rows for request in members])
-        shape = bucket.shape
+    first = members[0]
+    if len(members) == 1:
+        rows, shape = first.rows, first.shape
+        real = rows * prod(first.own_shape)
     else:
-        shape = tuple(map(max, zip(*[request.shape for request in members], strict=True)))
-        rows = sum([request.rows for request in members])
-    if bucket is None or members[0].queue.costs.steps is not None:
-        real = sum([request.rows * prod(request.own_shape) for request in members])
-    else:
-        real = rows * prod(shape)
+        if bucket is not None:
+            rows = len(members) if bucket.single_rows else sum([request.rows for request in members])
+            shape = bucket.shape
+        else:
+            shape = tuple(map(max, zip(*[request.shape for request in members], strict=True)))
+            rows = sum([request.rows for request in members])
+        if bucket is None or first.queue.costs.steps is not None:
+            real = sum([request.rows * prod(request.own_shape) for request in members])
+        else:
+            real = rows * prod(shape)
     call = costs.call(rows, shape)
     padding = call.rows * prod(call.shape) - real
     return Cut(members, rows, call.shape, padding, costs.expected_s(call), call.rows, shape, reason)

@@ -141,7 +141,7 @@ def next_anchor(queue: ModelQueue, now: float, full: Callable[[Request], bool]) 
     It is the first of the flow that has the turn. With a delay, nothing goes until some request's delay has ended or a batch
     would be full; nor does it while requests are awaited that follow answers (answer_waits.py).
     """
-    first = queue.turns.first()
+    first = queue.first()
     if first is not None and queue.waits_until > now:
         return _first_of_full(queue, first, full)
     return first
@@ -151,6 +151,7 @@ def _first_of_full(queue: ModelQueue, first: Request, full: Callable[[Request], 
     """Return a request whose batch would be full: the head of a full bucket, or else `first` with its neighbours."""
     if queue.rows < queue.profile.max_batch:
         return None
+    queue.list_only()
     if queue.full:
         heads = [bucket.first() for bucket in queue.full.values()]
         return min(heads, key=lambda request: request.turn)
@@ -687,7 +688,7 @@ class Scheduler:
         """Return the batch that a request goes in; `tries`: whether it may be larger than pays, to try a price."""
         queue = anchor.queue
         if queue.count == 1:
-            return batch_of([anchor], costs, anchor.bucket)
+            return batch_of([anchor], costs)
         most_s, max_rows = portion(self._slots.pools[queue.profile.name], slot, anchor, costs, slowdown, now)
         return plan_batch(
             anchor,

@@ -34,6 +34,9 @@ class ClientFlow(Flow):
 
     def first(self) -> Request:
         """Return its first request; there must be one (`queued`)."""
+        only = self.queue.only
+        if only is not None:
+            return only
         first = self.requests.first()
         assert first is not None
         return first[2]
