@@ -16,7 +16,6 @@ from shapestream.scheduling.events import Arrival, Overload
 from shapestream.scheduling.fairness import NOMINAL_S, QueueRoom
 from shapestream.scheduling.model_queue import ModelQueue
 from shapestream.scheduling.queueing import nanoseconds
-from shapestream.scheduling.slots import SlotTable
 
 MOST_KNOWN_TERMS = 1024
 """Sizes of requests of one model whose terms are remembered. When there are more, all are forgotten."""
@@ -47,15 +46,14 @@ class _KnownTerms:
 class Admission:
     """Decides which requests come into the queue, and prices them.
 
-    `room`: the content of the queue, and its bounds. `slots`: all slots of the server.
+    `room`: the content of the queue, and its bounds.
     """
 
-    __slots__ = ("_deadlines", "_known", "_slots", "draining", "room")
+    __slots__ = ("_deadlines", "_known", "draining", "room")
 
-    def __init__(self, room: QueueRoom, slots: SlotTable, deadlines: Deadlines) -> None:
+    def __init__(self, room: QueueRoom, deadlines: Deadlines) -> None:
         self.room = room
         self._deadlines = deadlines
-        self._slots = slots
         self.draining = False
         self._known: dict[str, _KnownTerms] = {}
         """By model."""
@@ -69,8 +67,6 @@ class Admission:
             return Refusal("draining", "the server finishes what it has and takes nothing new")
         if queue is None:
             return Refusal("unavailable", f"no model {arrival.model!r} is served here")
-        if len(arrival.sizes) != len(queue.profile.dimensions) or min(arrival.sizes, default=0) < 0:
-            raise ValueError(f"{arrival.sizes} are no sizes of {', '.join(queue.profile.dimensions)}")
         if arrival.deadline is not None and arrival.deadline <= now:
             return Refusal("deadline_exceeded", "the deadline had passed on arrival")
         whole = self.room
@@ -179,7 +175,7 @@ class Admission:
         sizes = arrival.sizes
         costs = queue.costs
         prices = costs.batch_costs().worker_class
-        slots = self._slots.serving(queue)
+        slots = queue.pool.serving
         if not prices.measured or costs.rounding is not None:
             return self._new_terms(sizes, queue, slots)  # they change with each batch
         known = self._known.get(arrival.model)
@@ -195,6 +191,8 @@ class Admission:
         return terms
 
     def _new_terms(self, sizes: tuple[int, ...], queue: ModelQueue, slots: int) -> Terms | Refusal:
+        if len(sizes) != len(queue.profile.dimensions) or min(sizes, default=0) < 0:
+            raise ValueError(f"{sizes} are no sizes of {', '.join(queue.profile.dimensions)}")
         rows, shape = (sizes[0], sizes[1:]) if queue.has_batch else (1, sizes)
         if (refusal := self.too_large(queue, rows, shape)) is not None:
             return refusal
@@ -213,7 +211,7 @@ class Admission:
 
         The models are assumed to share all their slots, so their times add up. The estimate errs upwards.
         """
-        return sum([other.waiting_s / self._slots.serving(other) for other in queue.sharing])
+        return sum([other.waiting_s / other.pool.serving for other in queue.sharing])
 
     def drain_s(self, queue: ModelQueue) -> float | None:
         """Return the seconds until the queues for the slots of a model have been started; None while nothing is measured."""
@@ -227,5 +225,5 @@ class Admission:
                 if request_s is None:
                     continue
                 cost_s = other.waiting * request_s
-            total = (total or 0.0) + cost_s / self._slots.serving(other)
+            total = (total or 0.0) + cost_s / other.pool.serving
         return None if total is None else min(total, MAX_RETRY_AFTER_S)

@@ -15,7 +15,7 @@ from heapq import heappop, heappush
 from itertools import islice
 from math import inf, prod
 from operator import attrgetter
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from shapestream.scheduling.answers import OVER, Awaited, Returns
 from shapestream.scheduling.buckets import EMPTY, Bucket, Lane
@@ -34,6 +34,9 @@ from shapestream.scheduling.queueing import (
     nanoseconds,
 )
 from shapestream.scheduling.turns import ClientFlow, Turns
+
+if TYPE_CHECKING:  # a queue knows the slots that it is for
+    from shapestream.scheduling.slots import SlotPool
 
 MOST_COUNTED = 512
 """Largest number of buckets that are counted by size, in about 1 ms. Longer lists are sampled at even distances."""
@@ -64,6 +67,9 @@ MAX_SEEN = 1024
 
 class ModelQueue:
     """The queued requests of one model."""
+
+    pool: SlotPool
+    """The slots that serve the model. Set by the table of slots."""
 
     def __init__(self, profile: ModelProfile, costs: ModelCosts, room: QueueRoom) -> None:
         """`room`: of all models."""
@@ -193,10 +199,9 @@ class ModelQueue:
     def flow_of(self, number: int) -> ClientFlow:
         """Return the flow of a client, and open one if there is none."""
         client = self.shares.client(number)
-        name = self.profile.name
-        flow = client.flows.get(name)
+        flow = client.flows.get(self.profile.name)
         if flow is None:
-            flow = client.flows[name] = ClientFlow(client, self)
+            flow = client.flows[self.profile.name] = ClientFlow(client, self)
         return flow
 
     def share_slots(self, other: ModelQueue) -> None:
@@ -288,10 +293,11 @@ class ModelQueue:
             self.suspect_count -= 1
             self._again_less((request,))
 
-    def leave(self, count: int, now: float) -> None:
-        """Count the end of `count` waits: requests that were taken out to run, or have ended."""
+    def leave(self, count: int, nbytes: int, now: float) -> None:
+        """Count the end of `count` waits: requests of so many bytes that were taken out to run, or have ended."""
         self.waits.leave(count, now)
         self.arrivals.shrink(self.waits.present)
+        self.shares.room.leave(count, nbytes)
 
     def _remove(self, requests: Sequence[Request]) -> dict[ClientFlow, float]:
         """Take requests out of buckets and flows. Return their predicted seconds of all slots, by flow."""
@@ -470,5 +476,6 @@ class Queues(dict[str, ModelQueue]):
 
     def forget_empty(self) -> None:
         """Forget the queues that have run empty, until a request waits there again."""
-        for name in [name for name, queue in self._waiting.items() if not queue.waiting]:
-            del self._waiting[name]
+        for queue in [*self._waiting.values()]:
+            if not (queue.count or queue.rerun_count or queue.suspect_count):
+                del self._waiting[queue.profile.name]

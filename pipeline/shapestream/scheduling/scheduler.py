@@ -97,20 +97,24 @@ def next_up(
     or one that is to run again, in the order of the ranks. `full` tells whether the company of a request would fill a batch.
     """
     best: Request | None = None
-    best_turn = (inf, 0)
     for queue in queues:
         if not ready(queue, now):
             continue
         request = next_anchor(queue, now, full)
-        if request is not None and (turn := request.turn) < best_turn:
-            best, best_turn = request, turn
+        if request is not None and (best is None or _turn(request) < _turn(best)):
+            best = request
         if queue.rerun_count:
             again = min(queue.next_rerun(), key=by_rerun)
-            if by_rerun(again) < best_turn:
-                best, best_turn = again, by_rerun(again)
+            if best is None or by_rerun(again) < _turn(best):
+                best = again
     if best is not None and best.state is QUEUED and len(best.flow.client.flows) > 1:
         return _of_its_models(best, now, ready)
     return best
+
+
+def _turn(request: Request) -> tuple[float, int]:
+    """Return the key that orders requests of all kinds."""
+    return by_rerun(request) if request.state is RERUN else request.turn
 
 
 def _of_its_models(request: Request, now: float, ready: Callable[[ModelQueue, float], bool]) -> Request:
@@ -142,7 +146,7 @@ def next_anchor(queue: ModelQueue, now: float, full: Callable[[Request], bool]) 
     would be full; nor does it while requests are awaited that follow answers (answer_waits.py).
     """
     first = queue.first()
-    if first is not None and queue.waits_until > now:
+    if first is not None and (queue.delay_s or queue.awaited is not None) and queue.waits_until > now:
         return _first_of_full(queue, first, full)
     return first
 
@@ -215,8 +219,8 @@ class Scheduler:
         """Know no model, slot and request."""
         self._queues = Queues()
         self._slots = SlotTable()
-        self._deadlines = Deadlines(self._slots)
-        self._admission = Admission(QueueRoom(*self._room), self._slots, self._deadlines)
+        self._deadlines = Deadlines()
+        self._admission = Admission(QueueRoom(*self._room), self._deadlines)
         self._ledger = Ledger(self._admission, self._deadlines, self._slots, self._troubles)
         self.requests: Mapping[int, Request] = self._ledger.requests
         """Those that have not ended, by id."""
@@ -233,7 +237,7 @@ class Scheduler:
             self._max_attempts,
         )
         self._audit = Audit(self._queues, self._slots, self._isolation, self._start_audit)
-        self._company = AnswerWaits(self._slots, self._deadlines)
+        self._company = AnswerWaits(self._deadlines)
         self._plan = Plan()
         self._bundles = Bundles(
             self._slots,
@@ -249,40 +253,54 @@ class Scheduler:
 
     def handle(self, event: Event, now: float) -> list[Action]:
         """Take one event and return what to do about it, in order."""
-        self._now = now = max(now, self._now)
+        if now < self._now:
+            now = self._now
+        self._now = now
         actions: list[Action] = []
         first_batch = self._next_batch
-        agree = True
-        for step in (self._take, self._follow):
-            try:
-                step(event, now, actions)
-            except ContractError:
-                raise
-            except Exception as error:  # noqa: BLE001 - the edge where a defect becomes a line of the log
-                agree = False
-                actions.append(ReportFault(error=error, about=type(event).__name__))
-        if not agree:
-            if isinstance(event, RequestsArrived):
-                self._refuse_unanswered(event.requests, actions)
-            try:
-                self.check_invariants()
-                assert rebuilding.has_taken(event, self._queues, self._slots, self._ledger, self._audit), (
-                    "the event was not taken in"
-                )
-                assert self._wakeup() > now, "it would be woken for ever"
-                assert _started(actions).issuperset(
-                    number for number in self._slots.batches if number >= first_batch
-                ), "a batch was started, and its slot is not told"
-            except Exception as error:  # noqa: BLE001 - whatever disagrees must not go on
-                actions.append(ReportFault(error=error, about="books that disagree: all requests end"))
-                self._rebuild(event, first_batch, now, actions)
+        taken = False
+        try:
+            self._take(event, now, actions)
+            taken = True
+            self._follow(now, actions)
+        except ContractError:
+            raise
+        except Exception as error:  # noqa: BLE001 - the edge where a defect becomes a line of the log
+            actions.append(ReportFault(error=error, about=type(event).__name__))
+            self._after_fault(event, first_batch, now, actions, taken=taken)
         return actions
 
-    def _rebuild(self, event: Event, first_batch: int, now: float, actions: list[Action]) -> None:
-        """Open new books, and end all requests of the old ones as `internal` (rebuilding.py).
+    def _after_fault(
+        self, event: Event, first_batch: int, now: float, actions: list[Action], *, taken: bool
+    ) -> None:
+        """Go on with books that agree. `taken`: whether the fault came after the books were changed by the event.
 
         `first_batch`: the number from which on batches are this event's.
         """
+        if not taken:
+            try:
+                self._follow(now, actions)
+            except ContractError:
+                raise
+            except Exception as error:  # noqa: BLE001 - the same edge
+                actions.append(ReportFault(error=error, about=type(event).__name__))
+        if isinstance(event, RequestsArrived):
+            self._refuse_unanswered(event.requests, actions)
+        try:
+            self.check_invariants()
+            assert rebuilding.has_taken(event, self._queues, self._slots, self._ledger, self._audit), (
+                "the event was not taken in"
+            )
+            assert self._wakeup() > now, "it would be woken for ever"
+            assert _started(actions).issuperset(
+                number for number in self._slots.batches if number >= first_batch
+            ), "a batch was started, and its slot is not told"
+        except Exception as error:  # noqa: BLE001 - whatever disagrees must not go on
+            actions.append(ReportFault(error=error, about="books that disagree: all requests end"))
+            self._rebuild(event, first_batch, now, actions)
+
+    def _rebuild(self, event: Event, first_batch: int, now: float, actions: list[Action]) -> None:
+        """Open new books, and end all requests of the old ones as `internal` (rebuilding.py)."""
         slots, queues, draining = self._slots, self._queues, self._admission.draining
         started = _started(actions)
         rebuilding.end_all(self._ledger, actions)
@@ -386,7 +404,7 @@ class Scheduler:
             case _:
                 assert_never(event)
 
-    def _follow(self, event: Event, now: float, actions: list[Action]) -> None:
+    def _follow(self, now: float, actions: list[Action]) -> None:
         """Do what follows from the books."""
         if self._watch.next_look <= now:
             self._recovery.hang(now, actions)
@@ -606,7 +624,7 @@ class Scheduler:
             request = next_up(waiting, now, self._has_free, self._fills)
             if request is None:
                 break
-            slot = faster_first(slots.pools[request.queue.profile.name])
+            slot = faster_first(request.queue.pool)
             if request.state is RERUN or not self._company.is_awaited(request, slot, now):
                 self._dispatch(request, slot, now, actions, handed)
         if self._audit.active:
@@ -615,7 +633,7 @@ class Scheduler:
             self._queues.forget_empty()
         if waiting:
             while (request := next_up(waiting, now, self._wants_prefetch, self._fills)) is not None:
-                slot = slots.pools[request.queue.profile.name].prefetches[0][2]
+                slot = request.queue.pool.prefetches[0][2]
                 if request.state is RERUN or not self._company.will_be_awaited(request, slot):
                     self._dispatch(request, slot, now, actions, handed)
                 else:
@@ -629,7 +647,7 @@ class Scheduler:
         return next_up(self._queues.waiting(), now, ready, self._fills)
 
     def _has_free(self, queue: ModelQueue, now: float) -> bool:
-        return bool(self._slots.pools[queue.profile.name].free)
+        return bool(queue.pool.free)
 
     def _prefetch_due(self, queue: ModelQueue) -> float | None:
         """Return when a batch of this model should be queued behind a running one; None where a slot is free, or nothing
@@ -637,7 +655,7 @@ class Scheduler:
 
         `max_delay_s` may put it off.
         """
-        pool = self._slots.pools[queue.profile.name]
+        pool = queue.pool
         if pool.free or not queue.startable or not queue.profile.idempotent:
             return None
         return pool.prefetches[0][0] if pool.prefetches else None
@@ -677,8 +695,8 @@ class Scheduler:
             cut, predicted_s = self._cut([request], slot, now, actions, planned=cut)
             if slot.batch is None and (queue.delay_s or queue.awaited is not None):
                 company_s = now - max(request.arrived, slot.idle_since, slot.rests_until)
-            serving = self._slots.serving(queue)
-            queue.take(request, cut.members, None if predicted_s is None else predicted_s / serving)
+            share_s = None if predicted_s is None else predicted_s / queue.pool.serving
+            queue.take(request, cut.members, share_s)
         batch = self._start(queue, slot, cut, request, predicted_s, now, company_s=company_s)
         handed.setdefault(slot, []).append(batch)
 
@@ -689,7 +707,7 @@ class Scheduler:
         queue = anchor.queue
         if queue.count == 1:
             return batch_of([anchor], costs)
-        most_s, max_rows = portion(self._slots.pools[queue.profile.name], slot, anchor, costs, slowdown, now)
+        most_s, max_rows = portion(queue.pool, slot, anchor, costs, slowdown, now)
         return plan_batch(
             anchor,
             costs,

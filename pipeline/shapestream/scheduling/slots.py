@@ -326,6 +326,11 @@ class SlotPool:
         return f"<{self.queue.profile.name}: {len(self.free)} of {self.count} slots free>"
 
     @property
+    def serving(self) -> int:
+        """The slots that serve the model; one may come where there is none."""
+        return self.count or 1
+
+    @property
     def fastest(self) -> float:
         """The smallest pace of its slots; 1.0 where it has none."""
         if self._fastest is None:
@@ -500,14 +505,10 @@ class SlotTable:
 
     def add_model(self, queue: ModelQueue) -> None:
         """Give a model a pool, with the slots that named it before."""
-        pool = self.pools[queue.profile.name] = SlotPool(queue)
+        pool = queue.pool = self.pools[queue.profile.name] = SlotPool(queue)
         for slot in self.slots.values():
             if queue.profile.name in slot.models and not slot.closing:
                 self._connect(slot, pool)
-
-    def serving(self, queue: ModelQueue) -> int:
-        """Count the slots that serve a model; one may come where there is none."""
-        return max(1, self.pools[queue.profile.name].count)
 
     def _connect(self, slot: Slot, pool: SlotPool) -> None:
         if slot.pools:
@@ -638,9 +639,12 @@ class SlotTable:
         for pool in slot.pools:
             pool.ends.add((ends_at, slot.id, slot))
         # Nothing is queued behind a batch that may come back: its end cannot be predicted.
-        if predicted_s is None or slot.prefetch_s is None or batch.state is not _RUNNING:
-            return
-        if slot.worker.state is _OPEN:
+        if (
+            predicted_s is not None
+            and slot.prefetch_s is not None
+            and batch.state is _RUNNING
+            and slot.worker.state is _OPEN
+        ):
             due = ends_at - slot.prefetch_s - PREFETCH_MARGIN * predicted_s
             batch.prefetch_at = due if due > now else now
             slot.list_prefetch(batch)
