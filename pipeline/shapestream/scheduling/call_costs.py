@@ -20,6 +20,8 @@ from shapestream.scheduling.rounding import ShapeRounding
 USES = 8
 """Batches over which the preparation of a new shape is amortised when batches are compared. If it were charged in full,
 only shapes that are prepared already would ever be chosen."""
+_REST_OF_FIRST = 1.0 - 1.0 / USES
+"""Part of a preparation that `Call.seconds` leaves out."""
 _REMEMBERED = 2048
 """Shapes whose costs are remembered, and calls. When there are more, all are forgotten."""
 _NOTHING = np.zeros(1)
@@ -70,14 +72,15 @@ class CallCosts:
         """Forget prices that are out of date. Call it before each batch."""
         worker_class = self.batch_costs.worker_class
         self.measured = worker_class.measured
-        rounding_version = -1 if self.rounding is None else self.rounding.version
+        rounding = self.rounding
         if (
             worker_class.version != self._version
-            or rounding_version != self._rounding_version
             or self._prepares != worker_class.new.measured
+            or (rounding is not None and rounding.version != self._rounding_version)
         ):
             self._version = worker_class.version
-            self._rounding_version = rounding_version
+            if rounding is not None:
+                self._rounding_version = rounding.version
             self._prepares = worker_class.new.measured
             self._calls.clear()
             self._tables.clear()
@@ -121,8 +124,9 @@ class CallCosts:
         """
         if not self.measured or not isfinite(call.seconds):
             return 0.0
-        first_s = call.seconds + call.preparation_s * (1.0 - 1.0 / USES)
-        return min(first_s, self.batch_costs.longest_s(call.rows, call.shape) + call.preparation_s)
+        first_s = call.seconds + call.preparation_s * _REST_OF_FIRST
+        longest_s = self.batch_costs.longest_s(call.rows, call.shape) + call.preparation_s
+        return longest_s if longest_s < first_s else first_s
 
     def _static(self, rows: int, shape: Sizes, seconds: float) -> Sizes | None:
         """Return the shape of the static model that serves such a batch in the fewest seconds; None: no static model."""

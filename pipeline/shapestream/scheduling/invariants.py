@@ -31,7 +31,7 @@ def check(
     for name, queue in queues.items():
         own = [request for request in requests if request.queue is queue]
         _check_queue(queue, own)
-        assert queue in queues.waiting() or not queue.waiting, f"{name} waits, but is not looked at"
+        assert queue in queues.waiting or not queue.waiting, f"{name} waits, but is not looked at"
         serving = [slot for slot in slots.slots.values() if name in slot.models and not slot.closing]
         free = {slot.id for slot in serving if slot.free}
         pool = slots.pools[name]
@@ -213,12 +213,13 @@ def _check_queue(queue: ModelQueue, own: list[Request]) -> None:
     if queue.delay_s:
         assert {request.id for request in queue.due.living()} == set(queued)
     waiting = sorted((request for request in own if request.state <= SUSPECT), key=lambda one: one.order)
-    assert queue.arrivals.waiting() == waiting, "the order of arrivals is wrong"
+    only = [] if queue.only is None else [queue.only]
+    assert [*queue.arrivals.waiting(), *only] == waiting, "the order of arrivals is wrong"
     assert queue.waits.present == len(waiting), "what waits was not counted when it came, or when it went"
-    if queue.only is None:
-        _check_lists(queue, queued)
+    if only:
+        assert only == list(queued.values()), "a request that is not listed is not the only one"
     else:
-        assert [queue.only] == list(queued.values()), "a request that is not listed is not the only one"
+        _check_lists(queue, queued)
 
 
 def _check_lists(queue: ModelQueue, queued: Mapping[int, Request]) -> None:

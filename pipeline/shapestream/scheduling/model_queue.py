@@ -119,7 +119,7 @@ class ModelQueue:
         self.measured_s = 0.0
         """Seconds that these took."""
         self.arrivals = Arrivals()
-        """All waiting requests by admission, those that run again included."""
+        """All waiting requests by admission, those that run again included. `only` is not: it would be the last."""
         self.waits = Occupancy()
         """The seconds that they waited; the ledger reports arrivals."""
 
@@ -225,7 +225,6 @@ class ModelQueue:
                 self._turns.put(flow, request)
             elif flow.has_priorities:
                 self._turns.put(flow, flow.first())
-        self.arrivals.add(request)
         flow.queued_bytes += request.arrival.nbytes
         self.count += 1
         self.rows += request.rows
@@ -235,6 +234,10 @@ class ModelQueue:
     def first(self) -> Request | None:
         """Return the first request of the flow that has the turn; None if nothing waits in lanes."""
         return self._turns.first() if self.only is None else self.only
+
+    def oldest(self) -> Request | None:
+        """Return the waiting request that was admitted first; None if none waits."""
+        return self.arrivals.oldest() or self.only
 
     def list_only(self) -> None:
         """List the only request in its bucket and its flow, if it is not there."""
@@ -250,6 +253,7 @@ class ModelQueue:
             bucket = self._buckets[name] = self._open_bucket(name, request)
         request.bucket = bucket
         bucket.add(request)
+        self.arrivals.add(request)
         if self.delay_s and bucket.rows >= self.profile.max_batch:
             self.full[bucket.name] = bucket
         request.flow.requests.push(request.rank, request)
@@ -465,14 +469,12 @@ class Queues(dict[str, ModelQueue]):
     def __init__(self) -> None:
         super().__init__()
         self._waiting: dict[str, ModelQueue] = {}
+        self.waiting: Collection[ModelQueue] = self._waiting.values()
+        """The queues in which requests wait, and those that ran empty since `forget_empty`."""
 
     def wait(self, queue: ModelQueue) -> None:
         """Note that a request waits in this queue."""
         self._waiting[queue.profile.name] = queue
-
-    def waiting(self) -> Collection[ModelQueue]:
-        """Return the queues in which requests wait, and those that ran empty since `forget_empty`."""
-        return self._waiting.values()
 
     def forget_empty(self) -> None:
         """Forget the queues that have run empty, until a request waits there again."""

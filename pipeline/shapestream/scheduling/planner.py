@@ -230,27 +230,27 @@ class Plan:
     anew.
     """
 
-    __slots__ = ("_left",)
+    __slots__ = ("left",)
 
     def __init__(self) -> None:
-        self._left: dict[Lane, list[Segment]] = {}
+        self.left: dict[Lane, list[Segment]] = {}
 
     def forget(self, lane: Lane) -> None:
         """Forget the segments of a lane: some of their requests run in a batch that is none of them."""
-        self._left.pop(lane, None)
+        self.left.pop(lane, None)
 
     def begin_turn(self) -> None:
         """Forget the segments of the last turn."""
-        self._left.clear()
+        self.left.clear()
 
     def take(
         self, anchor: Request, costs: CallCosts, limits: SegmentLimits, delayed: float | None
     ) -> list[Request]:
         """Return the segment of an anchor, which no other slot gets: the anchor, its bucket's requests, then the others."""
         bucket = anchor.bucket
-        left = self._left.get(bucket.lane, [])
+        left = self.left.get(bucket.lane, [])
         if not any(bucket in segment for segment in left):
-            left = self._left[bucket.lane] = _optimal_segments(bucket, costs, limits, delayed)
+            left = self.left[bucket.lane] = _optimal_segments(bucket, costs, limits, delayed)
         segment = next(segment for segment in left if bucket in segment)
         left.remove(segment)
         members = bucket.prefix_with(anchor, limits.max_rows, segment[bucket])

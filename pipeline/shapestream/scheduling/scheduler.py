@@ -408,7 +408,13 @@ class Scheduler:
         """Do what follows from the books."""
         if self._watch.next_look <= now:
             self._recovery.hang(now, actions)
-        self._give_work(now, actions)
+        handed: Handed = {}
+        try:
+            self._fill_slots(handed, now, actions)
+        finally:  # after a fault, what was started so far has to reach its slot
+            self._slots.begun.clear()
+            for batches in handed.values():
+                actions.append(StartBatch(batches=tuple(batches)))
         if self._ledger.unwanted:
             self._drop_unwanted(now, actions)
 
@@ -421,7 +427,7 @@ class Scheduler:
         first = self._watch.next_look
         if (expiry := self._deadlines.next()) is not None:
             first = min(first, expiry)
-        waiting = self._queues.waiting()
+        waiting = self._queues.waiting
         if (audit := self._audit.due_at) < first:
             first = audit
         if waiting and self._slots.resting and (back := self._slots.next_wake()) is not None:
@@ -455,7 +461,7 @@ class Scheduler:
         queues, admission = self._queues, self._admission
         now = self._now if now is None else max(now, self._now)
         per_slot_s: dict[int, float] = {}
-        for queue in queues.waiting():
+        for queue in queues.waiting:
             if (group := id(queue.sharing)) not in per_slot_s:  # one sum for all models that share slots
                 per_slot_s[group] = admission.queued_s(queue)
         slots = self._slots.slots.values()
@@ -478,7 +484,7 @@ class Scheduler:
                     queued=queue.waiting,
                     queued_s=queue.waiting_s,
                     queued_s_per_slot=per_slot_s.get(id(queue.sharing), 0.0),
-                    oldest_s=0.0 if (oldest := queue.arrivals.oldest()) is None else now - oldest.arrived,
+                    oldest_s=0.0 if (oldest := queue.oldest()) is None else now - oldest.arrived,
                     waited_s=queue.waits.seconds(now),
                     slots=self._slots.pools[name].count,
                     free_slots=len(self._slots.pools[name].free),
@@ -492,7 +498,7 @@ class Scheduler:
 
     def sizes_waiting(self) -> dict[str, QueuedSizes]:
         """Return the queues of the `MOST_QUEUES` models with the most waiting requests, by size."""
-        queues = [queue for queue in self._queues.waiting() if queue.waiting]
+        queues = [queue for queue in self._queues.waiting if queue.waiting]
         longest = nlargest(MOST_QUEUES, queues, key=lambda queue: queue.waiting)
         return {queue.profile.name: queue.sizes_waiting() for queue in longest}
 
@@ -599,23 +605,15 @@ class Scheduler:
 
     # ------------------------------------------------------------ batches
 
-    def _give_work(self, now: float, actions: list[Action]) -> None:
+    def _fill_slots(self, handed: Handed, now: float, actions: list[Action]) -> None:
         """Start batches until no slot is free or nothing may start, then prefetch, then let bundles grow.
 
-        A free slot idles only while requests wait for company: for `max_delay_s`, or as answer_waits.py says.
+        A free slot idles only while requests wait for company: for `max_delay_s`, or as answer_waits.py says. `handed`: what
+        each slot is given.
         """
-        handed: Handed = {}
-        try:
-            self._fill_slots(handed, now, actions)
-        finally:  # after a fault, what was started so far has to reach its slot
-            self._slots.begun.clear()
-            for batches in handed.values():
-                actions.append(StartBatch(batches=tuple(batches)))
-
-    def _fill_slots(self, handed: Handed, now: float, actions: list[Action]) -> None:
-        """Do so; `handed`: what each slot is given."""
-        self._plan.begin_turn()
-        waiting = self._queues.waiting()
+        if self._plan.left:
+            self._plan.begin_turn()
+        waiting = self._queues.waiting
         slots = self._slots
         isolation = self._isolation
         if isolation.suspected or isolation.isolated:
@@ -644,7 +642,7 @@ class Scheduler:
 
     def _next_up(self, ready: Ready, now: float) -> Request | None:
         """Return the request that goes next, of all models that are `ready`."""
-        return next_up(self._queues.waiting(), now, ready, self._fills)
+        return next_up(self._queues.waiting, now, ready, self._fills)
 
     def _has_free(self, queue: ModelQueue, now: float) -> bool:
         return bool(queue.pool.free)

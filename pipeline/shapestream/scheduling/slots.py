@@ -15,7 +15,7 @@ from collections import Counter, deque
 from collections.abc import Iterator
 from enum import Enum
 from math import inf
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from shapestream.scheduling.answers import AnsweredBatch
 from shapestream.scheduling.batches import Batch, BatchState, Suspicion
@@ -248,44 +248,41 @@ class Slot:
         if self.free:
             pool.show(self)
         elif self.batch is not None:
-            pool.ends.add((self.batch.ends_at, self.id, self))
+            insort(pool.ends, (self.batch.ends_at, self.id, self))
             if not self.behind and self.batch.prefetch_at is not None:
-                pool.prefetches.add((self.batch.prefetch_at, self.id, self))
+                insort(pool.prefetches, (self.batch.prefetch_at, self.id, self))
 
     def unlist_end(self, running: Batch) -> None:
         """Take the slot off these lists: the batch has ended, or the slot gets no more."""
         for pool in self.pools:
-            pool.ends.discard((running.ends_at, self.id, self))
+            _unlist(pool.ends, running.ends_at, self)
         self.unlist_prefetch(running)
 
     def list_prefetch(self, running: Batch) -> None:
         """List when the next batch may be queued behind this one, if none is."""
         if running.prefetch_at is not None and not self.behind:
             for pool in self.pools:
-                pool.prefetches.add((running.prefetch_at, self.id, self))
+                insort(pool.prefetches, (running.prefetch_at, self.id, self))
 
     def unlist_prefetch(self, running: Batch) -> None:
         """Queue no batch behind this one, for now."""
         if running.prefetch_at is not None:
             for pool in self.pools:
-                pool.prefetches.discard((running.prefetch_at, self.id, self))
+                _unlist(pool.prefetches, running.prefetch_at, self)
 
 
-class Agenda(list[tuple[float, int, Slot]]):
-    """Slots in the order of a time: (time, slot id, slot). A slot stands in it once, with a time that the caller remembers.
+Agenda: TypeAlias = list[tuple[float, int, Slot]]
+"""Slots in the order of a time: (time, slot id, slot). A slot stands in it once, with a time that the caller remembers.
 
-    A plain list: a change moves what comes behind, which takes a microsecond where there are 10,000 slots.
-    """
+A change moves what comes behind, which takes a microsecond where there are 10,000 slots."""
 
-    def add(self, entry: tuple[float, int, Slot]) -> None:
-        """Enter a slot at its place."""
-        insort(self, entry)
 
-    def discard(self, entry: tuple[float, int, Slot]) -> None:
-        """Remove a slot, if it stands here at that time."""
-        place = bisect_left(self, entry)
-        if place < len(self) and self[place] == entry:
-            del self[place]
+def _unlist(agenda: Agenda, time: float, slot: Slot) -> None:
+    """Remove a slot, if it stands there at this time."""
+    entry = time, slot.id, slot
+    place = bisect_left(agenda, entry)
+    if place < len(agenda) and agenda[place] == entry:
+        del agenda[place]
 
 
 def sampled(agenda: Agenda, count: int) -> Iterator[tuple[float, Slot, int]]:
@@ -313,9 +310,9 @@ class SlotPool:
         """Slots that serve it, those that close apart."""
         self.free: dict[int, Slot] = {}
         """The free ones, longest free first."""
-        self.ends = Agenda()
+        self.ends: Agenda = []
         """The busy ones, by when they are predicted to become free."""
-        self.prefetches = Agenda()
+        self.prefetches: Agenda = []
         """Those of them behind whose batch none is queued and one may be, by when it should be sent."""
         self._paces: Counter[float] = Counter()
         """Slots by their pace: seconds there / seconds on the most common kind."""
@@ -636,8 +633,7 @@ class SlotTable:
         batch.started = now
         predicted_s = batch.predicted_s
         batch.ends_at = ends_at = now + (predicted_s or 0.0)
-        for pool in slot.pools:
-            pool.ends.add((ends_at, slot.id, slot))
+        due = None
         # Nothing is queued behind a batch that may come back: its end cannot be predicted.
         if (
             predicted_s is not None
@@ -646,8 +642,11 @@ class SlotTable:
             and slot.worker.state is _OPEN
         ):
             due = ends_at - slot.prefetch_s - PREFETCH_MARGIN * predicted_s
-            batch.prefetch_at = due if due > now else now
-            slot.list_prefetch(batch)
+            batch.prefetch_at = due = due if due > now else now
+        for pool in slot.pools:
+            insort(pool.ends, (ends_at, slot.id, slot))
+            if due is not None and not slot.behind:
+                insort(pool.prefetches, (due, slot.id, slot))
 
     # ------------------------------------------------------------ paces
 
