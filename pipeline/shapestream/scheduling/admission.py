@@ -182,11 +182,13 @@ class Admission:
         if known is None:
             known = self._known[arrival.model] = _KnownTerms()
         follow_from = prices.version, prices.longest_s, slots, queue.alone
-        if known.follow_from != follow_from or len(known.by_sizes) >= MOST_KNOWN_TERMS:
+        if known.follow_from != follow_from:
             known.follow_from = follow_from
             known.by_sizes.clear()
         terms = known.by_sizes.get(sizes)
         if terms is None:
+            if len(known.by_sizes) >= MOST_KNOWN_TERMS:
+                known.by_sizes.clear()
             terms = known.by_sizes[sizes] = self._new_terms(sizes, queue, slots)
         return terms
 

@@ -131,7 +131,8 @@ class Bundles:
         """Return the cut of a request that joins a bundle; None if it shares a call, comes too late, or takes too long."""
         queue = request.queue
         try:
-            if self._deadlines.comes_too_late(request, slot, now):
+            deadline = request.arrival.deadline
+            if deadline is not None and self._deadlines.comes_too_late(request, deadline, slot, now):
                 return None
             costs, slowdown = queue.costs.on_slot(slot.id)
             if queue.alone:

@@ -202,8 +202,8 @@ class Deadlines:
 
     # ------------------------------------------------------------ in its turn
 
-    def comes_too_late(self, request: Request, slot: Slot, now: float) -> bool:
-        """Tell whether the turn of a request on this slot comes too late for an efficient batch.
+    def comes_too_late(self, request: Request, deadline: float, slot: Slot, now: float) -> bool:
+        """Tell whether the turn of a request with this deadline comes too late on this slot for an efficient batch.
 
         Three things must hold. A request of this model was refused for its predicted wait after this one came. This one did
         not run before. When the slot is free, it has waited for two thirds of its time at least. So a request that had
@@ -214,8 +214,7 @@ class Deadlines:
         well, and soon the slots run calls of one row. Measured in docs/decisions.md.
         """
         queue = request.queue
-        deadline = request.arrival.deadline
-        if deadline is None or request.state is RERUN:
+        if request.state is RERUN:
             return False
         if self._refused_at.get(queue.profile.name, -inf) < request.arrived:
             return False

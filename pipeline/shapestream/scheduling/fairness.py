@@ -226,9 +226,10 @@ class FairShares(Generic[FlowT]):
             if flow.start_s < client.virtual_s:
                 flow.start_s = client.virtual_s
         rank = client.start_s - bonus_s + (flow.queued_s if client.queued == 1 else _ahead_s(flow))
-        last = flow.last.get(priority)
-        if last is not None and last > rank:
-            rank = last
+        if flow.queued:
+            last = flow.last.get(priority)
+            if last is not None and last > rank:
+                rank = last
         flow.last[priority] = rank
         flow.queued += 1
         flow.queued_s += share_s

@@ -121,7 +121,7 @@ class Request:
         else:
             self.rows, self.own_shape = 1, sizes
         self.shape = self.own_shape if shape is None else shape
-        self.empty = not self.rows or 0 in self.shape
+        self.empty = 0 in sizes
         """Whether it has no elements, whatever sizes it claims along the other dimensions."""
         self.arrived = now
         self.rank = rank

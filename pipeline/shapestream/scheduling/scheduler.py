@@ -24,7 +24,7 @@ An error in a decision ends at most the requests that it is about. If the books 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from heapq import nlargest
 from itertools import islice
 from math import inf
@@ -86,7 +86,7 @@ FASTER = 0.9
 
 
 def next_up(
-    queues: Iterable[ModelQueue],
+    queues: Collection[ModelQueue],
     now: float,
     ready: Callable[[ModelQueue, float], bool],
     full: Callable[[Request], bool],
@@ -107,7 +107,7 @@ def next_up(
             again = min(queue.next_rerun(), key=by_rerun)
             if best is None or by_rerun(again) < _turn(best):
                 best = again
-    if best is not None and best.state is QUEUED and len(best.flow.client.flows) > 1:
+    if best is not None and len(queues) > 1 and best.state is QUEUED and len(best.flow.client.flows) > 1:
         return _of_its_models(best, now, ready)
     return best
 
@@ -561,20 +561,23 @@ class Scheduler:
                 # All that may fail comes before the ledger and the queue change. What the room and the rounding have counted
                 # until then stays: it is about what was asked for.
                 terms = admission.consider(arrival, queue, now)
-                if queue is not None and not isinstance(terms, Refusal):
-                    if queue.delay_s or queue.awaited is not None:
-                        due = self._deadlines.wait_until(arrival, queue, now)
-                    costs = queue.costs
-                    if costs.rounding is not None and 0 not in arrival.sizes:
-                        costs.rounding.observe(arrival.sizes)
-                    if costs.steps is not None:
-                        shape = costs.steps.rounded(arrival.sizes)
+                if isinstance(terms, Refusal):
+                    actions.append(ledger.refuse(arrival, terms))
+                    continue
+                assert queue is not None, "a model that is not known is refused"
+                if queue.delay_s or queue.awaited is not None:
+                    due = self._deadlines.wait_until(arrival, queue, now)
+                costs = queue.costs
+                if costs.rounding is not None and 0 not in arrival.sizes:
+                    costs.rounding.observe(arrival.sizes)
+                if costs.steps is not None:
+                    shape = costs.steps.rounded(arrival.sizes)
             except Exception as error:  # noqa: BLE001 - one arrival fails alone
-                terms = Refusal("internal", "the server cannot work out how to run this request; see its log")
+                refusal = Refusal(
+                    "internal", "the server cannot work out how to run this request; see its log"
+                )
                 actions.append(ReportFault(error=error, about="terms of a request", requests=(arrival.id,)))
-            if isinstance(terms, Refusal) or queue is None:
-                assert isinstance(terms, Refusal), "a model that is not known is refused"
-                actions.append(ledger.refuse(arrival, terms))
+                actions.append(ledger.refuse(arrival, refusal))
                 continue
             request = ledger.admit(arrival, queue, terms, now, shape)
             queues.wait(queue)
@@ -675,7 +678,8 @@ class Scheduler:
 
         `cut`: its batch, if that was planned.
         """
-        if self._deadlines.comes_too_late(request, slot, now):
+        deadline = request.arrival.deadline
+        if deadline is not None and self._deadlines.comes_too_late(request, deadline, slot, now):
             actions.append(self._ledger.fail_late(request, now))
             return
         queue = request.queue
