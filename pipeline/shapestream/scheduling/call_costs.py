@@ -66,7 +66,8 @@ class CallCosts:
         self._best: dict[Sizes, tuple[int, int]] = {}
         # Preparations outlive versions: that a shape has become known is noted one by one.
         self._new: dict[Sizes, Floats] = {}
-        self._prepares = False
+        self.prepares = False
+        """Whether shapes that are new to the device are known to cost anything."""
 
     def renew(self) -> None:
         """Forget prices that are out of date. Call it before each batch."""
@@ -75,13 +76,13 @@ class CallCosts:
         rounding = self.rounding
         if (
             worker_class.version != self._version
-            or self._prepares != worker_class.new.measured
+            or self.prepares != worker_class.new.measured
             or (rounding is not None and rounding.version != self._rounding_version)
         ):
             self._version = worker_class.version
             if rounding is not None:
                 self._rounding_version = rounding.version
-            self._prepares = worker_class.new.measured
+            self.prepares = worker_class.new.measured
             self._calls.clear()
             self._tables.clear()
             self._best.clear()
@@ -93,7 +94,7 @@ class CallCosts:
         call = self._calls.get((rows, shape))
         if call is None:
             call = self._new_call(rows, shape)
-            if self.rounding is None and not self._prepares and self.batch_costs.worker_class.has_grid:
+            if self.rounding is None and not self.prepares and self.batch_costs.worker_class.has_grid:
                 if len(self._calls) >= _REMEMBERED:
                     self._calls.clear()
                 self._calls[rows, shape] = call
@@ -225,7 +226,7 @@ class CallCosts:
         return list(self.seconds(rows, wide).reshape(len(shapes), count))
 
     def _preparations(self, shape: Sizes) -> Floats:
-        if not self._prepares:
+        if not self.prepares:
             return _NOTHING
         new = self._new.get(shape)
         if new is None:

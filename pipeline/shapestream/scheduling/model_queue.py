@@ -300,7 +300,8 @@ class ModelQueue:
     def leave(self, count: int, nbytes: int, now: float) -> None:
         """Count the end of `count` waits: requests of so many bytes that were taken out to run, or have ended."""
         self.waits.leave(count, now)
-        self.arrivals.shrink(self.waits.present)
+        if self.arrivals.requests:
+            self.arrivals.shrink(self.waits.present)
         self.shares.room.leave(count, nbytes)
 
     def _remove(self, requests: Sequence[Request]) -> dict[ClientFlow, float]:

@@ -68,7 +68,7 @@ class Cut(NamedTuple):
     def started(self, costs: CallCosts) -> None:
         """Note that the device meets the call's shape. That of a request that an audit runs alone counts under no cap."""
         if costs.rounding is None:
-            if self.shape == self.largest:  # a larger shape was prepared before
+            if costs.prepares and self.shape == self.largest:  # a larger shape was prepared before
                 costs.started(self.rows, self.largest)
         elif self.reason is not CutReason.AUDITED:
             costs.started(self.rows, self.largest)

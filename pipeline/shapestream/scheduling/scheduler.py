@@ -94,13 +94,19 @@ def next_up(
     """Return the request that goes next, of all models that are `ready`; None if all wait, or nothing does.
 
     It is the first request of the client whose turn it is, and of the model whose turn it is of those that the client asks;
-    or one that is to run again, in the order of the ranks. `full` tells whether the company of a request would fill a batch.
+    or one that is to run again, in the order of the ranks.
+
+    With a delay, nothing of a model goes until some request's delay has ended or a batch would be full; nor does it while
+    requests are awaited that follow answers (answer_waits.py). `full` tells whether the company of a request would fill a
+    batch.
     """
     best: Request | None = None
     for queue in queues:
         if not ready(queue, now):
             continue
-        request = next_anchor(queue, now, full)
+        request = queue.first()
+        if request is not None and (queue.delay_s or queue.awaited is not None) and queue.waits_until > now:
+            request = _first_of_full(queue, request, full)
         if request is not None and (best is None or _turn(request) < _turn(best)):
             best = request
         if queue.rerun_count:
@@ -139,18 +145,6 @@ def _of_its_models(request: Request, now: float, ready: Callable[[ModelQueue, fl
     return best
 
 
-def next_anchor(queue: ModelQueue, now: float, full: Callable[[Request], bool]) -> Request | None:
-    """Return the request of this model that goes next, or None while all of them may wait for company.
-
-    It is the first of the flow that has the turn. With a delay, nothing goes until some request's delay has ended or a batch
-    would be full; nor does it while requests are awaited that follow answers (answer_waits.py).
-    """
-    first = queue.first()
-    if first is not None and (queue.delay_s or queue.awaited is not None) and queue.waits_until > now:
-        return _first_of_full(queue, first, full)
-    return first
-
-
 def _first_of_full(queue: ModelQueue, first: Request, full: Callable[[Request], bool]) -> Request | None:
     """Return a request whose batch would be full: the head of a full bucket, or else `first` with its neighbours."""
     if queue.rows < queue.profile.max_batch:
@@ -168,12 +162,12 @@ def faster_first(pool: SlotPool) -> Slot:
 
     A slow slot is never left idle for the sake of a fast one that will be free soon.
     """
-    slots = iter(pool.free.values())
-    best = next(slots)
-    if len(pool.free) > 1:
+    free = pool.free
+    best = next(iter(free.values()))
+    if len(free) > 1:
         name = pool.queue.profile.name
         best_pace = best.paces.get(name, 1.0)
-        for slot in islice(slots, LOOK - 1):
+        for slot in islice(free.values(), 1, LOOK):
             pace = slot.paces.get(name, 1.0)
             if pace < FASTER * best_pace:
                 best, best_pace = slot, pace
@@ -737,15 +731,16 @@ class Scheduler:
 
         Where that fails, the group runs as it is: to look at neighbours of any sizes must not cost a request its turn.
         """
-        known = group[0].queue.costs
+        first = group[0]
+        queue = first.queue
         try:
-            costs, slowdown = known.on_slot(slot.id)
+            costs, slowdown = queue.costs.on_slot(slot.id)
             if planned is not None:
                 cut = planned
-            elif group[0].queue.alone:
-                cut = alone(group, group[0].rows, group[0].own_shape, costs)
+            elif queue.alone:
+                cut = alone(group, first.rows, first.own_shape, costs)
             elif fixed is None:
-                cut = self._planned(group[0], slot, costs, slowdown, now, tries=True)
+                cut = self._planned(first, slot, costs, slowdown, now, tries=True)
             else:
                 cut = batch_of(group, costs, reason=fixed)
             predicted_s = slowdown * cut.seconds if costs.measured else None

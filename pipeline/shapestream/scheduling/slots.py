@@ -89,6 +89,7 @@ class SlotGroupState(Enum):
 
 _OPEN: Final = SlotGroupState.OPEN
 _RUNNING: Final = BatchState.RUNNING
+_NONE: Final = Suspicion.NONE
 
 WORKER_TABLE: Final[dict[str, dict[SlotGroupState, SlotGroupState]]] = {
     "reserve": {SlotGroupState.OPEN: SlotGroupState.RESERVED},
@@ -567,7 +568,7 @@ class SlotTable:
         self.batches[batch.id] = batch
         self._move(slot, "start")
         self._begin(slot, batch, now)
-        if batch.suspicion is not Suspicion.NONE:
+        if batch.suspicion is not _NONE:
             slot.worker.suspect = batch
 
     def start_audit(self, slot: Slot, batch: Batch, predicted_s: float | None, now: float) -> None:
