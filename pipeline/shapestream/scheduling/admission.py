@@ -77,8 +77,7 @@ class Admission:
         parts = 1 if whole.groups == 1 else room.parts
         if parts > 1 and room.is_full(arrival.nbytes, parts):
             return self._part_full(queue, parts)
-        divided = room.sharing > 1 or room.several
-        client = queue.shares.known(arrival.client) if divided else None
+        client = queue.shares.known(arrival.client) if room.sharing > 1 or room.several else None
         if client is not None and room.exceeds(client, arrival.nbytes, parts):
             return self._above_share(queue)
         terms = self._terms_of(arrival, queue)
@@ -175,13 +174,12 @@ class Admission:
         sizes = arrival.sizes
         costs = queue.costs
         prices = costs.batch_costs().worker_class
-        slots = queue.pool.serving
         if not prices.measured or costs.rounding is not None:
-            return self._new_terms(sizes, queue, slots)  # they change with each batch
+            return self._new_terms(sizes, queue)  # they change with each batch
         known = self._known.get(arrival.model)
         if known is None:
             known = self._known[arrival.model] = _KnownTerms()
-        follow_from = prices.version, prices.longest_s, slots, queue.alone
+        follow_from = prices.version, prices.longest_s, queue.pool.count, queue.alone
         if known.follow_from != follow_from:
             known.follow_from = follow_from
             known.by_sizes.clear()
@@ -189,10 +187,10 @@ class Admission:
         if terms is None:
             if len(known.by_sizes) >= MOST_KNOWN_TERMS:
                 known.by_sizes.clear()
-            terms = known.by_sizes[sizes] = self._new_terms(sizes, queue, slots)
+            terms = known.by_sizes[sizes] = self._new_terms(sizes, queue)
         return terms
 
-    def _new_terms(self, sizes: tuple[int, ...], queue: ModelQueue, slots: int) -> Terms | Refusal:
+    def _new_terms(self, sizes: tuple[int, ...], queue: ModelQueue) -> Terms | Refusal:
         if len(sizes) != len(queue.profile.dimensions) or min(sizes, default=0) < 0:
             raise ValueError(f"{sizes} are no sizes of {', '.join(queue.profile.dimensions)}")
         rows, shape = (sizes[0], sizes[1:]) if queue.has_batch else (1, sizes)
@@ -202,11 +200,11 @@ class Admission:
         priced = queue.costs.batched_share_s(sizes) if alone_s is None else (alone_s, alone_s)
         if priced is None:
             rough_s = queue.costs.rough_s(sizes)
-            return Terms(0, (NOMINAL_S if rough_s is None else rough_s) / slots)
+            return Terms(0, (NOMINAL_S if rough_s is None else rough_s) / queue.pool.serving)
         cost_s, call_s = priced
         if not (isfinite(1e9 * cost_s) and isfinite(call_s)):  # sums of costs are kept in nanoseconds
             raise ArithmeticError(f"a request of sizes {sizes} cannot be priced")
-        return Terms(nanoseconds(cost_s), cost_s / slots, call_s=call_s)
+        return Terms(nanoseconds(cost_s), cost_s / queue.pool.serving, call_s=call_s)
 
     def queued_s(self, queue: ModelQueue) -> float:
         """Return the seconds that slots need for the queues of a model and of all models that share slots with it.

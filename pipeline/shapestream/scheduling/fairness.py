@@ -197,7 +197,7 @@ class FairShares(Generic[FlowT]):
         start_s = self.virtual_s
         if present > 1 and (beside := self._first_start_s()) is not None and beside < start_s:
             start_s = max(beside, start_s - AGEING_S / present)
-        return start_s if client is None else max(start_s, client.start_s)
+        return start_s if client is None or client.start_s < start_s else client.start_s
 
     # ------------------------------------------------------------ requests
 
@@ -269,11 +269,13 @@ class FairShares(Generic[FlowT]):
             bonus_s = 0.0
         client = first.client
         virtual_s = self.virtual_s + share_s / (self.present + 1)
-        if client.start_s - bonus_s > virtual_s:
-            virtual_s = client.start_s - bonus_s
+        turn_s = client.start_s - bonus_s
+        if turn_s > virtual_s:
+            virtual_s = turn_s
         self.virtual_s = virtual_s
-        if first.start_s - bonus_s > client.virtual_s:
-            client.virtual_s = first.start_s - bonus_s
+        turn_s = first.start_s - bonus_s
+        if turn_s > client.virtual_s:
+            client.virtual_s = turn_s
         least_start_s = virtual_s - OWED_S / self.present
         for flow, own_s in shares_s.items():
             own_s *= part
@@ -306,7 +308,8 @@ class FairShares(Generic[FlowT]):
 
     def catch_up(self) -> None:
         """Forgive all debts, because nothing waits: all clients start at the same virtual time again."""
-        self.virtual_s = max(self.virtual_s, self._furthest_s)
+        if self._furthest_s > self.virtual_s:
+            self.virtual_s = self._furthest_s
 
     def absorb(self, other: FairShares[FlowT]) -> None:
         """Merge two groups, because a slot joined that serves models of both: one virtual time, one part of the room."""

@@ -469,16 +469,16 @@ class Queues(dict[str, ModelQueue]):
 
     def __init__(self) -> None:
         super().__init__()
-        self._waiting: dict[str, ModelQueue] = {}
-        self.waiting: Collection[ModelQueue] = self._waiting.values()
+        self._waiting: dict[ModelQueue, None] = {}
+        self.waiting: Collection[ModelQueue] = self._waiting.keys()
         """The queues in which requests wait, and those that ran empty since `forget_empty`."""
 
     def wait(self, queue: ModelQueue) -> None:
         """Note that a request waits in this queue."""
-        self._waiting[queue.profile.name] = queue
+        self._waiting[queue] = None
 
     def forget_empty(self) -> None:
         """Forget the queues that have run empty, until a request waits there again."""
-        for queue in [*self._waiting.values()]:
+        for queue in [*self._waiting]:
             if not (queue.count or queue.rerun_count or queue.suspect_count):
-                del self._waiting[queue.profile.name]
+                del self._waiting[queue]
