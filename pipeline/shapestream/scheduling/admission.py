@@ -174,7 +174,7 @@ class Admission:
         sizes = arrival.sizes
         costs = queue.costs
         prices = costs.batch_costs().worker_class
-        if not prices.measured or costs.rounding is not None:
+        if not prices.has_grid or costs.rounding is not None:
             return self._new_terms(sizes, queue)  # they change with each batch
         known = self._known.get(arrival.model)
         if known is None:
