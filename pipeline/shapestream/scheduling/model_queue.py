@@ -10,7 +10,7 @@ bucket and no flow: it is listed there when another comes, or when either is loo
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from heapq import heappop, heappush
 from itertools import islice
 from math import inf, prod
@@ -219,7 +219,8 @@ class ModelQueue:
         if not self.count:
             self.only = request
         else:
-            self.list_only()
+            if self.only is not None:
+                self.list_only()
             self._list(request)
             if flow.queued == 1:
                 self._turns.put(flow, request)
@@ -319,7 +320,7 @@ class ModelQueue:
         self.rows -= rows
         self._cost_ns -= cost_ns
         if self.only is None:
-            self._unlist(requests)
+            self._unlist(requests, left)
         else:
             self.only = None
         for flow, share_s in left.items():
@@ -333,11 +334,10 @@ class ModelQueue:
             self.due.shrink(self.count)
         return left
 
-    def _unlist(self, requests: Sequence[Request]) -> None:
+    def _unlist(self, requests: Sequence[Request], flows: Iterable[ClientFlow]) -> None:
+        """Take requests of these flows out of their buckets."""
         touched: dict[Bucket, None] = {}
-        flows: dict[ClientFlow, None] = {}
         for request in requests:
-            flows[request.flow] = None
             bucket = request.bucket
             bucket.count -= 1
             bucket.rows -= request.rows
