@@ -163,10 +163,7 @@ class BatchCosts:
         if not missing:
             return
         if len(missing) <= FEW:
-            found = [
-                [self.second(rows << power, shape) for power in range(self._doublings(rows, shape))]
-                for rows, shape in missing
-            ]
+            found = [self._doubled(rows, shape) for rows, shape in missing]
         else:
             calls = [
                 (rows << power, *shape)
@@ -182,6 +179,15 @@ class BatchCosts:
                 each for each, own_s in zip(doubled, each_s, strict=True) if own_s <= CLOSE * least_s
             )
             self._priced[rows, shape] = least_s, call_s, doubled[0]
+
+    def _doubled(self, rows: int, shape: Sizes) -> list[float]:
+        """Return the seconds of batches of 1, 2, 4, ... equal requests, as many as are possible."""
+        one_s = self.second(rows, shape)
+        count = self._doublings(rows, shape)
+        if count == 1:
+            return [one_s]
+        seconds = self._rows[shape]  # `second` has looked there
+        return [one_s, *[float(seconds[rows << power]) for power in range(1, count)]]
 
     def _doublings(self, rows: int, shape: Sizes) -> int:
         """Count the batches of 1, 2, 4, ... equal requests that are possible. A request without elements stays alone."""

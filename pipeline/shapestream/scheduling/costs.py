@@ -146,7 +146,14 @@ class ModelCosts:
 
     def call_costs(self, slot: int | None = None) -> CallCosts:
         """Return the costs of the calls that batches become, on `batch_costs`."""
-        batch_costs = self.batch_costs(slot)
+        return self._calls_on(self.batch_costs(slot))
+
+    def on_slot(self, slot: int) -> tuple[CallCosts, float]:
+        """Return `call_costs` and `slowdown` of a slot."""
+        own = self._slots.get(slot)
+        return (self.call_costs(), 1.0) if own is None else (self._calls_on(own), own.slowdown)
+
+    def _calls_on(self, batch_costs: BatchCosts) -> CallCosts:
         worker_class = batch_costs.worker_class
         owner = batch_costs if worker_class.new.measured else worker_class
         costs = self._call_costs.get(owner)

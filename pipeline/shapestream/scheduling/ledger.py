@@ -105,10 +105,10 @@ class Ledger:
         for request in cut.members:
             request.batch = batch
             nbytes += request.arrival.nbytes
-        batch.queue.shares.room.leave(len(batch.members), nbytes)
-        self.running += len(batch.members)
+        count = len(cut.members)
+        self.running += count
         queue = batch.queue
-        queue.leave(len(cut.members), now)
+        queue.leave(count, nbytes, now)
         batch.behind = None if behind is None else behind.id
         batch.facts = CutFacts(
             cut.padding,
@@ -190,8 +190,7 @@ class Ledger:
                     self.unwanted.append(batch)
         else:
             request.queue.drop(request)
-            request.queue.leave(1, now)
-            request.queue.shares.room.leave(1, request.nbytes)
+            request.queue.leave(1, request.nbytes, now)
         self.deadlines.shrink(len(self.requests) - 1)
         self._remove(request)
 

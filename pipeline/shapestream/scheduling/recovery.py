@@ -442,7 +442,7 @@ class Recovery:
         """
         if not requests:
             return
-        again_s = seconds / self._slots.serving(requests[0].queue)
+        again_s = seconds / requests[0].queue.pool.serving
         if not again_s:
             again_s = sum([request.share_s for request in requests])
         rework = Rework(again_s, len(requests), payers)

@@ -167,6 +167,11 @@ class WorkerClass:
 
     # ------------------------------------------------------------ predictions
 
+    @property
+    def has_grid(self) -> bool:
+        """Whether predictions change with the version alone; linear costs follow each batch a little."""
+        return self._grid is not None
+
     def seconds(self, columns: Floats) -> Floats:
         """Return the seconds of many calls: (dimensions, n), rows first.
 
