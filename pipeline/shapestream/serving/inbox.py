@@ -199,8 +199,9 @@ class Inbox:
                 mailbox.entries += entries
                 mailbox.nbytes += nbytes
         self._receiver.heard(heard, now)
-        for peer, why in beyond.items():
-            self._receiver.cut_off(peer, why, now)
+        if beyond:
+            for peer, why in beyond.items():
+                self._receiver.cut_off(peer, why, now)
         left = TURN
         while fresh and left > 0:
             left -= self._serve(fresh.popleft(), now)
