@@ -13,7 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from copy import copy
 from functools import partial
-from itertools import chain, repeat, zip_longest
+from itertools import groupby, zip_longest
 from math import prod
 from typing import Any, NamedTuple, Self
 
@@ -58,18 +58,26 @@ class Histogram:
 
     def record(self, number: int, times: int = 1) -> None:
         """Count `times` measurements of `number` each."""
-        self.record_all([number] * times)
+        self._add(_smaller_or_equal(number), times)
+        self.count += times
+        self.total += number * times
 
     def record_all(self, numbers: Sequence[int]) -> None:
-        """Count measurements. Negative numbers count as 0, and too large ones belong to the last bucket."""
-        buckets = self._buckets
+        """Count a measurement of each of these numbers.
+
+        Negative numbers count as 0, and too large ones belong to the last bucket.
+        """
         for place, times in Counter(map(_smaller_or_equal, numbers)).items():
-            bucket = min(max(place - 1, 0), _BUCKETS - 1)
-            if bucket >= len(buckets):
-                buckets += [0] * (bucket + 1 - len(buckets))
-            buckets[bucket] += times
+            self._add(place, times)
         self.count += len(numbers)
         self.total += sum(numbers)
+
+    def _add(self, place: int, times: int) -> None:
+        buckets = self._buckets
+        bucket = min(max(place - 1, 0), _BUCKETS - 1)
+        if bucket >= len(buckets):
+            buckets += [0] * (bucket + 1 - len(buckets))
+        buckets[bucket] += times
 
     def up_to(self, exponents: Iterable[int]) -> list[int]:
         """Return the numbers of measurements below 2^exponent, for each of these ascending exponents."""
@@ -375,12 +383,16 @@ class ServerStatistics:
         counters.run_us.record_all(run_us)
         counters.split_us.record_all(split_us)
         counters.busy_us.record_all(busy_us)
-        # Requests of a batch that arrived together have equal times: they are rounded once.
-        times = map(zip, map(repeat, began), map(repeat, ended), arrived)
         queue_us, total_us = [], []
-        for (begins, ends, arrives), count in Counter(chain.from_iterable(times)).items():
-            queue_us += [round((begins - arrives) * 1e6)] * count
-            total_us += [round((ends - arrives) * 1e6)] * count
+        for begins, ends, arrives in zip(began, ended, arrived, strict=True):
+            for at, alike in groupby(arrives):
+                waited_us, lasted_us = round((begins - at) * 1e6), round((ends - at) * 1e6)
+                queue_us.append(waited_us)
+                total_us.append(lasted_us)
+                more = len(list(alike)) - 1
+                if more:  # those that arrived together have equal times
+                    counters.queue_us.record(waited_us, more)
+                    counters.total_us.record(lasted_us, more)
         counters.queue_us.record_all(queue_us)
         counters.total_us.record_all(total_us)
         for (own_calls, useful), count in Counter(zip(calls, elements, strict=True)).items():
