@@ -68,15 +68,11 @@ def main(
             print(json.dumps(report.plain(), indent=2))
         return
     if with_account:
-        reports, checked = _account(seconds, rounds, smoke=smoke)
+        reports, counts = _account(seconds, rounds, smoke=smoke)
         for each in reports:
             console.print(each.table())
         if as_json:
-            print(
-                json.dumps(
-                    {"reports": [each.plain() for each in reports], "answers_checked": checked}, indent=2
-                )
-            )
+            print(json.dumps({"reports": [each.plain() for each in reports], **counts}, indent=2))
         return
     figures = {}
     with tempfile.TemporaryDirectory(prefix="ss-limit-") as name, ExitStack() as stack:
@@ -121,7 +117,7 @@ def _beside_peer(seconds: float, rounds: int, *, smoke: bool) -> Report:
         )
 
 
-def _account(seconds: float, rounds: int, *, smoke: bool) -> tuple[list[Report], int]:
+def _account(seconds: float, rounds: int, *, smoke: bool) -> tuple[list[Report], dict[str, int]]:
     """The slots' way against the oracle's."""
     measured, practice = _divide(lognormal(round((1 + PRACTICE_SHARE) * seconds * TOKENS_PER_S)))
     with tempfile.TemporaryDirectory(prefix="ss-limit-") as name:
