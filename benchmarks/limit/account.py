@@ -1,9 +1,11 @@
 """What each part of the way costs against the oracle: `python -m benchmarks.limit --account`.
 
 All figures are milliseconds of wall time per request.
+
 A round streams the trace through the server, asks for the story of its requests once the clock has stopped, and replays the
 same batches on the bare engine. The server keeps stories anyway, so recording costs nothing; a story tells the batch, its
-sizes, its slot, whether its shape was new, and the times of its calls and copies. A row is the difference of two replays:
+sizes, its slot, and whether its shape was new to the slot. The slots' busy seconds are those of the statistics. A row is the
+difference of two replays, or of the slots' time:
 
 1. *streams*, *kernels*: the oracle's cuts on its own engine, on one stream per slot, and without OpenVINO's fused
    kernels, which the product switches off. All later replays have the last form: `SLOTS` threads take the next batch.
@@ -75,8 +77,6 @@ class RanBatch:
     slot: str
     batch: Batch
     new_shape: bool
-    busy_s: float
-    """Of the slot: gathering, calls, copies."""
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -108,13 +108,11 @@ def ran_batches(served: Served, run: Run) -> list[RanBatch]:
 def _ran(story: Mapping[str, Any], places: Sequence[int]) -> RanBatch:
     rows, length = story["batch_sizes"]
     assert rows == len(places) == story["batch_requests"]
-    busy_ms = sum(phase["ms"] for phase in story["phases"] if phase["phase"] in ("calls", "copies"))
     return RanBatch(
         number=story["batch"],
         slot=story["slot"],
         batch=Batch(places=np.array(places), length=length),
         new_shape=story["new_shape"],
-        busy_s=busy_ms / 1000,
     )
 
 
@@ -326,8 +324,7 @@ def _idle_s(ran: Sequence[RanBatch], run: Run) -> tuple[float, float]:
         last_s[each.slot] = max(last_s.get(each.slot, 0.0), latest)
     # A slot that ran nothing at all was without work all the time.
     end_s = sum(run.seconds - at_s for at_s in last_s.values()) + (SLOTS - len(last_s)) * run.seconds
-    busy_s = sum(each.busy_s for each in ran)
-    return end_s / SLOTS, run.seconds - (end_s + busy_s) / SLOTS
+    return end_s / SLOTS, run.seconds * (1.0 - run.slots_busy) - end_s / SLOTS
 
 
 def measure(
