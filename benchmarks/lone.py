@@ -25,7 +25,7 @@ import typer
 
 import shapestream
 from benchmarks import floors, peer
-from benchmarks.http_client import HttpClient
+from benchmarks.http_client import HOST, HttpClient
 from benchmarks.models import TINY, TINY_WIDTH, write_configuration
 from benchmarks.processes import Child, child_process, cpu_s
 from benchmarks.raw_client import RawClient, connect_dealer
@@ -60,7 +60,7 @@ class Served:
     workers: tuple[int, ...] = ()
     keys: CallerKeys | None = None
     peer: peer.Peer | None = None
-    """The peer that they are; its processes are divided into its parent and all others."""
+    """The peer that they are: its server's CPU is that of all its processes."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -102,8 +102,10 @@ class Regime:
             self.p50_ms.append(statistics.median(times) * 1e3)
 
     def _clocks(self) -> tuple[float, float, float]:
-        workers = sum(cpu_s(pid) for pid in self.served.workers)
-        return time.process_time(), cpu_s(self.served.server), workers
+        served = self.served
+        workers = sum(cpu_s(pid) for pid in served.workers)
+        server = cpu_s(served.server) if served.peer is None else served.peer.cpu_s()
+        return time.process_time(), server, workers
 
     def served_us(self) -> list[float]:
         """CPU of server and workers together, a figure per round."""
@@ -318,8 +320,7 @@ class _House:
         running = self._stack.enter_context(
             peer.serving(self._folder, None, "rows", workers=1, rows=1, example=example)
         )
-        parent, *others = running.processes
-        return Served(address="", server=parent, workers=tuple(others), peer=running)
+        return Served(address=f"http://{HOST}:{running.port}", server=running.processes[0], peer=running)
 
     def _start(self, name: str, *arguments: str) -> Child:
         return self._stack.enter_context(

@@ -95,7 +95,7 @@ def serving(
     family: list[psutil.Process] = []
     try:
         with child_process(command, log=log, environment=environment, python=python) as child:
-            _await_workers(child, ready, workers, log)
+            _await_workers(child, ready, workers, port, log)
             family += psutil.Process(child.pid).children(recursive=True)
             peer = Peer(port=port, processes=(child.pid, *(process.pid for process in family)))
             with peer.connect() as client:
@@ -114,10 +114,19 @@ def _free_port() -> int:
         return port
 
 
-def _await_workers(child: Child, ready: Path, workers: int, log: Path) -> None:
-    """Until each of the workers has compiled the model and left a file in `ready`."""
+def _await_workers(child: Child, ready: Path, workers: int, port: int, log: Path) -> None:
+    """Until each of the workers has compiled the model and left a file in `ready`, and the front listens."""
     give_up_at = time.monotonic() + START_S
-    while len(list(ready.iterdir())) < workers:
+    while len(list(ready.iterdir())) < workers or not _listens(port):
         if child.ended or time.monotonic() > give_up_at:
             raise RuntimeError(f"{NAME} did not start:\n{log.read_text(errors='replace')[-4000:]}")
         time.sleep(_POLL_S)
+
+
+def _listens(port: int) -> bool:
+    # The front starts beside the workers: one without a model may be ready first.
+    try:
+        socket.create_connection((HOST, port), _POLL_S).close()
+    except OSError:
+        return False
+    return True
