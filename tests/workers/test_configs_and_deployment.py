@@ -85,6 +85,7 @@ def test_every_command_is_documented() -> None:
         "worker",
         "check",
         "audit",
+        "gateway",
         "health",
         "reload",
         "infer",

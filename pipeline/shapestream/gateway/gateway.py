@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Mapping
+from contextlib import AsyncExitStack
 from typing import Any
 
 import structlog
@@ -44,16 +45,22 @@ async def serve_gateway(
         ConfigurationError: the port, or a key, cannot be used.
         Unavailable: no server answers in time.
     """
+    # The port is tried first, since a server may take long to answer.
     listeners = await open_listeners(http)
-    async with shapestream.connect(server, **(access or {})) as client:
+    async with AsyncExitStack() as stack:
+        for listener in listeners:
+            stack.push_async_callback(trio.aclose_forcefully, listener)
+        client = await stack.enter_async_context(shapestream.connect(server, **(access or {})))
         routes = Routes(client, default_priority_level=default_priority_level)
         http_server = HttpServer(routes.handle, limits)
         addresses = tuple(map(_address, listeners))
-        async with trio.open_nursery() as nursery:
-            await nursery.start(http_server.run, listeners)
-            log.info("gateway ready", http=addresses, server=server)
-            task_status.started(addresses)
-            nursery.start_soon(_stop_at_signals, http_server, nursery.cancel_scope)
+        async with trio.open_nursery() as watching:
+            async with trio.open_nursery() as serving:
+                await serving.start(http_server.run, listeners)
+                watching.start_soon(_stop_at_signals, http_server, serving.cancel_scope)
+                log.info("gateway ready", http=addresses, server=server)
+                task_status.started(addresses)
+            watching.cancel_scope.cancel()
     log.info("gateway ended")
 
 
