@@ -57,15 +57,18 @@ async def serve_gateway(
         async with trio.open_nursery() as watching:
             async with trio.open_nursery() as serving:
                 await serving.start(http_server.run, listeners)
-                watching.start_soon(_stop_at_signals, http_server, serving.cancel_scope)
+                await watching.start(_stop_at_signals, http_server, serving.cancel_scope)
                 log.info("gateway ready", http=addresses, server=server)
                 task_status.started(addresses)
             watching.cancel_scope.cancel()
     log.info("gateway ended")
 
 
-async def _stop_at_signals(http_server: HttpServer, scope: trio.CancelScope) -> None:
+async def _stop_at_signals(
+    http_server: HttpServer, scope: trio.CancelScope, *, task_status: trio.TaskStatus[None]
+) -> None:
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        task_status.started()
         await anext(signals)
         log.info("gateway stops", open_connections=http_server.open_connections)
         http_server.stop()

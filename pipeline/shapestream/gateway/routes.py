@@ -17,7 +17,7 @@ import trio
 import shapestream
 from shapestream.errors import DeadlineExceeded, InvalidRequest, RequestError
 from shapestream.gateway.http_messages import HttpError, HttpRequest, HttpResponse
-from shapestream.gateway.infer_options import DEFAULT_PRIORITY_LEVEL
+from shapestream.gateway.infer_options import DEFAULT_PRIORITY_LEVEL, flag
 from shapestream.gateway.infer_request import read_body, read_inputs, read_outputs
 from shapestream.gateway.infer_response import infer_response
 from shapestream.gateway.json_text import read_object, write_json
@@ -116,8 +116,8 @@ class Routes:
 
     async def _index(self, request: HttpRequest) -> HttpResponse:
         asked = read_object(request.body) if len(request.body) else {}
-        statistics = await self._counters(PAGE_S)
-        return _page(repository_index(statistics, ready_only=asked.get("ready") is True))
+        ready_only = flag(asked, "ready") is True
+        return _page(repository_index(await self._counters(PAGE_S), ready_only=ready_only))
 
     async def _all_statistics(self, request: HttpRequest) -> HttpResponse:
         statistics = await self._counters(PAGE_S)
