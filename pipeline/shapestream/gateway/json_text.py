@@ -53,7 +53,8 @@ def read_object(text: Buffer) -> dict[str, Any]:
 
 def write_json(value: Any) -> bytes:
     """Return the text of a value of plain data and contiguous arrays. NaN and infinities become null."""
-    return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
+    text: bytes = orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
+    return text
 
 
 def flat_numbers(array: npt.NDArray[Any]) -> npt.NDArray[Any]:

@@ -13,9 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 import trio
-
-pytest.importorskip("httptools", reason="the extra [http] is not installed")
-
 from tests.pipeline.client.real_server import real_server
 from tests.pipeline.gateway.http_site import PATIENCE_S, Answer, Peer
 
