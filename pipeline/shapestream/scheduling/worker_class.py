@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import islice
-from math import exp, log
+from math import copysign, exp, log
 
 import numpy as np
 
@@ -303,7 +303,7 @@ class WorkerClass:
                 self._linear = LinearCost()  # how its two parts compare is out of date as well
             else:
                 self._linear.rescale(exp(change))
-        difference = max(-CLIP, min(CLIP, off))
+        difference = off if -CLIP <= off <= CLIP else copysign(CLIP, off)
         moved = False
         if self.measured:
             if batch_costs.slots and (grid is not None or self._workers > 1):
