@@ -86,14 +86,16 @@ class BatchCosts:
 
         `off`: the newest difference. Differences are logarithms of observed / expected seconds.
         """
-        if abs(off) <= CLIP or (self._off and off * self._off[0] < 0.0):
-            self._off.clear()
-        if abs(off) > CLIP:
-            self._off.append(off)
-        if len(self._off) < LASTING:
+        row = self._off
+        if row and (-CLIP <= off <= CLIP or off * row[0] < 0.0):
+            row.clear()
+        if -CLIP <= off <= CLIP:
             return 0.0
-        change = min(self._off, key=abs)
-        self._off.clear()
+        row.append(off)
+        if len(row) < LASTING:
+            return 0.0
+        change = min(row, key=abs)
+        row.clear()
         return change
 
     # ------------------------------------------------------------ predictions

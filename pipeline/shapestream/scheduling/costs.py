@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import count
-from math import isfinite
+from math import inf
 from types import MappingProxyType
 
 from shapestream.scheduling.batch_costs import BatchCosts
@@ -129,7 +129,7 @@ class ModelCosts:
 
         Times that are negative or not finite are ignored. `preparations`: calls whose shapes were new to the device.
         """
-        if not (isfinite(busy_s) and busy_s >= 0.0):
+        if not 0.0 <= busy_s < inf:
             return
         batch_costs = self._slots.get(slot) or self.batch_costs()
         rows, shape = (sizes[0], sizes[1:]) if self.profile.has_batch else (1, sizes)
@@ -140,7 +140,7 @@ class ModelCosts:
         if self.steps is not None:
             self.steps.ran(sizes)
         self.mean_batch_s = _moved(self.mean_batch_s, busy_s)
-        self.mean_request_s = _moved(self.mean_request_s, busy_s / max(1, requests))
+        self.mean_request_s = _moved(self.mean_request_s, busy_s / (requests or 1))
 
     # ------------------------------------------------------------ predictions
 
@@ -175,7 +175,7 @@ class ModelCosts:
 
         It compares slots, and turns predictions without a slot (`batch_s`, `batched_share_s`) into seconds on this one.
         """
-        usual = self.batch_costs()
+        usual = self._most_common or self.batch_costs()
         batch_costs = self._slots.get(slot, usual)
         if batch_costs.worker_class is usual.worker_class:
             return batch_costs.slowdown if usual.worker_class.measured else None

@@ -622,7 +622,7 @@ class SlotTable:
             slot.batch = None
             slot.idle_since = now
             self._move(slot, "end")
-        if worker.condemned:
+        if worker.state is not SlotGroupState.OPEN and worker.condemned:
             self.spare(worker)  # a process that is ended all the same closes its slots first
         return behind
 
