@@ -68,14 +68,17 @@ _WORDS = {
     404: "There is no such model, version or page.",
     405: "The page has another method.",
     408: "The request did not arrive in time.",
-    411: "The request needs a length.",
     413: "The request is too large.",
     415: "The content coding is not known.",
+    417: "The only expectation that is met is 100-continue.",
     431: "The headers are too large.",
     500: "The model refused the input, or a defect of the server.",
     503: "Not now; Retry-After says when.",
     504: "The deadline passed before the answer was ready.",
 }
+
+_ANY_PAGE = (400, 401, 405, 408, 413, 415, 417, 431, 500, 503)
+"""Statuses that a request may get whatever its page: of its form, its token, or the gateway's state."""
 
 
 def _json(schema: dict[str, Any]) -> dict[str, Any]:
@@ -89,7 +92,7 @@ def _operation(
     body: dict[str, Any] | None = None,
     on_model: bool = False,
 ) -> dict[str, Any]:
-    statuses = {400, 401, 405, 408, 413, 431, 500, 503, *errors, *((404,) if on_model else ())}
+    statuses = {*_ANY_PAGE, *errors, *((404,) if on_model else ())}
     return {
         "summary": summary,
         **({} if body is None else {"requestBody": {"required": True, "content": _json(body)}}),
@@ -127,14 +130,12 @@ _CONFIG = _object(
 def _model_paths(path: str) -> dict[str, Any]:
     """Return the pages of a model, below this path."""
     read: dict[str, dict[str, Any]] = {
-        "": _operation("The model's inputs and outputs.", _METADATA, 503, 504, on_model=True),
+        "": _operation("The model's inputs and outputs.", _METADATA, on_model=True),
         "/ready": _operation("Whether the model is ready.", _READY, on_model=True),
-        "/config": _operation("The model's configuration, in Triton's form.", _CONFIG, 504, on_model=True),
-        "/stats": _operation(
-            "Counts of this gateway process, in Triton's form.", _STATISTICS, 504, on_model=True
-        ),
+        "/config": _operation("The model's configuration, in Triton's form.", _CONFIG, on_model=True),
+        "/stats": _operation("Counts of this gateway process, in Triton's form.", _STATISTICS, on_model=True),
     }
-    infer = _operation("One inference.", _INFER_RESPONSE, 403, 415, 504, body=_INFER_REQUEST, on_model=True)
+    infer = _operation("One inference.", _INFER_RESPONSE, 403, 504, body=_INFER_REQUEST, on_model=True)
     return {
         **{f"{path}{below}": {"parameters": [_MODEL], "get": operation} for below, operation in read.items()},
         f"{path}/infer": {"parameters": [_MODEL], "post": infer},
@@ -150,12 +151,11 @@ _PATHS: dict[str, Any] = {
     },
     "/v2/health/live": {"get": _operation("The gateway lives.", _object(["live"], live={"type": "boolean"}))},
     "/v2/health/ready": {"get": _operation("Whether all models are ready.", _READY)},
-    "/v2/models/stats": {"get": _operation("Counts of this gateway process, by model.", _STATISTICS, 504)},
+    "/v2/models/stats": {"get": _operation("Counts of this gateway process, by model.", _STATISTICS)},
     "/v2/repository/index": {
         "post": _operation(
             "The models and their states.",
             _array(_object(["name", "state"], name=_NAME, version=_TEXT, state=_TEXT, reason=_TEXT)),
-            504,
         )
     },
     **_model_paths("/v2/models/{model}"),
