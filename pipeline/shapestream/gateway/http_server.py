@@ -6,7 +6,8 @@
                                    ▼
        HeadParser, ChunkedBodyParser, content codings; PlainWire or TlsWire
 
-Each connection is one task, which also calls the handler. One more task watches all connections for peers that hang up.
+Each connection is one task, which also calls the handler. Two more tasks watch all connections: one for peers that hang up,
+one for limits of time.
 
 The nursery of the listeners lies in that of the connections, which lies in that of the watch. So `stop` ends them in this
 order: no new connections, then the running requests within their grace, then the watch.
@@ -30,6 +31,8 @@ from shapestream.gateway.http_wire import HttpStream, wire_of
 
 log = structlog.get_logger()
 
+LOOK_S = 1.0
+"""Seconds between two looks for connections whose time is over: so much later than said it ends at most."""
 MOST_REFUSALS = 64
 """Connections beyond the limit that are told so at once. More are closed without an answer."""
 
@@ -72,6 +75,7 @@ class HttpServer:
         try:
             async with trio.open_nursery() as watching:
                 watching.start_soon(watch.run)
+                watching.start_soon(self._end_overdue)
                 async with trio.open_nursery() as serving:
                     with self._accepting:
                         task_status.started()
@@ -91,6 +95,13 @@ class HttpServer:
         self._accepting.cancel()
         for connection in self._connections:
             connection.close_if_idle()
+
+    async def _end_overdue(self) -> None:
+        while True:
+            await trio.sleep(LOOK_S)
+            now = trio.current_time()
+            for connection in self._connections:
+                connection.end_if_overdue(now)
 
     async def _converse(self, watch: HangupWatch, stream: HttpStream) -> None:
         wire = wire_of(stream)

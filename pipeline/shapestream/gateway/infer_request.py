@@ -212,7 +212,11 @@ def _from_binary(
         )
     if size > len(binary) - offset:
         raise HttpError(400, f"input {port.name!r}: {size} bytes; the body has {len(binary) - offset} left")
-    return np.ndarray(shape, dtype_of(port.element_type), buffer=binary[offset : offset + size])
+    data = binary[offset : offset + size]
+    dtype = dtype_of(port.element_type)
+    if dtype.kind == "b":
+        _check_truth_values(port, np.frombuffer(data, np.uint8))
+    return np.ndarray(shape, dtype, buffer=data)
 
 
 _INTEGER_CODES = {"i1": "b", "i2": "h", "i4": "i", "i8": "q", "u1": "B", "u2": "H", "u4": "I", "u8": "Q"}
@@ -240,8 +244,8 @@ def _from_json(port: InputPort, shape: tuple[int, ...], data: Any) -> npt.NDArra
         numbers = np.frombuffer(array(code, flat), np.dtype(code)) if flat else np.empty(0, np.dtype(code))
     except (TypeError, OverflowError) as error:
         raise HttpError(400, f"input {port.name!r} takes {DATATYPES[port.element_type]}: {error}") from None
-    if dtype.kind == "b" and numbers.size and numbers.max() > 1:
-        raise HttpError(400, f"input {port.name!r} takes BOOL: true, false, 1 or 0")
+    if dtype.kind == "b":
+        _check_truth_values(port, numbers)
     with np.errstate(over="ignore"):
         converted = numbers.astype(dtype, copy=False)
     if code == "d" and not np.isfinite(converted).all():
@@ -249,6 +253,12 @@ def _from_json(port: InputPort, shape: tuple[int, ...], data: Any) -> npt.NDArra
             400, f"input {port.name!r} takes {DATATYPES[port.element_type]}; a number is beyond its range"
         )
     return converted.reshape(shape)
+
+
+def _check_truth_values(port: InputPort, numbers: npt.NDArray[Any]) -> None:
+    """Raise `HttpError` for booleans other than 0 and 1. The server refuses them as well, but not by the input's name."""
+    if numbers.max(initial=0) > 1:
+        raise HttpError(400, f"input {port.name!r} takes BOOL: true, false, 1 or 0")
 
 
 def _flattened(port: InputPort, shape: tuple[int, ...], data: list[Any]) -> list[Any]:

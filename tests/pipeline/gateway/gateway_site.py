@@ -85,6 +85,22 @@ class Reply:
         return self.body[int(self.headers["Inference-Header-Content-Length"]) :]
 
 
+async def asked(
+    routes: Routes,
+    method: str,
+    path: str,
+    body: bytes | bytearray = b"",
+    headers: Mapping[str, str] | None = None,
+) -> Reply:
+    """What these routes answer, errors included."""
+    request = HttpRequest(method, path, "", headers or {}, body, "127.0.0.1")
+    try:
+        return Reply(200, await routes.handle(request))
+    except HttpError as error:
+        text = json.dumps({"error": error.message}).encode()
+        return Reply(error.status, HttpResponse(error.status, (text,), error.headers))
+
+
 class GatewaySite:
     """Routes, and the server behind them."""
 
@@ -96,12 +112,7 @@ class GatewaySite:
         self, method: str, path: str, body: bytes | bytearray = b"", headers: Mapping[str, str] | None = None
     ) -> Reply:
         """The answer to a request, errors included."""
-        request = HttpRequest(method, path, "", headers or {}, body, "127.0.0.1")
-        try:
-            return Reply(200, await self.routes.handle(request))
-        except HttpError as error:
-            text = json.dumps({"error": error.message}).encode()
-            return Reply(error.status, HttpResponse(error.status, (text,), error.headers))
+        return await asked(self.routes, method, path, body, headers)
 
     async def get(self, path: str) -> Any:
         """The content of a page."""

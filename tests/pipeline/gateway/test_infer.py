@@ -100,11 +100,12 @@ async def test_shapes_without_axes_or_elements(site: GatewaySite) -> None:
 
 
 @on_site
-async def test_numbers_that_json_does_not_have_are_null(site: GatewaySite) -> None:
-    """In binary data they are themselves."""
+async def test_numbers_that_json_does_not_have_go_as_binary_data(site: GatewaySite) -> None:
+    """NaN and infinity; asked for as JSON they are refused, with the way to get them."""
     x = np.array([[np.nan, np.inf, 1]], np.float32)
     request = {"inputs": [binary_input(x)]}
-    assert [None, None, 2.0] == (await site.infer(request, x.tobytes())).content["outputs"][0]["data"]
+    reply = await site.infer(request, x.tobytes())
+    assert (400, True) == (reply.status, "binary data" in reply.content["error"])
     reply = await site.infer({**request, "parameters": {"binary_data_output": True}}, x.tobytes())
     np.testing.assert_array_equal(x[0] * 2, np.frombuffer(reply.binary, np.float32))
 
@@ -116,13 +117,14 @@ async def test_tags_and_priorities_reach_the_server(site: GatewaySite) -> None:
     for level, priority in ((0, 0), (1, 1), (2, 0), (5, -3), (2**62, 1 - 2**31)):
         await site.infer({"id": "body", "parameters": {"priority": level}, **x_request()}, headers=trace)
         assert priority == site.server.requests[-1].priority
-    tags = {"request_id": "body", "traceparent": trace["traceparent"], "tracestate": "a=b"}
+    caller = {"caller": "127.0.0.1"}
+    tags = {**caller, "request_id": "body", "traceparent": trace["traceparent"], "tracestate": "a=b"}
     assert tags == site.server.requests[-1].tags
     for unusable in ({}, {"id": ""}, {"id": "ä"}, {"id": "x" * 129}):
         await site.infer({**unusable, **x_request()}, headers={"x-request-id": "header"})
-        assert {"request_id": "header"} == site.server.requests[-1].tags
+        assert {**caller, "request_id": "header"} == site.server.requests[-1].tags
     await site.infer(x_request(), headers={"x-request-id": "\n"})
-    assert site.server.requests[-1].tags is None
+    assert caller == site.server.requests[-1].tags
 
 
 @on_site

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import pytest
 from tests.pipeline.gateway.gateway_site import PAIR, GatewaySite, on_site, port_of, x_request
@@ -13,8 +12,8 @@ from shapestream.gateway.model_pages import (
     max_batch_size,
     model_config,
     repository_index,
-    server_is_ready,
     why_not_ready,
+    why_server_is_not_ready,
 )
 from shapestream_engine.element_types import ELEMENT_TYPES
 from shapestream_engine.signature import ModelSignature
@@ -109,30 +108,20 @@ async def test_statistics_count_what_the_gateway_answered(site: GatewaySite) -> 
     assert 404 == (await site.ask("GET", "/v2/models/nix/stats")).status
 
 
-def counters(**models: int) -> dict[str, Any]:
-    """A server's statistics: its models, with their slots."""
-    told = {name: {"slots": slots} for name, slots in models.items()}
-    return {"models": sorted(models), "unavailable": {}, "draining": False, "scheduler": {"models": told}}
-
-
-def test_readiness_follows_the_slots() -> None:
-    """A model needs a slot; a server a model that has one, and no drain."""
-    assert not server_is_ready(counters())
-    assert not server_is_ready(counters(a=0))
-    assert server_is_ready(counters(a=0, b=2))
-    assert not server_is_ready({**counters(a=1), "draining": True})
-    given_up = {**counters(a=1), "unavailable": {"a": "its workers died"}}
-    assert not server_is_ready(given_up)
-    assert "its workers died" == why_not_ready("a", given_up)
-    assert "no slot" in str(why_not_ready("a", counters(a=0)))
-    assert "'z'" in str(why_not_ready("z", counters(a=1)))
-    told_little = {"models": ["a", "b"], "unavailable": {"b": "gone"}, "forbidden": "the counters"}
-    assert server_is_ready(told_little)
-    assert why_not_ready("a", told_little) is None
-    assert ["READY", "UNAVAILABLE"] == [
-        row["state"] for row in repository_index(told_little, ready_only=False)
+def test_readiness_is_what_the_server_says() -> None:
+    """Its own, and that of each model, with all reasons."""
+    ready = {"models": ["a"], "not_ready": [], "models_not_ready": {}}
+    assert why_server_is_not_ready(ready) is None
+    assert why_not_ready("a", ready) is None
+    assert "'z'" in str(why_not_ready("z", ready))
+    told = {"models": ["a", "b"], "not_ready": ["it drains", "no slot"], "models_not_ready": {"b": ["gone"]}}
+    assert "it drains; no slot" == why_server_is_not_ready(told)
+    assert [None, "gone"] == [why_not_ready(name, told) for name in "ab"]
+    index = repository_index(told, ready_only=False)
+    assert [("a", "READY", ""), ("b", "UNAVAILABLE", "gone")] == [
+        (row["name"], row["state"], row["reason"]) for row in index
     ]
-    assert ["a"] == [row["name"] for row in repository_index(told_little, ready_only=True)]
+    assert ["a"] == [row["name"] for row in repository_index(told, ready_only=True)]
 
 
 @on_site
@@ -146,7 +135,7 @@ async def test_the_description_of_the_interface_names_each_path(site: GatewaySit
         reply = await site.ask(wrong, own)
         assert 405 == reply.status, path
         allowed = {method.lower() for method in reply.headers["Allow"].split(", ")}
-        assert operations.keys() <= allowed
+        assert operations.keys() - {"parameters"} <= allowed
 
 
 @on_site
