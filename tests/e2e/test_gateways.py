@@ -116,6 +116,18 @@ def test_a_reload_replaces_gateways_and_reads_tokens_again(workplace: Any) -> No
     assert [2.0, 4.0] == infer(port, "second")
 
 
+def test_a_page_of_another_site_is_refused(workplace: Any) -> None:
+    """A browser says whose page asks; a name that is rebound to loopback stands in Host."""
+    served = serve(workplace, '"127.0.0.1:0"')
+    port = port_of(served)
+    for name, value in (("Sec-Fetch-Site", "cross-site"), ("Host", f"rebound.example:{port}")):
+        with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_S)) as connection:
+            connection.request("POST", "/v2/models/gated/infer", body=json.dumps(BODY), headers={name: value})
+            answer = connection.getresponse()
+            assert (421, True) == (answer.status, "no page from elsewhere" in answer.read().decode())
+    assert [2.0, 4.0] == infer(port)
+
+
 def test_sigterm_answers_what_was_asked(workplace: Any) -> None:
     """A request that runs is answered; then everything ends with status 0."""
     served = serve(workplace, '"127.0.0.1:0"', model="double_when_open")

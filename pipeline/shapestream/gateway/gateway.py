@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import structlog
 import trio
 
+from shapestream.addresses import is_beyond_loopback
 from shapestream.client import trio_client
 from shapestream.client.async_face import Client
 from shapestream.gateway.http_limits import HttpLimits
@@ -19,6 +20,7 @@ from shapestream.gateway.http_server import HttpServer, listeners_of
 from shapestream.gateway.infer_options import DEFAULT_PRIORITY_LEVEL
 from shapestream.gateway.routes import Routes
 from shapestream.gateway.tokens import Tokens
+from shapestream.transport.http_listener import place_of
 
 log = structlog.get_logger()
 
@@ -61,6 +63,7 @@ async def run_gateway(
             routes = Routes(
                 client,
                 tokens=options.tokens,
+                by_loopback=not is_beyond_loopback(f"tcp://{place_of(listener)}"),
                 default_priority_level=options.default_priority_level,
             )
             server, stopping, ended = HttpServer(routes.handle, options.limits), trio.Event(), trio.Event()

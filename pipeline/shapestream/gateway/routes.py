@@ -34,6 +34,7 @@ from shapestream.gateway.model_pages import (
 from shapestream.gateway.model_tally import ModelTally
 from shapestream.gateway.sdk_errors import http_error
 from shapestream.gateway.tokens import Tokens
+from shapestream.transport.http_listener import REFUSED_SITES, is_sent_by_another_site
 from shapestream.wire.tags import REQUEST_ID, can_be_sent
 from shapestream_engine.signature import ModelSignature
 
@@ -57,11 +58,13 @@ class Routes:
         client: shapestream.Client,
         *,
         tokens: Tokens | None = None,
+        by_loopback: bool = False,
         default_priority_level: int = DEFAULT_PRIORITY_LEVEL,
     ) -> None:
-        """Without `tokens`, callers are told apart by their addresses."""
+        """Without `tokens`, callers are told apart by their addresses. `by_loopback`: nothing else protects the port."""
         self._client = client
         self._tokens = tokens
+        self._by_loopback = by_loopback and tokens is None
         self._default_priority_level = default_priority_level
         self._tallies: dict[str, ModelTally] = {}
         """By name of model; only models that the server has opened, so they are bounded by it."""
@@ -87,6 +90,8 @@ class Routes:
         if request.method != method and not (request.method == "HEAD" and method == "GET"):
             allowed = "GET, HEAD" if method == "GET" else method
             raise HttpError(405, f"{request.path} takes {allowed}", (("Allow", allowed),))
+        if self._by_loopback and is_sent_by_another_site(request.headers):
+            raise HttpError(421, REFUSED_SITES)
         if self._tokens is not None and request.path not in OPEN_TO_ALL:
             self._tokens.caller_of(request)
         try:

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import hmac
 import json
-import re
 import socket
 import threading
 from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping
@@ -27,7 +26,6 @@ from contextvars import ContextVar, copy_context
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import partial
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, cast
 
@@ -50,7 +48,7 @@ from shapestream.serving.admin_pages import EventStream, Page, health_page
 from shapestream.serving.event_stream import MOST_VIEWERS, Feed
 from shapestream.settings import AdminSettings
 from shapestream.transport.guards import admin_connections
-from shapestream.transport.http_listener import listen_at, place_of
+from shapestream.transport.http_listener import REFUSED_SITES, is_sent_by_another_site, listen_at, place_of
 from shapestream_engine.regular_files import read_regular
 
 log = structlog.get_logger()
@@ -118,10 +116,6 @@ class AdminPort:
             self.close()
 
 
-_HOST = re.compile(r"(?P<name>\[[^]]*\]|[^:]*)(:[0-9]+)?")
-"""The form of the header `Host`."""
-
-
 class _Callers:
     """The rule that decides which callers are refused, and which may see all."""
 
@@ -131,20 +125,8 @@ class _Callers:
         self._by_loopback = token is None and not is_beyond_loopback(f"tcp://{address}")
 
     def are_sent_from_elsewhere(self, request: Request) -> bool:
-        """Tell whether a page of another site makes a browser call a port that only loopback protects.
-
-        The browser's headers say so, or the page uses a host name of its own (DNS rebinding). Such a name is neither
-        localhost nor an IP address.
-        """
-        headers = request.headers
-        if not self._by_loopback:
-            return False
-        if headers.get("sec-fetch-site") == "cross-site" and headers.get("sec-fetch-mode") != "navigate":
-            return True
-        host = _HOST.fullmatch(headers.get("host", "localhost"))
-        return host is None or not (
-            host["name"].lower() == "localhost" or _is_ip_address(host["name"].strip("[]"))
-        )
+        """Tell whether a page of another site makes a browser call this port, which only loopback protects."""
+        return self._by_loopback and is_sent_by_another_site(request.headers)
 
     def may_see(self, request: Request) -> bool:
         """Tell whether a caller showed the token, or none is required."""
@@ -207,14 +189,6 @@ class Connections:
         finally:
             stream.socket.close()
             self._open.pop(connection, None)
-
-
-def _is_ip_address(host: str) -> bool:
-    try:
-        ip_address(host)
-    except ValueError:
-        return False
-    return True
 
 
 class _Thread:
@@ -331,8 +305,7 @@ class _Thread:
 
         async def endpoint(request: Request) -> Response:
             if self._callers.are_sent_from_elsewhere(request):
-                why = "this port answers to localhost and IP addresses, and to no page from elsewhere"
-                return JSONResponse({"error": why}, status_code=421)
+                return JSONResponse({"error": REFUSED_SITES}, status_code=421)
             sees = self._callers.may_see(request)
             if not sees and (isinstance(page, EventStream) or page.hidden is None):
                 return JSONResponse(

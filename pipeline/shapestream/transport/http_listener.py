@@ -1,8 +1,11 @@
-"""Sockets that listen for HTTP: of the admin port, and of gateways."""
+"""Ports that speak HTTP, the admin port and gateways: how they listen, and whom they refuse."""
 
 from __future__ import annotations
 
+import ipaddress
+import re
 import socket
+from collections.abc import Mapping
 
 from shapestream.errors import ConfigurationError
 
@@ -31,3 +34,29 @@ def place_of(listener: socket.socket) -> str:
     """Return the HOST:PORT of a listening socket, with the port that was chosen for 0."""
     host, port = listener.getsockname()[:2]
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+_HOST = re.compile(r"(?P<name>\[[^]]*\]|[^:]*)(:[0-9]+)?")
+"""The form of the header `Host`."""
+REFUSED_SITES = "this port answers to localhost and IP addresses, and to no page from elsewhere"
+
+
+def is_sent_by_another_site(headers: Mapping[str, str]) -> bool:
+    """Tell whether a page of another site makes a browser call a port that only loopback protects.
+
+    The browser's headers say so, or the page uses a host name of its own (DNS rebinding). Such a name is neither localhost
+    nor an IP address. `headers` have lower-case names.
+    """
+    if headers.get("sec-fetch-site") == "cross-site" and headers.get("sec-fetch-mode") != "navigate":
+        return True
+    host = _HOST.fullmatch(headers.get("host", "localhost"))
+    if host is None:
+        return True
+    name = host["name"].strip("[]").lower()
+    if name == "localhost":
+        return False
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return True
+    return False

@@ -6,12 +6,12 @@ from http import HTTPStatus
 from typing import Any
 
 import pytest
+from shapestream.gateway.openapi import described
 from tests.pipeline.gateway.http_site import Site, serve
 
 from shapestream import errors
 from shapestream.errors import RequestError
 from shapestream.gateway.http_messages import HttpRequest, HttpResponse
-from shapestream.gateway.openapi import described
 from shapestream.gateway.sdk_errors import STATUSES, http_error
 
 EXPECTED = {
