@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import select
 import socket
+import time
 from collections.abc import Iterator, Sequence
 
 HOST = "127.0.0.1"
@@ -102,6 +103,15 @@ class HttpClient:
                 self._idle.append(connection)
                 answers.append((connection.number, body))
         return answers
+
+    def ask_alone(self, body: bytes) -> bytes:
+        """Send one request, with none outstanding, and wait for its answer; returns the answer's body."""
+        self.ask(body)
+        deadline_s = time.monotonic() + TIMEOUT_S
+        while time.monotonic() < deadline_s:
+            for _, answer in self.take(TIMEOUT_S):
+                return answer
+        raise AssertionError(f"no answer within {TIMEOUT_S:g} s")
 
     def stream(self, bodies: Sequence[bytes], outstanding: int) -> Iterator[tuple[int, bytes]]:
         """Send all of them, so many outstanding; yields the place of each with its answer, as they come."""

@@ -1,7 +1,9 @@
 """`python -m benchmarks.lone`: a small request alone, and in a stream, against the floor of its kind (`floors.py`).
 
 A regime is one way of a request: over ipc or CURVE, in process or through a worker, by a raw client or the SDK. All regimes
-take turns, round by round. CPU is user + system time of a process with all its threads, per request.
+take turns, round by round. CPU is user + system time of a process with all its threads, per request. With `--peer` the same
+row goes to the peer (`peer.py`): an identity in one worker process, asked over one kept connection of HTTP by a client that
+does nothing but the protocol. Its CPU is that of all its processes; ratios to it are of rounds, as those to the floor.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ import trio
 import typer
 
 import shapestream
-from benchmarks import floors
+from benchmarks import floors, peer
+from benchmarks.http_client import HOST, HttpClient
 from benchmarks.models import TINY, TINY_WIDTH, write_configuration
 from benchmarks.processes import Child, child_process, cpu_s
 from benchmarks.raw_client import RawClient, connect_dealer
@@ -41,6 +44,8 @@ AIM_CLIENT_LONE_US = 150.0
 AIM_CLIENT_STREAM_US = 25.0
 AIM_SERVER_STREAM_US = 30.0
 AIM_STREAM_RATE = 0.7
+AIM_PEER = 1.0
+"""Issue 24: CPU and p50 of a lone request, to the peer's of the same run."""
 _WARM_UP = 50
 """Requests of each round before the clocks are read."""
 _START_S = 60
@@ -54,6 +59,8 @@ class Served:
     server: int
     workers: tuple[int, ...] = ()
     keys: CallerKeys | None = None
+    peer: peer.Peer | None = None
+    """The peer that they are: its server's CPU is that of all its processes."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -68,6 +75,8 @@ class Regime:
     """The floor that its server, its rate and its p50 are compared with."""
     client_floor: Regime | None = None
     """The floor that its client is compared with."""
+    peer: Regime | None = None
+    """The peer that its server and its p50 are compared with."""
     stream: bool = False
     client_us: list[float] = field(default_factory=list)
     server_us: list[float] = field(default_factory=list)
@@ -93,8 +102,10 @@ class Regime:
             self.p50_ms.append(statistics.median(times) * 1e3)
 
     def _clocks(self) -> tuple[float, float, float]:
-        workers = sum(cpu_s(pid) for pid in self.served.workers)
-        return time.process_time(), cpu_s(self.served.server), workers
+        served = self.served
+        workers = sum(cpu_s(pid) for pid in served.workers)
+        server = cpu_s(served.server) if served.peer is None else served.peer.cpu_s()
+        return time.process_time(), server, workers
 
     def served_us(self) -> list[float]:
         """CPU of server and workers together, a figure per round."""
@@ -165,6 +176,28 @@ def _raw(regime: Regime, count: int) -> None:
                 sent_at = time.perf_counter()
                 client.round([payload], (1, TINY_WIDTH), 1)
                 times.append(time.perf_counter() - sent_at)
+
+
+def _http(regime: Regime, count: int) -> None:
+    server = regime.served.peer
+    assert server is not None
+    with server.connect() as client:
+        payloads, times = [row.tobytes() for row in _table(_WARM_UP + count)], list[float]()
+        _ask_peer(client, payloads[:_WARM_UP])
+        with regime.measured(count, times):
+            times += _ask_peer(client, payloads[_WARM_UP:])
+
+
+def _ask_peer(client: HttpClient, payloads: Sequence[bytes]) -> list[float]:
+    """The seconds of each."""
+    times = []
+    for payload in payloads:
+        sent_at = time.perf_counter()
+        answer = client.ask_alone(payload)
+        times.append(time.perf_counter() - sent_at)
+        if answer != payload:
+            raise AssertionError("an answer differs")
+    return times
 
 
 def _check(result: shapestream.Result, expected: bytes) -> None:
@@ -281,6 +314,14 @@ class _House:
             address=protected or address, server=child.pid, workers=pids, keys=self._keys if curve else None
         )
 
+    def peer(self) -> Served:
+        """The peer, with an identity in one process."""
+        example = _table(1)[0].tobytes()
+        running = self._stack.enter_context(
+            peer.serving(self._folder, None, "rows", workers=1, rows=1, example=example)
+        )
+        return Served(address=f"http://{HOST}:{running.port}", server=running.processes[0], peer=running)
+
     def _start(self, name: str, *arguments: str) -> Child:
         return self._stack.enter_context(
             child_process(["-m", "benchmarks.floors", *arguments], log=self._folder / f"{name}.log")
@@ -293,8 +334,8 @@ def _free_port() -> str:
         return f"tcp://127.0.0.1:{socket.getsockname()[1]}"
 
 
-def _regimes(house: _House, requests: int) -> list[Regime]:
-    """All regimes; a floor stands before those that are compared with it."""
+def _regimes(house: _House, requests: int, *, with_peer: bool) -> list[Regime]:
+    """All regimes; a floor stands before those that are compared with it, and so does the peer."""
     regimes: list[Regime] = []
 
     def add(name: str, served: Served, run: Callable[[Regime, int], None], **others: Any) -> Regime:
@@ -308,8 +349,9 @@ def _regimes(house: _House, requests: int) -> list[Regime]:
     add("bare echo", echo, _bare)
     inproc_floor = add("floor: inproc slot", house.floor("inproc"), _bare)
     relay_floor = add("floor: relay, slot in a worker", house.floor("relay"), _bare)
-    add("in process, raw client", in_process, _raw, floor=inproc_floor)
-    add("one worker, raw client", worker, _raw, floor=relay_floor)
+    theirs = add(f"{peer.NAME}, raw client", house.peer(), _http) if with_peer else None
+    add("in process, raw client", in_process, _raw, floor=inproc_floor, peer=theirs)
+    add("one worker, raw client", worker, _raw, floor=relay_floor, peer=theirs)
     add("CURVE, bare echo", house.floor("echo", curve=True), _bare)
     curve_inproc = add("CURVE, floor: inproc slot", house.floor("inproc", curve=True), _bare)
     curve_relay = add("CURVE, floor: relay, slot in a worker", house.floor("relay", curve=True), _bare)
@@ -329,13 +371,13 @@ def _regimes(house: _House, requests: int) -> list[Regime]:
     return regimes
 
 
-def measure(folder: Path, *, requests: int, rounds: int) -> list[Report]:
+def measure(folder: Path, *, requests: int, rounds: int, with_peer: bool = False) -> list[Report]:
     """Run everything, and report on servers, clients and streams.
 
     `requests` per lone regime and round; a stream has ten times as many.
     """
     with ExitStack() as stack:
-        regimes = _regimes(_House(stack, folder), requests)
+        regimes = _regimes(_House(stack, folder), requests, with_peer=with_peer)
         for number in range(rounds + 1):
             for regime in regimes:
                 # The first round warms up; it tells how many requests of a stream travel together.
@@ -353,12 +395,23 @@ def measure(folder: Path, *, requests: int, rounds: int) -> list[Report]:
 def _of_servers(regimes: Sequence[Regime]) -> Report:
     report = Report(title=f"A lone request, [1, {TINY_WIDTH}] float32, by its server; us of CPU per request")
     report.columns = ("way", "server", "workers", "CPU / floor", "p50", "p50 / floor")
+    with_peer = any(regime.peer for regime in regimes)
+    if with_peer:
+        report.columns += (f"CPU / {peer.NAME}", f"p50 / {peer.NAME}")
     for regime in regimes:
         if regime.stream or regime.client_floor is not None:
             continue
-        cpu, p50 = _to_floor(regime)
+        cpu, p50 = _to(regime, regime.floor, AIM_TO_FLOOR)
         report.rows.append(
-            (regime.name, median_us(regime.server_us), _workers(regime), cpu, _ms(regime.p50_ms), p50)
+            (
+                regime.name,
+                median_us(regime.server_us),
+                _workers(regime),
+                cpu,
+                _ms(regime.p50_ms),
+                p50,
+                *(_to(regime, regime.peer, AIM_PEER) if with_peer else ()),
+            )
         )
     return report
 
@@ -399,13 +452,13 @@ def _of_streams(regimes: Sequence[Regime]) -> Report:
     return report
 
 
-def _to_floor(regime: Regime) -> tuple[Figure | str, Figure | str]:
-    """CPU of server and workers, and p50, as ratios to the floor."""
-    if regime.floor is None:
+def _to(regime: Regime, other: Regime | None, aim: float) -> tuple[Figure | str, Figure | str]:
+    """CPU of server and workers, and p50, as ratios to another regime's, at most `aim`."""
+    if other is None:
         return "", ""
-    cpu = median_ratio(regime.served_us(), regime.floor.served_us())
-    p50 = median_ratio(regime.p50_ms, regime.floor.p50_ms)
-    return Figure(cpu, "x", at_most=AIM_TO_FLOOR), Figure(p50, "x", at_most=AIM_TO_FLOOR)
+    cpu = median_ratio(regime.served_us(), other.served_us())
+    p50 = median_ratio(regime.p50_ms, other.p50_ms)
+    return Figure(cpu, "x", at_most=aim), Figure(p50, "x", at_most=aim)
 
 
 def _ms(figures: Sequence[float]) -> Figure:
@@ -421,10 +474,14 @@ def main(
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
     rounds: Annotated[int, typer.Option(min=1, help="Interleaved rounds; medians are printed.")] = 5,
     requests: Annotated[int, typer.Option(min=50, help="Per lone regime and round.")] = 1000,
+    with_peer: Annotated[bool, typer.Option("--peer", help=peer.OPTION_HELP)] = False,
 ) -> None:
     """Measure a lone request and a stream against the floors of their kind."""
+    if with_peer:
+        peer.demand_environment()
+    requests, rounds = (50, 1) if smoke else (requests, rounds)
     print_reports(
-        lambda folder: measure(folder, requests=50 if smoke else requests, rounds=1 if smoke else rounds),
+        lambda folder: measure(folder, requests=requests, rounds=rounds, with_peer=with_peer),
         as_json=as_json,
     )
 

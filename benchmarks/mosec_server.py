@@ -1,7 +1,8 @@
-"""A mosec server of one OpenVINO file, for `peer.py`: it runs in the peer's own environment, so it imports nothing of ours.
+"""A mosec server of one OpenVINO file, or of an identity, for `peer.py`.
 
-Its environment variables say what to serve. A request's body is that of `peer.py`: the tensor as raw bytes. An answer is
-the bytes of the first output's row. A worker that is ready leaves a file in the folder PEER_READY.
+It runs in the peer's own environment, so it imports nothing of ours. Its environment variables say what to serve. A
+request's body is that of `peer.py`: the tensor as raw bytes. An answer is the bytes of the first output's row. A worker
+that is ready leaves a file in the folder PEER_READY.
 """
 
 from __future__ import annotations
@@ -22,13 +23,32 @@ WAIT_MS = 1
 """For more requests than are queued, before a batch that is not full: the least that mosec takes."""
 
 
-class _Model(Worker):  # type: ignore[misc]  # where types are checked, there is no mosec
-    """The model on one thread; a process of the server has one."""
+class Rows(Worker):  # type: ignore[misc]  # where types are checked, there is no mosec
+    """Rows of float32, each alone, which come back as they are: no model."""
 
     resp_mime_type = "application/octet-stream"
 
     def __init__(self) -> None:
         super().__init__()
+        Path(os.environ["PEER_READY"], str(os.getpid())).touch()
+
+    def serialize(self, data: NDArray[Any]) -> bytes:
+        """The bytes of a row."""
+        return data.tobytes()
+
+    def deserialize(self, data: bytes) -> NDArray[Any]:
+        """A row [1, width]."""
+        return np.frombuffer(data, np.float32)[None]
+
+    def forward(self, data: Any) -> Any:
+        """The row."""
+        return data
+
+
+class _Model(Rows):
+    """The model on one thread; a process of the server has one."""
+
+    def __init__(self) -> None:
         properties: dict[str, Any] = {
             "INFERENCE_NUM_THREADS": 1,
             "NUM_STREAMS": 1,
@@ -38,11 +58,7 @@ class _Model(Worker):  # type: ignore[misc]  # where types are checked, there is
         }
         compiled = ov.Core().compile_model(os.environ["PEER_MODEL"], "CPU", properties)
         self._request = compiled.create_infer_request()
-        Path(os.environ["PEER_READY"], str(os.getpid())).touch()
-
-    def serialize(self, data: NDArray[Any]) -> bytes:
-        """The bytes of a row."""
-        return data.tobytes()
+        super().__init__()
 
     def _infer(self, *inputs: NDArray[Any]) -> NDArray[Any]:
         found: NDArray[Any] = self._request.infer(list(inputs), share_inputs=True, share_outputs=True)[0]
@@ -80,7 +96,7 @@ class Sentences(_Model):
         return row
 
 
-KINDS = {"pictures": Pictures, "sentences": Sentences}
+KINDS = {"pictures": Pictures, "rows": Rows, "sentences": Sentences}
 
 
 def main() -> None:

@@ -1,7 +1,8 @@
 """A peer to compare with: mosec, an HTTP server of Python workers behind a batching front in Rust.
 
 It runs in an environment of its own, which `make peer` sets up: the product does not depend on it. Its worker processes
-serve the same OpenVINO file in f32, one request at a time, or in batches in order of arrival. Requests are raw bytes.
+serve the same OpenVINO file in f32, one request at a time, or in batches in order of arrival; or an identity. Requests are
+raw bytes.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _POLL_S = 0.05
 _TIMEOUT_MS = 60_000
 """After which the peer gives a request up. Its default is 3 s, and random arrivals near the peak may wait longer."""
 
-Kind = Literal["pictures", "sentences"]
+Kind = Literal["pictures", "rows", "sentences"]
 
 
 def demand_environment() -> None:
@@ -66,9 +67,9 @@ def picture_body(picture: NDArray[np.float32]) -> bytes:
 
 @contextmanager
 def serving(
-    folder: Path, model: Path, kind: Kind, *, workers: int, rows: int, example: bytes
+    folder: Path, model: Path | None, kind: Kind, *, workers: int, rows: int, example: bytes
 ) -> Iterator[Peer]:
-    """A mosec server of this model, in batches of at most `rows`, on processes of one thread each.
+    """A mosec server of this model, in batches of at most `rows`, on processes of one thread each. Kind "rows" has no model.
 
     `example` is asked once the workers are ready.
     """
@@ -83,7 +84,7 @@ def serving(
         "MOSEC_TIMEOUT": str(_TIMEOUT_MS),
         "MOSEC_LOG_LEVEL": "warning",
         "PEER_READY": str(ready),
-        "PEER_MODEL": str(model),
+        "PEER_MODEL": str(model or ""),
         "PEER_KIND": kind,
         "PEER_ROWS": str(rows),
         "PEER_WORKERS": str(workers),
@@ -94,7 +95,7 @@ def serving(
     family: list[psutil.Process] = []
     try:
         with child_process(command, log=log, environment=environment, python=python) as child:
-            _await_workers(child, ready, workers, log)
+            _await_workers(child, ready, workers, port, log)
             family += psutil.Process(child.pid).children(recursive=True)
             peer = Peer(port=port, processes=(child.pid, *(process.pid for process in family)))
             with peer.connect() as client:
@@ -113,10 +114,19 @@ def _free_port() -> int:
         return port
 
 
-def _await_workers(child: Child, ready: Path, workers: int, log: Path) -> None:
-    """Until each of the workers has compiled the model and left a file in `ready`."""
+def _await_workers(child: Child, ready: Path, workers: int, port: int, log: Path) -> None:
+    """Until each of the workers has compiled the model and left a file in `ready`, and the front listens."""
     give_up_at = time.monotonic() + START_S
-    while len(list(ready.iterdir())) < workers:
+    while len(list(ready.iterdir())) < workers or not _listens(port):
         if child.ended or time.monotonic() > give_up_at:
             raise RuntimeError(f"{NAME} did not start:\n{log.read_text(errors='replace')[-4000:]}")
         time.sleep(_POLL_S)
+
+
+def _listens(port: int) -> bool:
+    # The front starts beside the workers: one without a model may be ready first.
+    try:
+        socket.create_connection((HOST, port), _POLL_S).close()
+    except OSError:
+        return False
+    return True

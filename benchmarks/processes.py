@@ -50,6 +50,14 @@ class Child:
         """CPU time used so far, in seconds."""
         return cpu_s(self.pid)
 
+    def loop_cpu_s(self) -> float:
+        """CPU time used so far by the main thread, where a server's event loop runs, and ZeroMQ's, in seconds."""
+        return sum(
+            int((thread / "schedstat").read_text().split()[0]) * 1e-9
+            for thread in Path(f"/proc/{self.pid}/task").iterdir()
+            if thread.name == str(self.pid) or (thread / "comm").read_text().startswith("ZMQ")
+        )
+
     def children_cpu_s(self) -> float:
         """The same, summed over the process's own children that are alive: a server's workers."""
         return sum(cpu_s(child.pid) for child in self._handle.children(recursive=True))

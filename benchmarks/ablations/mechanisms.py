@@ -232,9 +232,9 @@ def _no_prefetch(patches: Patches) -> None:
     join = slots.SlotTable.join
 
     def joined(
-        self: Any, number: int, models: Any, prefetch_s: Any = None, process: str = "", peer: Any = None
+        self: Any, number: int, models: Any, prefetch_s: Any = None, *given: Any, **named: Any
     ) -> None:
-        join(self, number, models, None, process, peer)
+        join(self, number, models, None, *given, **named)
 
     patches.set(slots.SlotTable, "join", joined)
 

@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 
 from benchmarks import peer
-from benchmarks.limit import beside_peer
+from benchmarks.limit import account, beside_peer
 from benchmarks.limit.contest import ALONE, POISSON_SHARE, Contest
 from benchmarks.limit.engine import read_minilm
 from benchmarks.limit.figures import BEST, HOT, WORKERS, latency, plain, throughput
@@ -49,6 +49,12 @@ def main(
     with_peer: Annotated[
         bool, typer.Option("--peer", help=f"Random arrivals of the lognormal trace alone, {peer.OPTION_HELP}")
     ] = False,
+    with_account: Annotated[
+        bool,
+        typer.Option(
+            "--account", help="The parts of the lognormal trace's way against the oracle, by replay alone."
+        ),
+    ] = False,
 ) -> None:
     """Measures the pipeline against an oracle, one at a time and arrival order, and checks every answer."""
     console = Console(stderr=as_json)
@@ -60,6 +66,13 @@ def main(
         console.print(report.table())
         if as_json:
             print(json.dumps(report.plain(), indent=2))
+        return
+    if with_account:
+        reports, counts = _account(seconds, rounds, smoke=smoke)
+        for each in reports:
+            console.print(each.table())
+        if as_json:
+            print(json.dumps({"reports": [each.plain() for each in reports], **counts}, indent=2))
         return
     figures = {}
     with tempfile.TemporaryDirectory(prefix="ss-limit-") as name, ExitStack() as stack:
@@ -101,6 +114,21 @@ def _beside_peer(seconds: float, rounds: int, *, smoke: bool) -> Report:
             Path(name),
             rounds=rounds,
             seconds=POISSON_SHARE * seconds,
+        )
+
+
+def _account(seconds: float, rounds: int, *, smoke: bool) -> tuple[list[Report], dict[str, int]]:
+    """The slots' way against the oracle's."""
+    measured, practice = _divide(lognormal(round((1 + PRACTICE_SHARE) * seconds * TOKENS_PER_S)))
+    with tempfile.TemporaryDirectory(prefix="ss-limit-") as name:
+        return account.measure(
+            read_minilm(),
+            _settings(smoke=smoke)[BEST],
+            measured,
+            practice,
+            Path(name),
+            rounds=rounds,
+            thorough=not smoke,
         )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -39,16 +39,21 @@ class EngineSettings:
     streams: int = 0
     threads: int = 0
     hint: Literal["", "LATENCY", "THROUGHPUT"] = ""
+    fused: bool = True
+    """With OpenVINO's fused kernels (`SNIPPETS_MODE`); the product does without, since their answers may be wrong."""
 
     def properties(self) -> dict[str, Any]:
         """Never pinned: two processes of one thread each would share one core, and comparisons would lie."""
         common: dict[str, Any] = {"INFERENCE_PRECISION_HINT": "f32", "ENABLE_CPU_PINNING": False}
+        if not self.fused:
+            common["SNIPPETS_MODE"] = "DISABLE"
         if self.hint:
             return common | {"PERFORMANCE_HINT": self.hint}
         return common | {"NUM_STREAMS": str(self.streams), "INFERENCE_NUM_THREADS": self.threads}
 
     def __str__(self) -> str:
-        return self.hint.lower() or f"{self.streams} x {self.threads // self.streams} threads"
+        words = self.hint.lower() or f"{self.streams} x {self.threads // self.streams} threads"
+        return words if self.fused else f"{words}, no fused kernels"
 
 
 Driver: TypeAlias = Literal["threads", "queue"]
@@ -117,16 +122,31 @@ class InProcess:
             [] if self._queue else [self.compiled.create_infer_request() for _ in range(setting.requests)]
         )
 
-    def run(self, batches: Sequence[Batch], ids: Sequence[Ids], answers: Array) -> float:
-        """Runs them in this order, writes each row of `answers`, and returns the seconds."""
+    def run(
+        self,
+        batches: Sequence[Batch],
+        ids: Sequence[Ids],
+        answers: Array,
+        ended: Callable[[], None] | None = None,
+    ) -> float:
+        """Run them in this order, write each row of `answers`, and return the seconds.
+
+        `ended` is called after each batch by the thread that ran it; threads alone do so, not the queue.
+        """
         started = time.perf_counter()
         if self._queue is not None:
             self._run_queue(self._queue, batches, ids, answers)
         else:
-            self._run_threads(batches, ids, answers)
+            self._run_threads(batches, ids, answers, ended)
         return time.perf_counter() - started
 
-    def _run_threads(self, batches: Sequence[Batch], ids: Sequence[Ids], answers: Array) -> None:
+    def _run_threads(
+        self,
+        batches: Sequence[Batch],
+        ids: Sequence[Ids],
+        answers: Array,
+        ended: Callable[[], None] | None,
+    ) -> None:
         left = deque(batches)
         failures: list[BaseException] = []
 
@@ -142,6 +162,8 @@ class InProcess:
                     request.start_async()
                     request.wait()
                     answers[batch.places] = request.get_output_tensor(0).data
+                    if ended is not None:
+                        ended()
             except Exception as error:  # noqa: BLE001 - the thread's edge; raised below
                 failures.append(error)
 

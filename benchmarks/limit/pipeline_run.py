@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,7 +69,9 @@ class Served:
         """Streams the trace through it and takes the time from the first request to the last answer."""
         before = self._counters()
         cpu_before, client_before = self.child.cpu_s() + self.child.children_cpu_s(), time.process_time()
-        answers, seconds = trio.run(_stream, self.address, trace, in_flight)
+        loop_before = self.child.loop_cpu_s()
+        answers, seconds, received = trio.run(_stream, self.address, trace, in_flight)
+        loop_s = self.child.loop_cpu_s() - loop_before
         client_s = time.process_time() - client_before
         cpu_s = self.child.cpu_s() + self.child.children_cpu_s() - cpu_before
         after = self._counters()
@@ -84,7 +86,9 @@ class Served:
             mean_batch=len(trace) / batches,
             slots_busy=(_busy_s(after) - _busy_s(before)) / (len(after["slots"]) * seconds),
             server_cpu_s=cpu_s,
+            loop_cpu_s=loop_s,
             client_cpu_s=client_s,
+            received={result.request_id: (result.key, at_s) for result, at_s in received},
         )
 
     def forget(self, trace: Trace, requests: int) -> None:
@@ -109,7 +113,11 @@ class Run:
     """Share of the time that the slots were running calls."""
     server_cpu_s: float
     """Of the server and its workers, the calls included."""
+    loop_cpu_s: float
+    """Of the server's main thread, which has the event loop, and ZeroMQ's."""
     client_cpu_s: float
+    received: Mapping[str, tuple[int, float]]
+    """By the request's id: its place in the trace, and when its answer came, in seconds from the first request."""
 
 
 @contextmanager
@@ -138,8 +146,11 @@ def _busy_s(counters: dict[str, Any]) -> float:
     return sum(float(slot["busy_s"]) for slot in counters["slots"].values())
 
 
-async def _stream(address: str, trace: Trace, in_flight: int) -> tuple[Answers, float]:
+async def _stream(
+    address: str, trace: Trace, in_flight: int
+) -> tuple[Answers, float, list[tuple[shapestream.Result, float]]]:
     answers = no_answers(trace)
+    received: list[tuple[shapestream.Result, float]] = []
     async with shapestream.connect(address) as client:
         await client.signature(MODEL)
         started = time.perf_counter()
@@ -148,4 +159,5 @@ async def _stream(address: str, trace: Trace, in_flight: int) -> tuple[Answers, 
             async for result in results:
                 assert isinstance(result, shapestream.Result)  # a failed one was raised
                 answers[result.key] = result["embedding"][0]
-        return answers, time.perf_counter() - started
+                received.append((result, time.perf_counter() - started))
+        return answers, time.perf_counter() - started, received

@@ -60,7 +60,11 @@ class Turns:
 
 def main(
     slots: Annotated[
-        str, typer.Option(help="Numbers of slots, on all CPUs; the first is compared with.")
+        str,
+        typer.Option(
+            help="Numbers of slots on as many threads as CPUs, or SxT: S slots with T threads in all, as 2x4. "
+            "The first is compared with."
+        ),
     ] = "1,2",
     rounds: Annotated[int, typer.Option(min=1)] = 8,
     others: Annotated[float, typer.Option(help="Part of all CPUs that others may take.")] = 0.1,
@@ -68,22 +72,34 @@ def main(
 ) -> None:
     """Compares divisions of the CPUs into slots; every answer is checked."""
     console = Console()
-    cpus = len(os.sched_getaffinity(0))
+    divisions = [_division(word) for word in slots.split(",")]
     seconds = 0.3 if smoke else 3.0
     with tempfile.TemporaryDirectory(prefix="ss-slots-") as name, ExitStack() as stack:
         minilm = read_minilm()
         servers = {}
-        for count in map(int, slots.split(",")):
+        for count, threads in dict.fromkeys(divisions):
             setting = ServerSetting(
-                label=f"slots{count}",
-                placement=f"in_process: {{slots: {count}, threads: {cpus}}}",
+                label=f"slots{count}x{threads}",
+                placement=f"in_process: {{slots: {count}, threads: {threads}}}",
                 calibration_s=0.3 if smoke else 5.0,
             )
             served = stack.enter_context(serving(setting, Path(name), slots=count))
-            servers[f"{count} of {cpus // count}"] = Turns(served=served)
+            servers[f"{count} of {threads / count:g}"] = Turns(served=served)
         regimes = Regimes(minilm, seconds, lambda line: print(line, file=sys.stderr, flush=True))
         dropped = regimes.play(servers, 1 if smoke else rounds, 2.0 if smoke else others)
     console.print(table(servers, dropped).table())
+
+
+def _division(word: str) -> tuple[int, int]:
+    """Slots and their threads in all, from `S` or `SxT`; raises BadParameter for anything else."""
+    count, times, threads = word.strip().partition("x")
+    try:
+        found = int(count), int(threads) if times else len(os.sched_getaffinity(0))
+    except ValueError:
+        raise typer.BadParameter(f"{word!r} is neither S nor SxT", param_hint="--slots") from None
+    if min(found) < 1:
+        raise typer.BadParameter(f"{word!r}: there is one slot and one thread at least", param_hint="--slots")
+    return found
 
 
 class Regimes:

@@ -72,10 +72,13 @@ class BatchRun:
             answered = [place for place, output in enumerate(self._outputs) if output is not None]
             for late in set(answered).difference(self._in_time(answered)):
                 self._outputs[late] = None
-        while places := [place for place, output in enumerate(self._outputs) if output is None]:
+        done = False
+        while not done and (
+            places := [place for place, output in enumerate(self._outputs) if output is None]
+        ):
             if batch.start_before is not None and not (places := self._in_time(places)):
                 break
-            self._run_calls(places)
+            done = self._run_calls(places)
         return BatchReport(
             batch=batch.batch,
             outputs=tuple(self._outputs),
@@ -94,8 +97,11 @@ class BatchRun:
         start_before, now = self._batch.start_before or (), monotonic() - self._ahead_s
         return [place for place in places if (time := start_before[place]) is None or time > now]
 
-    def _run_calls(self, places: Sequence[int]) -> None:
-        """Run the calls for the remaining rows of these members; stop early if one of them may not start any more."""
+    def _run_calls(self, places: Sequence[int]) -> bool:
+        """Run the calls for the remaining rows of these members; stop early if one of them may not start any more.
+
+        Returns True if all of them ran together, so that each has its result; else some may be left.
+        """
         members, shapes = self._batch.members, self._shapes
         if len(places) < len(members):
             members, shapes = tuple([members[place] for place in places]), [shapes[place] for place in places]
@@ -107,10 +113,13 @@ class BatchRun:
         calls = self._plan(shapes, left)
         if len(calls) == 1 and done is None:
             results = self._run_call(calls[0], places, members, shapes)
-            for place, result in zip(places, results or (), strict=results is not None):
+            if results is None:
+                return False
+            for place, result in zip(places, results, strict=True):
                 self._outputs[place] = result
-            return
+            return True
         self._run_pieces(calls, places, left, done or [0] * len(left))
+        return False
 
     def _run_pieces(
         self, calls: Sequence[PlannedCall], places: Sequence[int], left: Sequence[int], done: Sequence[int]

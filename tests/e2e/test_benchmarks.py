@@ -31,6 +31,17 @@ def limit(figures: Any) -> None:
     assert figures["answers_checked"] > 6 * figures["requests"]
 
 
+def account(figures: Any) -> None:
+    """The parts of the way add up to ours; a wrong answer would have ended it."""
+    (report,) = figures["reports"]
+    figure_of = {row["part"]: row["ms per request"] for row in report["rows"]}
+    ms = [value for value in figure_of.values() if isinstance(value, float)]
+    assert figure_of["ours"] == ms[-1] == pytest.approx(sum(ms[:-1]))
+    assert 0 < figure_of["oracle"]
+    # Those of the server, and of each replay that does not even out the rows.
+    assert figures["answers_checked"] >= 7 * figures["requests"]
+
+
 def memory(figures: Any) -> None:
     """A few thousand requests of random shapes, each answer compared, without a reallocation."""
     rows = {row["what"]: row for row in figures["rows"]}
@@ -67,11 +78,12 @@ def preparations(figures: Any) -> None:
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("promises", [limit, memory, memory_shapes, growth, scheduler, preparations])
+@pytest.mark.parametrize("promises", [limit, account, memory, memory_shapes, growth, scheduler, preparations])
 def test_a_benchmark_runs_and_reports(promises: Callable[[Any], None]) -> None:
     """As a smoke run, in a process of its own."""
-    more = ("--trace", "lognormal") if promises is limit else ()
-    command = [sys.executable, "-m", f"benchmarks.{promises.__name__}", "--smoke", "--json", *more]
+    more = {limit: ("limit", "--trace", "lognormal"), account: ("limit", "--account")}
+    module, *options = more.get(promises, (promises.__name__,))
+    command = [sys.executable, "-m", f"benchmarks.{module}", "--smoke", "--json", *options]
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900, check=False)
     assert 0 == ran.returncode, ran.stderr
     promises(json.loads(ran.stdout))

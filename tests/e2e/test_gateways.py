@@ -129,7 +129,7 @@ def test_sigterm_answers_what_was_asked(workplace: Any) -> None:
         workplace.open_gate()
         assert [2.0, 4.0] == answer.result(TIMEOUT_S)
     assert 503 == status
-    assert "draining" in late["error"]
+    assert "nothing new" in late["error"]
     assert 0 == served.wait()
     assert served.family_is_gone()
     assert [] == pids(served)

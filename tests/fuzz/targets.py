@@ -13,6 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from shapestream.errors import ConfigurationError, ProtocolError
+from shapestream.gateway.http_limits import HttpLimits
+from shapestream.gateway.http_messages import HttpError
+from shapestream.gateway.http_parser import ChunkedBodyParser, HeadParser
 from shapestream.serving.served_models import ServedModels
 from shapestream.settings import load_settings
 from shapestream.slices import at_once
@@ -27,6 +30,7 @@ from shapestream_engine.signature import ModelSignature
 
 Target = Callable[[bytes], None]
 MAX_FRAMES = 4
+MAX_BODY_BYTES = 4096
 
 
 def frames_of(data: bytes) -> list[bytes]:
@@ -113,6 +117,43 @@ def signature(data: bytes) -> None:
                 continue
 
 
+def http_requests(data: bytes) -> None:
+    """What a caller sends over HTTP. Wherever the network cuts it, the requests are the same."""
+    cut = data[0] if data else 0
+    assert _http_requests([data[1:]]) == _http_requests([data[1:][:cut], data[1:][cut:]])
+
+
+def _http_requests(pieces: list[bytes]) -> list[Any]:
+    """The requests of these pieces up to one that is refused, or has not ended."""
+    found: list[Any] = []
+    left = [piece for piece in pieces if piece]
+
+    def fed(parser: HeadParser | ChunkedBodyParser) -> bool:
+        while left:
+            rest = parser.feed(left.pop(0))
+            if rest is not None:
+                if rest:
+                    left.insert(0, rest)
+                return True
+        return False
+
+    try:
+        while fed(head := HeadParser(HttpLimits())):
+            chunks = ChunkedBodyParser(MAX_BODY_BYTES)
+            if head.chunked and not fed(chunks):
+                return found
+            plain = b"".join(left)[: head.content_length]
+            found.append(
+                (head.method, head.path, head.query, head.headers, head.keep_alive, chunks.body, plain)
+            )
+            left = [rest] if (rest := b"".join(left)[head.content_length :]) else []
+            assert not (head.chunked and head.content_length)
+    except HttpError as refused:
+        # The status may differ: a head that is too long and wrong is refused for what comes first.
+        found.append(f"refused, {refused.status // 100}xx")
+    return found
+
+
 def settings(data: bytes) -> None:
     """A YAML, from its bytes to settings, or to lines that can be printed."""
     folder = _scratch()
@@ -153,5 +194,6 @@ TARGETS: dict[str, Target] = {
     "order_message": _message(Role.WORKER, WORKER_LIMITS),
     "signature": signature,
     "settings": settings,
+    "http_requests": http_requests,
 }
 """By the name of their corpus: what the server hears from clients, clients and the server from each other, ..."""

@@ -178,6 +178,7 @@ def gateway(
     ] = 1,
     key: Key = None,
     server_key: ServerKey = None,
+    timeout: Timeout = 60.0,
     listener: Annotated[int | None, typer.Option(hidden=True)] = None,
     supervised: Annotated[bool, typer.Option("--supervised", hidden=True)] = False,
 ) -> None:
@@ -212,6 +213,7 @@ def gateway(
             default_priority_level=default_priority_level,
             key=key,
             server_key=server_key,
+            timeout_s=timeout,
             supervised=supervised,
         )
         status = run_gateway_process(options, listening_socket(http, listener), channel)

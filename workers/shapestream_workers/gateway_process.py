@@ -49,6 +49,7 @@ def gateway_options(
     default_priority_level: int,
     key: Path | None,
     server_key: str | None,
+    timeout_s: float,
     supervised: bool,
 ) -> GatewayOptions:
     """Return the options of a gateway. Raises `ConfigurationError` for files that cannot be used.
@@ -66,6 +67,7 @@ def gateway_options(
         else tls_context(certificate, certificate_key),
         default_priority_level=default_priority_level,
         limits=HttpLimits(max_body_bytes=max_body),
+        connect_timeout_s=timeout_s,
         **waits,
     )
 

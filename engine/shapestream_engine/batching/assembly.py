@@ -107,7 +107,9 @@ class Assembly:
         if len(sizes) != len(signature.dimensions):
             raise ShapeError(f"a call has {len(signature.dimensions)} sizes, not {len(sizes)}")
         if signature.has_batch:
-            rows = sum([shape.rows for shape in shapes])
+            rows = 0
+            for shape in shapes:
+                rows += shape.rows
             if rows != sizes[0]:
                 raise ShapeError(f"the requests have {rows} rows, the call {sizes[0]}")
             most = signature.strategy.most_rows
@@ -116,8 +118,10 @@ class Assembly:
         elif len(shapes) != 1:
             raise ShapeError(f"model {signature.name!r} has no batch axis; it runs one request per call")
         first = 1 if signature.has_batch else 0
-        for own in {shape.sizes for shape in shapes}:
-            if own[first:] == sizes[first:]:
+        wanted = sizes[first:]
+        for shape in shapes:
+            own = shape.sizes
+            if own[first:] == wanted:
                 continue
             for number in range(first, len(sizes)):
                 if own[number] > sizes[number] or (

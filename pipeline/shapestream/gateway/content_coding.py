@@ -5,8 +5,10 @@ Long bodies are coded in a thread, so that the event loop serves others meanwhil
 
 from __future__ import annotations
 
+import os
 import zlib
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import trio
 
@@ -14,10 +16,15 @@ from shapestream.gateway.http_messages import Buffer, HttpError
 
 INLINE_BYTES = 64 * 1024
 """Longest data, in bytes, that is coded on the event loop: zlib takes about 1 ms for it."""
+STEP_BYTES = 256 * 1024
+"""Bytes, coded or not, that a thread decodes in one step."""
 FASTEST = 1
 """Level of zlib. Tensors of floats shrink little at any level, and the highest takes several times as long."""
 CODINGS = {"gzip": 31, "x-gzip": 31, "deflate": 15}
 """zlib's `wbits` by the name of a coding."""
+_THREADS = trio.CapacityLimiter(os.cpu_count() or 1)
+"""More threads than CPUs would take memory only. Bodies wait here for one."""
+_in_thread = partial(trio.to_thread.run_sync, limiter=_THREADS)
 _ACCEPTED = (("Accept-Encoding", "gzip, deflate"),)
 
 
@@ -52,25 +59,46 @@ async def decoded(body: Buffer, headers: Mapping[str, str], max_bytes: int) -> B
         raise HttpError(
             415, f"Content-Encoding {coding!r} is not served here: use gzip or deflate", _ACCEPTED
         )
-    inflater = zlib.decompressobj(CODINGS[coding] if _has_header(coding, body) else -15)
+    wbits = CODINGS[coding] if _has_header(coding, body) else -15
     try:
-        if len(body) > INLINE_BYTES:
-            found = await trio.to_thread.run_sync(inflater.decompress, body, max_bytes + 1)
-        else:
-            found = inflater.decompress(body, INLINE_BYTES)
-            if (
-                len(found) == INLINE_BYTES <= max_bytes
-            ):  # there may be more, also where all of `body` was read
-                found += await trio.to_thread.run_sync(
-                    inflater.decompress, inflater.unconsumed_tail, max_bytes + 1 - INLINE_BYTES
-                )
+        found: Buffer | None = None if len(body) > INLINE_BYTES else _short_decoded(body, wbits)
+        if found is None:
+            found = await _in_thread(_decoded, body, wbits, max_bytes)
     except zlib.error as error:
         raise HttpError(400, f"the body is no {coding}: {error}") from None
     if len(found) > max_bytes:
         raise HttpError(413, f"the body has more than {max_bytes} bytes after {coding} is undone")
-    if not inflater.eof or inflater.unused_data:
-        raise HttpError(400, f"the body is no {coding}: it is cut off, or bytes follow it")
     return found
+
+
+def _short_decoded(body: Buffer, wbits: int) -> bytes | None:
+    """Decode a body that is not long. None if its end does not come."""
+    inflater = zlib.decompressobj(wbits)
+    found = inflater.decompress(body, INLINE_BYTES)
+    return found if inflater.eof and not inflater.unused_data else None
+
+
+def _decoded(body: Buffer, wbits: int, max_bytes: int) -> bytearray:
+    """Decode a body, or as much of it as is more than `max_bytes`. Raises zlib's error.
+
+    It is done in small steps: a thread keeps the interpreter's lock while it copies what zlib has found.
+    """
+    inflater = zlib.decompressobj(wbits)
+    found = bytearray()
+    for start in range(0, len(body), STEP_BYTES):
+        step: Buffer = memoryview(body)[start : start + STEP_BYTES]
+        full = True
+        while full and not inflater.eof:
+            piece = inflater.decompress(step, STEP_BYTES)
+            found += piece
+            if len(found) > max_bytes:
+                return found
+            step, full = inflater.unconsumed_tail, len(piece) == STEP_BYTES
+        if inflater.eof:
+            if inflater.unused_data or start + STEP_BYTES < len(body):
+                raise zlib.error("bytes follow its end")
+            return found
+    raise zlib.error("it is cut off")
 
 
 def _has_header(coding: str, body: Buffer) -> bool:
@@ -83,7 +111,7 @@ def _has_header(coding: str, body: Buffer) -> bool:
 async def encoded(pieces: Sequence[Buffer], coding: str) -> bytes:
     """Code a body as `gzip` or `deflate`."""
     if sum(len(piece) for piece in pieces) > INLINE_BYTES:
-        return await trio.to_thread.run_sync(_encoded, pieces, coding)
+        return await _in_thread(_encoded, pieces, coding)
     return _encoded(pieces, coding)
 
 

@@ -37,13 +37,15 @@ CHUNK_OVERHEAD = 16
 class _PartParser:
     """A parser for one part of a request, which ends in an empty line."""
 
-    __slots__ = ("_parser", "_tail", "ended", "fed_bytes")
+    __slots__ = ("_parser", "_tail", "fed_bytes")
 
-    def __init__(self) -> None:
-        self._parser = httptools.HttpRequestParser(self)
+    ended: bool
+    """Whether llhttp has found the end of the part."""
+
+    def __init__(self, parser: httptools.HttpRequestParser) -> None:
+        self._parser = parser
         self._tail = b""
         """The last bytes that were fed, in which an empty line may have begun."""
-        self.ended = False
         self.fed_bytes = 0
 
     def feed(self, data: bytes) -> bytes | None:
@@ -87,12 +89,23 @@ class HeadParser(_PartParser):
     """The parser of a request's head. The attributes are those of the request, once `feed` returned bytes."""
 
     __slots__ = (
-        *("_limits", "_repeated", "_target", "_two_hosts", "version", "chunked", "content_length", "headers"),
+        *(
+            "_limits",
+            "_repeated",
+            "_target",
+            "_two_hosts",
+            "version",
+            "chunked",
+            "content_length",
+            "ended",
+            "headers",
+        ),
         *("keep_alive", "method", "path", "query"),
     )
 
     def __init__(self, limits: HttpLimits) -> None:
-        super().__init__()
+        super().__init__(httptools.HttpRequestParser(self))
+        self.ended = False
         self._limits = limits
         self._target = b""
         self._two_hosts = False
@@ -121,6 +134,8 @@ class HeadParser(_PartParser):
         if len(self.headers) + self._repeated > limits.max_headers:
             raise HttpError(431, f"the request has more than {limits.max_headers} headers")
         if rest is not None:
+            # It refers to this object and this to it: together they would stay until the next search for cycles.
+            del self._parser
             self._complete()
         return rest
 
@@ -137,6 +152,8 @@ class HeadParser(_PartParser):
             self.headers[key] = text
             return
         self._repeated += 1
+        if self._repeated > self._limits.max_headers:
+            return  # it is refused; thousands of values are not joined first
         self._two_hosts = self._two_hosts or key == "host"
         self.headers[key] += f", {text}"
 
@@ -202,22 +219,43 @@ def _origin_form(target: bytes) -> bytes:
     return after if after.startswith(b"/") else b"/" + after
 
 
-class ChunkedBodyParser(_PartParser):
-    """The parser of a chunked body. Extensions and trailers are read and dropped."""
+class _Chunks:
+    """What llhttp has found of a chunked body."""
 
-    __slots__ = ("_max_body_bytes", "body", "on_body")
+    __slots__ = ("body", "ended", "on_body")
 
-    def __init__(self, max_body_bytes: int) -> None:
-        self.body = bytearray()
+    def __init__(self) -> None:
         # One array, not a list of chunks: a chunk of two bytes would take 40.
+        self.body = bytearray()
         self.on_body = self.body.extend
-        super().__init__()
-        self._parser.feed_data(_CHUNKED_HEAD)
-        self._max_body_bytes = max_body_bytes
+        self.ended = False
 
     def on_message_complete(self) -> None:
         """Note the end."""
         self.ended = True
+
+
+class ChunkedBodyParser(_PartParser):
+    """The parser of a chunked body. Extensions and trailers are read and dropped."""
+
+    __slots__ = ("_chunks", "_max_body_bytes")
+
+    def __init__(self, max_body_bytes: int) -> None:
+        # An object of its own, which does not refer to the parser: the body goes as soon as nobody needs it.
+        self._chunks = _Chunks()
+        super().__init__(httptools.HttpRequestParser(self._chunks))
+        self._parser.feed_data(_CHUNKED_HEAD)
+        self._max_body_bytes = max_body_bytes
+
+    @property
+    def ended(self) -> bool:  # type: ignore[override] # only read
+        """Whether llhttp has found the end of the body."""
+        return self._chunks.ended
+
+    @property
+    def body(self) -> bytearray:
+        """The data of the chunks."""
+        return self._chunks.body
 
     def feed(self, data: bytes) -> bytes | None:
         """Take more bytes. Return those after the body, or None while it has not ended. Raises `HttpError`."""

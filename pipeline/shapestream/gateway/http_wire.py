@@ -32,13 +32,13 @@ class PlainWire:
         self.socket = stream.socket
         self._descriptor = stream.socket.fileno()
 
-    async def read(self) -> bytes:
-        """Wait for bytes, and return at most `READ_BYTES` of them; none after the peer's last."""
+    async def read(self, most: int = READ_BYTES) -> bytes:
+        """Wait for bytes, and return at most `most` of them; none after the peer's last."""
         while True:
             # Waiting comes first: mostly there is nothing yet. It is also where other connections have their turn.
             await trio.lowlevel.wait_readable(self._descriptor)
             try:
-                return os.read(self._descriptor, READ_BYTES)
+                return os.read(self._descriptor, most)
             except BlockingIOError:
                 continue
 
@@ -76,9 +76,9 @@ class TlsWire:
         self._stream = stream
         self.socket = stream.transport_stream.socket
 
-    async def read(self) -> bytes:
-        """Wait for bytes, and return at most `READ_BYTES` of them; none after the peer's last."""
-        return bytes(await self._stream.receive_some(READ_BYTES))
+    async def read(self, most: int = READ_BYTES) -> bytes:
+        """Wait for bytes, and return at most `most` of them; none after the peer's last."""
+        return bytes(await self._stream.receive_some(most))
 
     async def read_into(self, room: memoryview) -> int:
         """Wait for bytes, write them into `room`, and return their number; 0 after the peer's last."""

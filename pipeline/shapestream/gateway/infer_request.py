@@ -30,7 +30,7 @@ from shapestream.wire.limits import MAX_RANK, MAX_TENSORS
 from shapestream_engine.element_types import dtype_of
 from shapestream_engine.errors import ShapeError
 from shapestream_engine.ports import InputPort
-from shapestream_engine.shapes import checked_sizes, exact_nbytes
+from shapestream_engine.shapes import exact_nbytes
 from shapestream_engine.signature import ModelSignature
 
 HEAD_LENGTH = "inference-header-content-length"
@@ -131,7 +131,7 @@ def read_outputs(body: InferBody, signature: ModelSignature) -> list[AskedOutput
 def read_inputs(body: InferBody, signature: ModelSignature) -> dict[str, npt.NDArray[Any]]:
     """Return the input arrays by name; raises `HttpError`.
 
-    Missing inputs and sizes that the model does not take are found by the client of the server.
+    Missing inputs, and sizes that contradict those of another input, are found by the client of the server.
     """
     ports = {port.name: port for port in signature.inputs}
     inputs: dict[str, npt.NDArray[Any]] = {}
@@ -182,7 +182,7 @@ def _check_datatype(port: InputPort, datatype: Any) -> None:
 
 
 def _shape(port: InputPort, shape: Any) -> tuple[tuple[int, ...], int]:
-    """Return a shape that arrays can have, and the bytes that it needs."""
+    """Return a shape that the input takes and that arrays can have, and the bytes that it needs."""
     if not isinstance(shape, list):
         raise HttpError(400, f'input {port.name!r}: "shape" is a list of integers, not {type_name(shape)}')
     if len(shape) > MAX_RANK:
@@ -190,7 +190,10 @@ def _shape(port: InputPort, shape: Any) -> tuple[tuple[int, ...], int]:
             400, f"input {port.name!r}: a shape of {len(shape)} axes; at most {MAX_RANK} are taken"
         )
     try:
-        sizes = checked_sizes(shape)
+        sizes = port.admitted(shape)
+    except ShapeError as error:
+        raise HttpError(400, str(error)) from None
+    try:
         return sizes, exact_nbytes(dtype_of(port.element_type).itemsize, sizes)
     except ShapeError as error:
         raise HttpError(400, f"input {port.name!r}: {error}") from None

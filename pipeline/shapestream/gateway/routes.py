@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
+from importlib.resources import files
 from typing import Any
 
 import trio
@@ -16,7 +17,7 @@ import trio
 import shapestream
 from shapestream.errors import DeadlineExceeded, InvalidRequest, RequestError
 from shapestream.gateway.http_messages import HttpError, HttpRequest, HttpResponse
-from shapestream.gateway.infer_options import DEFAULT_PRIORITY_LEVEL
+from shapestream.gateway.infer_options import DEFAULT_PRIORITY_LEVEL, flag
 from shapestream.gateway.infer_request import read_body, read_inputs, read_outputs
 from shapestream.gateway.infer_response import infer_response
 from shapestream.gateway.json_text import read_object, write_json
@@ -31,7 +32,6 @@ from shapestream.gateway.model_pages import (
     why_server_is_not_ready,
 )
 from shapestream.gateway.model_tally import ModelTally
-from shapestream.gateway.openapi import described
 from shapestream.gateway.sdk_errors import http_error
 from shapestream.gateway.tokens import Tokens
 from shapestream.wire.tags import REQUEST_ID, can_be_sent
@@ -128,15 +128,15 @@ class Routes:
 
     async def _index(self, request: HttpRequest) -> HttpResponse:
         asked = read_object(request.body) if len(request.body) else {}
-        statistics = await self._counters(PAGE_S)
-        return _page(repository_index(statistics, ready_only=asked.get("ready") is True))
+        ready_only = flag(asked, "ready") is True
+        return _page(repository_index(await self._counters(PAGE_S), ready_only=ready_only))
 
     async def _all_statistics(self, request: HttpRequest) -> HttpResponse:
         statistics = await self._counters(PAGE_S)
         return self._told(statistics.get("models", ()))
 
     async def _openapi(self, request: HttpRequest) -> HttpResponse:
-        return _page(described(server_metadata()["version"]))
+        return HttpResponse(body=(files("shapestream.gateway").joinpath("openapi.json").read_bytes(),))
 
     async def _counters(self, seconds: float) -> dict[str, Any]:
         try:

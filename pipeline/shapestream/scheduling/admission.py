@@ -16,7 +16,9 @@ from shapestream.scheduling.events import Arrival, Overload
 from shapestream.scheduling.fairness import NOMINAL_S, QueueRoom
 from shapestream.scheduling.model_queue import ModelQueue
 from shapestream.scheduling.queueing import nanoseconds
-from shapestream.scheduling.slots import SlotTable
+
+MOST_KNOWN_TERMS = 1024
+"""Sizes of requests of one model whose terms are remembered. When there are more, all are forgotten."""
 
 
 class Terms(NamedTuple):
@@ -30,24 +32,31 @@ class Terms(NamedTuple):
     """Predicted seconds of such a batch on the most common worker class; 0.0 while nothing is measured."""
 
 
+class _KnownTerms:
+    """The terms of a model's requests by their sizes, as long as all that they follow from stays the same."""
+
+    __slots__ = ("by_sizes", "follow_from")
+
+    def __init__(self) -> None:
+        self.follow_from: tuple[int, float, int, bool] | None = None
+        """Version and bound of the prices, the model's slots, and whether requests run alone."""
+        self.by_sizes: dict[tuple[int, ...], Terms | Refusal] = {}
+
+
 class Admission:
     """Decides which requests come into the queue, and prices them.
 
-    `room`: the content of the queue, and its bounds. `slots`: all slots of the server.
+    `room`: the content of the queue, and its bounds.
     """
 
-    __slots__ = ("_deadlines", "_slots", "_terms", "draining", "room")
+    __slots__ = ("_deadlines", "_known", "draining", "room")
 
-    def __init__(self, room: QueueRoom, slots: SlotTable, deadlines: Deadlines) -> None:
+    def __init__(self, room: QueueRoom, deadlines: Deadlines) -> None:
         self.room = room
         self._deadlines = deadlines
-        self._slots = slots
         self.draining = False
-        self._terms: dict[tuple[str, tuple[int, ...]], Terms | Refusal] = {}
-
-    def new_turn(self) -> None:
-        """Forget the prices of the last turn: requests of equal sizes that arrive together are priced once."""
-        self._terms.clear()
+        self._known: dict[str, _KnownTerms] = {}
+        """By model."""
 
     def consider(self, arrival: Arrival, queue: ModelQueue | None, now: float) -> Terms | Refusal:
         """Return the costs of a request for the model of `queue`, or the reason to refuse it.
@@ -58,8 +67,6 @@ class Admission:
             return Refusal("draining", "the server finishes what it has and takes nothing new")
         if queue is None:
             return Refusal("unavailable", f"no model {arrival.model!r} is served here")
-        if len(arrival.sizes) != len(queue.profile.dimensions) or min(arrival.sizes, default=0) < 0:
-            raise ValueError(f"{arrival.sizes} are no sizes of {', '.join(queue.profile.dimensions)}")
         if arrival.deadline is not None and arrival.deadline <= now:
             return Refusal("deadline_exceeded", "the deadline had passed on arrival")
         whole = self.room
@@ -70,8 +77,7 @@ class Admission:
         parts = 1 if whole.groups == 1 else room.parts
         if parts > 1 and room.is_full(arrival.nbytes, parts):
             return self._part_full(queue, parts)
-        divided = room.sharing > 1 or room.several
-        client = queue.shares.known(arrival.client) if divided else None
+        client = queue.shares.known(arrival.client) if room.sharing > 1 or room.several else None
         if client is not None and room.exceeds(client, arrival.nbytes, parts):
             return self._above_share(queue)
         terms = self._terms_of(arrival, queue)
@@ -166,33 +172,46 @@ class Admission:
 
     def _terms_of(self, arrival: Arrival, queue: ModelQueue) -> Terms | Refusal:
         sizes = arrival.sizes
-        key = (arrival.model, sizes)
-        terms = self._terms.get(key)
+        costs = queue.costs
+        prices = costs.batch_costs().worker_class
+        if not prices.has_grid or costs.rounding is not None:
+            return self._new_terms(sizes, queue)  # they change with each batch
+        known = self._known.get(arrival.model)
+        if known is None:
+            known = self._known[arrival.model] = _KnownTerms()
+        follow_from = prices.version, prices.longest_s, queue.pool.count, queue.alone
+        if known.follow_from != follow_from:
+            known.follow_from = follow_from
+            known.by_sizes.clear()
+        terms = known.by_sizes.get(sizes)
         if terms is None:
-            rows, shape = (sizes[0], sizes[1:]) if queue.has_batch else (1, sizes)
-            if (refusal := self.too_large(queue, rows, shape)) is not None:
-                self._terms[key] = refusal
-                return refusal
-            alone_s = queue.costs.batch_s(sizes) if queue.alone else None
-            priced = queue.costs.batched_share_s(sizes) if alone_s is None else (alone_s, alone_s)
-            slots = self._slots.serving(queue)
-            if priced is None:
-                rough_s = queue.costs.rough_s(sizes)
-                terms = Terms(0, (NOMINAL_S if rough_s is None else rough_s) / slots)
-            else:
-                cost_s, call_s = priced
-                if not (isfinite(1e9 * cost_s) and isfinite(call_s)):  # sums of costs are kept in nanoseconds
-                    raise ArithmeticError(f"a request of sizes {sizes} cannot be priced")
-                terms = Terms(nanoseconds(cost_s), cost_s / slots, call_s=call_s)
-            self._terms[key] = terms
+            if len(known.by_sizes) >= MOST_KNOWN_TERMS:
+                known.by_sizes.clear()
+            terms = known.by_sizes[sizes] = self._new_terms(sizes, queue)
         return terms
+
+    def _new_terms(self, sizes: tuple[int, ...], queue: ModelQueue) -> Terms | Refusal:
+        if len(sizes) != len(queue.profile.dimensions) or min(sizes, default=0) < 0:
+            raise ValueError(f"{sizes} are no sizes of {', '.join(queue.profile.dimensions)}")
+        rows, shape = (sizes[0], sizes[1:]) if queue.has_batch else (1, sizes)
+        if (refusal := self.too_large(queue, rows, shape)) is not None:
+            return refusal
+        alone_s = queue.costs.batch_s(sizes) if queue.alone else None
+        priced = queue.costs.batched_share_s(sizes) if alone_s is None else (alone_s, alone_s)
+        if priced is None:
+            rough_s = queue.costs.rough_s(sizes)
+            return Terms(0, (NOMINAL_S if rough_s is None else rough_s) / queue.pool.serving)
+        cost_s, call_s = priced
+        if not (isfinite(1e9 * cost_s) and isfinite(call_s)):  # sums of costs are kept in nanoseconds
+            raise ArithmeticError(f"a request of sizes {sizes} cannot be priced")
+        return Terms(nanoseconds(cost_s), cost_s / queue.pool.serving, call_s=call_s)
 
     def queued_s(self, queue: ModelQueue) -> float:
         """Return the seconds that slots need for the queues of a model and of all models that share slots with it.
 
         The models are assumed to share all their slots, so their times add up. The estimate errs upwards.
         """
-        return sum([other.waiting_s / self._slots.serving(other) for other in queue.sharing])
+        return sum([other.waiting_s / other.pool.serving for other in queue.sharing])
 
     def drain_s(self, queue: ModelQueue) -> float | None:
         """Return the seconds until the queues for the slots of a model have been started; None while nothing is measured."""
@@ -206,5 +225,5 @@ class Admission:
                 if request_s is None:
                     continue
                 cost_s = other.waiting * request_s
-            total = (total or 0.0) + cost_s / self._slots.serving(other)
+            total = (total or 0.0) + cost_s / other.pool.serving
         return None if total is None else min(total, MAX_RETRY_AFTER_S)

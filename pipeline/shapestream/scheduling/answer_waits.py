@@ -31,7 +31,7 @@ from shapestream.scheduling.deadlines import Deadlines
 from shapestream.scheduling.events import CutReason
 from shapestream.scheduling.planner import Plan, plan_batch
 from shapestream.scheduling.queueing import RUNNING, Request
-from shapestream.scheduling.slots import Slot, SlotTable
+from shapestream.scheduling.slots import Slot
 
 SHARE = 1 / 8
 """Longest wait of a free slot, as a part of the seconds that sharing a call is predicted to save (docs/decisions.md)."""
@@ -42,20 +42,19 @@ MOST_SLOTS = 8
 class AnswerWaits:
     """Decides which free slots wait for requests that follow answers."""
 
-    __slots__ = ("_deadlines", "_slots")
+    __slots__ = ("_deadlines",)
 
-    def __init__(self, slots: SlotTable, deadlines: Deadlines) -> None:
-        self._slots = slots
+    def __init__(self, deadlines: Deadlines) -> None:
         self._deadlines = deadlines
 
     def is_awaited(self, anchor: Request, slot: Slot, now: float) -> bool:
         """Tell whether a free slot waits before it takes the request whose turn it is; if so, its queue notes the wait."""
         queue = anchor.queue
-        returns, last = queue.returns, slot.answered
-        if last is None or queue.awaited is not None or returns.after_s == inf:
+        returns = queue.returns
+        if returns.after_s == inf or queue.awaited is not None or (last := slot.answered) is None:
             return False
         name = queue.profile.name
-        free = [other.answered for other in islice(self._slots.pools[name].free.values(), MOST_SLOTS + 1)]
+        free = [other.answered for other in islice(queue.pool.free.values(), MOST_SLOTS + 1)]
         answered = [one for one in free if one is not None and one.model == name]
         if len(answered) < len(free) or len(free) > MOST_SLOTS:
             return False
@@ -92,8 +91,7 @@ class AnswerWaits:
         if SHARE * ran_s < after_s or queue.delay_s or queue.alone or anchor.empty:
             return 0.0
         try:
-            costs = queue.costs.call_costs(slot.id)
-            slowdown = queue.costs.slowdown(slot.id)
+            costs, slowdown = queue.costs.on_slot(slot.id)
             cut = plan_batch(anchor, costs, Plan(), slowdown=slowdown, starts_at=starts_at)
             saved = slowdown * saved_s(cut.rows, cut.largest, rows, shape, costs, queue.padded)
         except Exception:  # noqa: BLE001 - it goes now, and what is wrong is reported when its batch is cut

@@ -79,7 +79,7 @@ class Audit:
     def _idle_slot(self, wanted: AuditWanted) -> Slot | None:
         """Return a slot to run it on while no request waits; where a model has several slots, one more of them is free."""
         isolation = self._isolation
-        waits = any(queue.waiting for queue in self._queues.waiting())
+        waits = any(queue.waiting for queue in self._queues.waiting)
         if waits or isolation.suspected or isolation.isolated or wanted.model not in self._queues:
             return None
         for slot in self._slots.pools[wanted.model].free.values():

@@ -86,14 +86,16 @@ class BatchCosts:
 
         `off`: the newest difference. Differences are logarithms of observed / expected seconds.
         """
-        if abs(off) <= CLIP or (self._off and off * self._off[0] < 0.0):
-            self._off.clear()
-        if abs(off) > CLIP:
-            self._off.append(off)
-        if len(self._off) < LASTING:
+        row = self._off
+        if row and (-CLIP <= off <= CLIP or off * row[0] < 0.0):
+            row.clear()
+        if -CLIP <= off <= CLIP:
             return 0.0
-        change = min(self._off, key=abs)
-        self._off.clear()
+        row.append(off)
+        if len(row) < LASTING:
+            return 0.0
+        change = min(row, key=abs)
+        row.clear()
         return change
 
     # ------------------------------------------------------------ predictions
@@ -163,10 +165,7 @@ class BatchCosts:
         if not missing:
             return
         if len(missing) <= FEW:
-            found = [
-                [self.second(rows << power, shape) for power in range(self._doublings(rows, shape))]
-                for rows, shape in missing
-            ]
+            found = [self._doubled(rows, shape) for rows, shape in missing]
         else:
             calls = [
                 (rows << power, *shape)
@@ -182,6 +181,15 @@ class BatchCosts:
                 each for each, own_s in zip(doubled, each_s, strict=True) if own_s <= CLOSE * least_s
             )
             self._priced[rows, shape] = least_s, call_s, doubled[0]
+
+    def _doubled(self, rows: int, shape: Sizes) -> list[float]:
+        """Return the seconds of batches of 1, 2, 4, ... equal requests, as many as are possible."""
+        one_s = self.second(rows, shape)
+        count = self._doublings(rows, shape)
+        if count == 1:
+            return [one_s]
+        seconds = self._rows[shape]  # `second` has looked there
+        return [one_s, *[float(seconds[rows << power]) for power in range(1, count)]]
 
     def _doublings(self, rows: int, shape: Sizes) -> int:
         """Count the batches of 1, 2, 4, ... equal requests that are possible. A request without elements stays alone."""

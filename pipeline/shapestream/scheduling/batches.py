@@ -69,6 +69,7 @@ BATCH_TABLE: Final[dict[str, dict[BatchState, BatchState]]] = {
         BatchState.CONDEMNED: BatchState.STUCK,
     },
 }
+_BEGIN: Final = BATCH_TABLE["begin"]
 _QUEUED_BEHIND: Final = (BatchState.BEHIND, BatchState.RECALLED)
 _HUNG: Final = (BatchState.HANGING, BatchState.CONDEMNED, BatchState.STUCK)
 
@@ -243,7 +244,7 @@ class Batch:
 
     def begin(self) -> None:
         """Become the batch that its slot runs."""
-        self.state = BATCH_TABLE["begin"][self.state]
+        self.state = _BEGIN[self.state]
 
     def queue_behind(self) -> None:
         """Become a batch that is queued behind another."""

@@ -24,7 +24,7 @@ _FEW_DEAD = 32
 """A bucket drops its dead entries when they are more than this, and more than the living."""
 
 # Keys that are no calls in Python: with many clients nearly each arrival is inserted somewhere.
-_by_place = attrgetter("place")
+_by_place = attrgetter("rank", "order")
 _by_key = attrgetter("key")
 
 
@@ -33,11 +33,11 @@ class Bucket:
 
     __slots__ = ("count", "elements", "held", "key", "lane", "name", "rows", "shape", "single_rows")
 
-    def __init__(self, lane: Lane, shape: tuple[int, ...], elements: int) -> None:
+    def __init__(self, name: tuple[int, ...], lane: Lane, shape: tuple[int, ...], elements: int) -> None:
+        self.name = name
+        """The key under which its queue keeps it."""
         self.lane = lane
         self.shape = shape
-        self.name = (*lane.key, *shape) if lane.key == EMPTY else shape
-        """The key under which its queue keeps it."""
         self.elements = elements
         """Elements of one row, along the dimensions that may be padded."""
         self.key = (elements, shape)
@@ -108,8 +108,14 @@ class Bucket:
         return self.held[0]
 
     def drop_dead(self) -> None:
-        """Drop the entries that no longer wait: those in front at once, the others when they are many."""
+        """Drop the entries that no longer wait: those in front at once, the others when they are many.
+
+        Nothing stays in an empty bucket: its last requests and it would keep each other in memory.
+        """
         held = self.held
+        if not self.count:
+            held.clear()
+            return
         dead = 0
         for request in held:
             if request.state is QUEUED:
@@ -138,7 +144,7 @@ class Lane:
 
     def remove(self, bucket: Bucket) -> None:
         """Remove an empty bucket."""
-        del self.buckets[self.position(bucket)]
+        del self.buckets[bisect_left(self.buckets, bucket.key, key=_by_key)]
 
     def position(self, bucket: Bucket) -> int:
         """Return the place of a bucket in this lane."""

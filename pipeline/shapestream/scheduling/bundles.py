@@ -89,7 +89,7 @@ class Bundles:
             return
 
         def ready(queue: ModelQueue, now: float) -> bool:
-            pool = self._slots.pools[queue.profile.name]
+            pool = queue.pool
             return (
                 queue.count > 1
                 and not queue.delay_s
@@ -102,7 +102,7 @@ class Bundles:
             request = self._next_up(ready, now)
             if request is None or request.state is RERUN:
                 return
-            pool = self._slots.pools[request.queue.profile.name]
+            pool = request.queue.pool
             slot = min([slot for slot in growing if pool in slot.pools], key=lambda slot: slot.free_at(now))
             cut = self.alone(request, slot, now)
             if cut is None or self._waits.will_be_awaited(request, slot):
@@ -120,7 +120,7 @@ class Bundles:
         most = most_calls(queue)
         calls = 1 + len(slot.behind)
         return (
-            calls < min(most, PART * queue.count / self._slots.serving(queue))
+            calls < min(most, PART * queue.count / queue.pool.serving)
             and all(
                 len(batch.members) == 1 and batch.predicted_s is not None for batch in (running, *slot.behind)
             )
@@ -131,9 +131,10 @@ class Bundles:
         """Return the cut of a request that joins a bundle; None if it shares a call, comes too late, or takes too long."""
         queue = request.queue
         try:
-            if self._deadlines.comes_too_late(request, slot, now):
+            deadline = request.arrival.deadline
+            if deadline is not None and self._deadlines.comes_too_late(request, deadline, slot, now):
                 return None
-            costs, slowdown = queue.costs.call_costs(slot.id), queue.costs.slowdown(slot.id)
+            costs, slowdown = queue.costs.on_slot(slot.id)
             if queue.alone:
                 cut = alone([request], request.rows, request.own_shape, costs)
             else:

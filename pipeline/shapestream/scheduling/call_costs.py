@@ -20,8 +20,10 @@ from shapestream.scheduling.rounding import ShapeRounding
 USES = 8
 """Batches over which the preparation of a new shape is amortised when batches are compared. If it were charged in full,
 only shapes that are prepared already would ever be chosen."""
+_REST_OF_FIRST = 1.0 - 1.0 / USES
+"""Part of a preparation that `Call.seconds` leaves out."""
 _REMEMBERED = 2048
-"""Shapes whose costs are remembered. When there are more, all are forgotten."""
+"""Shapes whose costs are remembered, and calls. When there are more, all are forgotten."""
 _NOTHING = np.zeros(1)
 NEAR_BEST = 1.01
 """Factor of the least seconds per row up to which a number of rows counts as the best."""
@@ -54,22 +56,34 @@ class CallCosts:
         )
         self.measured = False
         """Whether predictions are seconds. If not, they only compare calls, and no deadline is judged by them."""
-        self._version = (-1, -1)
-        """A pair that changes whenever prices become out of date."""
+        self._version = -1
+        """Of the prices that are remembered; when it changes, they are out of date."""
+        self._rounding_version = -1
+        """The same of the sizes that calls are rounded up to."""
+        self._calls: dict[tuple[int, Sizes], Call] = {}
+        """By rows and shape of their batch, where nothing else decides about a call."""
         self._tables: dict[Sizes, Floats] = {}
         self._best: dict[Sizes, tuple[int, int]] = {}
         # Preparations outlive versions: that a shape has become known is noted one by one.
         self._new: dict[Sizes, Floats] = {}
-        self._prepares = False
+        self.prepares = False
+        """Whether shapes that are new to the device are known to cost anything."""
 
     def renew(self) -> None:
         """Forget prices that are out of date. Call it before each batch."""
         worker_class = self.batch_costs.worker_class
         self.measured = worker_class.measured
-        version = worker_class.version, 0 if self.rounding is None else self.rounding.version
-        if version != self._version or self._prepares != worker_class.new.measured:
-            self._version = version
-            self._prepares = worker_class.new.measured
+        rounding = self.rounding
+        if (
+            worker_class.version != self._version
+            or self.prepares != worker_class.new.measured
+            or (rounding is not None and rounding.version != self._rounding_version)
+        ):
+            self._version = worker_class.version
+            if rounding is not None:
+                self._rounding_version = rounding.version
+            self.prepares = worker_class.new.measured
+            self._calls.clear()
             self._tables.clear()
             self._best.clear()
 
@@ -77,6 +91,16 @@ class CallCosts:
 
     def call(self, rows: int, shape: Sizes) -> Call:
         """Return the call for a batch of these sizes, with its predicted seconds."""
+        call = self._calls.get((rows, shape))
+        if call is None:
+            call = self._new_call(rows, shape)
+            if self.rounding is None and not self.prepares and self.batch_costs.worker_class.has_grid:
+                if len(self._calls) >= _REMEMBERED:
+                    self._calls.clear()
+                self._calls[rows, shape] = call
+        return call
+
+    def _new_call(self, rows: int, shape: Sizes) -> Call:
         call_rows, call_shape = rows, shape
         if self.rounding is not None:
             call_rows, call_shape = self.rounding.call_sizes(rows, shape)
@@ -101,8 +125,9 @@ class CallCosts:
         """
         if not self.measured or not isfinite(call.seconds):
             return 0.0
-        first_s = call.seconds + call.preparation_s * (1.0 - 1.0 / USES)
-        return min(first_s, self.batch_costs.longest_s(call.rows, call.shape) + call.preparation_s)
+        first_s = call.seconds + call.preparation_s * _REST_OF_FIRST
+        longest_s = self.batch_costs.longest_s(call.rows, call.shape) + call.preparation_s
+        return longest_s if longest_s < first_s else first_s
 
     def _static(self, rows: int, shape: Sizes, seconds: float) -> Sizes | None:
         """Return the shape of the static model that serves such a batch in the fewest seconds; None: no static model."""
@@ -201,7 +226,7 @@ class CallCosts:
         return list(self.seconds(rows, wide).reshape(len(shapes), count))
 
     def _preparations(self, shape: Sizes) -> Floats:
-        if not self._prepares:
+        if not self.prepares:
             return _NOTHING
         new = self._new.get(shape)
         if new is None:

@@ -30,8 +30,8 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
-from math import exp, log, prod
-from operator import itemgetter
+from math import exp, inf, log, prod
+from operator import gt, itemgetter
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -101,6 +101,8 @@ class _Spot(NamedTuple):
     """The nodes around it, and their weights."""
     nearest: int
     """The node of the largest weight; of two, the smaller call's, so that the larger one is still tried."""
+    squares: float
+    """The sum of the squares of these weights."""
     beyond: float
     """Elements by which the call exceeds the grid's edge."""
 
@@ -129,7 +131,6 @@ class Grid:
             row[: lengths[number]] = self.axes[number]
             corners = np.concatenate((corners, corners + self._strides[number]))
         self._corners = corners[:, None]
-        self._after = corners.tolist()
         """Places of the corners of a cell after its first node, the first axis outermost."""
         self._measured = _monotone(_filled(self.axes, points)).ravel()
         self._live = self._measured
@@ -170,6 +171,8 @@ class Grid:
         ]
         """The varied axes: place, sizes, and how many nodes further the next size is."""
         self._last = tuple([int(axis[-1]) for axis in self.axes])
+        self._near_end = (inf, *[BEYOND * last for last in self._last[1:]])
+        """The largest sizes that need no nodes of their own; rows have those that they have."""
         self._pitch = self._slope(self._values)
         """Published seconds per element beyond the grid."""
         self._by_rows: tuple[int, Floats, float] | None = None
@@ -188,11 +191,15 @@ class Grid:
         """Find the first node of one call's cell, and per varied axis the share of the way through it."""
         place, shares = 0, []
         for number, axis, stride in self._walks:
-            size = min(max(float(sizes[number]), axis[0]), axis[-1])
-            below = bisect_right(axis, size) - 1
-            low = axis[below]
-            shares.append((size - low) / (axis[below + 1] - low) if below + 1 < len(axis) else 0.0)
-            place += stride * below
+            size = float(sizes[number])
+            above = bisect_right(axis, size)
+            share = 0.0  # at a node, or beyond the ends
+            if above:
+                place += stride * (above - 1)
+                if above < len(axis):
+                    low = axis[above - 1]
+                    share = (size - low) / (axis[above] - low)
+            shares.append(share)
         return place, shares
 
     def row_seconds(self, most: int, shape: Sizes) -> Floats | None:
@@ -287,27 +294,30 @@ class Grid:
         """Find the place of one call, and remember it."""
         folded = _folded_sizes(sizes)
         place, shares = self._place(folded)
-        weights = [1.0]
-        for share in shares[::-1]:
-            rest = 1.0 - share
-            weights = [weight * rest for weight in weights] + [weight * share for weight in weights]
-        near = [
-            (place + corner, weight)
-            for corner, weight in zip(self._after, weights, strict=True)
-            if weight > 0.0
-        ]
+        near = [(place, 1.0)]
+        for (_, _, stride), share in zip(self._walks[::-1], shares[::-1], strict=True):
+            if share:
+                rest = 1.0 - share
+                near = [(node, weight * rest) for node, weight in near] + [
+                    (node + stride, weight * share) for node, weight in near
+                ]
         nearest, _ = max(near, key=itemgetter(1))
-        inside = [min(size, last) for size, last in zip(folded, self._last, strict=True)]
+        squares = sum([weight * weight for _, weight in near])
+        beyond = 0.0
+        if True in map(gt, folded, self._last):
+            beyond = elements_of(folded) - elements_of([*map(min, folded, self._last)])
         if len(self._spots) >= _REMEMBERED:
             self._spots.clear()
-        spot = self._spots[sizes] = _Spot(near, nearest, elements_of(folded) - elements_of(inside))
+        spot = self._spots[sizes] = _Spot(near, nearest, squares, beyond)
         return spot
 
     def expected(self, sizes: Sizes) -> float:
         """Return the seconds of one call by all that was observed."""
-        near, _, beyond = self._spots.get(sizes) or self._find(sizes)
+        near, _, _, beyond = self._spots.get(sizes) or self._find(sizes)
         live, learned = self._live_flat, self._learned
-        seconds = sum([weight * live[node] * exp(learned[node]) for node, weight in near])
+        seconds = 0.0
+        for node, weight in near:
+            seconds += weight * live[node] * exp(learned[node])
         if beyond:
             last = len(live) - 1
             start = self._slope_from
@@ -324,16 +334,17 @@ class Grid:
 
         Returns the logarithms by which these nodes are now off the published ones.
         """
-        near, nearest, _ = self._spots.get(sizes) or self._find(sizes)
-        step = (STEP if len(self._varied) else LONE_STEP) * difference
-        step /= sum([weight * weight for _, weight in near])
+        near, nearest, squares, _ = self._spots.get(sizes) or self._find(sizes)
+        step = (STEP if self._walks else LONE_STEP) * difference / squares
         learned, seen = self._learned, self._seen
         self._calls += 1
+        moved = []
         for node, weight in near:
-            learned[node] += weight * step
+            off = learned[node] = learned[node] + weight * step
+            moved.append(off)
         if seen[nearest] >= self._known_since and nearest not in self._short:
             seen[nearest] = self._calls
-        return [learned[node] for node, _ in near]
+        return moved
 
     # ------------------------------------------------------------ what is known
 
@@ -342,11 +353,9 @@ class Grid:
 
         The rows of the call are not looked at, and a call without elements extends nothing.
         """
-        if self._dimensions > MOST_AXES or 0 in sizes:
+        if True not in map(gt, sizes, self._near_end) or self._dimensions > MOST_AXES or 0 in sizes:
             return self
-        far = [size > BEYOND * last for size, last in zip(sizes[1:], self._last[1:], strict=True)]
-        if True not in far:
-            return self
+        far = [*map(gt, sizes[1:], self._near_end[1:])]
         axes = [[int(size) for size in axis.tolist()] for axis in self.axes]
         for axis, size, is_far in zip(axes[1:], sizes[1:], far, strict=True):
             if is_far:
@@ -406,7 +415,7 @@ class Grid:
 
         `difference`: the logarithm of observed / expected seconds.
         """
-        near, nearest, _ = self._find(sizes)
+        near, nearest, _, _ = self._find(sizes)
         self._calls += 1
         known = [(node, weight) for node, weight in near if self._seen[node] >= self._known_since]
         known_s = sum([weight * self._live_flat[node] * exp(self._learned[node]) for node, weight in known])

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import count
-from math import isfinite
+from math import inf
 from types import MappingProxyType
 
 from shapestream.scheduling.batch_costs import BatchCosts
@@ -129,7 +129,7 @@ class ModelCosts:
 
         Times that are negative or not finite are ignored. `preparations`: calls whose shapes were new to the device.
         """
-        if not (isfinite(busy_s) and busy_s >= 0.0):
+        if not 0.0 <= busy_s < inf:
             return
         batch_costs = self._slots.get(slot) or self.batch_costs()
         rows, shape = (sizes[0], sizes[1:]) if self.profile.has_batch else (1, sizes)
@@ -140,13 +140,20 @@ class ModelCosts:
         if self.steps is not None:
             self.steps.ran(sizes)
         self.mean_batch_s = _moved(self.mean_batch_s, busy_s)
-        self.mean_request_s = _moved(self.mean_request_s, busy_s / max(1, requests))
+        self.mean_request_s = _moved(self.mean_request_s, busy_s / (requests or 1))
 
     # ------------------------------------------------------------ predictions
 
     def call_costs(self, slot: int | None = None) -> CallCosts:
         """Return the costs of the calls that batches become, on `batch_costs`."""
-        batch_costs = self.batch_costs(slot)
+        return self._calls_on(self.batch_costs(slot))
+
+    def on_slot(self, slot: int) -> tuple[CallCosts, float]:
+        """Return `call_costs` and `slowdown` of a slot."""
+        own = self._slots.get(slot)
+        return (self.call_costs(), 1.0) if own is None else (self._calls_on(own), own.slowdown)
+
+    def _calls_on(self, batch_costs: BatchCosts) -> CallCosts:
         worker_class = batch_costs.worker_class
         owner = batch_costs if worker_class.new.measured else worker_class
         costs = self._call_costs.get(owner)
@@ -168,7 +175,7 @@ class ModelCosts:
 
         It compares slots, and turns predictions without a slot (`batch_s`, `batched_share_s`) into seconds on this one.
         """
-        usual = self.batch_costs()
+        usual = self._most_common or self.batch_costs()
         batch_costs = self._slots.get(slot, usual)
         if batch_costs.worker_class is usual.worker_class:
             return batch_costs.slowdown if usual.worker_class.measured else None

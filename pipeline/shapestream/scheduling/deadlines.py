@@ -23,7 +23,7 @@ from typing import Final, NamedTuple
 from shapestream.scheduling.events import Arrival, Overload
 from shapestream.scheduling.model_queue import ModelQueue
 from shapestream.scheduling.queueing import RERUN, RUNNING, LazyHeap, Request
-from shapestream.scheduling.slots import Slot, SlotTable
+from shapestream.scheduling.slots import Slot
 
 SAFETY: Final = 1.4
 """Factor by which estimated waits and calls are multiplied where they are compared with what is left of a deadline.
@@ -58,10 +58,9 @@ class Refusal(NamedTuple):
 class Deadlines:
     """The live requests that have a deadline, and the rules by which they end early."""
 
-    __slots__ = ("_first", "_refused_at", "_slots")
+    __slots__ = ("_first", "_refused_at")
 
-    def __init__(self, slots: SlotTable) -> None:
-        self._slots = slots
+    def __init__(self) -> None:
         self._first = LazyHeap(RUNNING)
         """By when not even an optimistic prediction would start them any more, while they wait; by their deadline
         otherwise."""
@@ -90,7 +89,7 @@ class Deadlines:
         `batched_call_s`: seconds of an efficient batch on the most common worker class. Raises any error of a prediction.
         """
         alone_s = self._alone_s(arrival.sizes, queue)
-        pool = self._slots.pools[arrival.model]
+        pool = queue.pool
         if alone_s is None or not pool.count:
             return None
         left_s = deadline - now
@@ -108,11 +107,10 @@ class Deadlines:
             return Refusal("deadline_exceeded", message)
         if idle:
             return None
-        serving = self._slots.serving
-        queued_s = sum([other.cost_s / serving(other) for other in queue.sharing])
+        queued_s = sum([other.cost_s / other.pool.serving for other in queue.sharing])
         # A refusal a short while ago shows that the queue is as long as deadlines allow: it will not empty.
         crowded = queued_s > 0.0 and now - self._refused_at.get(arrival.model, -inf) < left_s
-        again_s = sum([other.again_s / serving(other) for other in queue.sharing])
+        again_s = sum([other.again_s / other.pool.serving for other in queue.sharing])
         # What shares its call is queued already, and the planner cuts a call smaller that would take most of the time left.
         call_s = max(alone_s, min(batched_call_s * pool.fastest, alone_s + queued_s, CALL_OF_LEFT * left_s))
 
@@ -151,7 +149,7 @@ class Deadlines:
         if turn_s >= queued_s:
             return turn_s if crowded else queued_s
         smaller_s = [
-            min(other.cost_s / self._slots.serving(other), other.turns.share_until(rank))
+            min(other.cost_s / other.pool.serving, other.turns.share_until(rank))
             for other in queue.sharing
             if other.count
         ]
@@ -160,7 +158,7 @@ class Deadlines:
     def _alone_s(self, sizes: tuple[int, ...], queue: ModelQueue) -> float | None:
         """Return the predicted seconds of a request alone on the fastest slot; None while nothing is measured."""
         usual_s = queue.costs.batch_s(sizes)
-        return None if usual_s is None else usual_s * self._slots.pools[queue.profile.name].fastest
+        return None if usual_s is None else usual_s * queue.pool.fastest
 
     # ------------------------------------------------------------ while it waits
 
@@ -204,8 +202,8 @@ class Deadlines:
 
     # ------------------------------------------------------------ in its turn
 
-    def comes_too_late(self, request: Request, slot: Slot, now: float) -> bool:
-        """Tell whether the turn of a request on this slot comes too late for an efficient batch.
+    def comes_too_late(self, request: Request, deadline: float, slot: Slot, now: float) -> bool:
+        """Tell whether the turn of a request with this deadline comes too late on this slot for an efficient batch.
 
         Three things must hold. A request of this model was refused for its predicted wait after this one came. This one did
         not run before. When the slot is free, it has waited for two thirds of its time at least. So a request that had
@@ -216,8 +214,7 @@ class Deadlines:
         well, and soon the slots run calls of one row. Measured in docs/decisions.md.
         """
         queue = request.queue
-        deadline = request.arrival.deadline
-        if deadline is None or request.state is RERUN:
+        if request.state is RERUN:
             return False
         if self._refused_at.get(queue.profile.name, -inf) < request.arrived:
             return False

@@ -14,7 +14,7 @@ A client is whatever the caller numbers as one: a key with all its connections, 
   time, or at its account if that is later.
 - Virtual time is the largest account, less priority, that ever had a turn. It also advances by all work that has its turn,
   divided by the present clients plus one. The original algorithm does not need that, since its flows are known and its
-  packets have no priorities. Here it prevents starvation (`begin` has the proof).
+  packets have no priorities. Here it prevents starvation (`start` has the proof).
 - A request's *rank* is a forecast of its turn, made at its arrival. It orders the requests of a flow and of a bucket.
 - The work that a failed call makes run again (`Rework`) is paid once, by the client whose request is to blame.
 
@@ -197,7 +197,7 @@ class FairShares(Generic[FlowT]):
         start_s = self.virtual_s
         if present > 1 and (beside := self._first_start_s()) is not None and beside < start_s:
             start_s = max(beside, start_s - AGEING_S / present)
-        return start_s if client is None else max(start_s, client.start_s)
+        return start_s if client is None or client.start_s < start_s else client.start_s
 
     # ------------------------------------------------------------ requests
 
@@ -226,9 +226,10 @@ class FairShares(Generic[FlowT]):
             if flow.start_s < client.virtual_s:
                 flow.start_s = client.virtual_s
         rank = client.start_s - bonus_s + (flow.queued_s if client.queued == 1 else _ahead_s(flow))
-        last = flow.last.get(priority)
-        if last is not None and last > rank:
-            rank = last
+        if flow.queued:
+            last = flow.last.get(priority)
+            if last is not None and last > rank:
+                rank = last
         flow.last[priority] = rank
         flow.queued += 1
         flow.queued_s += share_s
@@ -243,8 +244,14 @@ class FairShares(Generic[FlowT]):
 
     # ------------------------------------------------------------ turns
 
-    def begin(self, flow: FlowT, bonus_s: float, share_s: float) -> None:
-        """Advance virtual time for a batch of `share_s` seconds of all slots, which starts in the turn of this flow.
+    def start(
+        self, first: FlowT, bonus_s: float, shares_s: Mapping[FlowT, float], share_s: float | None
+    ) -> None:
+        """Advance virtual time for a batch that starts in the turn of the `first` flow, and charge its members' flows.
+
+        `shares_s`: what the members of each flow would take in efficient batches. `share_s`: the batch, which is charged in
+        these proportions, at least `_LEAST_S` to each flow; None: it takes as long as all of them. Both are seconds of all
+        slots.
 
         Why no client starves: all work that has its turn moves virtual time by its `share_s / (present + 1)` at least, and
         `present` is bounded by the queue. A client that comes later starts at most a second of work before the virtual
@@ -254,27 +261,31 @@ class FairShares(Generic[FlowT]):
         The accounts of the other members do not count, since their turns may be far away. A priority changes the order,
         and must not move virtual time ahead.
         """
-        client = flow.client
+        total_s = sum(shares_s.values())
+        if share_s is None:
+            share_s = total_s
+        part = share_s / total_s if total_s else 0.0
         if bonus_s < 0.0:
             bonus_s = 0.0
-        self.virtual_s += share_s / (self.present + 1)
-        if client.start_s - bonus_s > self.virtual_s:
-            self.virtual_s = client.start_s - bonus_s
-        if flow.start_s - bonus_s > client.virtual_s:
-            client.virtual_s = flow.start_s - bonus_s
-
-    def charge(self, shares_s: Mapping[FlowT, float], part: float) -> None:
-        """Charge the flows whose requests run in one call: `part` of the seconds given here, at least `_LEAST_S`."""
-        least_start_s = self.virtual_s - OWED_S / self.present
-        for flow, share_s in shares_s.items():
-            share_s *= part
-            if share_s < _LEAST_S:
-                share_s = _LEAST_S
+        client = first.client
+        virtual_s = self.virtual_s + share_s / (self.present + 1)
+        turn_s = client.start_s - bonus_s
+        if turn_s > virtual_s:
+            virtual_s = turn_s
+        self.virtual_s = virtual_s
+        turn_s = first.start_s - bonus_s
+        if turn_s > client.virtual_s:
+            client.virtual_s = turn_s
+        least_start_s = virtual_s - OWED_S / self.present
+        for flow, own_s in shares_s.items():
+            own_s *= part
+            if own_s < _LEAST_S:
+                own_s = _LEAST_S
             client = flow.client
-            start_s = flow.start_s + share_s
+            start_s = flow.start_s + own_s
             least_s = client.virtual_s - OWED_S
             flow.start_s = start_s if start_s > least_s else least_s
-            start_s = client.start_s + share_s
+            start_s = client.start_s + own_s
             if start_s < least_start_s:
                 start_s = least_start_s
             client.start_s = start_s
@@ -297,7 +308,8 @@ class FairShares(Generic[FlowT]):
 
     def catch_up(self) -> None:
         """Forgive all debts, because nothing waits: all clients start at the same virtual time again."""
-        self.virtual_s = max(self.virtual_s, self._furthest_s)
+        if self._furthest_s > self.virtual_s:
+            self.virtual_s = self._furthest_s
 
     def absorb(self, other: FairShares[FlowT]) -> None:
         """Merge two groups, because a slot joined that serves models of both: one virtual time, one part of the room."""

@@ -31,7 +31,7 @@ def check(
     for name, queue in queues.items():
         own = [request for request in requests if request.queue is queue]
         _check_queue(queue, own)
-        assert queue in queues.waiting() or not queue.waiting, f"{name} waits, but is not looked at"
+        assert queue in queues.waiting or not queue.waiting, f"{name} waits, but is not looked at"
         serving = [slot for slot in slots.slots.values() if name in slot.models and not slot.closing]
         free = {slot.id for slot in serving if slot.free}
         pool = slots.pools[name]
@@ -210,6 +210,19 @@ def _check_queue(queue: ModelQueue, own: list[Request]) -> None:
     assert queue.suspect_count == len(suspects)
     held = [request for _, _, request in queue.suspects if request.state is SUSPECT]
     assert sorted(map(id, held)) == sorted(map(id, suspects)), "a suspect is not in flow, or twice"
+    if queue.delay_s:
+        assert {request.id for request in queue.due.living()} == set(queued)
+    waiting = sorted((request for request in own if request.state <= SUSPECT), key=lambda one: one.order)
+    only = [] if queue.only is None else [queue.only]
+    assert [*queue.arrivals.waiting(), *only] == waiting, "the order of arrivals is wrong"
+    assert queue.waits.present == len(waiting), "what waits was not counted when it came, or when it went"
+    if only:
+        assert only == list(queued.values()), "a request that is not listed is not the only one"
+    else:
+        _check_lists(queue, queued)
+
+
+def _check_lists(queue: ModelQueue, queued: Mapping[int, Request]) -> None:
     flows = queue.turns.flows()
     in_flow = [request for flow in flows for request in flow.requests.living()]
     assert sorted(request.id for request in in_flow) == sorted(queued), "a request is in no flow, or in two"
@@ -219,11 +232,6 @@ def _check_queue(queue: ModelQueue, own: list[Request]) -> None:
     for flow in flows:
         assert len(flow.requests) <= 2 * flow.queued + 64, "the dead were not thrown out"
     assert len(queue.turns) <= 2 * len(queued) + 64, "the dead were not thrown out"
-    if queue.delay_s:
-        assert {request.id for request in queue.due.living()} == set(queued)
-    waiting = sorted((request for request in own if request.state <= SUSPECT), key=lambda one: one.order)
-    assert queue.arrivals.waiting() == waiting, "the order of arrivals is wrong"
-    assert queue.waits.present == len(waiting), "what waits was not counted when it came, or when it went"
     found: list[int] = []
     for lane in queue.lanes.values():
         found.extend(_check_lane(queue, lane))

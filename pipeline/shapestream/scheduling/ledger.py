@@ -105,10 +105,10 @@ class Ledger:
         for request in cut.members:
             request.batch = batch
             nbytes += request.arrival.nbytes
-        batch.queue.shares.room.leave(len(batch.members), nbytes)
-        self.running += len(batch.members)
+        count = len(cut.members)
+        self.running += count
         queue = batch.queue
-        queue.leave(len(cut.members), now)
+        queue.leave(count, nbytes, now)
         batch.behind = None if behind is None else behind.id
         batch.facts = CutFacts(
             cut.padding,
@@ -137,18 +137,16 @@ class Ledger:
             request.queue.shares.room.enter(1, request.nbytes)
         self.running -= len(requests)
 
-    def deliver(self, batch: Batch, actions: list[Action]) -> None:
+    def deliver(self, batch: Batch, members: Sequence[Request], actions: list[Action]) -> None:
         """End those members of a finished batch that still run."""
-        members = [request for request in batch.members if request.state is RUNNING]
-        if not members:
-            return
-        all_ran = len(members) == len(batch.members)
+        count = len(members)
+        all_ran = count == len(batch.members)
         arrivals = batch.arrivals if all_ran else [request.arrival for request in members]
         actions.append(DeliverResults(batch=batch, requests=arrivals))
         for request in members:
             request.end()
             self._remove(request)
-        self.running -= len(members)
+        self.running -= count
         self.deadlines.shrink(len(self.requests))
 
     def fail(self, request: Request, code: str, message: str, now: float) -> FailRequest:
@@ -190,8 +188,7 @@ class Ledger:
                     self.unwanted.append(batch)
         else:
             request.queue.drop(request)
-            request.queue.leave(1, now)
-            request.queue.shares.room.leave(1, request.nbytes)
+            request.queue.leave(1, request.nbytes, now)
         self.deadlines.shrink(len(self.requests) - 1)
         self._remove(request)
 
@@ -202,8 +199,9 @@ class Ledger:
     def _remove(self, request: Request) -> None:
         """Forget a request, at last: until then a fault still finds it here, and it is not lost."""
         shares = request.queue.shares
-        for rework in request.reworks:
-            rework.leave(shares)
+        if request.reworks:
+            for rework in request.reworks:
+                rework.leave(shares)
         shares.ended(request.flow)
         request.batch = None  # a cycle of batch and request must not be left to the collector
         del self.requests[request.arrival.id]

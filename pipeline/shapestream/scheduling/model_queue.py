@@ -2,17 +2,20 @@
 
 The planner takes a batch from the buckets (buckets.py) for the request whose turn it is (turns.py). Requests of a batch that
 failed wait in fixed groups (`reruns`), suspects by themselves. Every change keeps the counts and the predicted seconds.
+
+A request that comes alone mostly leaves at once. While it is the only one, there is nothing to choose from, so it is in no
+bucket and no flow: it is listed there when another comes, or when either is looked at (`list_only`).
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from heapq import heappop, heappush
 from itertools import islice
 from math import inf, prod
 from operator import attrgetter
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from shapestream.scheduling.answers import OVER, Awaited, Returns
 from shapestream.scheduling.buckets import EMPTY, Bucket, Lane
@@ -31,6 +34,9 @@ from shapestream.scheduling.queueing import (
     nanoseconds,
 )
 from shapestream.scheduling.turns import ClientFlow, Turns
+
+if TYPE_CHECKING:  # a queue knows the slots that it is for
+    from shapestream.scheduling.slots import SlotPool
 
 MOST_COUNTED = 512
 """Largest number of buckets that are counted by size, in about 1 ms. Longer lists are sampled at even distances."""
@@ -62,6 +68,9 @@ MAX_SEEN = 1024
 class ModelQueue:
     """The queued requests of one model."""
 
+    pool: SlotPool
+    """The slots that serve the model. Set by the table of slots."""
+
     def __init__(self, profile: ModelProfile, costs: ModelCosts, room: QueueRoom) -> None:
         """`room`: of all models."""
         self.profile = profile
@@ -71,10 +80,14 @@ class ModelQueue:
         # A request that runs alone waits for no others.
         self.delay_s = profile.max_delay_s if profile.has_batch else 0.0
         self.padded = profile.paddable[1:] if profile.has_batch else profile.paddable
-        self.buckets: dict[tuple[int, ...], Bucket] = {}
-        self.lanes: dict[tuple[int, ...], Lane] = {}
-        self.turns = Turns()
-        """The flows with what waits in lanes."""
+        self._padded_axes = [axis for axis, padded in enumerate(self.padded) if padded]
+        self._equal_axes = [axis for axis, padded in enumerate(self.padded) if not padded]
+        """Those along which requests that share a batch have equal sizes."""
+        self.only: Request | None = None
+        """The only request that waits in a lane, as long as it is not listed there."""
+        self._buckets: dict[tuple[int, ...], Bucket] = {}
+        self._lanes: dict[tuple[int, ...], Lane] = {}
+        self._turns = Turns()
         self.due = LazyHeap(QUEUED)
         """By the end of their delay; filled only where the model has one."""
         self.returns = Returns()
@@ -106,12 +119,30 @@ class ModelQueue:
         self.measured_s = 0.0
         """Seconds that these took."""
         self.arrivals = Arrivals()
-        """All waiting requests by admission, those that run again included."""
+        """All waiting requests by admission, those that run again included. `only` is not: it would be the last."""
         self.waits = Occupancy()
         """The seconds that they waited; the ledger reports arrivals."""
 
     def __repr__(self) -> str:
         return f"<{self.profile.name}: {self.waiting} waiting>"
+
+    @property
+    def buckets(self) -> dict[tuple[int, ...], Bucket]:
+        """What waits in lanes, by size."""
+        self.list_only()
+        return self._buckets
+
+    @property
+    def lanes(self) -> dict[tuple[int, ...], Lane]:
+        """The lanes with these buckets, by the sizes that may not be padded."""
+        self.list_only()
+        return self._lanes
+
+    @property
+    def turns(self) -> Turns:
+        """The flows with what waits in lanes."""
+        self.list_only()
+        return self._turns
 
     @property
     def waiting(self) -> int:
@@ -162,16 +193,15 @@ class ModelQueue:
 
     def _first_start_s(self) -> float | None:
         """Return the account of the client whose turn is first, of all models that share slots; None if none waits."""
-        firsts = [first for queue in self.sharing if (first := queue.turns.first())]
+        firsts = [first for queue in self.sharing if (first := queue.first())]
         return min(firsts, key=attrgetter("turn")).flow.client.start_s if firsts else None
 
     def flow_of(self, number: int) -> ClientFlow:
         """Return the flow of a client, and open one if there is none."""
         client = self.shares.client(number)
-        name = self.profile.name
-        flow = client.flows.get(name)
+        flow = client.flows.get(self.profile.name)
         if flow is None:
-            flow = client.flows[name] = ClientFlow(client, self)
+            flow = client.flows[self.profile.name] = ClientFlow(client, self)
         return flow
 
     def share_slots(self, other: ModelQueue) -> None:
@@ -184,37 +214,64 @@ class ModelQueue:
             queue.shares, queue.sharing = self.shares, self.sharing
 
     def add(self, request: Request) -> None:
-        """Queue a new request, which `FairShares.stamp` has counted, in its bucket and its flow."""
-        name = (*EMPTY, *request.shape) if request.empty else request.shape
-        bucket = self.buckets.get(name)
-        if bucket is None:
-            bucket = self.buckets[name] = self._open_bucket(request)
-        request.bucket = bucket
-        bucket.add(request)
-        self.arrivals.add(request)
+        """Queue a new request, which `FairShares.stamp` has counted."""
         flow = request.flow
+        if not self.count:
+            self.only = request
+        else:
+            if self.only is not None:
+                self.list_only()
+            self._list(request)
+            if flow.queued == 1:
+                self._turns.put(flow, request)
+            elif flow.has_priorities:
+                self._turns.put(flow, flow.first())
         flow.queued_bytes += request.arrival.nbytes
-        flow.requests.push(request.rank, request)
-        if flow.queued == 1:
-            self.turns.put(flow, request)
-        elif flow.has_priorities:
-            self.turns.put(flow, flow.first())
         self.count += 1
         self.rows += request.rows
         self.returns.arrived(request.rows, request.arrived)
         self._cost_ns += request.cost_ns
+
+    def first(self) -> Request | None:
+        """Return the first request of the flow that has the turn; None if nothing waits in lanes."""
+        return self._turns.first() if self.only is None else self.only
+
+    def oldest(self) -> Request | None:
+        """Return the waiting request that was admitted first; None if none waits."""
+        return self.arrivals.oldest() or self.only
+
+    def list_only(self) -> None:
+        """List the only request in its bucket and its flow, if it is not there."""
+        only, self.only = self.only, None
+        if only is not None:
+            self._list(only)
+            self._turns.put(only.flow, only)
+
+    def _list(self, request: Request) -> None:
+        name = (*EMPTY, *request.shape) if request.empty else request.shape
+        bucket = self._buckets.get(name)
+        if bucket is None:
+            bucket = self._buckets[name] = self._open_bucket(name, request)
+        request.bucket = bucket
+        bucket.add(request)
+        self.arrivals.add(request)
         if self.delay_s and bucket.rows >= self.profile.max_batch:
             self.full[bucket.name] = bucket
+        request.flow.requests.push(request.rank, request)
 
-    def _open_bucket(self, request: Request) -> Bucket:
+    def _open_bucket(self, name: tuple[int, ...], request: Request) -> Bucket:
         shape = request.shape
-        sizes_and_padded = list(zip(shape, self.padded, strict=True))
-        key = EMPTY if request.empty else tuple([size for size, padded in sizes_and_padded if not padded])
-        lane = self.lanes.get(key)
+        key: tuple[int, ...] = ()
+        elements = prod(shape)
+        if self._equal_axes:
+            key = tuple([shape[axis] for axis in self._equal_axes])
+            elements = prod([shape[axis] for axis in self._padded_axes])
+        if request.empty:
+            key = EMPTY
+        lane = self._lanes.get(key)
         if lane is None:
-            lane = self.lanes[key] = Lane(key)
-        elements = prod([size for size, padded in sizes_and_padded if padded])
-        bucket = Bucket(lane, shape, elements)
+            lane = self._lanes[key] = Lane(key)
+        bucket = Bucket(name, lane, shape, elements)
         lane.add(bucket)
         return bucket
 
@@ -226,13 +283,7 @@ class ModelQueue:
         """
         for request in requests:
             request.start()
-        shares_s = self._remove(requests)
-        total_s = sum(shares_s.values())
-        if share_s is None:
-            share_s = total_s
-        self.shares.begin(anchor.flow, anchor.bonus_s, share_s)
-        part = share_s / total_s if total_s else 0.0
-        self.shares.charge(shares_s, part)
+        self.shares.start(anchor.flow, anchor.bonus_s, self._remove(requests), share_s)
 
     def drop(self, request: Request) -> None:
         """End a waiting request, in whichever state it waits."""
@@ -247,15 +298,16 @@ class ModelQueue:
             self.suspect_count -= 1
             self._again_less((request,))
 
-    def leave(self, count: int, now: float) -> None:
-        """Count the end of `count` waits: requests that were taken out to run, or have ended."""
+    def leave(self, count: int, nbytes: int, now: float) -> None:
+        """Count the end of `count` waits: requests of so many bytes that were taken out to run, or have ended."""
         self.waits.leave(count, now)
-        self.arrivals.shrink(self.waits.present)
+        if self.arrivals.requests:
+            self.arrivals.shrink(self.waits.present)
+        self.shares.room.leave(count, nbytes)
 
     def _remove(self, requests: Sequence[Request]) -> dict[ClientFlow, float]:
         """Take requests out of buckets and flows. Return their predicted seconds of all slots, by flow."""
         left: dict[ClientFlow, float] = {}
-        touched: dict[Bucket, None] = {}
         rows = cost_ns = 0
         for request in requests:
             rows += request.rows
@@ -264,40 +316,51 @@ class ModelQueue:
             flow.queued -= 1
             flow.queued_bytes -= request.arrival.nbytes
             left[flow] = left.get(flow, 0.0) + request.share_s
-            bucket = request.bucket
-            bucket.count -= 1
-            bucket.rows -= request.rows
-            touched[bucket] = None
         self.count -= len(requests)
         self.rows -= rows
         self._cost_ns -= cost_ns
+        if self.only is None:
+            self._unlist(requests, left)
+        else:
+            self.only = None
         for flow, share_s in left.items():
-            flow.requests.shrink(flow.queued)
             if not flow.queued:
                 flow.run_empty()
                 continue
             flow.queued_s -= share_s
             if flow.has_priorities:
-                self.turns.put(flow, flow.first())
+                self._turns.put(flow, flow.first())
+        if self.delay_s:
+            self.due.shrink(self.count)
+        return left
+
+    def _unlist(self, requests: Sequence[Request], flows: Iterable[ClientFlow]) -> None:
+        """Take requests of these flows out of their buckets."""
+        touched: dict[Bucket, None] = {}
+        for request in requests:
+            bucket = request.bucket
+            bucket.count -= 1
+            bucket.rows -= request.rows
+            touched[bucket] = None
+        for flow in flows:
+            flow.requests.shrink(flow.queued)
         for bucket in touched:
-            bucket.drop_dead()  # also of an empty bucket: its last requests and it would keep each other in memory
+            bucket.drop_dead()
             if bucket.count:
                 if self.full and bucket.rows < self.profile.max_batch:
                     self.full.pop(bucket.name, None)
             else:
                 self._close_bucket(bucket)
-        self.turns.shrink(self.count)
-        if self.delay_s:
-            self.due.shrink(self.count)
-        return left
+        self._turns.shrink(self.count)
 
     def _close_bucket(self, bucket: Bucket) -> None:
-        del self.buckets[bucket.name]
-        self.full.pop(bucket.name, None)
+        del self._buckets[bucket.name]
+        if self.full:
+            self.full.pop(bucket.name, None)
         lane = bucket.lane
         lane.remove(bucket)
         if not lane.buckets:
-            del self.lanes[lane.key]
+            del self._lanes[lane.key]
 
     def meet(self, sizes: tuple[int, ...]) -> bool:
         """Remember a batch's sizes. Return whether they are new, as far as remembered."""
@@ -406,17 +469,16 @@ class Queues(dict[str, ModelQueue]):
 
     def __init__(self) -> None:
         super().__init__()
-        self._waiting: dict[str, ModelQueue] = {}
+        self._waiting: dict[ModelQueue, None] = {}
+        self.waiting: Collection[ModelQueue] = self._waiting.keys()
+        """The queues in which requests wait, and those that ran empty since `forget_empty`."""
 
     def wait(self, queue: ModelQueue) -> None:
         """Note that a request waits in this queue."""
-        self._waiting[queue.profile.name] = queue
-
-    def waiting(self) -> Collection[ModelQueue]:
-        """Return the queues in which requests wait, and those that ran empty since `forget_empty`."""
-        return self._waiting.values()
+        self._waiting[queue] = None
 
     def forget_empty(self) -> None:
         """Forget the queues that have run empty, until a request waits there again."""
-        for name in [name for name, queue in self._waiting.items() if not queue.waiting]:
-            del self._waiting[name]
+        for queue in [*self._waiting]:
+            if not (queue.count or queue.rerun_count or queue.suspect_count):
+                del self._waiting[queue]

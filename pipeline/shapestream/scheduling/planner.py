@@ -68,7 +68,7 @@ class Cut(NamedTuple):
     def started(self, costs: CallCosts) -> None:
         """Note that the device meets the call's shape. That of a request that an audit runs alone counts under no cap."""
         if costs.rounding is None:
-            if self.shape == self.largest:  # a larger shape was prepared before
+            if costs.prepares and self.shape == self.largest:  # a larger shape was prepared before
                 costs.started(self.rows, self.largest)
         elif self.reason is not CutReason.AUDITED:
             costs.started(self.rows, self.largest)
@@ -101,7 +101,8 @@ def plan_batch(
     profile = queue.profile
     rows = profile.max_batch if max_rows is None else min(max_rows, profile.max_batch)
     if not queue.has_batch or anchor.rows >= rows or anchor.empty:
-        return batch_of([anchor], costs, anchor.bucket, CutReason.ALONE)
+        return batch_of([anchor], costs, reason=CutReason.ALONE)
+    queue.list_only()
     limits = SegmentLimits(
         max_rows=rows,
         max_bytes=costs.bytes.planned_most,
@@ -132,16 +133,21 @@ def batch_of(
     reason: CutReason = CutReason.COST,
 ) -> Cut:
     """Return the batch of exactly these requests, which are all in `bucket` if that is given."""
-    if bucket is not None:
-        rows = len(members) if bucket.single_rows else sum([request.rows for request in members])
-        shape = bucket.shape
+    first = members[0]
+    if len(members) == 1:
+        rows, shape = first.rows, first.shape
+        real = rows * prod(first.own_shape)
     else:
-        shape = tuple(map(max, zip(*[request.shape for request in members], strict=True)))
-        rows = sum([request.rows for request in members])
-    if bucket is None or members[0].queue.costs.steps is not None:
-        real = sum([request.rows * prod(request.own_shape) for request in members])
-    else:
-        real = rows * prod(shape)
+        if bucket is not None:
+            rows = len(members) if bucket.single_rows else sum([request.rows for request in members])
+            shape = bucket.shape
+        else:
+            shape = tuple(map(max, zip(*[request.shape for request in members], strict=True)))
+            rows = sum([request.rows for request in members])
+        if bucket is None or first.queue.costs.steps is not None:
+            real = sum([request.rows * prod(request.own_shape) for request in members])
+        else:
+            real = rows * prod(shape)
     call = costs.call(rows, shape)
     padding = call.rows * prod(call.shape) - real
     return Cut(members, rows, call.shape, padding, costs.expected_s(call), call.rows, shape, reason)
@@ -224,27 +230,27 @@ class Plan:
     anew.
     """
 
-    __slots__ = ("_left",)
+    __slots__ = ("left",)
 
     def __init__(self) -> None:
-        self._left: dict[Lane, list[Segment]] = {}
+        self.left: dict[Lane, list[Segment]] = {}
 
     def forget(self, lane: Lane) -> None:
         """Forget the segments of a lane: some of their requests run in a batch that is none of them."""
-        self._left.pop(lane, None)
+        self.left.pop(lane, None)
 
     def begin_turn(self) -> None:
         """Forget the segments of the last turn."""
-        self._left.clear()
+        self.left.clear()
 
     def take(
         self, anchor: Request, costs: CallCosts, limits: SegmentLimits, delayed: float | None
     ) -> list[Request]:
         """Return the segment of an anchor, which no other slot gets: the anchor, its bucket's requests, then the others."""
         bucket = anchor.bucket
-        left = self._left.get(bucket.lane, [])
+        left = self.left.get(bucket.lane, [])
         if not any(bucket in segment for segment in left):
-            left = self._left[bucket.lane] = _optimal_segments(bucket, costs, limits, delayed)
+            left = self.left[bucket.lane] = _optimal_segments(bucket, costs, limits, delayed)
         segment = next(segment for segment in left if bucket in segment)
         left.remove(segment)
         members = bucket.prefix_with(anchor, limits.max_rows, segment[bucket])

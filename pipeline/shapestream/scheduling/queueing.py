@@ -84,7 +84,6 @@ class Request:
         "losses",
         "order",
         "own_shape",
-        "place",
         "queue",
         "rank",
         "reworks",
@@ -122,13 +121,12 @@ class Request:
         else:
             self.rows, self.own_shape = 1, sizes
         self.shape = self.own_shape if shape is None else shape
-        self.empty = not self.rows or 0 in self.shape
+        self.empty = 0 in sizes
         """Whether it has no elements, whatever sizes it claims along the other dimensions."""
         self.arrived = now
         self.rank = rank
+        """Its place in its flow and in its bucket: the smallest goes first, of equals the first that came."""
         self.order = order
-        self.place = (rank, order)
-        """Its place in its flow and in its bucket: the smallest rank goes first, of equals the first that came."""
         self.flow = flow
         self.bonus_s = bonus_s
         """Seconds of virtual time by which its priority makes its turn earlier; see fairness.py."""
@@ -278,38 +276,39 @@ class Arrivals:
     Requests that wait no longer are skipped in front, and dropped once they outnumber the others.
     """
 
-    __slots__ = ("_requests",)
+    __slots__ = ("requests",)
 
     def __init__(self) -> None:
-        self._requests: list[Request] = []
+        self.requests: list[Request] = []
+        """Those that wait, and some that wait no longer."""
 
     def __len__(self) -> int:
         """Count the requests that are held, those that wait no longer included."""
-        return len(self._requests)
+        return len(self.requests)
 
     def add(self, request: Request) -> None:
         """Add the newest request."""
-        self._requests.append(request)
+        self.requests.append(request)
 
     def add_again(self, request: Request) -> None:
         """Put a request that waits again in its place, unless it is still there."""
-        place = bisect_left(self._requests, request.order, key=_by_order)
-        if place == len(self._requests) or self._requests[place] is not request:
-            self._requests.insert(place, request)
+        place = bisect_left(self.requests, request.order, key=_by_order)
+        if place == len(self.requests) or self.requests[place] is not request:
+            self.requests.insert(place, request)
 
     def oldest(self) -> Request | None:
         """Return the waiting request that was admitted first; None if none waits."""
-        gone = next((place for place, one in enumerate(self._requests) if one.state <= SUSPECT), len(self))
-        del self._requests[:gone]
-        return self._requests[0] if self._requests else None
+        gone = next((place for place, one in enumerate(self.requests) if one.state <= SUSPECT), len(self))
+        del self.requests[:gone]
+        return self.requests[0] if self.requests else None
 
     def shrink(self, waiting: int) -> None:
         """Drop the requests that wait no longer if they outnumber the `waiting` ones, or none waits."""
         if not waiting:
-            self._requests.clear()
-        elif len(self._requests) > 2 * waiting + FEW:
-            self._requests = self.waiting()
+            self.requests.clear()
+        elif len(self.requests) > 2 * waiting + FEW:
+            self.requests = self.waiting()
 
     def waiting(self) -> list[Request]:
         """Return every request that waits, in the order of admission."""
-        return [request for request in self._requests if request.state <= SUSPECT]
+        return [request for request in self.requests if request.state <= SUSPECT]

@@ -109,9 +109,14 @@ def keep(
     watch: HangWatch,
     now: float,
     actions: list[Action],
+    *,
+    closing: bool,
 ) -> None:
-    """Enter a slot in new books, with the batch that it runs and those behind; all are stopped."""
-    slots.join(slot.id, slot.models, slot.prefetch_s, slot.worker.name, slot.peer)
+    """Enter a slot in new books, with the batch that it runs and those behind; all are stopped.
+
+    `closing`: it gets no other. The slot is entered so at once: what failed while it closed need not work here.
+    """
+    slots.join(slot.id, slot.models, slot.prefetch_s, slot.worker.name, slot.peer, closing=closing)
     kept = slots.slots[slot.id]
     for batch in held:
         before = batch.enter_new_books(kept, queues[batch.model])
@@ -128,5 +133,3 @@ def keep(
             actions.append(CancelBatch(batch=batch))
     if kept.batch is not None and kept.batch.state is BatchState.CONDEMNED:
         slots.condemn(kept.worker)
-    if slot.closing:
-        slots.close(slot.id)

@@ -230,31 +230,35 @@ class Recovery:
                 self._learn(batch, event)
             except Exception as error:  # noqa: BLE001 - results are delivered, whatever they teach
                 actions.append(ReportFault(error=error, about="costs of a batch", requests=batch.ids))
-        self._watch_returns(batch, now)
-        self.ledger.deliver(batch, actions)
+        answered = _living(batch)
+        if batch.queue.has_batch:
+            self._watch_returns(batch, answered, now)
+        if answered:
+            self.ledger.deliver(batch, answered, actions)
 
-    def _watch_returns(self, batch: Batch, now: float) -> None:
+    @staticmethod
+    def _watch_returns(batch: Batch, answered: Sequence[Request], now: float) -> None:
         """Watch how soon requests follow those that a batch answers."""
         queue = batch.queue
         slot: Slot = batch.slot
-        if not queue.has_batch:
-            return
-        rows = sum([request.rows for request in batch.members if request.state is RUNNING])
+        returns = queue.returns
+        rows = sum([request.rows for request in answered])
         ran_s = now - batch.started
-        if slot.idle:
-            name, shape = queue.profile.name, batch.sizes[1:]
-            slot.answered = AnsweredBatch(name, now, ran_s, rows, shape, queue.returns.arrived_rows)
-        queue.returns.answered(rows, now, SHARE * ran_s)
+        if slot.state is SlotState.IDLE:
+            slot.answered = AnsweredBatch(
+                queue.profile.name, now, ran_s, rows, batch.sizes[1:], returns.arrived_rows
+            )
+        returns.answered(rows, now, SHARE * ran_s)
 
     def _learn(self, batch: Batch, event: BatchFinished) -> None:
         slot: Slot = batch.slot
-        queue = batch.queue
+        queue, sizes, busy_s = batch.queue, batch.sizes, event.busy_s
         if batch.predicted_s is not None:
             queue.predicted_s += batch.predicted_s
-            queue.measured_s += event.busy_s
-        queue.costs.observe(slot.id, batch.sizes, event.busy_s, event.preparations, len(batch.members))
-        if not slot.closing:
-            self.measure_pace(slot, queue, batch.sizes)
+            queue.measured_s += busy_s
+        queue.costs.observe(slot.id, sizes, busy_s, event.preparations, len(batch.members))
+        if slot.state is not SlotState.CLOSING:
+            self.measure_pace(slot, queue, sizes)
 
     def measure_pace(self, slot: Slot, queue: ModelQueue, sizes: tuple[int, ...]) -> None:
         """Note how fast a slot is for a model beside the most common worker class, by a batch of these sizes."""
@@ -442,7 +446,7 @@ class Recovery:
         """
         if not requests:
             return
-        again_s = seconds / self._slots.serving(requests[0].queue)
+        again_s = seconds / requests[0].queue.pool.serving
         if not again_s:
             again_s = sum([request.share_s for request in requests])
         rework = Rework(again_s, len(requests), payers)

@@ -24,7 +24,7 @@ An error in a decision ends at most the requests that it is about. If the books 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from heapq import nlargest
 from itertools import islice
 from math import inf
@@ -86,7 +86,7 @@ FASTER = 0.9
 
 
 def next_up(
-    queues: Iterable[ModelQueue],
+    queues: Collection[ModelQueue],
     now: float,
     ready: Callable[[ModelQueue, float], bool],
     full: Callable[[Request], bool],
@@ -94,23 +94,33 @@ def next_up(
     """Return the request that goes next, of all models that are `ready`; None if all wait, or nothing does.
 
     It is the first request of the client whose turn it is, and of the model whose turn it is of those that the client asks;
-    or one that is to run again, in the order of the ranks. `full` tells whether the company of a request would fill a batch.
+    or one that is to run again, in the order of the ranks.
+
+    With a delay, nothing of a model goes until some request's delay has ended or a batch would be full; nor does it while
+    requests are awaited that follow answers (answer_waits.py). `full` tells whether the company of a request would fill a
+    batch.
     """
     best: Request | None = None
-    best_turn = (inf, 0)
     for queue in queues:
         if not ready(queue, now):
             continue
-        request = next_anchor(queue, now, full)
-        if request is not None and (turn := request.turn) < best_turn:
-            best, best_turn = request, turn
+        request = queue.first()
+        if request is not None and (queue.delay_s or queue.awaited is not None) and queue.waits_until > now:
+            request = _first_of_full(queue, request, full)
+        if request is not None and (best is None or _turn(request) < _turn(best)):
+            best = request
         if queue.rerun_count:
             again = min(queue.next_rerun(), key=by_rerun)
-            if by_rerun(again) < best_turn:
-                best, best_turn = again, by_rerun(again)
-    if best is not None and best.state is QUEUED and len(best.flow.client.flows) > 1:
+            if best is None or by_rerun(again) < _turn(best):
+                best = again
+    if best is not None and len(queues) > 1 and best.state is QUEUED and len(best.flow.client.flows) > 1:
         return _of_its_models(best, now, ready)
     return best
+
+
+def _turn(request: Request) -> tuple[float, int]:
+    """Return the key that orders requests of all kinds."""
+    return by_rerun(request) if request.state is RERUN else request.turn
 
 
 def _of_its_models(request: Request, now: float, ready: Callable[[ModelQueue, float], bool]) -> Request:
@@ -135,22 +145,11 @@ def _of_its_models(request: Request, now: float, ready: Callable[[ModelQueue, fl
     return best
 
 
-def next_anchor(queue: ModelQueue, now: float, full: Callable[[Request], bool]) -> Request | None:
-    """Return the request of this model that goes next, or None while all of them may wait for company.
-
-    It is the first of the flow that has the turn. With a delay, nothing goes until some request's delay has ended or a batch
-    would be full; nor does it while requests are awaited that follow answers (answer_waits.py).
-    """
-    first = queue.turns.first()
-    if first is not None and queue.waits_until > now:
-        return _first_of_full(queue, first, full)
-    return first
-
-
 def _first_of_full(queue: ModelQueue, first: Request, full: Callable[[Request], bool]) -> Request | None:
     """Return a request whose batch would be full: the head of a full bucket, or else `first` with its neighbours."""
     if queue.rows < queue.profile.max_batch:
         return None
+    queue.list_only()
     if queue.full:
         heads = [bucket.first() for bucket in queue.full.values()]
         return min(heads, key=lambda request: request.turn)
@@ -163,12 +162,12 @@ def faster_first(pool: SlotPool) -> Slot:
 
     A slow slot is never left idle for the sake of a fast one that will be free soon.
     """
-    slots = iter(pool.free.values())
-    best = next(slots)
-    if len(pool.free) > 1:
+    free = pool.free
+    best = next(iter(free.values()))
+    if len(free) > 1:
         name = pool.queue.profile.name
         best_pace = best.paces.get(name, 1.0)
-        for slot in islice(slots, LOOK - 1):
+        for slot in islice(free.values(), 1, LOOK):
             pace = slot.paces.get(name, 1.0)
             if pace < FASTER * best_pace:
                 best, best_pace = slot, pace
@@ -214,8 +213,8 @@ class Scheduler:
         """Know no model, slot and request."""
         self._queues = Queues()
         self._slots = SlotTable()
-        self._deadlines = Deadlines(self._slots)
-        self._admission = Admission(QueueRoom(*self._room), self._slots, self._deadlines)
+        self._deadlines = Deadlines()
+        self._admission = Admission(QueueRoom(*self._room), self._deadlines)
         self._ledger = Ledger(self._admission, self._deadlines, self._slots, self._troubles)
         self.requests: Mapping[int, Request] = self._ledger.requests
         """Those that have not ended, by id."""
@@ -232,7 +231,7 @@ class Scheduler:
             self._max_attempts,
         )
         self._audit = Audit(self._queues, self._slots, self._isolation, self._start_audit)
-        self._company = AnswerWaits(self._slots, self._deadlines)
+        self._company = AnswerWaits(self._deadlines)
         self._plan = Plan()
         self._bundles = Bundles(
             self._slots,
@@ -248,40 +247,54 @@ class Scheduler:
 
     def handle(self, event: Event, now: float) -> list[Action]:
         """Take one event and return what to do about it, in order."""
-        self._now = now = max(now, self._now)
+        if now < self._now:
+            now = self._now
+        self._now = now
         actions: list[Action] = []
         first_batch = self._next_batch
-        agree = True
-        for step in (self._take, self._follow):
-            try:
-                step(event, now, actions)
-            except ContractError:
-                raise
-            except Exception as error:  # noqa: BLE001 - the edge where a defect becomes a line of the log
-                agree = False
-                actions.append(ReportFault(error=error, about=type(event).__name__))
-        if not agree:
-            if isinstance(event, RequestsArrived):
-                self._refuse_unanswered(event.requests, actions)
-            try:
-                self.check_invariants()
-                assert rebuilding.has_taken(event, self._queues, self._slots, self._ledger, self._audit), (
-                    "the event was not taken in"
-                )
-                assert self._wakeup() > now, "it would be woken for ever"
-                assert _started(actions).issuperset(
-                    number for number in self._slots.batches if number >= first_batch
-                ), "a batch was started, and its slot is not told"
-            except Exception as error:  # noqa: BLE001 - whatever disagrees must not go on
-                actions.append(ReportFault(error=error, about="books that disagree: all requests end"))
-                self._rebuild(event, first_batch, now, actions)
+        taken = False
+        try:
+            self._take(event, now, actions)
+            taken = True
+            self._follow(now, actions)
+        except ContractError:
+            raise
+        except Exception as error:  # noqa: BLE001 - the edge where a defect becomes a line of the log
+            actions.append(ReportFault(error=error, about=type(event).__name__))
+            self._after_fault(event, first_batch, now, actions, taken=taken)
         return actions
 
-    def _rebuild(self, event: Event, first_batch: int, now: float, actions: list[Action]) -> None:
-        """Open new books, and end all requests of the old ones as `internal` (rebuilding.py).
+    def _after_fault(
+        self, event: Event, first_batch: int, now: float, actions: list[Action], *, taken: bool
+    ) -> None:
+        """Go on with books that agree. `taken`: whether the fault came after the books were changed by the event.
 
         `first_batch`: the number from which on batches are this event's.
         """
+        if not taken:
+            try:
+                self._follow(now, actions)
+            except ContractError:
+                raise
+            except Exception as error:  # noqa: BLE001 - the same edge
+                actions.append(ReportFault(error=error, about=type(event).__name__))
+        if isinstance(event, RequestsArrived):
+            self._refuse_unanswered(event.requests, actions)
+        try:
+            self.check_invariants()
+            assert rebuilding.has_taken(event, self._queues, self._slots, self._ledger, self._audit), (
+                "the event was not taken in"
+            )
+            assert self._wakeup() > now, "it would be woken for ever"
+            assert _started(actions).issuperset(
+                number for number in self._slots.batches if number >= first_batch
+            ), "a batch was started, and its slot is not told"
+        except Exception as error:  # noqa: BLE001 - whatever disagrees must not go on
+            actions.append(ReportFault(error=error, about="books that disagree: all requests end"))
+            self._rebuild(event, first_batch, now, actions)
+
+    def _rebuild(self, event: Event, first_batch: int, now: float, actions: list[Action]) -> None:
+        """Open new books, and end all requests of the old ones as `internal` (rebuilding.py)."""
         slots, queues, draining = self._slots, self._queues, self._admission.draining
         started = _started(actions)
         rebuilding.end_all(self._ledger, actions)
@@ -300,8 +313,11 @@ class Scheduler:
                 for number, batch in sorted(slots.batches.items())
                 if batch.slot is slot and (number < first_batch or number in started)
             ]
+            closing = slot.closing or (isinstance(event, SlotClosing) and event.slot == slot.id)
             try:
-                rebuilding.keep(slot, held, self._slots, self._queues, self._watch, now, actions)
+                rebuilding.keep(
+                    slot, held, self._slots, self._queues, self._watch, now, actions, closing=closing
+                )
             except Exception as error:  # noqa: BLE001 - the others serve on
                 actions.append(ReportFault(error=error, about="slot in new books"))
                 self._slots.close(slot.id)
@@ -319,8 +335,6 @@ class Scheduler:
             case SlotsJoined():
                 missing = [joined for joined in event.slots if joined.slot not in self._slots.slots]
                 self._slots_joined(missing, actions)
-            case SlotClosing():
-                self._slots.close(event.slot)
             case ModelAdded():
                 self._add_model(event.model)
             case ModelUnavailable() if event.model in self._queues:
@@ -384,11 +398,17 @@ class Scheduler:
             case _:
                 assert_never(event)
 
-    def _follow(self, event: Event, now: float, actions: list[Action]) -> None:
+    def _follow(self, now: float, actions: list[Action]) -> None:
         """Do what follows from the books."""
         if self._watch.next_look <= now:
             self._recovery.hang(now, actions)
-        self._give_work(now, actions)
+        handed: Handed = {}
+        try:
+            self._fill_slots(handed, now, actions)
+        finally:  # after a fault, what was started so far has to reach its slot
+            self._slots.begun.clear()
+            for batches in handed.values():
+                actions.append(StartBatch(batches=tuple(batches)))
         if self._ledger.unwanted:
             self._drop_unwanted(now, actions)
 
@@ -401,7 +421,7 @@ class Scheduler:
         first = self._watch.next_look
         if (expiry := self._deadlines.next()) is not None:
             first = min(first, expiry)
-        waiting = self._queues.waiting()
+        waiting = self._queues.waiting
         if (audit := self._audit.due_at) < first:
             first = audit
         if waiting and self._slots.resting and (back := self._slots.next_wake()) is not None:
@@ -435,7 +455,7 @@ class Scheduler:
         queues, admission = self._queues, self._admission
         now = self._now if now is None else max(now, self._now)
         per_slot_s: dict[int, float] = {}
-        for queue in queues.waiting():
+        for queue in queues.waiting:
             if (group := id(queue.sharing)) not in per_slot_s:  # one sum for all models that share slots
                 per_slot_s[group] = admission.queued_s(queue)
         slots = self._slots.slots.values()
@@ -458,7 +478,7 @@ class Scheduler:
                     queued=queue.waiting,
                     queued_s=queue.waiting_s,
                     queued_s_per_slot=per_slot_s.get(id(queue.sharing), 0.0),
-                    oldest_s=0.0 if (oldest := queue.arrivals.oldest()) is None else now - oldest.arrived,
+                    oldest_s=0.0 if (oldest := queue.oldest()) is None else now - oldest.arrived,
                     waited_s=queue.waits.seconds(now),
                     slots=self._slots.pools[name].count,
                     free_slots=len(self._slots.pools[name].free),
@@ -472,7 +492,7 @@ class Scheduler:
 
     def sizes_waiting(self) -> dict[str, QueuedSizes]:
         """Return the queues of the `MOST_QUEUES` models with the most waiting requests, by size."""
-        queues = [queue for queue in self._queues.waiting() if queue.waiting]
+        queues = [queue for queue in self._queues.waiting if queue.waiting]
         longest = nlargest(MOST_QUEUES, queues, key=lambda queue: queue.waiting)
         return {queue.profile.name: queue.sizes_waiting() for queue in longest}
 
@@ -520,7 +540,6 @@ class Scheduler:
     def _requests_arrived(self, arrivals: tuple[Arrival, ...], now: float, actions: list[Action]) -> None:
         ledger = self._ledger
         admission = self._admission
-        admission.new_turn()
         queues = self._queues
         if len(arrivals) > 1:
             asked: dict[str, set[tuple[int, ...]]] = {}
@@ -536,20 +555,23 @@ class Scheduler:
                 # All that may fail comes before the ledger and the queue change. What the room and the rounding have counted
                 # until then stays: it is about what was asked for.
                 terms = admission.consider(arrival, queue, now)
-                if queue is not None and not isinstance(terms, Refusal):
-                    if queue.delay_s or queue.awaited is not None:
-                        due = self._deadlines.wait_until(arrival, queue, now)
-                    costs = queue.costs
-                    if costs.rounding is not None and 0 not in arrival.sizes:
-                        costs.rounding.observe(arrival.sizes)
-                    if costs.steps is not None:
-                        shape = costs.steps.rounded(arrival.sizes)
+                if isinstance(terms, Refusal):
+                    actions.append(ledger.refuse(arrival, terms))
+                    continue
+                assert queue is not None, "a model that is not known is refused"
+                if queue.delay_s or queue.awaited is not None:
+                    due = self._deadlines.wait_until(arrival, queue, now)
+                costs = queue.costs
+                if costs.rounding is not None and 0 not in arrival.sizes:
+                    costs.rounding.observe(arrival.sizes)
+                if costs.steps is not None:
+                    shape = costs.steps.rounded(arrival.sizes)
             except Exception as error:  # noqa: BLE001 - one arrival fails alone
-                terms = Refusal("internal", "the server cannot work out how to run this request; see its log")
+                refusal = Refusal(
+                    "internal", "the server cannot work out how to run this request; see its log"
+                )
                 actions.append(ReportFault(error=error, about="terms of a request", requests=(arrival.id,)))
-            if isinstance(terms, Refusal) or queue is None:
-                assert isinstance(terms, Refusal), "a model that is not known is refused"
-                actions.append(ledger.refuse(arrival, terms))
+                actions.append(ledger.refuse(arrival, refusal))
                 continue
             request = ledger.admit(arrival, queue, terms, now, shape)
             queues.wait(queue)
@@ -580,23 +602,15 @@ class Scheduler:
 
     # ------------------------------------------------------------ batches
 
-    def _give_work(self, now: float, actions: list[Action]) -> None:
+    def _fill_slots(self, handed: Handed, now: float, actions: list[Action]) -> None:
         """Start batches until no slot is free or nothing may start, then prefetch, then let bundles grow.
 
-        A free slot idles only while requests wait for company: for `max_delay_s`, or as answer_waits.py says.
+        A free slot idles only while requests wait for company: for `max_delay_s`, or as answer_waits.py says. `handed`: what
+        each slot is given.
         """
-        handed: Handed = {}
-        try:
-            self._fill_slots(handed, now, actions)
-        finally:  # after a fault, what was started so far has to reach its slot
-            self._slots.begun.clear()
-            for batches in handed.values():
-                actions.append(StartBatch(batches=tuple(batches)))
-
-    def _fill_slots(self, handed: Handed, now: float, actions: list[Action]) -> None:
-        """Do so; `handed`: what each slot is given."""
-        self._plan.begin_turn()
-        waiting = self._queues.waiting()
+        if self._plan.left:
+            self._plan.begin_turn()
+        waiting = self._queues.waiting
         slots = self._slots
         isolation = self._isolation
         if isolation.suspected or isolation.isolated:
@@ -605,14 +619,16 @@ class Scheduler:
             request = next_up(waiting, now, self._has_free, self._fills)
             if request is None:
                 break
-            slot = faster_first(slots.pools[request.queue.profile.name])
+            slot = faster_first(request.queue.pool)
             if request.state is RERUN or not self._company.is_awaited(request, slot, now):
                 self._dispatch(request, slot, now, actions, handed)
         if self._audit.active:
             self._audit.tend(now, actions, draining=self._admission.draining)
         if waiting:
+            self._queues.forget_empty()
+        if waiting:
             while (request := next_up(waiting, now, self._wants_prefetch, self._fills)) is not None:
-                slot = slots.pools[request.queue.profile.name].prefetches[0][2]
+                slot = request.queue.pool.prefetches[0][2]
                 if request.state is RERUN or not self._company.will_be_awaited(request, slot):
                     self._dispatch(request, slot, now, actions, handed)
                 else:
@@ -623,10 +639,10 @@ class Scheduler:
 
     def _next_up(self, ready: Ready, now: float) -> Request | None:
         """Return the request that goes next, of all models that are `ready`."""
-        return next_up(self._queues.waiting(), now, ready, self._fills)
+        return next_up(self._queues.waiting, now, ready, self._fills)
 
     def _has_free(self, queue: ModelQueue, now: float) -> bool:
-        return bool(self._slots.pools[queue.profile.name].free)
+        return bool(queue.pool.free)
 
     def _prefetch_due(self, queue: ModelQueue) -> float | None:
         """Return when a batch of this model should be queued behind a running one; None where a slot is free, or nothing
@@ -634,7 +650,7 @@ class Scheduler:
 
         `max_delay_s` may put it off.
         """
-        pool = self._slots.pools[queue.profile.name]
+        pool = queue.pool
         if pool.free or not queue.startable or not queue.profile.idempotent:
             return None
         return pool.prefetches[0][0] if pool.prefetches else None
@@ -656,7 +672,8 @@ class Scheduler:
 
         `cut`: its batch, if that was planned.
         """
-        if self._deadlines.comes_too_late(request, slot, now):
+        deadline = request.arrival.deadline
+        if deadline is not None and self._deadlines.comes_too_late(request, deadline, slot, now):
             actions.append(self._ledger.fail_late(request, now))
             return
         queue = request.queue
@@ -674,8 +691,8 @@ class Scheduler:
             cut, predicted_s = self._cut([request], slot, now, actions, planned=cut)
             if slot.batch is None and (queue.delay_s or queue.awaited is not None):
                 company_s = now - max(request.arrived, slot.idle_since, slot.rests_until)
-            serving = self._slots.serving(queue)
-            queue.take(request, cut.members, None if predicted_s is None else predicted_s / serving)
+            share_s = None if predicted_s is None else predicted_s / queue.pool.serving
+            queue.take(request, cut.members, share_s)
         batch = self._start(queue, slot, cut, request, predicted_s, now, company_s=company_s)
         handed.setdefault(slot, []).append(batch)
 
@@ -685,8 +702,8 @@ class Scheduler:
         """Return the batch that a request goes in; `tries`: whether it may be larger than pays, to try a price."""
         queue = anchor.queue
         if queue.count == 1:
-            return batch_of([anchor], costs, anchor.bucket)
-        most_s, max_rows = portion(self._slots.pools[queue.profile.name], slot, anchor, costs, slowdown, now)
+            return batch_of([anchor], costs)
+        most_s, max_rows = portion(queue.pool, slot, anchor, costs, slowdown, now)
         return plan_batch(
             anchor,
             costs,
@@ -714,16 +731,16 @@ class Scheduler:
 
         Where that fails, the group runs as it is: to look at neighbours of any sizes must not cost a request its turn.
         """
-        known = group[0].queue.costs
+        first = group[0]
+        queue = first.queue
         try:
-            costs = known.call_costs(slot.id)
-            slowdown = known.slowdown(slot.id)
+            costs, slowdown = queue.costs.on_slot(slot.id)
             if planned is not None:
                 cut = planned
-            elif group[0].queue.alone:
-                cut = alone(group, group[0].rows, group[0].own_shape, costs)
+            elif queue.alone:
+                cut = alone(group, first.rows, first.own_shape, costs)
             elif fixed is None:
-                cut = self._planned(group[0], slot, costs, slowdown, now, tries=True)
+                cut = self._planned(first, slot, costs, slowdown, now, tries=True)
             else:
                 cut = batch_of(group, costs, reason=fixed)
             predicted_s = slowdown * cut.seconds if costs.measured else None

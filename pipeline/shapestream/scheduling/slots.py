@@ -10,13 +10,12 @@ quickly, and must not use up the attempts of all requests while sound slots are 
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections import Counter, deque
 from collections.abc import Iterator
 from enum import Enum
 from math import inf
 from typing import Any, Final, TypeAlias
-
-from sortedcontainers import SortedList
 
 from shapestream.scheduling.answers import AnsweredBatch
 from shapestream.scheduling.batches import Batch, BatchState, Suspicion
@@ -43,8 +42,10 @@ class SlotState(Enum):
     __hash__ = object.__hash__  # an enum's own is a call in Python, and the tables are asked on the hot path
 
 
+_IDLE: Final = SlotState.IDLE  # a look-up on an enum costs three times a global
+
 SLOT_TABLE: Final[dict[str, dict[SlotState, SlotState]]] = {
-    "start": {SlotState.IDLE: SlotState.BUSY},
+    "start": {SlotState.IDLE: SlotState.BUSY, SlotState.CLOSING: SlotState.CLOSING},
     "end": {
         SlotState.BUSY: SlotState.IDLE,
         SlotState.UNAVAILABLE: SlotState.IDLE,
@@ -85,6 +86,10 @@ class SlotGroupState(Enum):
 
     __hash__ = object.__hash__  # an enum's own is a call in Python, and the tables are asked on the hot path
 
+
+_OPEN: Final = SlotGroupState.OPEN
+_RUNNING: Final = BatchState.RUNNING
+_NONE: Final = Suspicion.NONE
 
 WORKER_TABLE: Final[dict[str, dict[SlotGroupState, SlotGroupState]]] = {
     "reserve": {SlotGroupState.OPEN: SlotGroupState.RESERVED},
@@ -244,37 +249,41 @@ class Slot:
         if self.free:
             pool.show(self)
         elif self.batch is not None:
-            pool.ends.add((self.batch.ends_at, self.id, self))
+            insort(pool.ends, (self.batch.ends_at, self.id, self))
             if not self.behind and self.batch.prefetch_at is not None:
-                pool.prefetches.add((self.batch.prefetch_at, self.id, self))
-
-    def list_end(self, running: Batch) -> None:
-        """List when this batch will end, and when the next may be queued behind it."""
-        for pool in self.pools:
-            pool.ends.add((running.ends_at, self.id, self))
-        self.list_prefetch(running)
+                insort(pool.prefetches, (self.batch.prefetch_at, self.id, self))
 
     def unlist_end(self, running: Batch) -> None:
         """Take the slot off these lists: the batch has ended, or the slot gets no more."""
         for pool in self.pools:
-            pool.ends.discard((running.ends_at, self.id, self))
+            _unlist(pool.ends, running.ends_at, self)
         self.unlist_prefetch(running)
 
     def list_prefetch(self, running: Batch) -> None:
         """List when the next batch may be queued behind this one, if none is."""
         if running.prefetch_at is not None and not self.behind:
             for pool in self.pools:
-                pool.prefetches.add((running.prefetch_at, self.id, self))
+                insort(pool.prefetches, (running.prefetch_at, self.id, self))
 
     def unlist_prefetch(self, running: Batch) -> None:
         """Queue no batch behind this one, for now."""
         if running.prefetch_at is not None:
             for pool in self.pools:
-                pool.prefetches.discard((running.prefetch_at, self.id, self))
+                _unlist(pool.prefetches, running.prefetch_at, self)
 
 
-Agenda: TypeAlias = "SortedList[tuple[float, int, Slot]]"
-"""Slots in the order of a time: (time, slot id, slot). A slot stands in it once, with a time that the caller remembers."""
+Agenda: TypeAlias = list[tuple[float, int, Slot]]
+"""Slots in the order of a time: (time, slot id, slot). A slot stands in it once, with a time that the caller remembers.
+
+A change moves what comes behind, which takes a microsecond where there are 10,000 slots."""
+
+
+def _unlist(agenda: Agenda, time: float, slot: Slot) -> None:
+    """Remove a slot, if it stands there at this time."""
+    entry = time, slot.id, slot
+    place = bisect_left(agenda, entry)
+    if place < len(agenda) and agenda[place] == entry:
+        del agenda[place]
 
 
 def sampled(agenda: Agenda, count: int) -> Iterator[tuple[float, Slot, int]]:
@@ -302,9 +311,9 @@ class SlotPool:
         """Slots that serve it, those that close apart."""
         self.free: dict[int, Slot] = {}
         """The free ones, longest free first."""
-        self.ends: Agenda = SortedList()
+        self.ends: Agenda = []
         """The busy ones, by when they are predicted to become free."""
-        self.prefetches: Agenda = SortedList()
+        self.prefetches: Agenda = []
         """Those of them behind whose batch none is queued and one may be, by when it should be sent."""
         self._paces: Counter[float] = Counter()
         """Slots by their pace: seconds there / seconds on the most common kind."""
@@ -313,6 +322,11 @@ class SlotPool:
 
     def __repr__(self) -> str:
         return f"<{self.queue.profile.name}: {len(self.free)} of {self.count} slots free>"
+
+    @property
+    def serving(self) -> int:
+        """The slots that serve the model; one may come where there is none."""
+        return self.count or 1
 
     @property
     def fastest(self) -> float:
@@ -428,13 +442,13 @@ class SlotTable:
     # ------------------------------------------------------------ the one place where slots and workers change state
 
     def _move(self, slot: Slot, change: str) -> None:
-        was_free = slot.free
-        slot.state = SLOT_TABLE[change][slot.state]
-        if slot.free:
-            if not was_free:
+        before = slot.state
+        slot.state = after = SLOT_TABLE[change][before]
+        if before is not after and slot.worker.state is _OPEN:
+            if after is _IDLE:
                 self._show(slot)
-        elif was_free:
-            self._hide(slot)
+            elif before is _IDLE:
+                self._hide(slot)
 
     def _move_worker(self, worker: SlotGroup, change: str) -> None:
         slots = worker.slots.values()
@@ -468,27 +482,31 @@ class SlotTable:
         prefetch_s: float | None = None,
         process: str = "",
         peer: Any = None,
+        *,
+        closing: bool = False,
     ) -> None:
-        """Add a slot of the named process. Models that are not known yet are connected when they are added."""
+        """Add a slot of the named process. Models that are not known yet are connected when they are added.
+
+        `closing`: it only finishes what it holds, which is entered next (rebuilding.py).
+        """
         if id in self.slots:
             raise ContractError(f"slot {id} has joined already")
         process = process or f"slot {id}"
         worker = self.workers.setdefault(process, SlotGroup(process))
         slot = self.slots[id] = Slot(id, models, prefetch_s, worker, peer)
         self.free_count += slot.free
+        if closing:
+            self._move(slot, "close")
+            return
         for name in sorted(models.intersection(self.pools)):
             self._connect(slot, self.pools[name])
 
     def add_model(self, queue: ModelQueue) -> None:
         """Give a model a pool, with the slots that named it before."""
-        pool = self.pools[queue.profile.name] = SlotPool(queue)
+        pool = queue.pool = self.pools[queue.profile.name] = SlotPool(queue)
         for slot in self.slots.values():
             if queue.profile.name in slot.models and not slot.closing:
                 self._connect(slot, pool)
-
-    def serving(self, queue: ModelQueue) -> int:
-        """Count the slots that serve a model; one may come where there is none."""
-        return max(1, self.pools[queue.profile.name].count)
 
     def _connect(self, slot: Slot, pool: SlotPool) -> None:
         if slot.pools:
@@ -546,11 +564,11 @@ class SlotTable:
     # ------------------------------------------------------------ batches
 
     def start(self, slot: Slot, batch: Batch, now: float) -> None:
-        """Start a batch on an idle slot."""
+        """Start a batch on an idle slot, or enter it in new books on one that closes."""
         self.batches[batch.id] = batch
         self._move(slot, "start")
         self._begin(slot, batch, now)
-        if batch.suspicion is not Suspicion.NONE:
+        if batch.suspicion is not _NONE:
             slot.worker.suspect = batch
 
     def start_audit(self, slot: Slot, batch: Batch, predicted_s: float | None, now: float) -> None:
@@ -604,7 +622,7 @@ class SlotTable:
             slot.batch = None
             slot.idle_since = now
             self._move(slot, "end")
-        if worker.condemned:
+        if worker.state is not SlotGroupState.OPEN and worker.condemned:
             self.spare(worker)  # a process that is ended all the same closes its slots first
         return behind
 
@@ -614,14 +632,22 @@ class SlotTable:
         slot.answered = None
         batch.begin()
         batch.started = now
-        batch.ends_at = now + (batch.predicted_s or 0.0)
+        predicted_s = batch.predicted_s
+        batch.ends_at = ends_at = now + (predicted_s or 0.0)
+        due = None
         # Nothing is queued behind a batch that may come back: its end cannot be predicted.
-        expected = batch.state is BatchState.RUNNING and slot.worker.open
-        if expected and slot.prefetch_s is not None and batch.predicted_s is not None:
-            batch.prefetch_at = max(
-                now, batch.ends_at - slot.prefetch_s - PREFETCH_MARGIN * batch.predicted_s
-            )
-        slot.list_end(batch)
+        if (
+            predicted_s is not None
+            and slot.prefetch_s is not None
+            and batch.state is _RUNNING
+            and slot.worker.state is _OPEN
+        ):
+            due = ends_at - slot.prefetch_s - PREFETCH_MARGIN * predicted_s
+            batch.prefetch_at = due = due if due > now else now
+        for pool in slot.pools:
+            insort(pool.ends, (ends_at, slot.id, slot))
+            if due is not None and not slot.behind:
+                insort(pool.prefetches, (due, slot.id, slot))
 
     # ------------------------------------------------------------ paces
 

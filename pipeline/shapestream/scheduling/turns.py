@@ -34,6 +34,9 @@ class ClientFlow(Flow):
 
     def first(self) -> Request:
         """Return its first request; there must be one (`queued`)."""
+        only = self.queue.only
+        if only is not None:
+            return only
         first = self.requests.first()
         assert first is not None
         return first[2]
@@ -84,13 +87,18 @@ class Turns:
 
     def shrink(self, living: int) -> None:
         """Drop the dead entries if they outnumber the `living` requests, or none lives."""
-        if not living or len(self._entries) > 2 * living + FEW:
-            entries, self._entries = self._entries, []
-            for _, flow in entries:
-                flow.listed = None
-            for flow in dict.fromkeys([flow for _, flow in entries]) if living else ():
-                if flow.queued:
-                    self.put(flow, flow.first())
+        entries = self._entries
+        if living and len(entries) <= 2 * living + FEW:
+            return
+        for _, flow in entries:
+            flow.listed = None
+        if not living:
+            entries.clear()
+            return
+        self._entries = []
+        for flow in dict.fromkeys([flow for _, flow in entries]):
+            if flow.queued:
+                self.put(flow, flow.first())
 
     def share_until(self, rank: float) -> float:
         """Return the predicted seconds of all slots of the queued requests that go before a request of this rank.

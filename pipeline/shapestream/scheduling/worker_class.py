@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import islice
-from math import exp, log
+from math import copysign, exp, log
 
 import numpy as np
 
@@ -163,9 +163,14 @@ class WorkerClass:
         """Move the slowdown of a worker by a logarithm."""
         batch_costs.slowdown_log += difference
         self._slowdowns_sum += difference
-        self.mean_slowdown_log = self._slowdowns_sum / max(1, self._workers)
+        self.mean_slowdown_log = self._slowdowns_sum / (self._workers or 1)
 
     # ------------------------------------------------------------ predictions
+
+    @property
+    def has_grid(self) -> bool:
+        """Whether predictions change with the version alone; linear costs follow each batch a little."""
+        return self._grid is not None
 
     def seconds(self, columns: Floats) -> Floats:
         """Return the seconds of many calls: (dimensions, n), rows first.
@@ -228,9 +233,13 @@ class WorkerClass:
         self.batches += 1
         self.batches_since_try += 1
         self.busy_s_since_try += busy_s
-        number = sum([count for count, _ in calls])
-        self._ran_s = max(self._ran_s, busy_s / number)
-        self.longest_s = max(self.longest_s, self._ran_s)
+        number = 0
+        for count, _ in calls:
+            number += count
+        ran_s = busy_s / number
+        if ran_s > self._ran_s:
+            self._ran_s = ran_s
+            self.longest_s = max(self.longest_s, ran_s)
         if not preparations:
             self._learn(batch_costs, calls, busy_s, number, requests)
         elif self.measured:
@@ -261,17 +270,21 @@ class WorkerClass:
         if self._grid is None and batch_costs.slots:
             # A linear cost has learned what all workers are off; a grid takes it over later.
             own -= self.mean_slowdown_log
-        dynamic = [sizes for _, sizes in calls if sizes not in self._static]
-        any_static = len(dynamic) < len(calls)
-        for sizes in dynamic:
-            if self._grid is not None:
+        any_static = False
+        for _, sizes in calls:
+            if sizes in self._static:
+                any_static = True
+            elif self._grid is not None:
                 self._grid = self._grid.extended(sizes)
-        each_s = [self._expected_s(sizes) for _, sizes in calls]
-        expected_s = sum([count * call_s for (count, _), call_s in zip(calls, each_s, strict=True)])
+        each_s = []
+        expected_s = 0.0
+        for count, sizes in calls:
+            call_s = self._expected_s(sizes)
+            each_s.append(call_s)
+            expected_s += count * call_s
         off = log(max(busy_s, 1e-9) / max(expected_s, 1e-12)) - own
         grid = self._grid
-        if grid is not None and len(calls) == 1 and dynamic:
-            (sizes,) = dynamic
+        if grid is not None and not any_static and len(calls) == 1:
             known = grid.knows(sizes)
             if known and (change := batch_costs.lasting_change(off)):
                 off = change - self._change(batch_costs, change)
@@ -295,7 +308,7 @@ class WorkerClass:
                 self._linear = LinearCost()  # how its two parts compare is out of date as well
             else:
                 self._linear.rescale(exp(change))
-        difference = max(-CLIP, min(CLIP, off))
+        difference = off if -CLIP <= off <= CLIP else copysign(CLIP, off)
         moved = False
         if self.measured:
             if batch_costs.slots and (grid is not None or self._workers > 1):
@@ -338,13 +351,15 @@ class WorkerClass:
         shift = self.mean_slowdown_log
         moved = False
         for (_, sizes), call_s in zip(calls, each_s, strict=True):
-            if sizes in self._static and self._static[sizes] is None:
-                self._static[sizes] = Grid({sizes: call_s})
-                moved = True
-            grid = self._static.get(sizes) or self._grid
+            grid, own = self._grid, shift
+            if sizes in self._static:
+                grid, own = self._static[sizes], 0.0
+                if grid is None:
+                    grid = self._static[sizes] = Grid({sizes: call_s})
+                    moved = True
             if grid is not None:
-                own = shift if grid is self._grid else 0.0
-                off = max(abs(shift), *[abs(each + own) for each in grid.correct(sizes, difference)])
+                nodes = grid.correct(sizes, difference)
+                off = max(shift, -shift, max(nodes) + own, -min(nodes) - own)
                 moved = moved or off * call_s > MOVED * (call_s + BATCH_S)
         return moved
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import groupby
 from operator import attrgetter
 
 from shapestream.serving.ends import BatchEnded, End, RequestEnded
@@ -30,26 +29,30 @@ class EndCounter:
         if isinstance(end, RequestEnded):
             if end.action is None:
                 return
-            statistics.models[end.record.model].failures[end.code] += 1
+            statistics.to_add(end.record.model).failures[end.code] += 1
             if end.action.cause is not None:
                 statistics.overloaded[end.action.cause] += 1
         statistics.failures[end.code] += 1
 
     def _count_ran(self, end: BatchEnded, report: BatchReport) -> None:
-        batch, run, began, now = end.batch, end.run, end.batch.began, end.at
-        waits = []
-        for arrived, alike in groupby(end.answered, _ARRIVED):
-            queue_us, total_us = round((began - arrived) * 1e6), round((now - arrived) * 1e6)
-            waits.append((queue_us, total_us, len(list(alike))))
+        run = end.run
         self._statistics.count_batch(
-            run.model, batch.sizes, report, requests=run.ran, rows=run.rows, elements=run.useful, waits=waits
+            run.model,
+            run.sizes,
+            report,
+            requests=run.ran,
+            rows=run.rows,
+            elements=run.useful,
+            began=end.batch.began,
+            ended=end.at,
+            arrived=[*map(_ARRIVED, end.answered)],
         )
 
     def _count_failed(self, end: BatchEnded) -> None:
         if end.code == ErrorCode.RECALLED:
             self._statistics.batches_recalled += 1
             return
-        counters = self._statistics.models[end.batch.model]
+        counters = self._statistics.to_add(end.batch.model)
         counters.failed_us += round(end.batch.held_s(end.at) * 1e6)
         if end.report is not None:  # those that were lost with their slot are no failures of the model
             counters.batches_failed += 1

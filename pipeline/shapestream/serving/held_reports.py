@@ -12,7 +12,6 @@ wait of the others.
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
 
 from shapestream.scheduling.batches import Batch
 from shapestream.scheduling.bundles import BUNDLE_S
@@ -30,7 +29,7 @@ class HeldReports:
 
     def __init__(self) -> None:
         self._reports: list[tuple[BatchReport, Batch, float]] = []
-        self._counts: Counter[SlotRecord] = Counter()
+        self._counts: dict[SlotRecord, int] = {}
         self.until = math.inf
         """When they have waited long enough, in seconds of the server's clock."""
 
@@ -38,23 +37,24 @@ class HeldReports:
         """Let a report wait that has just come; `until` tells for how long."""
         slot: SlotRecord = batch.slot.peer
         self._reports.append((report, batch, now))
-        self._counts[slot] += 1
+        held = self._counts[slot] = self._counts.get(slot, 0) + 1
         ends_at = now + HOLD_S
         if (
-            self._counts[slot] >= len(slot.running)
+            held >= len(slot.running)
             or report.code is not None
             or any(arrival.deadline is not None and arrival.deadline <= ends_at for arrival in batch.arrivals)
         ):
             ends_at = now
-        self.until = min(self.until, ends_at)
+        if ends_at < self.until:
+            self.until = ends_at
 
     def take(self) -> list[tuple[BatchReport, Batch, float]]:
         """Return them all, each with its batch and with the time by which that had ended; none waits any more."""
         taken = []
-        latest: defaultdict[SlotRecord, float] = defaultdict(lambda: math.inf)
+        latest: dict[SlotRecord, float] = {}
         for report, batch, came_at in reversed(self._reports):
             slot: SlotRecord = batch.slot.peer
-            ended_at = min(came_at, latest[slot])
+            ended_at = min(came_at, latest.get(slot, came_at))
             latest[slot] = ended_at - report.busy_s  # the batch before it had ended when it began
             taken.append((report, batch, ended_at))
         self._reports.clear()

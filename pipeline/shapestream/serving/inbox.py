@@ -199,8 +199,9 @@ class Inbox:
                 mailbox.entries += entries
                 mailbox.nbytes += nbytes
         self._receiver.heard(heard, now)
-        for peer, why in beyond.items():
-            self._receiver.cut_off(peer, why, now)
+        if beyond:
+            for peer, why in beyond.items():
+                self._receiver.cut_off(peer, why, now)
         left = TURN
         while fresh and left > 0:
             left -= self._serve(fresh.popleft(), now)
@@ -216,28 +217,30 @@ class Inbox:
         serve, peer = self._receiver.serve, mailbox.peer
         balance = full = mailbox.balance + QUANTUM
         while balance > 0:
-            if mailbox.items is not None:
-                item: Item | None
-                try:
-                    item = next(mailbox.items, None)
-                except ProtocolError as error:
-                    item = error
-                if item is None:
-                    mailbox.items = None
-                else:
-                    balance -= mailbox.price + serve(peer, item, now)
-            elif mailbox.messages:
+            items = mailbox.items
+            if items is None:
+                if not mailbox.messages:
+                    break
                 message, entries, nbytes = mailbox.messages.popleft()
                 mailbox.entries -= entries
                 mailbox.nbytes -= nbytes
-                mailbox.items = iter(self._read(message))
+                items = mailbox.items = iter(self._read(message))
                 header, mailbox.price = len(message[0]), 0
                 if header >= BYTES_PER_POINT:
                     mailbox.price = header // entries_announced(message[0]) // BYTES_PER_POINT
                 # An empty message costs as much as one with the smallest entry.
                 balance -= 1 + len(message) // FRAMES_PER_POINT + (header < SHORTEST)
+                if balance <= 0:
+                    break
+            item: Item | None
+            try:
+                item = next(items, None)
+            except ProtocolError as error:
+                item = error
+            if item is None:
+                mailbox.items = None
             else:
-                break
+                balance -= mailbox.price + serve(peer, item, now)
         mailbox.balance = balance
         if self._mailboxes.get(peer) is mailbox:  # otherwise it was cut off meanwhile
             if mailbox.items is not None or mailbox.messages:

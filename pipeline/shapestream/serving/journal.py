@@ -37,9 +37,8 @@ class Journal:
     def arrived(self, records: Sequence[RequestRecord]) -> None:
         """Note requests that go to the scheduler."""
         self.statistics.scheduled_requests += len(records)
-        models = self.statistics.models
         for record in records:
-            models[record.model].arrived += 1
+            self.statistics.to_add(record.model).arrived += 1
         if self._trace is not None:
             self._record(self._trace, records)
         if not PRESENT.debug:

@@ -133,9 +133,9 @@ class KeptReplies:
         if nbytes > self._max_bytes:
             answered.pass_by(sequence)
             return
-        answered.replies[sequence] = _KeptReply(
-            model, tensors.layout, checksum(tensors), reply, nbytes, self._now
-        )
+        row = model, tensors.layout, checksum(tensors), reply, nbytes, self._now
+        # One is made per request: this takes a third of the time of `_KeptReply(*row)`.
+        answered.replies[sequence] = tuple.__new__(_KeptReply, row)
         answered.nbytes += nbytes
         self._holders[answered] = None
         self.nbytes += nbytes

@@ -36,7 +36,7 @@ import structlog
 import trio
 
 from shapestream.errors import ProtocolError, RequestError, TransportError
-from shapestream.serving.handover import Handover
+from shapestream.serving.handover import HANDOVER
 from shapestream.telemetry.logging import PRESENT
 from shapestream.transport.interface import BlockingConnection, Message, PeerSocket
 from shapestream.transport.threads import ThreadServer
@@ -144,7 +144,7 @@ class SlotThreads:
         """Return a private port that these slots dial, and its codec."""
         socket = ThreadServer()
         self._dial = socket.dial
-        self._codec = Handover().codec
+        self._codec = HANDOVER
         return socket, self._codec
 
     def start(self, tell: Callable[[News], None]) -> None:

@@ -235,10 +235,10 @@ class SlotRecord(PeerLink):
             if report.code is ErrorCode.RECALLED and not batch.recalled:
                 # Only what was asked back runs again without counting as an attempt.
                 report = replace(report, code=ErrorCode.INTERNAL)
-        if report.code not in GIVEN_BACK and any(
-            number < entry.batch and not earlier.recalled for number, earlier in self.running.items()
-        ):
-            raise ReportRefused("it was sent another batch before, and has not answered that")
+        if report.code not in GIVEN_BACK:
+            for number, earlier in self.running.items():
+                if number < entry.batch and not earlier.recalled:
+                    raise ReportRefused("it was sent another batch before, and has not answered that")
         del self.running[entry.batch]
         return report
 

@@ -1,17 +1,21 @@
 """The server's counters, from which `StatisticsEntry` and the metrics are made.
 
 Their memory does not grow with the number of requests: counters, histograms of bounded size, a limited set of shapes.
+
+Batches are counted together: a batch adds one row, and the rows are added up when a counter is read, or when there are many.
+To add up 256 of them takes a tenth of the time that each by itself would take.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from copy import copy
-from itertools import zip_longest
+from functools import partial
+from itertools import groupby, zip_longest
 from math import prod
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from shapestream.slices import Slices
 from shapestream_engine.batch import BatchReport
@@ -26,10 +30,14 @@ _LOWEST: tuple[int, ...] = (
 Eight buckets lie between two powers of two, so a quantile is wrong by 1/16 (6 %) at most.
 """
 _BUCKETS = len(_LOWEST) - 1
+_smaller_or_equal = partial(bisect_right, _LOWEST)
+"""Returns how many buckets begin at a number or below it."""
 _MOST = (1 << 63) - 1
 """Largest integer that the wire carries."""
 MAX_DISTINCT_SHAPES = 10_000
 """Largest number of shapes that are counted exactly."""
+MOST_ROWS = 256
+"""Most batches whose counts are not added up yet: to add up more at once would hold the event loop."""
 HISTOGRAMS_PER_SLICE = 64
 """Histograms that one turn of the event loop adds up, at up to 20 us each."""
 
@@ -50,7 +58,26 @@ class Histogram:
 
     def record(self, number: int, times: int = 1) -> None:
         """Count `times` measurements of `number` each."""
-        record_all([(self, number, times)])
+        self._add(_smaller_or_equal(number), times)
+        self.count += times
+        self.total += number * times
+
+    def record_all(self, numbers: Sequence[int]) -> None:
+        """Count a measurement of each of these numbers.
+
+        Negative numbers count as 0, and too large ones belong to the last bucket.
+        """
+        for place, times in Counter(map(_smaller_or_equal, numbers)).items():
+            self._add(place, times)
+        self.count += len(numbers)
+        self.total += sum(numbers)
+
+    def _add(self, place: int, times: int) -> None:
+        buckets = self._buckets
+        bucket = min(max(place - 1, 0), _BUCKETS - 1)
+        if bucket >= len(buckets):
+            buckets += [0] * (bucket + 1 - len(buckets))
+        buckets[bucket] += times
 
     def up_to(self, exponents: Iterable[int]) -> list[int]:
         """Return the numbers of measurements below 2^exponent, for each of these ascending exponents."""
@@ -100,27 +127,6 @@ class Histogram:
                 whole.count += part.count
                 whole.total += part.total
         return whole
-
-
-def record_all(measured: Iterable[tuple[Histogram, int, int]]) -> None:
-    """Count measurements: for each a histogram, the number, and how many times it was measured.
-
-    One call serves a whole batch. Numbers below 8 have a bucket each. Above, the leading 1 and the next three bits of the
-    number choose it. Negative numbers count as 0, and too large ones belong to the last bucket.
-    """
-    for histogram, number, times in measured:
-        if number < 8:
-            bucket = number if number > 0 else 0
-        else:
-            shift = number.bit_length() - 4
-            bucket = (shift << 3) + (number >> shift)
-        buckets = histogram._buckets
-        if bucket >= len(buckets):
-            bucket = min(bucket, _BUCKETS - 1)
-            buckets += [0] * (bucket + 1 - len(buckets))
-        buckets[bucket] += times
-        histogram.count += times
-        histogram.total += number * times
 
 
 def _quantile(filled: Iterable[tuple[int, int]], rank: float) -> int:
@@ -213,6 +219,23 @@ class ModelCounters:
         }
 
 
+class _BatchRow(NamedTuple):
+    """One batch that ran: the arguments of `count_batch`, without its tensors."""
+
+    calls: tuple[tuple[int, tuple[int, ...]], ...]
+    requests: int
+    rows: int
+    elements: int
+    gather_s: float
+    run_s: float
+    busy_s: float
+    reallocations: int
+    preparations: int
+    began: float
+    ended: float
+    arrived: Sequence[float]
+
+
 class ServerStatistics:
     """Counters of one server process, from its start on."""
 
@@ -259,9 +282,23 @@ class ServerStatistics:
         """Workers that dialled in and left: `drained`, or `lost` without a goodbye."""
         self.lag_us = Histogram()
         """Delay of the event loop's heartbeats."""
-        self.models: defaultdict[str, ModelCounters] = defaultdict(ModelCounters)
-        """Counters by name of the model. The number of models of a server is limited (`MAX_MODELS`)."""
+        self._models: defaultdict[str, ModelCounters] = defaultdict(ModelCounters)
         self._shapes: set[tuple[str, tuple[int, ...]]] = set()
+        self._rows: defaultdict[str, list[_BatchRow]] = defaultdict(list)
+        """Batches that are not added up yet, by model; `MOST_ROWS` of each."""
+
+    @property
+    def models(self) -> defaultdict[str, ModelCounters]:
+        """Return the counters by name of the model. The number of models of a server is limited (`MAX_MODELS`)."""
+        if self._rows:
+            rows, self._rows = self._rows, defaultdict(list)
+            for model, batches in rows.items():
+                self._add_up(model, batches)
+        return self._models
+
+    def to_add(self, model: str) -> ModelCounters:
+        """Return the counters of a model for what is no batch. Read them from `models`, where all batches are in."""
+        return self._models[model]
 
     @property
     def refused(self) -> Counter[str]:
@@ -296,45 +333,82 @@ class ServerStatistics:
         requests: int,
         rows: int,
         elements: int,
-        waits: Iterable[tuple[int, int, int]] = (),
+        began: float = 0.0,
+        ended: float = 0.0,
+        arrived: Sequence[float] = (),
     ) -> None:
         """Count a batch of these `sizes` that ran.
 
         requests, rows, elements: those that were in its calls, without padding.
-        waits: microseconds in the queue, microseconds to the answer, and the number of answered requests with both.
+        began, ended: when it began, and when its requests were answered, in seconds of the clock of `arrived`.
+        arrived: the arrival of each request that was answered.
         """
-        counters = self.models[model]
-        # A caller may claim any number of rows that have no elements.
-        counters.rows = min(_MOST, counters.rows + rows)
-        counters.reallocations += report.reallocations
-        counters.preparations += report.preparations
-        gather_us, run_us, busy_us = (
-            round(report.gather_s * 1e6),
-            round(report.run_s * 1e6),
-            round(report.busy_s * 1e6),
+        waiting = self._rows[model]
+        row = (
+            report.calls or ((1, sizes),),
+            requests,
+            rows,
+            elements,
+            report.gather_s,
+            report.run_s,
+            report.busy_s,
+            report.reallocations,
+            report.preparations,
+            began,
+            ended,
+            arrived,
         )
-        measured = [
-            (counters.batch_requests, requests, 1),
-            (counters.gather_us, gather_us, 1),
-            (counters.run_us, run_us, 1),
-            (counters.split_us, max(0, busy_us - gather_us - run_us), 1),
-            (counters.busy_us, busy_us, 1),
+        # As in `ends.py`: this takes a third of the time of `_BatchRow(*row)`.
+        waiting.append(tuple.__new__(_BatchRow, row))
+        if len(waiting) >= MOST_ROWS:
+            self._add_up(model, self._rows.pop(model))
+
+    def _add_up(self, model: str, batches: Sequence[_BatchRow]) -> None:
+        """Count batches of one model."""
+        counters = self._models[model]
+        calls, requests, rows, elements, gather_s, run_s, busy_s, *others = zip(*batches, strict=True)
+        reallocations, preparations, began, ended, arrived = others
+        # A caller may claim any number of rows that have no elements.
+        counters.rows = min(_MOST, counters.rows + sum(rows))
+        counters.reallocations += sum(reallocations)
+        counters.preparations += sum(preparations)
+        gather_us = [round(seconds * 1e6) for seconds in gather_s]
+        run_us = [round(seconds * 1e6) for seconds in run_s]
+        busy_us = [round(seconds * 1e6) for seconds in busy_s]
+        split_us = [
+            max(0, busy - gather - run) for gather, run, busy in zip(gather_us, run_us, busy_us, strict=True)
         ]
-        for queue_us, total_us, times in waits:
-            measured += [(counters.queue_us, queue_us, times), (counters.total_us, total_us, times)]
-        record_all(measured)
-        computed = 0
-        for count, call in report.calls or ((1, sizes),):
-            counters.calls += count
-            computed += count * prod(call)
-            if len(self._shapes) < MAX_DISTINCT_SHAPES:
-                self._shapes.add((model, call))
-        counters.elements_computed += computed
-        counters.elements_padding += max(0, computed - elements)
+        counters.batch_requests.record_all(requests)
+        counters.gather_us.record_all(gather_us)
+        counters.run_us.record_all(run_us)
+        counters.split_us.record_all(split_us)
+        counters.busy_us.record_all(busy_us)
+        queue_us, total_us = [], []
+        for begins, ends, arrives in zip(began, ended, arrived, strict=True):
+            for at, alike in groupby(arrives):
+                waited_us, lasted_us = round((begins - at) * 1e6), round((ends - at) * 1e6)
+                queue_us.append(waited_us)
+                total_us.append(lasted_us)
+                more = len(list(alike)) - 1
+                if more:  # those that arrived together have equal times
+                    counters.queue_us.record(waited_us, more)
+                    counters.total_us.record(lasted_us, more)
+        counters.queue_us.record_all(queue_us)
+        counters.total_us.record_all(total_us)
+        for (own_calls, useful), count in Counter(zip(calls, elements, strict=True)).items():
+            computed = 0
+            for repeats, call in own_calls:
+                counters.calls += count * repeats
+                computed += repeats * prod(call)
+                if len(self._shapes) < MAX_DISTINCT_SHAPES:
+                    self._shapes.add((model, call))
+            counters.elements_computed += count * computed
+            counters.elements_padding += count * max(0, computed - useful)
 
     @property
     def distinct_shapes(self) -> int:
         """Return the number of distinct shapes of calls, over all models, counted up to `MAX_DISTINCT_SHAPES`."""
+        _ = self.models  # adds up what is not counted yet
         return len(self._shapes)
 
     @property

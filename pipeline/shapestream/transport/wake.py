@@ -8,6 +8,7 @@ import select
 
 # Longest wait in one piece; poll() takes milliseconds in 31 bits.
 MAX_WAIT_S = 1e6
+_LONGEST_WAIT_MS = MAX_WAIT_S * 1000
 
 
 class Wake:
@@ -49,8 +50,9 @@ class Wake:
                 self._poll.register(descriptor, select.POLLIN)
             self._descriptor = descriptor
         # Rounded up: a wait that ends too early would be begun again at once.
+        timeout_ms = max(0.0, timeout_s) * 1000 + 1 if timeout_s < MAX_WAIT_S else _LONGEST_WAIT_MS
         readable = False
-        for number, _ in self._poll.poll(max(0.0, min(timeout_s, MAX_WAIT_S)) * 1000 + 1):
+        for number, _ in self._poll.poll(timeout_ms):
             if number == self._reader:
                 self.clear()
             else:

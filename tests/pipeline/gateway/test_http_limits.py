@@ -120,6 +120,26 @@ def test_a_promised_body_takes_no_memory() -> None:
     serve(play)
 
 
+@served()
+async def test_an_idle_connection_keeps_no_body(site: Site) -> None:
+    """Neither that of its last request nor that of its last answer, nor what came in chunks."""
+    tracemalloc.start()
+    try:
+        for head, end in (
+            (POST + b"Content-Length: 5000000\r\n\r\n", b""),
+            (CHUNKED + b"4c4b40\r\n", b"\r\n0\r\n\r\n"),
+        ):
+            peer = await site.connect()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(peer.send, head + bytes(5_000_000) + end)
+                assert 5_000_000 == len((await peer.answer()).body)
+        await wait_all_tasks_blocked()
+        assert 2 == site.server.open_connections
+        assert tracemalloc.get_traced_memory()[0] < MIB
+    finally:
+        tracemalloc.stop()
+
+
 def resident_bytes() -> int:
     """Memory of this process that is really there."""
     with open("/proc/self/statm", encoding="ascii") as file:

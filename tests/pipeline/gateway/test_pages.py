@@ -168,6 +168,16 @@ async def test_other_paths_and_methods(site: GatewaySite) -> None:
 
 
 @on_site
+async def test_the_index_of_the_repository(site: GatewaySite) -> None:
+    """Its body may be empty, or ask for ready models alone."""
+    for body in (b"", b"{}", b'{"ready":true}', b'{"ready":false,"other":1}'):
+        reply = await site.ask("POST", "/v2/repository/index", body)
+        assert (200, []) == (reply.status, reply.content)  # a scripted server tells of no models
+    for body in (b"[]", b'{"ready":1}', b"{"):
+        assert 400 == (await site.ask("POST", "/v2/repository/index", body)).status
+
+
+@on_site
 async def test_a_server_that_is_silent_is_not_ready(site: GatewaySite) -> None:
     """The gateway lives on, and says so at once."""
     await site.get(f"/v2/models/{PAIR.name}")

@@ -36,6 +36,8 @@ class FormulaPrices:
         self.measured = measured
         self.worker_class = self
         """What a `WorkerClass` says of itself is said here, too."""
+        self.has_grid = True
+        """They never change."""
         self.new = LinearCost()
         self.new.measured = new is not None
         self._new = new

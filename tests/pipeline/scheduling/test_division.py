@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import insort
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -101,7 +103,7 @@ def test_the_level_is_where_the_work_comes_to_rest(busy, free, work_s):
     for number in range(free):
         pool.free[number] = Slot(number, frozenset())
     for number, ends_at in enumerate(busy):
-        pool.ends.add((100.0 + ends_at, free + number, Slot(free + number, frozenset())))
+        insort(pool.ends, (100.0 + ends_at, free + number, Slot(free + number, frozenset())))
     level_s, slots = pool.free_in_s(work_s, 100.0)
     heights = [0.0] * free + busy
     assert pytest.approx(work_s, abs=1e-6) == sum(max(0.0, level_s - height) for height in heights)
@@ -115,7 +117,7 @@ def test_the_level_of_a_thousand_slots_is_estimated_from_few():
     pool = _pool()
     heights = [(number * 37 % 1000) / 1000 for number in range(1000)]
     for number, height in enumerate(heights):
-        pool.ends.add((height, number, Slot(number, frozenset())))
+        insort(pool.ends, (height, number, Slot(number, frozenset())))
     level_s, _ = pool.free_in_s(100.0, 0.0)
     assert pytest.approx(100.0, rel=0.1) == sum(max(0.0, level_s - height) for height in heights)
 

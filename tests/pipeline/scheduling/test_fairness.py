@@ -202,8 +202,7 @@ def _leave(flow: Flow, share_s: float) -> None:
 
 def _run(shares: FairShares[Flow], flow: Flow, bonus_s: float, share_s: float) -> None:
     """A request of this flow gets a batch, alone."""
-    shares.begin(flow, bonus_s, share_s)
-    shares.charge({flow: share_s}, 1.0)
+    shares.start(flow, bonus_s, {flow: share_s}, share_s)
     _leave(flow, share_s)
 
 
@@ -403,8 +402,7 @@ def test_blame_leaves_a_client_what_it_is_owed_for_turns_that_it_waits_for():
     for flow in (waiting, other):
         shares.stamp(flow, 1.0, 0)
     for _ in range(10):
-        shares.begin(other, 0.0, 1.0)
-        shares.charge({other: 1.0}, 1.0)
+        shares.start(other, 0.0, {other: 1.0}, None)
     assert shares.virtual_s > waiting.client.start_s
     shares.blame(waiting, 1.0)
     assert waiting.client.start_s == 1.0

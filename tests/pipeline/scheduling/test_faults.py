@@ -11,7 +11,7 @@ from tests.pipeline.scheduling.any_server import AnyServer, profiles
 
 from shapestream.scheduling.buckets import Bucket
 from shapestream.scheduling.deadlines import Deadlines
-from shapestream.scheduling.events import ModelProfile, RequestCancelled
+from shapestream.scheduling.events import ModelProfile, RequestCancelled, SlotClosing
 from shapestream.scheduling.fairness import FairShares, GroupRoom, Rework
 from shapestream.scheduling.hang_watch import HangWatch
 from shapestream.scheduling.ledger import Ledger
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.pure("replaces functions that the scheduler calls")
 
 PLACES = [
     (Bucket, "drop_dead"), (Deadlines, "due"), (Deadlines, "shrink"), (Deadlines, "watch"),
-    (FairShares, "begin"), (FairShares, "charge"), (FairShares, "ended"), (FairShares, "stamp"),
+    (FairShares, "ended"), (FairShares, "stamp"), (FairShares, "start"),
     (HangWatch, "began"), (HangWatch, "look"), (Isolation, "run"), (Isolation, "suspect"),
     (Ledger, "put_back"), (Ledger, "start"), (ModelQueue, "add"), (ModelQueue, "meet"),
     (ModelQueue, "put_rerun"), (ModelQueue, "take"), (GroupRoom, "enter"), (GroupRoom, "leave"),
@@ -106,6 +106,21 @@ def test_a_defect_that_persists_is_no_endless_loop():
     server.finish()
     assert [] == server.faults
     assert "delivered" in server.ended.values()
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_a_slot_closes_although_closing_it_fails(after):
+    """However often: the new books hold it as one that closes. What ran there ends once, and nothing more starts there."""
+    server = AnyServer([TEXT], 3, slots=1)
+    server.arrive()
+    assert server.running
+    with Defects(SlotTable, "close", range(1, 1000), after=after):
+        server.play(SlotClosing(slot=0))
+        server.arrive()
+    assert server.faults
+    assert {0} == {start.slot for start in server.running.values()}
+    assert "closing" == server.scheduler.standing(0)
+    server.finish()
 
 
 def test_a_fault_that_leaves_the_books_in_agreement_ends_no_request():

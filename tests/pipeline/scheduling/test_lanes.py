@@ -35,7 +35,7 @@ def _request(queue: ModelQueue, order: int, rank: float, rows: int = 1, length: 
 def test_a_bucket_is_always_in_order(steps, max_rows):
     """Arrivals of any rank and departures from anywhere, beside a plain sorted list."""
     queue = _queue()
-    bucket = Bucket(Lane(()), (4,), 4)
+    bucket = Bucket((4,), Lane(()), (4,), 4)
     living: list[Request] = []
     for order, step in enumerate(steps):
         if isinstance(step, tuple):
@@ -84,3 +84,24 @@ def test_a_window_holds_the_nearest_requests(lengths, choice, size):
     smaller = sum(count for part, count in window if part.key < bucket.key)
     larger_held = sum(part.count for part in lane.buckets if not part.key < bucket.key)
     assert smaller <= max(size // 2, size - larger_held)
+
+
+def test_the_only_request_is_listed_when_another_comes_or_it_is_looked_for():
+    """Until then it is in no bucket, and it has the turn; once it is gone, nothing is left of it."""
+    for look in (None, "buckets", "lanes", "turns"):
+        queue = _queue()
+        first = _request(queue, 0, 0.0)
+        queue.shares.stamp(first.flow, 0.0, 0)
+        queue.add(first)
+        assert (first, first, first) == (queue.only, queue.first(), queue.oldest())
+        if look is None:
+            second = _request(queue, 1, 1.0)
+            queue.shares.stamp(second.flow, 0.0, 0)
+            queue.add(second)
+        else:
+            getattr(queue, look)
+        assert queue.only is None
+        assert (first, first) == (queue.first(), queue.oldest())
+        assert first is queue.buckets[(4,)].first()
+        queue.take(first, [first] if look else [first, second])
+        assert (0, None, {}, {}) == (queue.count, queue.first(), queue.buckets, queue.lanes)

@@ -20,7 +20,7 @@ import trio.testing
 from tests.pipeline.serving.clocks import REAL_PATIENCE_S, real_time
 
 from shapestream.errors import ProtocolError
-from shapestream.serving.handover import Handover
+from shapestream.serving.handover import HANDOVER
 from shapestream.serving.slot_threads import (
     BatchWithdrawn,
     News,
@@ -587,7 +587,7 @@ def test_news_after_the_event_loop_has_ended_are_dropped() -> None:
 
 def test_entries_are_handed_over_once_and_nothing_else_is_read() -> None:
     """Between a server and its own slots, where no bytes are checked."""
-    codec = Handover().codec
+    codec = HANDOVER
     (frames,) = codec.pack([entry := Heartbeat()])
     assert [entry] == codec.read(frames)
     for unknown in (frames, encode([entry], limits=WORKER_LIMITS), [b"", b""]):

@@ -264,6 +264,31 @@ def test_calls_and_padding_are_counted_by_the_requests_real_sizes() -> None:
     assert round(46 / 96, 4) == plain["padding_ratio"]
 
 
+def test_batches_are_counted_alike_whenever_the_counters_are_read() -> None:
+    """After each batch, or once after seven hundred; members that arrived together, and ones that did not."""
+    often, once = ServerStatistics(), ServerStatistics()
+    for number in range(700):
+        report = BatchReport(batch=number, outputs=(), run_s=number * 1e-5, busy_s=number * 2e-5)
+        arrived = [-0.25, -0.25, -0.001 * number][: 1 + number % 3]
+        for statistics in (often, once):
+            statistics.count_batch(
+                f"m{number % 2}",
+                (len(arrived), 1 + number % 5),
+                report,
+                requests=len(arrived),
+                rows=len(arrived),
+                elements=number % 5,
+                began=0.0,
+                ended=number * 1e-4,
+                arrived=arrived,
+            )
+        assert number + 1 == often.batches
+    assert at_once(often.to_dict()) == at_once(once.to_dict())
+    assert 1399 == once.results
+    for name, counters in often.models.items():
+        assert counters.to_dict() == once.models[name].to_dict()
+
+
 def test_a_request_can_be_followed_by_its_id_at_debug_and_costs_no_line_at_info() -> None:
     """From arrival to delivery; the batch's line names its requests."""
 

@@ -42,8 +42,17 @@ class World:
         report = BatchReport(
             batch=1, outputs=(), gather_s=us // 4 * 1e-6, run_s=run_s, busy_s=2 * run_s, preparations=1
         )
-        waits = [(us, 2 * us, 1)]
-        self.counters.count_batch(model, (us,), report, requests=1, rows=2, elements=us // 2, waits=waits)
+        self.counters.count_batch(
+            model,
+            (us,),
+            report,
+            requests=1,
+            rows=2,
+            elements=us // 2,
+            began=run_s,
+            ended=2 * run_s,
+            arrived=(0.0,),
+        )
         self.happened.append((self.now, model, "ran", us))
 
     def fail(self, model: str, code: str) -> None:

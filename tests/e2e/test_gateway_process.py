@@ -1,0 +1,56 @@
+"""`shapestream gateway` as a process: it answers, and ends at SIGTERM after what has begun."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from tests.e2e.admin import MODELS
+from tests.e2e.conftest import PATIENCE_S
+
+pytest.importorskip("httptools", reason="the extra [http] is not installed")
+pytest.importorskip("orjson", reason="the extra [http] is not installed")
+pytestmark = pytest.mark.e2e
+
+SERVER = "{listen: [ipc://s.sock]}"
+
+
+def infer(port: int, value: float) -> tuple[int, Any]:
+    """Status and content of the answer of the model `gated`."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
+    try:
+        entry = {"name": "x", "datatype": "FP32", "shape": [1, 1], "data": [value]}
+        connection.request("POST", "/v2/models/gated/infer", json.dumps({"inputs": [entry]}))
+        answer = connection.getresponse()
+        return answer.status, json.loads(answer.read())
+    finally:
+        connection.close()
+
+
+def test_a_gateway_answers_what_has_begun_before_it_ends(workplace: Any) -> None:
+    """A request waits in the model while SIGTERM comes; its answer arrives, and the status is 0."""
+    served = workplace.serve(MODELS.replace("SERVER", SERVER))
+    gateway = workplace.start("gateway", served.address, "--http", "127.0.0.1:0")
+    (ready,) = gateway.wait_for("gateway ready")
+    port = int(ready["address"].rpartition(":")[2])
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(infer, port, 3.0)
+        workplace.wait_entered()
+        gateway.send(signal.SIGTERM)
+        gateway.wait_for("gateway stops")
+        workplace.open_gate()
+        status, content = asked.result(PATIENCE_S)
+    assert (200, [6.0]) == (status, content["outputs"][0]["data"])
+    assert 0 == gateway.wait()
+
+
+def test_a_gateway_without_a_server_says_so(workplace: Any) -> None:
+    """No server at the address, and an address that cannot be used."""
+    ran = workplace.run("gateway", "tcp://127.0.0.1:9", "--http", "127.0.0.1:0", "--timeout", "0.2")
+    assert (1, True) == (ran.returncode, "unavailable" in ran.stderr)
+    ran = workplace.run("gateway", "tcp://127.0.0.1:9", "--http", "127.0.0.1:70000")
+    assert (3, True) == (ran.returncode, "127.0.0.1:70000" in ran.stderr)
