@@ -39,3 +39,9 @@ def test_the_status_of_a_code(code: str) -> None:
         assert (STATUSES[code], "why") == (answer.status, answer.message)
         expected = {"Retry-After": told} if error.retryable else {}
         assert expected == dict(answer.headers)
+        assert error.retryable == (503 == answer.status)
+
+
+def test_a_code_of_a_newer_server_is_an_internal_error() -> None:
+    """Its text goes on."""
+    assert 500 == http_error(error_from_code("of-a-newer-server", "why")).status
