@@ -40,7 +40,7 @@ async def gateway(server: str, **options: Any) -> AsyncIterator[Peer]:
 
 async def post(peer: Peer, path: str, body: bytes, headers: str = "") -> Answer:
     """The answer to a request on an open connection."""
-    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n{headers}\r\n"
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n{headers}\r\n"
     return await peer.ask(head.encode() + body)
 
 
@@ -77,7 +77,7 @@ def test_inference_through_all_parts(tmp_path: Path) -> None:
             answer = await post(peer, path, json.dumps(plain).encode())
             assert 500 == answer.status
             assert "overwhelm" in answer.error
-            stats = await peer.ask(b"GET /v2/models/stats HTTP/1.1\r\nHost: x\r\n\r\n")
+            stats = await peer.ask(b"GET /v2/models/stats HTTP/1.1\r\nHost: localhost\r\n\r\n")
             (told,) = json.loads(stats.body)["model_stats"]
             assert (5, 3, 1) == (
                 told["inference_count"],
@@ -85,7 +85,7 @@ def test_inference_through_all_parts(tmp_path: Path) -> None:
                 told["inference_stats"]["fail"]["count"],
             )
             for page in ("health/ready", "models/double/ready"):
-                answer = await peer.ask(f"GET /v2/{page} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+                answer = await peer.ask(f"GET /v2/{page} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
                 assert 200 == answer.status
 
     with real_server(f"ipc://{tmp_path}/server/s") as address:
