@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import shutil
 import signal
 import socket
 import ssl
@@ -165,6 +166,7 @@ def test_a_closed_connection_withdraws_its_request(workplace: Any) -> None:
     assert ["1", "1"] == (workplace.folder / "begun").read_text().split()
 
 
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
 def test_https_by_files(workplace: Any) -> None:
     """With a certificate that the caller trusts."""
     certificate, key = workplace.folder / "cert.pem", workplace.folder / "key.pem"
