@@ -43,7 +43,7 @@ LAST_WORDS_S = 5.0
 
 
 class ConnectionPhase(Enum):
-    """What a connection waits for."""
+    """The phase of a connection, named by the thing that it waits for."""
 
     IDLE = auto()
     """The first byte of a request."""

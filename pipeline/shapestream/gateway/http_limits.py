@@ -1,4 +1,4 @@
-"""What one peer may use of the HTTP server."""
+"""The limits of what one peer may use of the HTTP server."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class _PartParser:
     __slots__ = ("_parser", "_tail", "fed_bytes")
 
     ended: bool
-    """Whether llhttp has found the end of the part."""
+    """True once llhttp has found the end of the part."""
 
     def __init__(self, parser: httptools.HttpRequestParser) -> None:
         self._parser = parser
@@ -122,7 +122,7 @@ class HeadParser(_PartParser):
 
     @property
     def expects_continue(self) -> bool:
-        """Whether the peer waits for `100 Continue` before it sends the body."""
+        """True if the peer waits for `100 Continue` before it sends the body."""
         return "expect" in self.headers and self.version == "1.1"
 
     def feed(self, data: bytes) -> bytes | None:
@@ -249,7 +249,7 @@ class ChunkedBodyParser(_PartParser):
 
     @property
     def ended(self) -> bool:  # type: ignore[override] # only read
-        """Whether llhttp has found the end of the body."""
+        """True once llhttp has found the end of the body."""
         return self._chunks.ended
 
     @property

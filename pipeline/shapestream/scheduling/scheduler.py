@@ -26,7 +26,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from heapq import nlargest
-from itertools import islice
 from math import inf
 from typing import assert_never
 
@@ -72,17 +71,11 @@ from shapestream.scheduling.planner import Cut, Plan, alone, batch_of, plan_batc
 from shapestream.scheduling.queueing import QUEUED, RERUN, RUNNING, Request, by_rerun
 from shapestream.scheduling.recovery import Isolation, Recovery
 from shapestream.scheduling.scheduler_statistics import ModelStatistics, SchedulerStatistics, Told, Troubles
-from shapestream.scheduling.slots import Slot, SlotPool, SlotState, SlotTable
+from shapestream.scheduling.slots import Slot, SlotState, SlotTable, faster_first
 from shapestream_engine.cost_table import LearnedCosts
-
-LOOK = 8
-"""Free slots that are compared by their pace, at most."""
 
 MOST_QUEUES = 16
 """Queues that are counted by size, at most."""
-
-FASTER = 0.9
-"""A slot is preferred for its pace if it takes less than this part of the time of one that has been free longer."""
 
 
 def next_up(
@@ -154,24 +147,6 @@ def _first_of_full(queue: ModelQueue, first: Request, full: Callable[[Request], 
         heads = [bucket.first() for bucket in queue.full.values()]
         return min(heads, key=lambda request: request.turn)
     return first if full(first) else None
-
-
-def faster_first(pool: SlotPool) -> Slot:
-    """Return the free slot that should work: the one that has been free longest, unless one of the next few is clearly
-    faster.
-
-    A slow slot is never left idle for the sake of a fast one that will be free soon.
-    """
-    free = pool.free
-    best = next(iter(free.values()))
-    if len(free) > 1:
-        name = pool.queue.profile.name
-        best_pace = best.paces.get(name, 1.0)
-        for slot in islice(free.values(), 1, LOOK):
-            pace = slot.paces.get(name, 1.0)
-            if pace < FASTER * best_pace:
-                best, best_pace = slot, pace
-    return best
 
 
 def _started(actions: Sequence[Action]) -> set[int]:

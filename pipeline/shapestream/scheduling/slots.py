@@ -14,6 +14,7 @@ from bisect import bisect_left, insort
 from collections import Counter, deque
 from collections.abc import Iterator
 from enum import Enum
+from itertools import islice
 from math import inf
 from typing import Any, Final, TypeAlias
 
@@ -22,6 +23,12 @@ from shapestream.scheduling.batches import Batch, BatchState, Suspicion
 from shapestream.scheduling.events import ContractError
 from shapestream.scheduling.model_queue import ModelQueue
 from shapestream.scheduling.queueing import SAMPLE
+
+LOOK = 8
+"""Free slots that are compared by their pace, at most."""
+
+FASTER = 0.9
+"""A slot is preferred for its pace if it takes less than this part of the time of one that has been free longer."""
 
 
 class SlotState(Enum):
@@ -413,6 +420,24 @@ def rest_s(unavailable_count: int, call_s: float | None) -> float:
     """Return the seconds of rest of a slot that answered this many batches in a row with `unavailable`."""
     first_s = max(MIN_REST_S, CALLS_REST * (call_s or 0.0))
     return float(min(MAX_REST_S, first_s * 2.0 ** min(unavailable_count - 1, 32)))
+
+
+def faster_first(pool: SlotPool) -> Slot:
+    """Return the free slot that should work: the one that has been free longest, unless one of the next few is clearly
+    faster.
+
+    A slow slot is never left idle for the sake of a fast one that will be free soon.
+    """
+    free = pool.free
+    best = next(iter(free.values()))
+    if len(free) > 1:
+        name = pool.queue.profile.name
+        best_pace = best.paces.get(name, 1.0)
+        for slot in islice(free.values(), 1, LOOK):
+            pace = slot.paces.get(name, 1.0)
+            if pace < FASTER * best_pace:
+                best, best_pace = slot, pace
+    return best
 
 
 class SlotTable:
