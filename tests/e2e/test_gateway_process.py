@@ -54,3 +54,12 @@ def test_a_gateway_without_a_server_says_so(workplace: Any) -> None:
     assert (1, True) == (ran.returncode, "unavailable" in ran.stderr)
     ran = workplace.run("gateway", "tcp://127.0.0.1:9", "--http", "127.0.0.1:70000")
     assert (3, True) == (ran.returncode, "127.0.0.1:70000" in ran.stderr)
+
+
+def test_a_gateway_that_other_machines_reach_asks_for_tokens(workplace: Any) -> None:
+    """Unless its user says that the network keeps strangers away; then it looks for its server."""
+    arguments = ("gateway", "tcp://127.0.0.1:9", "--http", "0.0.0.0:0", "--timeout", "0.2")
+    ran = workplace.run(*arguments)
+    assert (3, True) == (ran.returncode, "open to other machines (add --token-file" in ran.stderr)
+    ran = workplace.run(*arguments, "--open")
+    assert (1, True) == (ran.returncode, "unavailable" in ran.stderr)

@@ -169,6 +169,9 @@ def gateway(
     token_file: Annotated[
         Path | None, typer.Option(metavar="FILE", help="The callers: a line NAME TOKEN for each.")
     ] = None,
+    opened: Annotated[
+        bool, typer.Option("--open", help="Without tokens beyond loopback: the network keeps strangers away.")
+    ] = False,
     certificate: Annotated[Path | None, typer.Option(metavar="FILE", help="Certificate for HTTPS.")] = None,
     certificate_key: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Secret key of the certificate.")
@@ -216,7 +219,8 @@ def gateway(
             timeout_s=timeout,
             supervised=supervised,
         )
-        status = run_gateway_process(options, listening_socket(http, listener), channel)
+        reached = listening_socket(http, listener, may_be_reached=opened or token_file is not None)
+        status = run_gateway_process(options, reached, channel)
     raise typer.Exit(status)
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import structlog
 import trio
 
+from shapestream.addresses import is_beyond_loopback
 from shapestream.errors import ConfigurationError
 from shapestream.gateway.gateway import GatewayOptions, run_gateway
 from shapestream.gateway.http_limits import HttpLimits
@@ -72,9 +73,18 @@ def gateway_options(
     )
 
 
-def listening_socket(address: str, inherited: int | None) -> socket.socket:
-    """Return the socket that this process inherited, or one that listens at HOST:PORT. Raises `ConfigurationError`."""
-    return listen_at(address, backlog=BACKLOG) if inherited is None else socket.socket(fileno=inherited)
+def listening_socket(address: str, inherited: int | None, *, may_be_reached: bool) -> socket.socket:
+    """Return the socket that this process inherited, or one that listens at HOST:PORT.
+
+    `may_be_reached`: callers show a token, or the network keeps strangers away. Raises `ConfigurationError` for an address
+    that cannot be used, or that other machines reach without either.
+    """
+    if inherited is not None:  # the server has checked its address
+        return socket.socket(fileno=inherited)
+    if not may_be_reached and is_beyond_loopback(f"tcp://{address}"):
+        advice = "add --token-file FILE, or --open where the network keeps strangers away"
+        raise ConfigurationError([f'"{address}" is open to other machines ({advice})'])
+    return listen_at(address, backlog=BACKLOG)
 
 
 def run_gateway_process(options: GatewayOptions, listener: socket.socket, ready_channel: int | None) -> int:

@@ -14,7 +14,7 @@ class HttpRequest:
 
     `path` is percent-decoded and has no query; `query` is as it was sent. `headers` have lower-case names; the values of a
     repeated header are joined by ", ". `body` is whole, without transfer or content encoding. `peer` is the address that the
-    connection comes from, without the port.
+    connection comes from, without the port; or the name of the caller, once its token is known.
     """
 
     method: str

@@ -220,7 +220,7 @@ def _origin_form(target: bytes) -> bytes:
 
 
 class _Chunks:
-    """What llhttp has found of a chunked body."""
+    """The parts that llhttp has found of a chunked body."""
 
     __slots__ = ("body", "ended", "on_body")
 

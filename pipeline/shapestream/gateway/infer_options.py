@@ -17,12 +17,12 @@ _IGNORED = "triton_enable_empty_final_response"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InferOptions:
-    """What a request's parameters ask for."""
+    """The wishes of a request's parameters."""
 
     deadline_s: float | None = None
     """Seconds from the request's arrival."""
     priority: int = 0
-    """As `Client.infer` takes it: a higher number goes first."""
+    """The priority for `Client.infer`: a higher number goes first."""
     binary_outputs: bool = False
     """Outputs that do not say themselves how they are sent come as binary data."""
 

@@ -1,4 +1,4 @@
-"""What this gateway has counted of a model: its requests, and the times that the server told with their results."""
+"""The counts of a model at this gateway: its requests, and the times that the server told with their results."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from functools import partial
 from importlib.resources import files
 from typing import Any
@@ -93,7 +94,7 @@ class Routes:
         if self._by_loopback and is_sent_by_another_site(request.headers):
             raise HttpError(421, REFUSED_SITES)
         if self._tokens is not None and request.path not in OPEN_TO_ALL:
-            self._tokens.caller_of(request)
+            request = replace(request, peer=self._tokens.caller_of(request))
         try:
             return await page(request)
         except RequestError as error:
@@ -205,7 +206,7 @@ class Routes:
                 priority=body.options.priority,
                 request_id=_tag(body.id) or _tag(request.headers.get("x-request-id")),
                 trace=request.headers,
-                caller=request.peer if self._tokens is None else self._tokens.caller_of(request),
+                caller=request.peer,
             )
         except RequestError:
             tally.fail(trio.current_time() - began, time.time())
