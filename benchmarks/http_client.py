@@ -60,9 +60,10 @@ class _Connection:
 class HttpClient:
     """Requests to one path of a server on this machine, numbered from 0."""
 
-    def __init__(self, port: int, path: str) -> None:
+    def __init__(self, port: int, path: str, headers: str = "") -> None:
+        """`headers` are more of them, each with its line end."""
         self._port = port
-        self._head = f"POST {path} HTTP/1.1\r\nHost: {HOST}\r\nContent-Length: ".encode()
+        self._head = f"POST {path} HTTP/1.1\r\nHost: {HOST}\r\n{headers}Content-Length: ".encode()
         self._epoll = select.epoll()
         self._connections: dict[int, _Connection] = {}
         self._idle: list[_Connection] = []
