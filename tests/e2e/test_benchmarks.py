@@ -61,6 +61,17 @@ def growth(figures: Any) -> None:
     assert ["1, 1", "1, 20", "3, 1", "3, 20"] == [row["workers, clients"] for row in figures["rows"]]
 
 
+def gateway(figures: Any) -> None:
+    """Echoes, the SDK and gateways in turns, each answer compared; idle connections; an honest caller beside others."""
+    alone, together, rates, large, idle, beside, _ = figures
+    ways = ["echo, trio", "echo, asyncio", "SDK, unstreamed", "gateway"]
+    assert ways == [row["way"] for row in alone["rows"]] == [row["way"] for row in together["rows"]]
+    assert ["two gateways", "hypercorn, starlette, SDK"] == [row["way"] for row in rates["rows"]]
+    assert all(row["per s"] > 0 for table in (alone, together, rates, large) for row in table["rows"])
+    assert "50" == idle["rows"][0]["connections"]
+    assert all(row["p99"] > 0 for row in beside["rows"])
+
+
 def scheduler(figures: Any) -> None:
     """Real events to the pure core, in a steady state: everything that arrives is delivered."""
     rows = figures["rows"]
@@ -78,7 +89,9 @@ def preparations(figures: Any) -> None:
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("promises", [limit, account, memory, memory_shapes, growth, scheduler, preparations])
+@pytest.mark.parametrize(
+    "promises", [limit, account, memory, memory_shapes, growth, gateway, scheduler, preparations]
+)
 def test_a_benchmark_runs_and_reports(promises: Callable[[Any], None]) -> None:
     """As a smoke run, in a process of its own."""
     more = {limit: ("limit", "--trace", "lognormal"), account: ("limit", "--account")}
