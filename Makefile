@@ -75,8 +75,8 @@ test-engines: $(READY) ## Run the conformance suite on every engine that install
 	@.venv-client-$*/bin/python -m pip --disable-pip-version-check --quiet install --no-deps -r $<
 	@touch $@
 
-test-clients: $(READY) .venv-client-triton/.ready .venv-client-kserve/.ready .venv-client-pytriton/.ready ## Run the clients of others, unchanged, each in an environment of its own.
-	@$(BIN)/python -m pytest tests/e2e/test_foreign_clients.py
+test-clients: $(READY) .venv-client-triton/.ready .venv-client-kserve/.ready .venv-client-pytriton/.ready ## Run the clients of others, unchanged, each in an environment of its own, and compare answers with Triton's.
+	@$(BIN)/python -m pytest tests/e2e/test_foreign_clients.py tests/e2e/test_beside_triton.py
 
 test-tools: $(READY) ## Run the tests that need a real Prometheus and a real browser (Debian: apt-get install prometheus chromium).
 	@for tool in prometheus promtool chromium; do command -v $$tool > /dev/null || { echo "test-tools needs $$tool"; exit 1; }; done

@@ -131,12 +131,12 @@ def why_not_ready(name: str, statistics: Mapping[str, Any]) -> str | None:
 
 
 def repository_index(statistics: Mapping[str, Any], *, ready_only: bool) -> list[dict[str, str]]:
-    """Return the models by name, each with its state and the reason for it."""
+    """Return the models by name, each with its state, and the reason where that is not ready."""
     rows = []
     for name in statistics.get("models", ()):
         why = why_not_ready(name, statistics)
         if why is None:
-            rows.append({"name": name, "version": VERSION, "state": "READY", "reason": ""})
+            rows.append({"name": name, "version": VERSION, "state": "READY"})
         elif not ready_only:
             rows.append({"name": name, "version": VERSION, "state": "UNAVAILABLE", "reason": why})
     return rows

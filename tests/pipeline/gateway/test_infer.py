@@ -25,7 +25,7 @@ async def test_json_in_and_out(site: GatewaySite) -> None:
             "outputs": [{"name": "y", "datatype": "FP32", "shape": [1, 3], "data": [2.0, 4.0, 7.0]}],
         } == reply.content
     assert "id" not in (await site.infer(x_request())).content
-    assert "" == (await site.infer({"id": "", **x_request()})).content["id"]
+    assert "id" not in (await site.infer({"id": "", **x_request()})).content, "as at Triton"
 
 
 def binary_input(array: Any, name: str = "x", datatype: str = "FP32") -> dict[str, Any]:

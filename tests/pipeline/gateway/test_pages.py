@@ -118,8 +118,8 @@ def test_readiness_is_what_the_server_says() -> None:
     assert "it drains; no slot" == why_server_is_not_ready(told)
     assert [None, "gone"] == [why_not_ready(name, told) for name in "ab"]
     index = repository_index(told, ready_only=False)
-    assert [("a", "READY", ""), ("b", "UNAVAILABLE", "gone")] == [
-        (row["name"], row["state"], row["reason"]) for row in index
+    assert [("a", "READY", None), ("b", "UNAVAILABLE", "gone")] == [
+        (row["name"], row["state"], row.get("reason")) for row in index
     ]
     assert ["a"] == [row["name"] for row in repository_index(told, ready_only=True)]
 
