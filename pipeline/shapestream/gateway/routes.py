@@ -33,7 +33,7 @@ from shapestream.gateway.model_pages import (
     why_server_is_not_ready,
 )
 from shapestream.gateway.model_tally import ModelTally
-from shapestream.gateway.sdk_errors import http_error
+from shapestream.gateway.sdk_errors import OWN_ID, http_error
 from shapestream.gateway.tokens import Tokens
 from shapestream.transport.http_listener import REFUSED_SITES, is_sent_by_another_site
 from shapestream.wire.tags import REQUEST_ID, can_be_sent
@@ -204,7 +204,7 @@ class Routes:
                 inputs,
                 deadline=None if deadline_s is None else began + deadline_s - trio.current_time(),
                 priority=body.options.priority,
-                request_id=_tag(body.id) or _tag(request.headers.get("x-request-id")),
+                request_id=_tag(request.headers.get(OWN_ID)) or _tag(body.id),
                 trace=request.headers,
                 caller=request.peer,
             )
@@ -212,7 +212,8 @@ class Routes:
             tally.fail(trio.current_time() - began, time.time())
             raise
         tally.succeed(rows_of(signature, inputs), result.timings, time.time())
-        return infer_response(model, body.id, asked, result)
+        response = infer_response(model, body.id, asked, result)
+        return replace(response, headers=(*response.headers, (OWN_ID, result.request_id)))
 
 
 async def _of_model(page: ModelPage, model: str, request: HttpRequest) -> HttpResponse:

@@ -192,15 +192,15 @@ async def test_a_lower_level_of_priority_goes_first() -> None:
 
 @virtual_time
 async def test_ids_traces_and_callers_reach_the_stories() -> None:
-    """The body's id goes before the header's; the caller is the token's name, and else the peer's address.
+    """The header's id goes before the body's; the caller is the token's name, and else the peer's address.
 
     The trace is told by the lines of the log, and by spans where they are collected.
     """
     async with place(gateway={"tokens": Tokens(CALLERS)}) as site:
-        headers = {"authorization": "Bearer two", "traceparent": TRACE, "x-request-id": "of-header"}
-        for body in (echo_body(id="of-body"), echo_body()):
+        headers = {"authorization": "Bearer two", "traceparent": TRACE}
+        for own_id in ({"x-request-id": "of-header"}, {}):
             with capture_logs() as lines:
-                answers = site.infer_soon(body, headers)
+                answers = site.infer_soon(echo_body(id="of-body"), {**headers, **own_id})
                 await site.run_next()
             assert [200] == [reply.status for reply in answers]
             (arrived,) = [line for line in lines if "request arrived" == line["event"]]
@@ -208,6 +208,8 @@ async def test_ids_traces_and_callers_reach_the_stories() -> None:
         for request_id in ("of-body", "of-header"):
             (story,) = await site.client.stories(request_id)
             assert ("night", request_id) == (story["caller"], story["request_id"])
+        told = await site.client.stories("1" * 32)
+        assert ["of-header", "of-body"] == [story["request_id"] for story in told]
     async with place() as site:
         site.infer_soon(echo_body(id="mine"), {"authorization": "Bearer two", "traceparent": "nonsense"})
         await site.run_next()

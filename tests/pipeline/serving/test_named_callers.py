@@ -87,6 +87,31 @@ async def test_a_story_names_the_caller() -> None:
     assert behind["others_ms"] >= 400 > behind["own_ms"], story
 
 
+@virtual_time
+async def test_stories_are_found_by_the_trace() -> None:
+    """Of requests that are answered, failed or queued; not by another trace, nor by a part of it."""
+    trace = "0af7651916cd43dd8448eb211c80319c"
+    tags = [
+        {"traceparent": f"00-{trace}-{number:016x}-00", "request_id": f"own{number}"} for number in (1, 2, 3)
+    ]
+    slots = ScriptedSlots()
+    async with memory_serving(slots, models=ONE_BY_ONE) as running:
+        peer = await running.greeted(b"g" * 16)
+        peer.say(*[request(number, echo_tensors(), tags=own) for number, own in enumerate(tags)])
+        peer.say(request(3, echo_tensors(), tags={"traceparent": f"00-{trace[::-1]}-{1:016x}-00"}))
+        slots.finish(await slots.next_batch())
+        slots.fail(await slots.next_batch())
+        await slots.next_batch()
+        await peer.ends(2)
+        told = []
+        for text in (trace, trace[:31]):
+            peer.say(Explain(question=1, request=text, slowest=1))
+            told.append((await peer.hear(Explanation)).values["stories"])
+    assert [(f"own{n}", trace) for n in (1, 2, 3)] == [(one["request_id"], one["trace"]) for one in told[0]]
+    assert ["answered", "model_error", "running"] == [one["state"] for one in told[0]]
+    assert [] == [*told[1]]
+
+
 def test_callers_are_bounded_and_the_one_that_asked_longest_ago_goes() -> None:
     """Who comes back after that is a new caller."""
     callers = Callers(count(5), most=2)
