@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
@@ -306,3 +307,22 @@ async def test_a_caller_that_leaves_withdraws_its_request_from_the_queue() -> No
         site.slots.finish(first)
         assert 3.0 == await site.run_next()
         assert [] == site.slots.started
+
+
+@virtual_time
+async def test_a_flood_of_one_caller_leaves_its_gateway_to_the_others() -> None:
+    """Half of the credit is its own; the rest of the flood is told to come again."""
+    async with place(
+        gateway={"tokens": Tokens(CALLERS)}, models=ONE_BY_ONE, prefetch=False, window_requests=8
+    ) as site:
+        one, two = ({"authorization": f"Bearer {token}"} for token in ("one", "two"))
+        flood = [site.infer_soon(echo_body(1), one) for _ in range(40)]
+        await wait_all_tasks_blocked()
+        assert [503] * 36 == [reply.status for answers in flood for reply in answers]
+        other = site.infer_soon(echo_body(2), two)
+        await wait_all_tasks_blocked()
+        assert [] == other, "it is queued"
+        for _ in range(5):
+            await site.run_next()
+        assert [200] == [reply.status for reply in other]
+        assert {503: 36, 200: 4} == Counter(reply.status for answers in flood for reply in answers)
