@@ -72,10 +72,11 @@ class ClientPort:
         epoch: bytes,
         describe: Callable[[], Slices[dict[str, Any]]],
         readiness: Callable[[], dict[str, Any]],
+        totals: Callable[[], dict[str, dict[str, int]]],
         acknowledge: Callable[[str], None],
         explain: Callable[[str, int, ClientId | None], Slices[dict[str, Any]]],
     ) -> None:
-        """`describe`, `readiness` and `explain` are methods of `Readings`, `acknowledge` one of `Auditor`."""
+        """`describe`, `readiness`, `totals` and `explain` are methods of `Readings`, `acknowledge` one of `Auditor`."""
         self.outgoing = egress.outgoing
         self.sessions = sessions
         self._egress = egress
@@ -94,6 +95,7 @@ class ClientPort:
         self._statistics = egress.outgoing.statistics
         self._describe = describe
         self._readiness = readiness
+        self._totals = totals
         self._acknowledge = acknowledge
         self._explain = explain
         self._welcome = Welcome(
@@ -181,7 +183,7 @@ class ClientPort:
                 if self._socket.is_admin(peer):
                     self._ask_for_statistics(session)
                 else:
-                    self.outgoing.say(session, StatisticsEntry(values=self._for_clients()))
+                    self.outgoing.say(session, StatisticsEntry(values=self._for_clients(peer)))
             case AcknowledgeAudit():
                 if self._socket.is_admin(peer):
                     self._acknowledge(entry.model)
@@ -224,10 +226,14 @@ class ClientPort:
         session.questions -= 1
         self.outgoing.say(session, Explanation(question=entry.question, values=values))
 
-    def _for_clients(self) -> dict[str, Any]:
-        """Return the counters for keys without the role `admin`: the models, and nothing of other clients."""
+    def _for_clients(self, peer: bytes) -> dict[str, Any]:
+        """Return the counters for keys without the role `admin`: the models, and nothing of other clients.
+
+        A gateway is told sums of all clients by model, which it tells its callers.
+        """
         return {
             **self._readiness(),
+            **({"totals": self._totals()} if self._socket.may_name_callers(peer) else {}),
             "models": self._models.names,
             "unavailable": dict(self._models.unavailable),
             "digests": dict(self._models.digests),

@@ -326,3 +326,33 @@ async def test_a_flood_of_one_caller_leaves_its_gateway_to_the_others() -> None:
             await site.run_next()
         assert [200] == [reply.status for reply in other]
         assert {503: 36, 200: 4} == Counter(reply.status for answers in flood for reply in answers)
+
+
+@virtual_time
+async def test_statistics_count_the_requests_of_all_clients() -> None:
+    """Of this gateway and of a client without one; a call of two requests counts once, and its time for both."""
+    async with place() as site:
+        empty = (await site.ask("GET", "/v2/models/stats")).content["model_stats"]
+        assert [("echo", 0, 0)] == [
+            (row["name"], row["inference_count"], row["last_inference"]) for row in empty
+        ]
+        answers = [site.infer_soon(echo_body(1))]
+        first = await site.slots.next_batch()
+        answers += [site.infer_soon(echo_body(value)) for value in (2, 3)]
+        await wait_all_tasks_blocked()
+        site.slots.finish(first)
+        batch = await site.slots.next_batch()
+        await trio.sleep(0.5)
+        site.slots.finish(batch)
+        await wait_all_tasks_blocked()
+        site.infer_soon(echo_body(4))
+        site.slots.fail(await site.slots.next_batch())
+        await wait_all_tasks_blocked()
+        (told,) = (await site.ask("GET", "/v2/models/echo/stats")).content["model_stats"]
+        assert [[200]] * 3 == [[reply.status for reply in answer] for answer in answers]
+        assert (3, 2) == (told["inference_count"], told["execution_count"])
+        counts = {name: part["count"] for name, part in told["inference_stats"].items()}
+        assert (3, 1, 3, 3) == tuple(counts[name] for name in ("success", "fail", "queue", "compute_infer"))
+        assert 10**9 <= told["inference_stats"]["success"]["ns"]
+        assert told.keys() == empty[0].keys()
+        assert 0 < told["last_inference"]
