@@ -75,8 +75,8 @@ test-engines: $(READY) ## Run the conformance suite on every engine that install
 	@.venv-client-$*/bin/python -m pip --disable-pip-version-check --quiet install --no-deps -r $<
 	@touch $@
 
-test-clients: $(READY) .venv-client-triton/.ready .venv-client-kserve/.ready ## Run the clients of others, unchanged, each in an environment of its own.
-	@$(BIN)/python -m pytest tests/e2e/test_foreign_clients.py
+test-clients: $(READY) .venv-client-triton/.ready .venv-client-kserve/.ready .venv-client-pytriton/.ready ## Run the clients of others, unchanged, each in an environment of its own, and compare answers with Triton's.
+	@$(BIN)/python -m pytest tests/e2e/test_foreign_clients.py tests/e2e/test_beside_triton.py
 
 test-tools: $(READY) ## Run the tests that need a real Prometheus and a real browser (Debian: apt-get install prometheus chromium).
 	@for tool in prometheus promtool chromium; do command -v $$tool > /dev/null || { echo "test-tools needs $$tool"; exit 1; }; done
@@ -153,4 +153,4 @@ constraints: ## Resolve all dependencies anew and pin them.
 	   build/constraints-venv/bin/python -m pip freeze --all --exclude shapestream; } > constraints.txt
 
 clean: ## Remove everything that make has made.
-	@rm -rf $(VENV) .venv-torch .venv-xla .venv-peer .venv-client-triton .venv-client-kserve .cache .demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	@rm -rf $(VENV) .venv-torch .venv-xla .venv-peer .venv-client-triton .venv-client-kserve .venv-client-pytriton .cache .demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

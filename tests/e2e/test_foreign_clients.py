@@ -58,6 +58,7 @@ def test_curl_sorts(server: str) -> None:
     [
         ("triton", "triton_http.py", ["ready: True True", "[[ 1.    2.    3.5 ]", "[[1 2]\n [3 4]]"]),
         ("kserve", "kserve_rest.py", ["ready: True True", "[[ 1.    2.    3.5 ]"]),
+        ("pytriton", "pytriton_http.py", ["[[ 1.    2.    3.5 ]", "[1.  2.  3.5]", "[[1 2]\n [3 4]]"]),
     ],
 )
 def test_an_example_runs(server: str, client: str, example: str, words: list[str]) -> None:

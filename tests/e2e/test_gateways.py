@@ -216,3 +216,23 @@ def test_a_gateway_that_a_user_starts_serves_another_host(workplace: Any, tmp_pa
     )
     assert 3 == refused.returncode
     assert "line 1: 1 words (write NAME TOKEN)" in refused.stderr
+
+
+def test_why_finds_a_request_by_the_id_and_the_trace_of_its_caller(workplace: Any) -> None:
+    """Without an id of its own, by that which the answer tells."""
+    served = serve(workplace, '"127.0.0.1:0"')
+    trace = "0af7651916cd43dd8448eb211c80319c"
+    given = {"x-request-id": "from-a-proxy", "traceparent": f"00-{trace}-{1:016x}-01"}
+    ids = []
+    for headers in (given, {}):
+        with closing(
+            http.client.HTTPConnection("127.0.0.1", port_of(served), timeout=TIMEOUT_S)
+        ) as connection:
+            connection.request("POST", "/v2/models/gated/infer", body=json.dumps(BODY), headers=headers)
+            answer = connection.getresponse()
+            assert 200 == answer.status, answer.read()
+            ids.append(str(answer.headers["x-request-id"]))
+    assert "from-a-proxy" == ids[0]
+    for asked, own_id in ((ids[0], ids[0]), (trace, ids[0]), (ids[1], ids[1])):
+        found = workplace.run("why", asked, "--connect", served.address)
+        assert found.stdout.startswith(f"{own_id}: gated"), found

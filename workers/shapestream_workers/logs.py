@@ -77,7 +77,7 @@ def _is_arrival(line: dict[str, Any], request_id: str) -> bool:
     if line["event"] != "request arrived":
         return False
     by_number = str(line.get("sequence")) == sequence and line.get("client") == client[:12] != ""
-    return by_number or line.get("request_id") == request_id
+    return by_number or request_id in (line.get("request_id"), line.get("trace"))
 
 
 def _requests_of(line: dict[str, Any]) -> list[int]:

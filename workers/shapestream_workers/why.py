@@ -19,10 +19,15 @@ def lines_of(story: dict[str, Any]) -> Iterator[str]:
     sizes = " x ".join(map(str, story["sizes"])) or "no dynamic size"
     yield (
         f"{story['request_id']}: {story['model']}, {sizes}, {story['state']}, {story['total_ms']:g} ms, "
-        f"arrived {story['arrived_s_ago']:g} s ago"
+        f"arrived {story['arrived_s_ago']:g} s ago{_of(story)}"
     )
     yield from event_lines(story["events"])
     yield story["why"]
+
+
+def _of(story: dict[str, Any]) -> str:
+    """Return the caller and the trace that a story names, for its headline."""
+    return "".join(f", {key} {story[key]}" for key in ("caller", "trace") if key in story)
 
 
 def event_lines(events: list[tuple[float, str]]) -> Iterator[str]:

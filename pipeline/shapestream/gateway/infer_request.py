@@ -50,6 +50,7 @@ class InferBody:
     """The body of a request, before it is compared with the model's signature."""
 
     id: str | None
+    """None also for an empty one, as at Triton."""
     options: InferOptions
     inputs: list[Any]
     outputs: list[Any]
@@ -66,7 +67,7 @@ def read_body(request: HttpRequest, default_priority_level: int) -> InferBody:
     if request_id is not None and not isinstance(request_id, str):
         raise HttpError(400, f'"id" is a string, not {type_name(request_id)}')
     return InferBody(
-        id=request_id,
+        id=request_id or None,
         options=read_options(read_parameters(content), default_priority_level),
         inputs=_list(content, "inputs"),
         outputs=_list(content, "outputs"),

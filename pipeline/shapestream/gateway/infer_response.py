@@ -37,8 +37,9 @@ def infer_response(
         }
         if output.binary:
             told["parameters"] = {"binary_data_size": array.nbytes}
-            # As bytes: not every element type (bfloat16) can be exported as a memoryview of its own.
-            pieces.append(array.reshape(-1).view(np.uint8).data)
+            if array.nbytes:
+                # As bytes: not every element type (bfloat16) can be exported as a memoryview of its own.
+                pieces.append(array.reshape(-1).view(np.uint8).data)
         else:
             told["data"] = _finite(output.name, flat_numbers(array))
         outputs.append(told)

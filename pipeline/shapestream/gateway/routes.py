@@ -6,7 +6,6 @@ and bodies are made elsewhere; here the errors of the SDK become statuses.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
@@ -26,14 +25,13 @@ from shapestream.gateway.model_pages import (
     VERSION,
     model_config,
     model_metadata,
+    model_statistics,
     repository_index,
-    rows_of,
     server_metadata,
     why_not_ready,
     why_server_is_not_ready,
 )
-from shapestream.gateway.model_tally import ModelTally
-from shapestream.gateway.sdk_errors import http_error
+from shapestream.gateway.sdk_errors import OWN_ID, http_error
 from shapestream.gateway.tokens import Tokens
 from shapestream.transport.http_listener import REFUSED_SITES, is_sent_by_another_site
 from shapestream.wire.tags import REQUEST_ID, can_be_sent
@@ -67,8 +65,6 @@ class Routes:
         self._tokens = tokens
         self._by_loopback = by_loopback and tokens is None
         self._default_priority_level = default_priority_level
-        self._tallies: dict[str, ModelTally] = {}
-        """By name of model; only models that the server has opened, so they are bounded by it."""
         self._pages: dict[str, tuple[str, Page]] = {
             "/v2": ("GET", self._server),
             "/v2/health/live": ("GET", self._live),
@@ -138,8 +134,7 @@ class Routes:
         return _page(repository_index(await self._counters(PAGE_S), ready_only=ready_only))
 
     async def _all_statistics(self, request: HttpRequest) -> HttpResponse:
-        statistics = await self._counters(PAGE_S)
-        return self._told(statistics.get("models", ()))
+        return await self._told(None)
 
     async def _openapi(self, request: HttpRequest) -> HttpResponse:
         return HttpResponse(body=(files("shapestream.gateway").joinpath("openapi.json").read_bytes(),))
@@ -160,7 +155,7 @@ class Routes:
 
     async def _statistics(self, request: HttpRequest, model: str) -> HttpResponse:
         await self._loaded(model, PAGE_S)
-        return self._told([model])
+        return await self._told(model)
 
     async def _model_ready(self, request: HttpRequest, model: str) -> HttpResponse:
         await self._loaded(model, READY_S)
@@ -168,10 +163,15 @@ class Routes:
             raise _not_ready(why)
         return _page({"name": model, "ready": True})
 
-    def _told(self, models: Any) -> HttpResponse:
-        nothing = ModelTally()
-        rows = [self._tallies.get(name, nothing).to_dict(name, VERSION) for name in models]
-        return _page({"model_stats": rows})
+    async def _told(self, model: str | None) -> HttpResponse:
+        """Return the statistics of a model, or of all, from the server's sums of the requests of all clients."""
+        totals = (await self._counters(PAGE_S)).get("totals")
+        if totals is None:
+            raise HttpError(403, "the server tells its counts to keys with the role gateways or admins only")
+        names = totals if model is None else [model]
+        return _page(
+            {"model_stats": [model_statistics(name, totals[name]) for name in names if name in totals]}
+        )
 
     async def _loaded(self, model: str, seconds: float) -> ModelSignature:
         """Return a model's signature. One that no worker has brought within these seconds is not ready."""
@@ -197,22 +197,17 @@ class Routes:
         signature = await self._signature(model, deadline_s)
         inputs = read_inputs(body, signature)
         asked = read_outputs(body, signature)
-        tally = self._tallies.setdefault(model, ModelTally())
-        try:
-            result = await self._client.infer(
-                model,
-                inputs,
-                deadline=None if deadline_s is None else began + deadline_s - trio.current_time(),
-                priority=body.options.priority,
-                request_id=_tag(body.id) or _tag(request.headers.get("x-request-id")),
-                trace=request.headers,
-                caller=request.peer,
-            )
-        except RequestError:
-            tally.fail(trio.current_time() - began, time.time())
-            raise
-        tally.succeed(rows_of(signature, inputs), result.timings, time.time())
-        return infer_response(model, body.id, asked, result)
+        result = await self._client.infer(
+            model,
+            inputs,
+            deadline=None if deadline_s is None else began + deadline_s - trio.current_time(),
+            priority=body.options.priority,
+            request_id=_tag(request.headers.get(OWN_ID)) or _tag(body.id),
+            trace=request.headers,
+            caller=request.peer,
+        )
+        response = infer_response(model, body.id, asked, result)
+        return replace(response, headers=(*response.headers, (OWN_ID, result.request_id)))
 
 
 async def _of_model(page: ModelPage, model: str, request: HttpRequest) -> HttpResponse:

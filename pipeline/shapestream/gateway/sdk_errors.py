@@ -17,6 +17,8 @@ from shapestream.errors import (
 )
 from shapestream.gateway.http_messages import HttpError
 
+OWN_ID = "x-request-id"
+"""Header with the caller's id of a request; of an answer, with the id in logs and stories."""
 STATUSES: dict[type[RequestError], int] = {
     InvalidRequest: 400,
     Forbidden: 403,
@@ -35,7 +37,8 @@ RETRY_AFTER_S = 1
 def http_error(error: RequestError) -> HttpError:
     """Return the answer to a request that the server refused; a retryable one says when."""
     status = STATUSES.get(type(error), 500)
+    own_id = () if error.request_id is None else ((OWN_ID, error.request_id),)
     if not error.retryable:
-        return HttpError(status, error.message)
+        return HttpError(status, error.message, own_id)
     seconds = RETRY_AFTER_S if error.retry_after_s is None else max(1, math.ceil(error.retry_after_s))
-    return HttpError(status, error.message, (("Retry-After", str(seconds)),))
+    return HttpError(status, error.message, (("Retry-After", str(seconds)), *own_id))

@@ -16,6 +16,7 @@ import trio
 
 from shapestream.errors import AlreadyAnswered, Conflict, ProtocolError, Unavailable
 from shapestream.scheduling.events import Overload
+from shapestream.serving.callers import CallerUse
 from shapestream.serving.dispatcher import Dispatcher
 from shapestream.serving.egress import Egress
 from shapestream.serving.inbox import DEAR, QUANTUM, TENSORS_PER_POINT, Inbox, Item
@@ -71,10 +72,11 @@ class ClientPort:
         epoch: bytes,
         describe: Callable[[], Slices[dict[str, Any]]],
         readiness: Callable[[], dict[str, Any]],
+        totals: Callable[[], dict[str, dict[str, int]]],
         acknowledge: Callable[[str], None],
         explain: Callable[[str, int, ClientId | None], Slices[dict[str, Any]]],
     ) -> None:
-        """`describe`, `readiness` and `explain` are methods of `Readings`, `acknowledge` one of `Auditor`."""
+        """`describe`, `readiness`, `totals` and `explain` are methods of `Readings`, `acknowledge` one of `Auditor`."""
         self.outgoing = egress.outgoing
         self.sessions = sessions
         self._egress = egress
@@ -93,6 +95,7 @@ class ClientPort:
         self._statistics = egress.outgoing.statistics
         self._describe = describe
         self._readiness = readiness
+        self._totals = totals
         self._acknowledge = acknowledge
         self._explain = explain
         self._welcome = Welcome(
@@ -180,7 +183,7 @@ class ClientPort:
                 if self._socket.is_admin(peer):
                     self._ask_for_statistics(session)
                 else:
-                    self.outgoing.say(session, StatisticsEntry(values=self._for_clients()))
+                    self.outgoing.say(session, StatisticsEntry(values=self._for_clients(peer)))
             case AcknowledgeAudit():
                 if self._socket.is_admin(peer):
                     self._acknowledge(entry.model)
@@ -223,10 +226,14 @@ class ClientPort:
         session.questions -= 1
         self.outgoing.say(session, Explanation(question=entry.question, values=values))
 
-    def _for_clients(self) -> dict[str, Any]:
-        """Return the counters for keys without the role `admin`: the models, and nothing of other clients."""
+    def _for_clients(self, peer: bytes) -> dict[str, Any]:
+        """Return the counters for keys without the role `admin`: the models, and nothing of other clients.
+
+        A gateway is told sums of all clients by model, which it tells its callers.
+        """
         return {
             **self._readiness(),
+            **({"totals": self._totals()} if self._socket.may_name_callers(peer) else {}),
             "models": self._models.names,
             "unavailable": dict(self._models.unavailable),
             "digests": dict(self._models.digests),
@@ -262,14 +269,15 @@ class ClientPort:
             text = f"{nbytes} bytes in one request; this server takes at most {most}"
             self._fail(session, sequence, "too_large", text, entry.tags)
             return False
-        if (excess := self.sessions.excess(session, nbytes)) is not None:
+        caller = None if entry.tags is None else self._caller(peer, session, entry.tags)
+        if (excess := self.sessions.excess(session, caller, nbytes)) is not None:
             self._statistics.overloaded[Overload.CREDIT] += 1
             self._fail(session, sequence, "overloaded", excess, entry.tags)
             return False
         remaining_ms = entry.remaining_ms
         record = RequestRecord(
             id=next(self._ids),
-            client=session.number if entry.tags is None else self._owner(peer, session, entry.tags),
+            client=session.number if caller is None else caller.number,
             model=model.name,
             # If the answer follows from the ports, no call is made, so the sizes do not count.
             sizes=shape.rounded if shape.answer is None else (0,) * len(shape.rounded),
@@ -283,22 +291,23 @@ class ClientPort:
             tensors=entry.tensors,
             arrived=now,
             tags=entry.tags,
+            caller=caller,
         )
         session.begin(record)
         self._statistics.requests += 1
         self._arrived.append(record)
         return True
 
-    def _owner(self, peer: bytes, session: ClientSession, tags: dict[str, str]) -> int:
-        """Return the scheduler's number of whom the request counts for: the caller that a gateway names, or the session.
+    def _caller(self, peer: bytes, session: ClientSession, tags: dict[str, str]) -> CallerUse | None:
+        """Return the caller that a gateway names, for whom the request counts; None if it counts for its session.
 
         Removes the name if this peer may not give one.
         """
         caller = tags.get(CALLER)
         if caller is None:
-            return session.number
+            return None
         if self._socket.may_name_callers(peer):
-            return self.sessions.callers.number_of(caller)
+            return self.sessions.callers.of(caller)
         del tags[CALLER]
         if (like_it_before := self._limit.admit(CALLER, trio.current_time())) is not None:
             advice = "list its key in server.security.gateways"
@@ -306,7 +315,7 @@ class ClientPort:
             log.warning(
                 "not a gateway", client=session.label, what=what, advice=advice, like_it_before=like_it_before
             )
-        return session.number
+        return None
 
     def _deadline(self, session: ClientSession, remaining_ms: int, now: float) -> float:
         """Return the deadline by the server's clock, counted from sending. Ask for the client's clock if half has passed."""

@@ -20,7 +20,7 @@ from shapestream.scheduling.batches import Batch, CutFacts
 from shapestream.serving.kept_replies import ClientId
 from shapestream.serving.sessions import ClientSession, RequestRecord
 from shapestream.serving.workers import SlotRecord
-from shapestream.wire.tags import CALLER, REQUEST_ID
+from shapestream.wire.tags import CALLER, REQUEST_ID, TRACEPARENT, trace_id
 from shapestream_engine.batch import BatchReport
 from shapestream_engine.layout import Tensors
 
@@ -122,6 +122,19 @@ class Member(NamedTuple):
     """The id that its user gave it."""
     caller: str | None
     """The caller that a gateway named."""
+    traceparent: str | None
+    """Its place in a trace, as its client gave it."""
+
+    @property
+    def trace(self) -> str | None:
+        """Return the 32 hexadecimal digits that name its trace."""
+        return trace_id(self.traceparent)
+
+    def is_called(self, text: str) -> bool:
+        """Tell whether its user knows it by this id, or by this trace."""
+        if self.own_id == text:
+            return True
+        return self.traceparent is not None and text in self.traceparent and self.trace == text
 
     @property
     def owner(self) -> Owner:
@@ -229,7 +242,9 @@ def owners_of(batch: Batch) -> dict[int, Owner]:
 def member_of(record: RequestRecord) -> Member:
     """Return what is remembered of one request."""
     tags = record.tags
-    own_id, caller = (None, None) if tags is None else (tags.get(REQUEST_ID), tags.get(CALLER))
+    own_id = caller = traceparent = None
+    if tags is not None:
+        own_id, caller, traceparent = tags.get(REQUEST_ID), tags.get(CALLER), tags.get(TRACEPARENT)
     row = (
         record.arrived,
         record.id,
@@ -238,6 +253,7 @@ def member_of(record: RequestRecord) -> Member:
         record.shape.sizes,
         own_id,
         caller,
+        traceparent,
     )
     # One is made per request: this takes a third of the time of `Member(*row)`.
     return tuple.__new__(Member, row)

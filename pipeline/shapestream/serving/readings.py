@@ -7,6 +7,7 @@ some numbers of one answer are a few turns older than others.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, field
 from itertools import islice
@@ -97,6 +98,16 @@ class Readings:
             "models_not_ready": {name: why for name, why in by_model.items() if why},
         }
 
+    def totals(self) -> dict[str, dict[str, int]]:
+        """Return the sums of each model's requests since the start; `last_ms` is Unix time, 0 without a batch."""
+        ahead_s, counters = time.time() - trio.current_time(), self.counters.models
+        found = {}
+        for name in self.models.names:
+            model = counters[name]
+            last_ms = round((ahead_s + model.last_ended) * 1000) if model.last_ended else 0
+            found[name] = {**model.totals(), "last_ms": last_ms}
+        return found
+
     def _offered(self) -> set[str]:
         return {name for worker in self._workers() if _serves(worker) for name in worker.models}
 
@@ -154,6 +165,7 @@ class Readings:
             "models": self.models.names,
             "unavailable": dict(self.models.unavailable),
             "digests": dict(self.models.digests),
+            "totals": self.totals(),
             "unfinished": dispatcher.unfinished,
             "suspects": scheduler.suspects,
             "quarantined": len(dispatcher.quarantine),

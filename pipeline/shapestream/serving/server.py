@@ -162,6 +162,7 @@ class Server:
             epoch=epoch,
             describe=self.readings.statistics,
             readiness=self.readings.readiness,
+            totals=self.readings.totals,
             acknowledge=self._auditor.acknowledge,
             explain=self.readings.explain,
         )

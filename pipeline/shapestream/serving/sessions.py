@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from itertools import count
 
 from shapestream.scheduling.events import Arrival
-from shapestream.serving.callers import Callers
+from shapestream.serving.callers import Callers, CallerUse
 from shapestream.serving.kept_replies import ClientId, ClientReplies, KeptReplies
 from shapestream.serving.outgoing import PeerLink
 from shapestream.serving.peer_clock import PeerClock
@@ -20,6 +20,8 @@ from shapestream_engine.layout import RequestShape, Tensors, value
 
 PLACES_PER_KEY = 9
 """One key may have eight ninths of all sessions, so that there is room for others."""
+CREDIT_PER_CALLER = 2
+"""A caller that a gateway names has half of a client's credit, so that its gateway has credit for others at any time."""
 
 
 @value
@@ -34,6 +36,8 @@ class RequestRecord(Arrival):
     arrived: float
     tags: dict[str, str] | None = None
     """The tags of its client (`wire/tags.py`)."""
+    caller: CallerUse | None = None
+    """The caller that a gateway named."""
 
     def __repr__(self) -> str:
         return f"<request {self.id}: {self.model} {self.shape.sizes}, {self.session.label}:{self.sequence}>"
@@ -112,18 +116,20 @@ class ClientSession(PeerLink):
         nbytes = record.nbytes
         self.running[record.sequence] = record
         self.held_bytes += nbytes
-        if self.key_use is not None:
-            self.key_use.requests += 1
-            self.key_use.held_bytes += nbytes
+        for use in (self.key_use, record.caller):
+            if use is not None:
+                use.requests += 1
+                use.held_bytes += nbytes
 
     def end(self, record: RequestRecord) -> None:
         """Remove a request, which has its terminal reply."""
         nbytes = record.nbytes
         del self.running[record.sequence]
         self.held_bytes -= nbytes
-        if self.key_use is not None:
-            self.key_use.requests -= 1
-            self.key_use.held_bytes -= nbytes
+        for use in (self.key_use, record.caller):
+            if use is not None:
+                use.requests -= 1
+                use.held_bytes -= nbytes
 
     def __repr__(self) -> str:
         return f"<session {self.label}: {len(self.running)} running, {self.held_bytes} bytes>"
@@ -140,6 +146,8 @@ class Sessions:
         self._window_bytes = settings.window_bytes
         self._key_requests = settings.windows_per_key * settings.window_requests
         self._key_bytes = settings.windows_per_key * settings.window_bytes
+        self._caller_requests = max(1, settings.window_requests // CREDIT_PER_CALLER)
+        self._caller_bytes = settings.window_bytes // CREDIT_PER_CALLER
         self._keys: dict[str, KeyUse] = {}
         """Every key that was ever used here. The operator's lists of keys limit their number."""
         self._numbers = count()
@@ -154,8 +162,11 @@ class Sessions:
     def __len__(self) -> int:
         return len(self.by_client)
 
-    def excess(self, session: ClientSession, nbytes: int) -> str | None:
-        """Name the limit that one more request of `nbytes` bytes exceeds; None if it exceeds none."""
+    def excess(self, session: ClientSession, caller: CallerUse | None, nbytes: int) -> str | None:
+        """Name the limit that one more request of `nbytes` bytes exceeds; None if it exceeds none.
+
+        A caller may always have one request, of any size that a client may send.
+        """
         if len(session.running) >= self._window_requests or session.held_bytes + nbytes > self._window_bytes:
             return _beyond("session", self._window_requests, self._window_bytes)
         use = session.key_use
@@ -163,6 +174,12 @@ class Sessions:
             use.requests >= self._key_requests or use.held_bytes + nbytes > self._key_bytes
         ):
             return _beyond("key", self._key_requests, self._key_bytes)
+        if (
+            caller is not None
+            and caller.requests
+            and (caller.requests >= self._caller_requests or caller.held_bytes + nbytes > self._caller_bytes)
+        ):
+            return _beyond("caller", self._caller_requests, self._caller_bytes)
         return None
 
     def open(self, client: ClientId, peer: bytes, now: float) -> ClientSession | None:

@@ -41,7 +41,6 @@ from shapestream.serving.ends import (
 from shapestream.serving.kept_replies import ClientId
 from shapestream.serving.sessions import RequestRecord
 from shapestream.slices import Slices
-from shapestream.wire.tags import REQUEST_ID
 from shapestream_engine.batch import ErrorCode
 
 MOST_ANSWERED = 16_384
@@ -190,7 +189,7 @@ class Stories:
             elif end.code != ErrorCode.RECALLED:
                 self._lost(end.run)
         elif isinstance(end, RequestRefused):
-            request_id = Member(end.at, 0, end.session.client, end.sequence, (), None, None).id
+            request_id = Member(end.at, 0, end.session.client, end.sequence, (), None, None, None).id
             self._keep_error(None, request_id, end)
         elif end.action is not None:
             self._failed_request(end)
@@ -286,13 +285,16 @@ class Stories:
     def of(
         self, text: str, records: Iterable[RequestRecord], now: float, asker: ClientId | None = None
     ) -> Slices[list[Past]]:
-        """Find the newest requests with this id that the asker may see, the latest last; `records` have no end yet."""
+        """Find the newest requests with this id, or of this trace, that the asker may see, the latest last.
+
+        `records` have no end yet.
+        """
         match = _ID.fullmatch(text)
         client, sequence = (bytes.fromhex(match[1]), int(match[2])) if match else (b"", -1)
         shares: _Shares = {}
 
         def asked(one: Member) -> bool:
-            mine = (one.sequence == sequence and one.client[0] == client) or one.own_id == text
+            mine = (one.sequence == sequence and one.client[0] == client) or one.is_called(text)
             return mine and may_see(asker, one.client)
 
         # Copies, since later turns change the originals; the newest first.
@@ -301,8 +303,7 @@ class Stories:
         unended = [
             record
             for record in records
-            if (record.sequence == sequence or (record.tags or {}).get(REQUEST_ID) == text)
-            and asked(member_of(record))
+            if (record.sequence == sequence or record.tags is not None) and asked(member_of(record))
         ]
         found = {slow.number: slow.past for slow in chain(*self._slow) if asked(slow.past.member)}
         for past in islice(failed, MOST_STORIES):
@@ -317,9 +318,12 @@ class Stories:
             if seen >= ROWS_PER_SLICE:
                 seen = 0
                 yield
-            # The two comparisons in front keep `asked` from being called for each member.
+            # The comparisons in front keep `asked` from being called for each member.
             own = [
-                one for one in run.members if (one.sequence == sequence or one.own_id == text) and asked(one)
+                one
+                for one in run.members
+                if (one.sequence == sequence or one.own_id == text or one.traceparent is not None)
+                and asked(one)
             ]
             for member in own[::-1][:left]:
                 found.setdefault(member.number, _answered_by(run, member))

@@ -49,6 +49,7 @@ def story_of(past: Past, now: float, asker: ClientId | None) -> dict[str, Any]:
     story: dict[str, Any] = {
         "request_id": member.id,
         **({} if member.caller is None else {"caller": member.caller}),
+        **({} if member.trace is None else {"trace": member.trace}),
         "model": past.model,
         "sizes": list(member.sizes),
         "state": past.code or ("running" if runs_now else "queued" if open_end else "answered"),

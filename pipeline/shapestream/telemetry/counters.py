@@ -15,6 +15,7 @@ from copy import copy
 from functools import partial
 from itertools import groupby, zip_longest
 from math import prod
+from operator import mul
 from typing import Any, NamedTuple, Self
 
 from shapestream.slices import Slices
@@ -173,6 +174,12 @@ class ModelCounters:
         self.busy_us = Histogram()
         """Sum of these three times."""
         self.total_us = Histogram()
+        self.members_gather_us = 0
+        """The same three times of a batch, once for each request that it answered."""
+        self.members_run_us = 0
+        self.members_split_us = 0
+        self.last_ended = 0.0
+        """When the last batch that ran ended, in seconds of the server's clock; 0 before the first one."""
 
     @property
     def results(self) -> int:
@@ -202,6 +209,21 @@ class ModelCounters:
         made = cls.__new__(cls)
         vars(made).update(values)
         return made
+
+    def totals(self) -> dict[str, int]:
+        """Return sums since the server's start; times are microseconds, each summed over the requests with a result."""
+        sums = {
+            "results": self.results,
+            "failures": self.failures.total(),
+            "rows": self.rows,
+            "calls": self.calls,
+            "queue_us": self.queue_us.total,
+            "gather_us": self.members_gather_us,
+            "run_us": self.members_run_us,
+            "split_us": self.members_split_us,
+            "total_us": self.total_us.total,
+        }
+        return {name: min(_MOST, number) for name, number in sums.items()}
 
     def to_dict(self) -> dict[str, Any]:
         """Return the counters as plain data, for the last minute."""
@@ -378,6 +400,11 @@ class ServerStatistics:
         split_us = [
             max(0, busy - gather - run) for gather, run, busy in zip(gather_us, run_us, busy_us, strict=True)
         ]
+        answered = [*map(len, arrived)]
+        counters.members_gather_us += sum(map(mul, answered, gather_us))
+        counters.members_run_us += sum(map(mul, answered, run_us))
+        counters.members_split_us += sum(map(mul, answered, split_us))
+        counters.last_ended = max(counters.last_ended, *ended)
         counters.batch_requests.record_all(requests)
         counters.gather_us.record_all(gather_us)
         counters.run_us.record_all(run_us)

@@ -77,13 +77,6 @@ def test_inference_through_all_parts(tmp_path: Path) -> None:
             answer = await post(peer, path, json.dumps(plain).encode())
             assert 500 == answer.status
             assert "overwhelm" in answer.error
-            stats = await peer.ask(b"GET /v2/models/stats HTTP/1.1\r\nHost: localhost\r\n\r\n")
-            (told,) = json.loads(stats.body)["model_stats"]
-            assert (5, 3, 1) == (
-                told["inference_count"],
-                told["inference_stats"]["success"]["count"],
-                told["inference_stats"]["fail"]["count"],
-            )
             for page in ("health/ready", "models/double/ready"):
                 answer = await peer.ask(f"GET /v2/{page} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
                 assert 200 == answer.status

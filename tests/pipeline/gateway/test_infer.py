@@ -25,7 +25,7 @@ async def test_json_in_and_out(site: GatewaySite) -> None:
             "outputs": [{"name": "y", "datatype": "FP32", "shape": [1, 3], "data": [2.0, 4.0, 7.0]}],
         } == reply.content
     assert "id" not in (await site.infer(x_request())).content
-    assert "" == (await site.infer({"id": "", **x_request()})).content["id"]
+    assert "id" not in (await site.infer({"id": "", **x_request()})).content, "as at Triton"
 
 
 def binary_input(array: Any, name: str = "x", datatype: str = "FP32") -> dict[str, Any]:
@@ -112,19 +112,31 @@ async def test_numbers_that_json_does_not_have_go_as_binary_data(site: GatewaySi
 
 @on_site
 async def test_tags_and_priorities_reach_the_server(site: GatewaySite) -> None:
-    """The id, or `x-request-id`, where it can be sent; the trace; Triton's levels as priorities, 2 being the default."""
+    """`x-request-id`, or the id, where it can be sent; the trace; Triton's levels as priorities, 2 being the default."""
     trace = {"traceparent": f"00-{'1' * 32}-{'2' * 16}-01", "tracestate": "a=b", "x-request-id": "header"}
     for level, priority in ((0, 0), (1, 1), (2, 0), (5, -3), (2**62, 1 - 2**31)):
         await site.infer({"id": "body", "parameters": {"priority": level}, **x_request()}, headers=trace)
         assert priority == site.server.requests[-1].priority
     caller = {"caller": "127.0.0.1"}
-    tags = {**caller, "request_id": "body", "traceparent": trace["traceparent"], "tracestate": "a=b"}
+    tags = {**caller, "request_id": "header", "traceparent": trace["traceparent"], "tracestate": "a=b"}
     assert tags == site.server.requests[-1].tags
-    for unusable in ({}, {"id": ""}, {"id": "ä"}, {"id": "x" * 129}):
-        await site.infer({**unusable, **x_request()}, headers={"x-request-id": "header"})
-        assert {**caller, "request_id": "header"} == site.server.requests[-1].tags
-    await site.infer(x_request(), headers={"x-request-id": "\n"})
-    assert caller == site.server.requests[-1].tags
+    for unusable in ("", "ä", "x" * 129, "\n"):
+        await site.infer({"id": "body", **x_request()}, headers={"x-request-id": unusable})
+        assert {**caller, "request_id": "body"} == site.server.requests[-1].tags
+        await site.infer({"id": unusable, **x_request()})
+        assert caller == site.server.requests[-1].tags
+
+
+@on_site
+async def test_an_answer_tells_the_id_in_stories(site: GatewaySite) -> None:
+    """The caller's own, or the one that the client of the server chose; errors of the server tell it, too."""
+    header = {"x-request-id": "mine"}
+    for request, status in ((x_request(), 200), (x_request([-1, 0, 0]), 500)):
+        reply = await site.infer(request, headers=header)
+        assert (status, "mine") == (reply.status, reply.headers["x-request-id"])
+        reply = await site.infer(request)
+        client, _, number = reply.headers["x-request-id"].rpartition("-")
+        assert (32, True) == (len(client), number.isdecimal())
 
 
 @on_site

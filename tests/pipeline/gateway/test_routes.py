@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
@@ -192,15 +193,15 @@ async def test_a_lower_level_of_priority_goes_first() -> None:
 
 @virtual_time
 async def test_ids_traces_and_callers_reach_the_stories() -> None:
-    """The body's id goes before the header's; the caller is the token's name, and else the peer's address.
+    """The header's id goes before the body's; the caller is the token's name, and else the peer's address.
 
     The trace is told by the lines of the log, and by spans where they are collected.
     """
     async with place(gateway={"tokens": Tokens(CALLERS)}) as site:
-        headers = {"authorization": "Bearer two", "traceparent": TRACE, "x-request-id": "of-header"}
-        for body in (echo_body(id="of-body"), echo_body()):
+        headers = {"authorization": "Bearer two", "traceparent": TRACE}
+        for own_id in ({"x-request-id": "of-header"}, {}):
             with capture_logs() as lines:
-                answers = site.infer_soon(body, headers)
+                answers = site.infer_soon(echo_body(id="of-body"), {**headers, **own_id})
                 await site.run_next()
             assert [200] == [reply.status for reply in answers]
             (arrived,) = [line for line in lines if "request arrived" == line["event"]]
@@ -208,6 +209,8 @@ async def test_ids_traces_and_callers_reach_the_stories() -> None:
         for request_id in ("of-body", "of-header"):
             (story,) = await site.client.stories(request_id)
             assert ("night", request_id) == (story["caller"], story["request_id"])
+        told = await site.client.stories("1" * 32)
+        assert ["of-header", "of-body"] == [story["request_id"] for story in told]
     async with place() as site:
         site.infer_soon(echo_body(id="mine"), {"authorization": "Bearer two", "traceparent": "nonsense"})
         await site.run_next()
@@ -304,3 +307,52 @@ async def test_a_caller_that_leaves_withdraws_its_request_from_the_queue() -> No
         site.slots.finish(first)
         assert 3.0 == await site.run_next()
         assert [] == site.slots.started
+
+
+@virtual_time
+async def test_a_flood_of_one_caller_leaves_its_gateway_to_the_others() -> None:
+    """Half of the credit is its own; the rest of the flood is told to come again."""
+    async with place(
+        gateway={"tokens": Tokens(CALLERS)}, models=ONE_BY_ONE, prefetch=False, window_requests=8
+    ) as site:
+        one, two = ({"authorization": f"Bearer {token}"} for token in ("one", "two"))
+        flood = [site.infer_soon(echo_body(1), one) for _ in range(40)]
+        await wait_all_tasks_blocked()
+        assert [503] * 36 == [reply.status for answers in flood for reply in answers]
+        other = site.infer_soon(echo_body(2), two)
+        await wait_all_tasks_blocked()
+        assert [] == other, "it is queued"
+        for _ in range(5):
+            await site.run_next()
+        assert [200] == [reply.status for reply in other]
+        assert {503: 36, 200: 4} == Counter(reply.status for answers in flood for reply in answers)
+
+
+@virtual_time
+async def test_statistics_count_the_requests_of_all_clients() -> None:
+    """Of this gateway and of a client without one; a call of two requests counts once, and its time for both."""
+    async with place() as site:
+        empty = (await site.ask("GET", "/v2/models/stats")).content["model_stats"]
+        assert [("echo", 0, 0)] == [
+            (row["name"], row["inference_count"], row["last_inference"]) for row in empty
+        ]
+        answers = [site.infer_soon(echo_body(1))]
+        first = await site.slots.next_batch()
+        answers += [site.infer_soon(echo_body(value)) for value in (2, 3)]
+        await wait_all_tasks_blocked()
+        site.slots.finish(first)
+        batch = await site.slots.next_batch()
+        await trio.sleep(0.5)
+        site.slots.finish(batch)
+        await wait_all_tasks_blocked()
+        site.infer_soon(echo_body(4))
+        site.slots.fail(await site.slots.next_batch())
+        await wait_all_tasks_blocked()
+        (told,) = (await site.ask("GET", "/v2/models/echo/stats")).content["model_stats"]
+        assert [[200]] * 3 == [[reply.status for reply in answer] for answer in answers]
+        assert (3, 2) == (told["inference_count"], told["execution_count"])
+        counts = {name: part["count"] for name, part in told["inference_stats"].items()}
+        assert (3, 1, 3, 3) == tuple(counts[name] for name in ("success", "fail", "queue", "compute_infer"))
+        assert 10**9 <= told["inference_stats"]["success"]["ns"]
+        assert told.keys() == empty[0].keys()
+        assert 0 < told["last_inference"]

@@ -155,16 +155,16 @@ def test_the_caps_of_a_key_are_on_requests_and_on_bytes_of_all_its_sessions() ->
     first, second, third = [opened(sessions, name, "bob") for name in "abc"]
     other = opened(sessions, "d", "alice")
     records = [begin(session, number) for session in (first, second) for number in range(4)]
-    session_excess = sessions.excess(first, 1)
+    session_excess = sessions.excess(first, None, 1)
     assert session_excess is not None
     assert "session's credit: 4 requests, 100 bytes" in session_excess
-    key_excess = sessions.excess(third, 1)
+    key_excess = sessions.excess(third, None, 1)
     assert key_excess is not None
     assert "key's credit: 8 requests, 200 bytes" in key_excess
-    assert sessions.excess(other, 100) is None
+    assert sessions.excess(other, None, 100) is None
     records[0].session.end(records[0])
-    assert sessions.excess(third, 60) is None
-    assert sessions.excess(third, 61) is not None
+    assert sessions.excess(third, None, 60) is None
+    assert sessions.excess(third, None, 61) is not None
 
 
 def test_a_session_without_a_connection_gives_up_its_place() -> None:
