@@ -7,11 +7,16 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from shapestream.gateway.datatypes import DATATYPES, config_datatype
+from shapestream.gateway.gateway_errors import UnknownModel
 from shapestream_engine.ports import BATCH, InputPort, OutputPort
 from shapestream_engine.signature import ModelSignature
 
 VERSION = "1"
 """The one version of each model."""
+PAGE_S = 10.0
+"""Seconds that the server may take to answer what a page needs."""
+READY_S = 1.0
+"""Seconds after which a server, or a model, that has not answered is not ready. Probes commonly wait no longer."""
 PLATFORM = "shapestream"
 EXTENSIONS = (
     "binary_tensor_data",
@@ -22,6 +27,12 @@ EXTENSIONS = (
 )
 MOST_ROWS = 2**31 - 1
 """`max_batch_size` of a model that takes any number of rows. Its field is of 32 bits."""
+
+
+def check_version(version: str) -> None:
+    """Raise `UnknownModel` for a version that no model has. An empty one stands for any."""
+    if version and version != VERSION:
+        raise UnknownModel(f"each model has the version {VERSION}, and no {version[:200]!r}")
 
 
 def server_metadata() -> dict[str, Any]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+from shapestream.gateway.model_pages import VERSION
 from shapestream.wire.messages import Timings
 
 
@@ -51,14 +53,14 @@ class ModelTally:
         self.failed_us += round(seconds * 1e6)
         self.last_ms = int(now_s * 1000)
 
-    def to_dict(self, name: str, version: str) -> dict[str, Any]:
+    def to_dict(self, name: str) -> dict[str, Any]:
         """Return the counts as the statistics extension has them. Times are in nanoseconds."""
         done = self.succeeded
         nothing = {"count": 0, "ns": 0}
         rest_us = max(self.total_us - self.queue_us - self.run_us, 0)
         return {
             "name": name,
-            "version": version,
+            "version": VERSION,
             "last_inference": self.last_ms,
             "inference_count": self.rows,
             "execution_count": round(self.batches),
@@ -77,3 +79,9 @@ class ModelTally:
             "memory_usage": [],
             "response_stats": {},
         }
+
+
+def statistics_of(tallies: Mapping[str, ModelTally], models: Iterable[str]) -> dict[str, Any]:
+    """Return the counts of these models, also of those that nothing has been counted for."""
+    nothing = ModelTally()
+    return {"model_stats": [tallies.get(name, nothing).to_dict(name) for name in models]}

@@ -15,10 +15,13 @@ from shapestream.errors import (
     Unavailable,
     WorkerLost,
 )
+from shapestream.gateway.gateway_errors import UnknownModel, Unsupported
 from shapestream.gateway.http_messages import HttpError
 
 STATUSES: dict[type[RequestError], int] = {
     InvalidRequest: 400,
+    Unsupported: 400,
+    UnknownModel: 404,
     Forbidden: 403,
     TooLarge: 413,
     Overloaded: 503,
