@@ -203,6 +203,10 @@ class Client(Calls):
         due = deadline_at(self._core.clock, deadline)
         return self._ask(dict, StatisticsTicket, deadline=due, acknowledge=checked_name(model))
 
+    def has_ended(self) -> bool:
+        """Tell whether nothing is answered any more: after `close`, or after an error, which `close` raises."""
+        return not self._thread.is_alive()
+
     def close(self) -> None:
         """End unfinished requests, here and at the server; other threads that wait for them get `Cancelled`."""
         self._core.stop()

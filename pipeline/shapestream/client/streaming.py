@@ -199,7 +199,8 @@ class StreamState(Generic[ItemT]):
     def _make_own(self, item: OwnItem, place: int) -> RequestTicket:
         if item.error is not None or item.model is None:
             return self._refused(item.key, place, item.error or InvalidRequest("it names no model"))
-        due = None if item.deadline is None else self._clock() + item.deadline
+        left_s = checked_deadline(item.deadline)
+        due = None if left_s is None else self._clock() + left_s
         try:
             tensors, nbytes = item.model.encode(item.inputs)
         except InvalidRequest as error:
