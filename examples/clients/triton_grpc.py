@@ -23,10 +23,12 @@ with triton.InferenceServerClient(sys.argv[1] if len(sys.argv) > 1 else "127.0.0
     print(client.infer("nonzero", [tensor("a", picture)]).as_numpy("places"))
 
     # Many requests in one call, each of its own size. Answers come in order; a request that fails has an error.
-    answers: queue.Queue = queue.Queue()
+    answers: "queue.Queue[tuple[triton.InferResult, object]]" = queue.Queue()
     client.start_stream(lambda result, error: answers.put((result, error)))
     for length in (1, 4, 2):
-        client.async_stream_infer("sort", [tensor("a", np.ones((1, length), np.float32))], request_id=str(length))
+        client.async_stream_infer(
+            "sort", [tensor("a", np.ones((1, length), np.float32))], request_id=str(length)
+        )
     client.async_stream_infer("unknown", [tensor("a", rows)], request_id="none")
     for _ in range(4):
         result, error = answers.get(timeout=60)

@@ -2,8 +2,8 @@
 
 HTTP: the server's process opens the socket that listens, and never accepts; all gateways accept from it. So an address in
 use is an error at the start, port 0 is possible, and connections that wait when a gateway ends are taken by another one.
-With SO_REUSEPORT each process would have a queue of its own, whose connections end with it, and a second server could take half
-of the connections without an error.
+With SO_REUSEPORT each process would have a queue of its own, whose connections end with it, and a second server could take
+half of the connections without an error.
 
 gRPC: its library listens itself, so SO_REUSEPORT it is. The server's process binds the address before, alone, and keeps it:
 an address in use is an error here too, and port 0 is possible.

@@ -92,8 +92,8 @@ def run_grpc_gateway(
 ) -> None:
     """Serve gRPC until SIGTERM or SIGINT; the second one ends it at once.
 
-    `ready` is called once calls are answered. Call it in the main thread. Raises Unavailable if the server does not answer at
-    first, and `ConfigurationError` for an address or a certificate that cannot be used.
+    `ready` is called once calls are answered. Call it in the main thread. Raises Unavailable if the server does not answer
+    at first, and `ConfigurationError` for an address or a certificate that cannot be used.
     """
     with _signals() as signals:
         obeys_signals()
