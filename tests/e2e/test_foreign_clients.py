@@ -1,4 +1,4 @@
-"""Clients that know no shapestream, unchanged, at a real server over HTTP. Those of others need `make test-clients`."""
+"""Clients that know no shapestream, unchanged, at a real server. Those of others need `make test-clients`."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ pytestmark = pytest.mark.e2e
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples" / "clients"
+CALLS = Path(__file__).parent / "clients"
 TIMEOUT_S = 120.0
 SORTED = [[1.0, 2.0, 3.5], [-1.0, 0.25, 7.0]]
 
@@ -29,12 +30,22 @@ def server(workplace: Any) -> str:
     return str(line["address"])
 
 
-def output_of(client: str, example: str, server: str) -> str:
-    """What an example prints, run by the Python of that client's environment."""
+@pytest.fixture
+def grpc_server(workplace: Any) -> str:
+    """The HOST:PORT of such a server over gRPC."""
+    text = (ROOT / "configs" / "grpc.yaml").read_text()
+    served = workplace.serve(workplace.write(text.replace("127.0.0.1:8001", "127.0.0.1:0")))
+    served.wait_for("gateways ready")
+    (line,) = served.events("grpc ready")
+    return str(line["address"])
+
+
+def output_of(client: str, example: Path, server: str) -> str:
+    """What a program prints, run by the Python of that client's environment."""
     python = ROOT / f".venv-client-{client}" / "bin" / "python"
     if not python.exists():
         pytest.skip("needs `make test-clients`")
-    command = [str(python), "-P", str(EXAMPLES / example), server]
+    command = [str(python), "-P", str(example), server]
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=TIMEOUT_S).stdout
 
 
@@ -63,5 +74,30 @@ def test_curl_sorts(server: str) -> None:
 )
 def test_an_example_runs(server: str, client: str, example: str, words: list[str]) -> None:
     """With the client's own package, as a user installs it."""
-    found = output_of(client, example, server)
+    found = output_of(client, EXAMPLES / example, server)
+    assert [] == [word for word in words if word not in found], found
+
+
+@pytest.mark.parametrize(
+    ("client", "program", "words"),
+    [
+        (
+            "triton",
+            EXAMPLES / "triton_grpc.py",
+            [
+                "ready: True True",
+                "[[ 1.    2.    3.5 ]",
+                "[[1 2]\n [3 4]]",
+                "stream: (1, 4)",
+                "stream: no model",
+            ],
+        ),
+        ("kserve", EXAMPLES / "kserve_grpc.py", ["ready: True True", "[[ 1.    2.    3.5 ]"]),
+        ("triton", CALLS / "triton_grpc_calls.py", ["all right"]),
+    ],
+    ids=lambda value: value.name if isinstance(value, Path) else None,
+)
+def test_a_program_runs_over_grpc(grpc_server: str, client: str, program: Path, words: list[str]) -> None:
+    """Examples, and all that tritonclient can do: calls, futures, streams, asyncio, compression, errors."""
+    found = output_of(client, program, grpc_server)
     assert [] == [word for word in words if word not in found], found

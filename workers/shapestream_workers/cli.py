@@ -163,16 +163,25 @@ def gateway(
             metavar="ADDRESS", help="The server's address, tcp://... or ipc://....", show_default=False
         ),
     ],
-    http: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where to listen.")] = "127.0.0.1:8000",
-    max_body: Annotated[int, typer.Option(min=1, metavar="BYTES", help="Largest body of a request.")] = 64
+    http: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Speak HTTP there. Default: 127.0.0.1:8000.")
+    ] = None,
+    grpc: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Speak gRPC there, instead of HTTP.")
+    ] = None,
+    max_body: Annotated[int, typer.Option(min=1, metavar="BYTES", help="HTTP: largest body.")] = 64 << 20,
+    max_message: Annotated[int, typer.Option(min=1, metavar="BYTES", help="gRPC: largest message.")] = 64
     << 20,
+    max_calls: Annotated[
+        int, typer.Option(min=1, metavar="NUMBER", help="gRPC: calls and streams at a time.")
+    ] = 128,
     token_file: Annotated[
         Path | None, typer.Option(metavar="FILE", help="The callers: a line NAME TOKEN for each.")
     ] = None,
     opened: Annotated[
         bool, typer.Option("--open", help="Without tokens beyond loopback: the network keeps strangers away.")
     ] = False,
-    certificate: Annotated[Path | None, typer.Option(metavar="FILE", help="Certificate for HTTPS.")] = None,
+    certificate: Annotated[Path | None, typer.Option(metavar="FILE", help="Certificate for TLS.")] = None,
     certificate_key: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Secret key of the certificate.")
     ] = None,
@@ -185,7 +194,7 @@ def gateway(
     listener: Annotated[int | None, typer.Option(hidden=True)] = None,
     supervised: Annotated[bool, typer.Option("--supervised", hidden=True)] = False,
 ) -> None:
-    """Serve HTTP for a server that runs elsewhere.
+    """Serve HTTP, or gRPC, for a server that runs elsewhere.
 
     Clients of the Open Inference Protocol, version 2, reach the server's models. SIGTERM ends it once all requests that it
     has are answered.
@@ -201,15 +210,16 @@ def gateway(
     with reported(in_log=supervised), _told_to_parent(channel):
         if (certificate is None) != (certificate_key is None):
             raise typer.BadParameter("--certificate and --certificate-key belong together")
+        if http is not None and grpc is not None:
+            raise typer.BadParameter("a gateway speaks one of --http and --grpc: start two")
         from shapestream_workers.gateways import missing_library
 
-        if (missing := missing_library()) is not None:
+        if (missing := missing_library("http" if grpc is None else "grpc")) is not None:
             raise ConfigurationError([missing])
-        from shapestream_workers.gateway_process import gateway_options, listening_socket, run_gateway_process
+        from shapestream_workers.gateway_process import GatewayRequest, run_grpc, run_http
 
-        options = gateway_options(
-            address,
-            max_body=max_body,
+        request = GatewayRequest(
+            server=address,
             token_file=token_file,
             certificate=certificate,
             certificate_key=certificate_key,
@@ -217,10 +227,14 @@ def gateway(
             key=key,
             server_key=server_key,
             timeout_s=timeout,
+            is_open=opened,
             supervised=supervised,
+            ready_channel=channel,
         )
-        reached = listening_socket(http, listener, may_be_reached=opened or token_file is not None)
-        status = run_gateway_process(options, reached, channel)
+        if grpc is not None:
+            status = run_grpc(request, grpc, max_message=max_message, max_calls=max_calls)
+        else:
+            status = run_http(request, http or "127.0.0.1:8000", inherited=listener, max_body=max_body)
     raise typer.Exit(status)
 
 

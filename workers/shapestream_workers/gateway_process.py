@@ -1,4 +1,4 @@
-"""`shapestream gateway`: one process that speaks HTTP to clients of the Open Inference Protocol, for a server elsewhere.
+"""`shapestream gateway`: one process that speaks HTTP, or gRPC, to clients of the Open Inference Protocol.
 
 A gateway that a server started (`--supervised`) ends with that server, and accepts connections from a socket that it
 inherits.
@@ -10,18 +10,18 @@ import os
 import socket
 import ssl
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import structlog
 import trio
 
 from shapestream.addresses import is_beyond_loopback
 from shapestream.errors import ConfigurationError
-from shapestream.gateway.gateway import GatewayOptions, run_gateway
-from shapestream.gateway.http_limits import HttpLimits
 from shapestream.gateway.tokens import read_tokens
 from shapestream.transport.guards import raise_descriptor_limit
-from shapestream.transport.http_listener import listen_at, place_of
+from shapestream.transport.http_listener import listen_at, place_of, reserve_at
 from shapestream_workers.exit_codes import EXIT_OK
 from shapestream_workers.gateways import BACKLOG
 from shapestream_workers.interruption import handed_over
@@ -30,83 +30,121 @@ from shapestream_workers.process import READY_LINE, keep_what_is_loaded
 log = structlog.get_logger()
 
 
-def tls_context(certificate: Path, key: Path) -> ssl.SSLContext:
-    """Return a context for HTTPS. Raises `ConfigurationError` for files that cannot be used."""
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    try:
-        context.load_cert_chain(certificate, key)
-    except (OSError, ssl.SSLError) as error:
-        raise ConfigurationError([f"{certificate}, {key}: {error}"]) from error
-    return context
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayRequest:
+    """The options of the command, for both kinds of gateways."""
+
+    server: str
+    token_file: Path | None
+    certificate: Path | None
+    certificate_key: Path | None
+    default_priority_level: int
+    key: Path | None
+    server_key: str | None
+    timeout_s: float
+    is_open: bool
+    """The network keeps strangers away."""
+    supervised: bool
+    """A server started it. It ends with its server: nobody waits for another one."""
+    ready_channel: int | None
+
+    def forwarding(self) -> dict[str, Any]:
+        """Return the arguments of `ForwardingOptions`. Raises `ConfigurationError` for a file that cannot be used."""
+        return {
+            "server": self.server,
+            "key": None if self.key is None else str(self.key),
+            "server_key": self.server_key,
+            "tokens": None if self.token_file is None else read_tokens(self.token_file),
+            "default_priority_level": self.default_priority_level,
+            "connect_timeout_s": self.timeout_s,
+            **({"unavailable_after_s": 1.0, "grace_s": 1.0} if self.supervised else {}),
+        }
+
+    def check_reach(self, address: str) -> None:
+        """Raise `ConfigurationError` for an address that other machines reach, without tokens or a safe network.
+
+        The server has checked the address of a gateway that it starts.
+        """
+        if self.supervised or self.is_open or self.token_file is not None:
+            return
+        if is_beyond_loopback(f"tcp://{address}"):
+            advice = "add --token-file FILE, or --open where the network keeps strangers away"
+            raise ConfigurationError([f'"{address}" is open to other machines ({advice})'])
+
+    def tls_context(self) -> ssl.SSLContext | None:
+        """Return a context for TLS, or None. Raises `ConfigurationError` for files that cannot be used."""
+        if self.certificate is None or self.certificate_key is None:
+            return None
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        try:
+            context.load_cert_chain(self.certificate, self.certificate_key)
+        except (OSError, ssl.SSLError) as error:
+            raise ConfigurationError([f"{self.certificate}, {self.certificate_key}: {error}"]) from error
+        return context
+
+    def tls_files(self) -> tuple[bytes, bytes] | None:
+        """Return the secret key and the certificate, or None. Raises `ConfigurationError` where they do not match."""
+        if self.certificate is None or self.certificate_key is None or self.tls_context() is None:
+            return None
+        return self.certificate_key.read_bytes(), self.certificate.read_bytes()
+
+    def ready(self, kind: str, address: str) -> None:
+        """Say that requests are answered from now on: in the log, and to the server."""
+        scheme = kind if self.certificate is None else f"{kind}s"
+        log.info("gateway ready", address=f"{scheme}://{address}", server=self.server)
+        keep_what_is_loaded()
+        if self.ready_channel is not None:
+            os.write(self.ready_channel, READY_LINE)
 
 
-def gateway_options(
-    address: str,
-    *,
-    max_body: int,
-    token_file: Path | None,
-    certificate: Path | None,
-    certificate_key: Path | None,
-    default_priority_level: int,
-    key: Path | None,
-    server_key: str | None,
-    timeout_s: float,
-    supervised: bool,
-) -> GatewayOptions:
-    """Return the options of a gateway. Raises `ConfigurationError` for files that cannot be used.
+def run_http(request: GatewayRequest, address: str, *, inherited: int | None, max_body: int) -> int:
+    """Speak HTTP until told to stop, and return the exit status. `inherited`: the number of a socket that listens."""
+    from shapestream.gateway.gateway import GatewayOptions, run_gateway
+    from shapestream.gateway.http_limits import HttpLimits
 
-    A supervised one ends with its server: nobody waits for another server.
-    """
-    waits = {"unavailable_after_s": 1.0, "grace_s": 1.0} if supervised else {}
-    return GatewayOptions(
-        server=address,
-        key=None if key is None else str(key),
-        server_key=server_key,
-        tokens=None if token_file is None else read_tokens(token_file),
-        tls=None
-        if certificate is None or certificate_key is None
-        else tls_context(certificate, certificate_key),
-        default_priority_level=default_priority_level,
-        limits=HttpLimits(max_body_bytes=max_body),
-        connect_timeout_s=timeout_s,
-        **waits,
+    options = GatewayOptions(
+        **request.forwarding(), tls=request.tls_context(), limits=HttpLimits(max_body_bytes=max_body)
     )
-
-
-def listening_socket(address: str, inherited: int | None, *, may_be_reached: bool) -> socket.socket:
-    """Return the socket that this process inherited, or one that listens at HOST:PORT.
-
-    `may_be_reached`: callers show a token, or the network keeps strangers away. Raises `ConfigurationError` for an address
-    that cannot be used, or that other machines reach without either.
-    """
-    if inherited is not None:  # the server has checked its address
-        return socket.socket(fileno=inherited)
-    if not may_be_reached and is_beyond_loopback(f"tcp://{address}"):
-        advice = "add --token-file FILE, or --open where the network keeps strangers away"
-        raise ConfigurationError([f'"{address}" is open to other machines ({advice})'])
-    return listen_at(address, backlog=BACKLOG)
-
-
-def run_gateway_process(options: GatewayOptions, listener: socket.socket, ready_channel: int | None) -> int:
-    """Serve until told to stop, and return the exit status."""
+    if inherited is None:
+        request.check_reach(address)
+        listener = listen_at(address, backlog=BACKLOG)
+    else:
+        listener = socket.socket(fileno=inherited)
     raise_descriptor_limit()
-    scheme = "http" if options.tls is None else "https"
 
     def ready() -> None:
-        log.info("gateway ready", address=f"{scheme}://{place_of(listener)}", server=options.server)
-        keep_what_is_loaded()
-        if ready_channel is not None:
-            os.write(ready_channel, READY_LINE)
+        request.ready("http", place_of(listener))
+
+    async def run(obeys_signals: Callable[[], None]) -> None:
+        await run_gateway(options, listener, ready=ready, obeys_signals=obeys_signals)
 
     with handed_over() as obeys_signals:
-        trio.run(_run, options, listener, ready, obeys_signals)
+        trio.run(run, obeys_signals)
     return EXIT_OK
 
 
-async def _run(
-    options: GatewayOptions,
-    listener: socket.socket,
-    ready: Callable[[], None],
-    obeys_signals: Callable[[], None],
-) -> None:
-    await run_gateway(options, listener, ready=ready, obeys_signals=obeys_signals)
+def run_grpc(request: GatewayRequest, address: str, *, max_message: int, max_calls: int) -> int:
+    """Speak gRPC until told to stop, and return the exit status."""
+    from shapestream.gateway.grpc_gateway import GrpcGatewayOptions, GrpcLimits, run_grpc_gateway
+
+    request.check_reach(address)
+    holder = None if request.supervised else reserve_at(address)
+    place = address if holder is None else place_of(holder)
+    options = GrpcGatewayOptions(
+        **request.forwarding(),
+        address=place,
+        tls=request.tls_files(),
+        limits=GrpcLimits(max_message_bytes=max_message, max_calls=max_calls),
+    )
+    raise_descriptor_limit()
+
+    def ready() -> None:
+        request.ready("grpc", place)
+
+    try:
+        with handed_over() as obeys_signals:
+            run_grpc_gateway(options, ready=ready, obeys_signals=obeys_signals)
+    finally:
+        if holder is not None:
+            holder.close()
+    return EXIT_OK

@@ -32,7 +32,7 @@ from shapestream_engine.machine import divide_cpus
 from shapestream_workers.admin import open_admin_port
 from shapestream_workers.costs import cost_tables
 from shapestream_workers.exit_codes import EXIT_CONFIGURATION, EXIT_OK, EXIT_RUNTIME
-from shapestream_workers.gateways import GatewayPort, missing_library
+from shapestream_workers.gateways import GatewayPorts, open_ports
 from shapestream_workers.interruption import handed_over
 from shapestream_workers.memory import spell_bytes, watch_memory
 from shapestream_workers.model_trust import digests_of
@@ -105,7 +105,7 @@ def run_server(loaded: LoadedSettings) -> int:
         )
     settings = loaded.with_server(max_clients=_clients_that_fit(loaded)).settings
     tracer = open_tracer(loaded)
-    gateway_port = open_gateway_port(loaded)
+    gateway_ports = open_ports(loaded)
     with _own_addresses(loaded.settings) as (own_workers, own_gateways):
         start = partial(
             serve,
@@ -120,7 +120,7 @@ def run_server(loaded: LoadedSettings) -> int:
             tracer=tracer,
         )
         with handed_over() as taken_over:
-            return trio.run(_Serving(loaded, local, start, admin, gateway_port, digests).run, taken_over)
+            return trio.run(_Serving(loaded, local, start, admin, gateway_ports, digests).run, taken_over)
 
 
 def open_tracer(loaded: LoadedSettings) -> RequestTracer | None:
@@ -143,16 +143,6 @@ def open_tracer(loaded: LoadedSettings) -> RequestTracer | None:
         raise ConfigurationError([problem]) from error
 
 
-def open_gateway_port(loaded: LoadedSettings) -> GatewayPort | None:
-    """Return the port of the gateways, which listens; None if none is configured. Raises `ConfigurationError`."""
-    settings = loaded.settings.server.http
-    if settings is None:
-        return None
-    if (missing := missing_library()) is not None:
-        raise ConfigurationError([loaded.problem(("server", "http"), missing)])
-    return GatewayPort(loaded, settings)
-
-
 def _clients_that_fit(loaded: LoadedSettings) -> int:
     """Return `max_clients`, or the number that the limit of open files allows. Raises `ConfigurationError` below one."""
     settings = loaded.settings
@@ -163,9 +153,9 @@ def _clients_that_fit(loaded: LoadedSettings) -> int:
         group.count * divide_cpus(cpus, workers, group.slots, group.threads)[0]
         for group in settings.worker_groups
     )
-    http = settings.server.http
     # A gateway is a process like a worker, and one client.
-    workers += 0 if http is None else http.processes
+    for gateways in settings.server.http, settings.server.grpc:
+        workers += 0 if gateways is None else gateways.processes
     fits = connections_that_fit(workers, slots, admin=settings.server.admin is not None)
     if fits is None or fits >= wanted:
         return wanted
@@ -193,7 +183,7 @@ def _own_addresses(settings: Settings) -> Iterator[tuple[str | None, str | None]
     listen = settings.server.worker_listen
     asks = settings.server.security is not None and listen is not None and is_protectable(listen)
     for_workers = settings.worker_groups and (listen is None or asks)
-    for_gateways = settings.server.http is not None
+    for_gateways = settings.server.http is not None or settings.server.grpc is not None
     if not for_workers and not for_gateways:
         yield None, None
         return
@@ -222,13 +212,13 @@ class _Serving:
         local: SlotThreads | None,
         start: Callable[..., Awaitable[None]],
         admin: AdminPort | None,
-        gateway_port: GatewayPort | None,
+        gateway_ports: GatewayPorts | None,
         digests: Mapping[str, str],
     ) -> None:
         """`start` is `serve` with all of its arguments but `task_status`; `digests`: of the models' files."""
         self._loaded = loaded
         self._admin = admin
-        self._gateway_port = gateway_port
+        self._gateway_ports = gateway_ports
         self._local = local
         self._start = start
         self._digests = digests
@@ -342,12 +332,13 @@ class _Serving:
             nursery.cancel_scope.cancel()
 
     def _gateways(self) -> SupervisedProcesses | None:
-        """Return the processes that speak HTTP, or None if none are configured."""
-        if self._gateway_port is None:
+        """Return the processes that speak HTTP and gRPC, or None if none are configured."""
+        if self._gateway_ports is None:
             self._gateways_ended.set()
             return None
-        log.info("http ready", address=self._gateway_port.address)
-        return self._gateway_port.processes(self._server.addresses[-1], grace_s=STOP_GRACE_S)
+        for kind, address in self._gateway_ports.addresses.items():
+            log.info(f"{kind} ready", address=address)
+        return self._gateway_ports.processes(self._server.addresses[-1], grace_s=STOP_GRACE_S)
 
     async def _run_gateways(self, gateways: SupervisedProcesses) -> None:
         """Run the gateways until the server has drained. They answer what the server answered, and end."""

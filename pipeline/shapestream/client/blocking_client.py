@@ -129,18 +129,17 @@ class Client(Calls):
         trace: Mapping[str, str] | None = None,
         caller: str | None = None,
     ) -> Result:
-        self._core.submissions.check_process()
-        priority = checked_priority(priority)
-        tags = tags_of(request_id, trace, caller)
-        due = deadline_at(self._core.clock, deadline)
-        opened = self._core.models.get(model) or self._open(model, due)
-        tensors, nbytes = opened.encode(inputs)
-        call = _ThreadCall(self._core)
-        ticket = RequestTicket(
-            call, deadline=due, model=opened, tensors=tensors, nbytes=nbytes, priority=priority, tags=tags
+        inference = Inference(
+            self,
+            model,
+            inputs,
+            deadline=deadline,
+            priority=priority,
+            request_id=request_id,
+            trace=trace,
+            caller=caller,
         )
-        call.ask(ticket)
-        return Result(None, outcome_of(ticket, Answer), opened.outputs, self._core.client, request_id)
+        return inference.result()
 
     @overload
     def stream(
@@ -180,10 +179,12 @@ class Client(Calls):
         return Stream(self, model, source, options)
 
     def signature(self, model: str, *, deadline: float | None = None) -> ModelSignature:
+        return self.opened(model, deadline=deadline).signature
+
+    def opened(self, model: str, *, deadline: float | None = None) -> Model:
+        """Return a model that the server has opened, for the items of a stream without a model."""
         self._core.submissions.check_process()
-        due = deadline_at(self._core.clock, deadline)
-        opened = self._core.models.get(model) or self._open(model, due)
-        return opened.signature
+        return self._core.models.get(model) or self._open(model, deadline_at(self._core.clock, deadline))
 
     def statistics(self, *, deadline: float | None = 10.0) -> dict[str, Any]:
         self._core.submissions.check_process()
@@ -201,6 +202,10 @@ class Client(Calls):
         self._core.submissions.check_process()
         due = deadline_at(self._core.clock, deadline)
         return self._ask(dict, StatisticsTicket, deadline=due, acknowledge=checked_name(model))
+
+    def has_ended(self) -> bool:
+        """Tell whether nothing is answered any more: after `close`, or after an error, which `close` raises."""
+        return not self._thread.is_alive()
 
     def close(self) -> None:
         """End unfinished requests, here and at the server; other threads that wait for them get `Cancelled`."""
@@ -245,14 +250,63 @@ def _dropped(core: Core, thread: CoreThread) -> None:
         core.stop()
 
 
+class Inference:
+    """One request. A thread waits for its result, and any other may withdraw it meanwhile."""
+
+    def __init__(
+        self,
+        client: Client,
+        model: str,
+        inputs: Mapping[str, Any],
+        *,
+        deadline: float | None,
+        priority: int,
+        request_id: str | None,
+        trace: Mapping[str, str] | None,
+        caller: str | None,
+    ) -> None:
+        """Check and encode the request; nothing is sent before `result`. Raises as `Client.infer` does."""
+        core = client._core
+        core.submissions.check_process()
+        priority = checked_priority(priority)
+        tags = tags_of(request_id, trace, caller)
+        due = deadline_at(core.clock, deadline)
+        self._model = core.models.get(model) or client._open(model, due)
+        tensors, nbytes = self._model.encode(inputs)
+        self._client = core.client
+        self._own_id = request_id
+        self._call = _ThreadCall(core)
+        self._ticket = RequestTicket(
+            self._call,
+            deadline=due,
+            model=self._model,
+            tensors=tensors,
+            nbytes=nbytes,
+            priority=priority,
+            tags=tags,
+        )
+
+    def result(self) -> Result:
+        """Send the request, and wait for its result. Raises its error, or `Cancelled` where it was withdrawn."""
+        self._call.ask(self._ticket)
+        answer = outcome_of(self._ticket, Answer)
+        return Result(None, answer, self._model.outputs, self._client, self._own_id)
+
+    def withdraw(self) -> None:
+        """Withdraw the request, here and at the server, from any thread, before or after `result` is called."""
+        self._call.withdraw(self._ticket)
+
+
 class _ThreadCall:
     """One thread that waits for one answer."""
 
-    __slots__ = ("_core", "_unanswered", "closed")
+    __slots__ = ("_asked", "_core", "_unanswered", "_withdrawn", "closed")
 
     def __init__(self, core: Core) -> None:
         self.closed = False
         self._core = core
+        self._asked = False
+        self._withdrawn = False
         self._unanswered = threading.Lock()
         self._unanswered.acquire()
 
@@ -263,6 +317,9 @@ class _ThreadCall:
         """Wait until the ticket is finished; when a Ctrl-C interrupts it, the ticket is withdrawn."""
         try:
             self._core.submissions.post(ticket)
+            self._asked = True
+            if self._withdrawn:
+                self._core.submissions.post(Withdraw(ticket))
             while not self._unanswered.acquire(timeout=_LOOK_FOR_SIGNALS_S):
                 pass
         finally:
@@ -270,11 +327,24 @@ class _ThreadCall:
                 self.closed = True
                 self._core.submissions.post(Withdraw(ticket))
 
+    def withdraw(self, ticket: Question) -> None:
+        """End the wait of another thread by `Cancelled`. The core's thread does that, so it happens once.
+
+        A ticket must not be withdrawn before it is posted. So of this thread and the waiting one, whichever is later posts
+        the withdrawal; where both do, the second one has no effect.
+        """
+        self._withdrawn = True
+        if self._asked and ticket.outcome is None:
+            self._core.submissions.post(Withdraw(ticket))
+
 
 class Stream(Generic[ItemT]):
     """A stream of results: `with` it, then `for` over it, in one thread."""
 
-    def __init__(self, client: Client, model: str, source: Iterable[Any], options: StreamOptions) -> None:
+    def __init__(
+        self, client: Client, model: str | None, source: Iterable[Any], options: StreamOptions
+    ) -> None:
+        """Without a model, each item names its own (`OwnItem`)."""
         if not isinstance(source, Iterable):
             raise TypeError(f"a stream's source is an iterable here, not {type(source).__name__}")
         self._client = client
@@ -286,7 +356,9 @@ class Stream(Generic[ItemT]):
     def __enter__(self) -> Self:
         client, core = self._client, self._client._core
         core.submissions.check_process()
-        opened = core.models.get(self._model) or client._open(self._model, None)
+        opened = None
+        if self._model is not None:
+            opened = core.models.get(self._model) or client._open(self._model, None)
         granted: queue.SimpleQueue[int] = queue.SimpleQueue()
         entered = False
         try:
@@ -317,6 +389,10 @@ class Stream(Generic[ItemT]):
                 return item
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Withdraw what is unfinished, here and at the server, from any thread. Iterating over the results ends."""
         if self._state is not None:
             self._state.close()
 

@@ -45,6 +45,7 @@ from shapestream.wire.codec import decode, encode, pack_messages
 from shapestream.wire.messages import Entry, RequestEntry, Role
 
 _CLOSED = "the client is closed"
+_WITHDRAWN = "the request was withdrawn"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,7 @@ class Attend:
 
 @dataclass(frozen=True, slots=True)
 class Withdraw:
-    """The caller of this ticket has left; the owner is closed already."""
+    """The caller of this ticket has left; or, where the owner is not closed, it waits to be told that it may leave."""
 
     ticket: Question
 
@@ -438,6 +439,9 @@ class Core:
                     answered.append(item)
                 case Withdraw():
                     self._session.cancel(item.ticket)
+                    if not item.ticket.owner.closed and item.ticket.outcome is None:
+                        item.ticket.outcome = Cancelled(_WITHDRAWN)
+                        answered.append(item.ticket)
                 case Attend():
                     self._streams[id(item.owner)] = item.owner
                 case WithdrawAll():

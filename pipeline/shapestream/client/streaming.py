@@ -14,7 +14,8 @@ import contextvars
 import queue
 import threading
 from collections import deque
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from enum import Enum, auto
 from itertools import islice
 from types import AsyncGeneratorType, GeneratorType
@@ -50,6 +51,24 @@ class ItemOptions(TypedDict, total=False):
     deadline: float | None
     priority: int
     caller: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class OwnItem:
+    """An item with a model and options of its own, in a stream that a gateway opens without a model.
+
+    One with an `error` is answered by it in its place.
+    """
+
+    key: Any
+    model: Model | None = None
+    inputs: Mapping[str, Any] = field(default_factory=dict)
+    deadline: float | None = None
+    """Seconds from when it is pulled, or None."""
+    priority: int = 0
+    request_id: str | None = None
+    trace: Mapping[str, str] | None = None
+    error: RequestError | None = None
 
 
 class StreamOptions:
@@ -116,16 +135,15 @@ class StreamState(Generic[ItemT]):
 
     def __init__(
         self,
-        model: Model,
+        model: Model | None,
         options: StreamOptions,
         grant: Callable[[int], None],
         core: Core,
     ) -> None:
-        """`grant` lets the producer pull so many more items; 0: none from here on."""
+        """`grant` lets the producer pull so many more items; 0: none from here on. Without a model, items are `OwnItem`."""
         self.closed = False
         self.submissions = core.submissions
         self._model = model
-        self._outputs = model.outputs
         self._client = core.client
         self._options = options
         self._grant = grant
@@ -156,15 +174,16 @@ class StreamState(Generic[ItemT]):
 
     def make(self, item: Any, place: int) -> RequestTicket:
         """Return the ticket for an item, `inputs` or `(key, inputs)`. It is finished where the model does not take them."""
+        if type(item) is OwnItem:
+            return self._make_own(item, place)
+        assert self._model is not None
         key, inputs = item if type(item) is tuple and len(item) == 2 else (place, item)
         left_s = self._options.deadline
         due = None if left_s is None else self._clock() + left_s
         try:
             tensors, nbytes = self._model.encode(inputs)
         except InvalidRequest as error:
-            return RequestTicket(
-                self, key, place, outcome=error, model=self._model, tensors=_NO_TENSORS, nbytes=0
-            )
+            return self._refused(key, place, error)
         return RequestTicket(
             self,
             key,
@@ -176,6 +195,30 @@ class StreamState(Generic[ItemT]):
             priority=self._options.priority,
             tags=tags_of(None, None, self._options.caller),
         )
+
+    def _make_own(self, item: OwnItem, place: int) -> RequestTicket:
+        if item.error is not None or item.model is None:
+            return self._refused(item.key, place, item.error or InvalidRequest("it names no model"))
+        left_s = checked_deadline(item.deadline)
+        due = None if left_s is None else self._clock() + left_s
+        try:
+            tensors, nbytes = item.model.encode(item.inputs)
+        except InvalidRequest as error:
+            return self._refused(item.key, place, error)
+        return RequestTicket(
+            self,
+            item.key,
+            place,
+            due,
+            model=item.model,
+            tensors=tensors,
+            nbytes=nbytes,
+            priority=item.priority,
+            tags=tags_of(item.request_id, item.trace, self._options.caller),
+        )
+
+    def _refused(self, key: Any, place: int, error: RequestError) -> RequestTicket:
+        return RequestTicket(self, key, place, outcome=error, model=_NO_MODEL, tensors=_NO_TENSORS, nbytes=0)
 
     # ------------------------------------------------------------ the consumer's thread
 
@@ -202,7 +245,8 @@ class StreamState(Generic[ItemT]):
             self._return_permits()
         outcome = ticket.outcome
         if type(outcome) is Answer:
-            return cast("ItemT", Result(ticket.key, outcome, self._outputs, self._client))
+            model = cast("Model", ticket.model)
+            return cast("ItemT", Result(ticket.key, outcome, model.outputs, self._client))
         assert isinstance(outcome, RequestError)
         if self._options.yields_failures:
             return cast("ItemT", Failed(ticket.key, outcome, ticket.id))
@@ -321,4 +365,5 @@ async def pull_async(source: AsyncIterable[Any], stream: StreamState[Any], permi
             await iterator.aclose()
 
 
+_NO_MODEL = Model(name="", described={}, number=None)
 _NO_TENSORS = Tensors(layout=(), buffers=())

@@ -1,4 +1,4 @@
-"""A gateway process: one client of the server, and an HTTP server whose requests it forwards."""
+"""A gateway process that speaks HTTP: one client of the server, and an HTTP server whose requests it forwards."""
 
 from __future__ import annotations
 
@@ -15,34 +15,21 @@ import trio
 from shapestream.addresses import is_beyond_loopback
 from shapestream.client import trio_client
 from shapestream.client.async_face import Client
+from shapestream.gateway.forwarding_options import ForwardingOptions
 from shapestream.gateway.http_limits import HttpLimits
 from shapestream.gateway.http_server import HttpServer, listeners_of
-from shapestream.gateway.infer_options import DEFAULT_PRIORITY_LEVEL
 from shapestream.gateway.routes import Routes
-from shapestream.gateway.tokens import Tokens
 from shapestream.transport.http_listener import place_of
 
 log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GatewayOptions:
-    """How a gateway reaches its server, and what it asks of its callers."""
+class GatewayOptions(ForwardingOptions):
+    """The options of a gateway that speaks HTTP."""
 
-    server: str
-    """The server's address, `tcp://…` or `ipc://…`."""
-    key: str | None = None
-    server_key: str | None = None
-    tokens: Tokens | None = None
     tls: ssl.SSLContext | None = None
-    default_priority_level: int = DEFAULT_PRIORITY_LEVEL
     limits: HttpLimits = field(default_factory=HttpLimits)
-    connect_timeout_s: float = 60.0
-    """Seconds that the server may take to answer at first."""
-    unavailable_after_s: float = 10.0
-    """Seconds without a server, or with one that takes nothing new, after which requests are answered 503."""
-    grace_s: float = 30.0
-    """Seconds from SIGTERM, after which requests without an answer are answered 503."""
 
 
 async def run_gateway(

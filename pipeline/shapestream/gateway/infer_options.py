@@ -6,13 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from shapestream.gateway.http_messages import HttpError
+from shapestream.errors import InvalidRequest
+from shapestream.gateway.gateway_errors import Unsupported
 from shapestream.wire.limits import MAX_INTEGER, MAX_PRIORITY
+from shapestream.wire.tags import REQUEST_ID, can_be_sent
 
 DEFAULT_PRIORITY_LEVEL = 1
 """Triton's priority level of requests that state none: as high as the highest, level 1."""
+OWN_ID = "x-request-id"
+"""Header with the caller's id of a request; of an answer, with the id in logs and stories."""
 _IGNORED = "triton_enable_empty_final_response"
-"""Asks for an empty last response of a stream. An HTTP request has one response, which is the last."""
+"""Asks for an empty last response of a stream. A request has one response here, which is the last."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,13 +32,13 @@ class InferOptions:
 
 
 def read_options(parameters: Mapping[str, Any], default_priority_level: int) -> InferOptions:
-    """Return the options of a request; raises `HttpError` for wrong values. Unknown parameters are ignored.
+    """Return the options of a request; raises `InvalidRequest` for wrong values. Unknown parameters are ignored.
 
     A `timeout` is in microseconds; 0 is none. Triton's highest priority is 1, and 0 stands for `default_priority_level`.
     """
     for name in parameters:
         if name.startswith(("triton_", "sequence_")) and name != _IGNORED:
-            raise HttpError(400, f"the parameter {name!r} is not supported")
+            raise Unsupported(f"the parameter {name!r} is not supported")
     timeout_us = _number(parameters, "timeout")
     level = _number(parameters, "priority")
     return InferOptions(
@@ -45,31 +49,33 @@ def read_options(parameters: Mapping[str, Any], default_priority_level: int) -> 
 
 
 def read_parameters(holder: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the `parameters` of a request, an input or an output; raises `HttpError` where they are no object."""
+    """Return the `parameters` of a request, an input or an output; raises `InvalidRequest` where they are no object."""
     parameters = holder.get("parameters")
     if parameters is None:
         return {}
     if not isinstance(parameters, dict):
-        raise HttpError(400, '"parameters" is an object')
+        raise InvalidRequest('"parameters" is an object')
     return parameters
 
 
 def flag(parameters: Mapping[str, Any], name: str) -> bool | None:
-    """Return a parameter that is true or false, None where it is absent; raises `HttpError` for other values."""
+    """Return a parameter that is true or false, None where it is absent; raises `InvalidRequest` for other values."""
     value = parameters.get(name)
     if value is not None and not isinstance(value, bool):
-        raise HttpError(400, f"the parameter {name!r} is true or false")
+        raise InvalidRequest(f"the parameter {name!r} is true or false")
     return value
-
-
-def refuse_shared_memory(name: str, parameters: Mapping[str, Any]) -> None:
-    """Raise `HttpError` where a tensor is to be read from, or written to, shared memory."""
-    if any(parameter.startswith("shared_memory_") for parameter in parameters):
-        raise HttpError(400, f"tensor {name!r}: shared memory is not supported")
 
 
 def _number(parameters: Mapping[str, Any], name: str) -> int:
     value = parameters.get(name, 0)
     if type(value) is not int or not 0 <= value <= MAX_INTEGER:
-        raise HttpError(400, f"the parameter {name!r} is an integer from 0 to {MAX_INTEGER}")
+        raise InvalidRequest(f"the parameter {name!r} is an integer from 0 to {MAX_INTEGER}")
     return value
+
+
+def own_id(*wishes: str | None) -> str | None:
+    """Return the first of a caller's ids for its request that the server takes, or None."""
+    for wish in wishes:
+        if wish is not None and can_be_sent(REQUEST_ID, wish):
+            return wish
+    return None

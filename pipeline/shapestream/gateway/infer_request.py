@@ -18,19 +18,22 @@ import numpy.typing as npt
 
 from shapestream.gateway.datatypes import DATATYPES
 from shapestream.gateway.http_messages import HttpError, HttpRequest
-from shapestream.gateway.infer_options import (
-    InferOptions,
-    flag,
-    read_options,
-    read_parameters,
+from shapestream.gateway.infer_options import InferOptions, flag, read_options, read_parameters
+from shapestream.gateway.infer_tensors import (
+    admitted_shape,
+    array_over,
+    check_datatype,
+    check_output,
+    check_truth_values,
+    input_port,
+    refuse_classification,
     refuse_shared_memory,
+    shown,
 )
 from shapestream.gateway.json_text import read_object, type_name
-from shapestream.wire.limits import MAX_RANK, MAX_TENSORS
+from shapestream.wire.limits import MAX_TENSORS
 from shapestream_engine.element_types import dtype_of
-from shapestream_engine.errors import ShapeError
 from shapestream_engine.ports import InputPort
-from shapestream_engine.shapes import exact_nbytes
 from shapestream_engine.signature import ModelSignature
 
 HEAD_LENGTH = "inference-header-content-length"
@@ -105,22 +108,15 @@ def _list(content: Mapping[str, Any], key: str) -> list[Any]:
 def read_outputs(body: InferBody, signature: ModelSignature) -> list[AskedOutput]:
     """Return the outputs to be sent, in order: those that the body names, or all. Raises `HttpError`."""
     binary = body.options.binary_outputs
-    known = [port.name for port in signature.outputs]
     if not body.outputs:
-        return [AskedOutput(name, binary) for name in known]
+        return [AskedOutput(port.name, binary) for port in signature.outputs]
     asked: dict[str, AskedOutput] = {}
     for entry in body.outputs:
         name = _name(entry, "output")
-        if name not in known:
-            raise HttpError(
-                400, f"model {signature.name!r} has no output {_shown(name)}; it has {', '.join(known)}"
-            )
-        if name in asked:
-            raise HttpError(400, f"output {name!r} is asked for twice")
+        check_output(signature, name, asked)
         parameters = read_parameters(entry)
         refuse_shared_memory(name, parameters)
-        if parameters.get("classification"):
-            raise HttpError(400, f"output {name!r}: classification is not supported")
+        refuse_classification(name, parameters)
         own = flag(parameters, "binary_data")
         asked[name] = AskedOutput(name, binary if own is None else own)
     return list(asked.values())
@@ -134,18 +130,12 @@ def read_inputs(body: InferBody, signature: ModelSignature) -> dict[str, npt.NDA
 
     Missing inputs, and sizes that contradict those of another input, are found by the client of the server.
     """
-    ports = {port.name: port for port in signature.inputs}
     inputs: dict[str, npt.NDArray[Any]] = {}
     offset = 0
     for entry in body.inputs:
         name = _name(entry, "input")
-        if name in inputs:
-            raise HttpError(400, f"input {name!r} is given twice")
-        port = ports.get(name)
-        if port is None:
-            known = ", ".join(ports) or "none"
-            raise HttpError(400, f"model {signature.name!r} has no input {_shown(name)}; it takes {known}")
-        _check_datatype(port, entry.get("datatype"))
+        port = input_port(signature, name, inputs)
+        check_datatype(port, entry.get("datatype"))
         shape, nbytes = _shape(port, entry.get("shape"))
         parameters = read_parameters(entry)
         refuse_shared_memory(name, parameters)
@@ -173,31 +163,11 @@ def _name(entry: Any, kind: str) -> str:
     return name
 
 
-def _check_datatype(port: InputPort, datatype: Any) -> None:
-    wanted = DATATYPES[port.element_type]
-    if datatype == wanted:
-        return
-    if datatype == "BYTES":
-        raise HttpError(400, f"input {port.name!r}: BYTES is not supported; the model takes {wanted}")
-    raise HttpError(400, f'input {port.name!r}: "datatype" is {wanted}, not {_shown(datatype)}')
-
-
 def _shape(port: InputPort, shape: Any) -> tuple[tuple[int, ...], int]:
     """Return a shape that the input takes and that arrays can have, and the bytes that it needs."""
     if not isinstance(shape, list):
         raise HttpError(400, f'input {port.name!r}: "shape" is a list of integers, not {type_name(shape)}')
-    if len(shape) > MAX_RANK:
-        raise HttpError(
-            400, f"input {port.name!r}: a shape of {len(shape)} axes; at most {MAX_RANK} are taken"
-        )
-    try:
-        sizes = port.admitted(shape)
-    except ShapeError as error:
-        raise HttpError(400, str(error)) from None
-    try:
-        return sizes, exact_nbytes(dtype_of(port.element_type).itemsize, sizes)
-    except ShapeError as error:
-        raise HttpError(400, f"input {port.name!r}: {error}") from None
+    return admitted_shape(port, shape)
 
 
 def _from_binary(
@@ -209,15 +179,11 @@ def _from_binary(
         raise HttpError(
             400,
             f"input {port.name!r}: {DATATYPES[port.element_type]} {list(shape)} takes {nbytes} bytes, and "
-            f'"binary_data_size" is {_shown(size)}',
+            f'"binary_data_size" is {shown(size)}',
         )
     if size > len(binary) - offset:
         raise HttpError(400, f"input {port.name!r}: {size} bytes; the body has {len(binary) - offset} left")
-    data = binary[offset : offset + size]
-    dtype = dtype_of(port.element_type)
-    if dtype.kind == "b":
-        _check_truth_values(port, np.frombuffer(data, np.uint8))
-    return np.ndarray(shape, dtype, buffer=data)
+    return array_over(port, shape, binary[offset : offset + size])
 
 
 _INTEGER_CODES = {"i1": "b", "i2": "h", "i4": "i", "i8": "q", "u1": "B", "u2": "H", "u4": "I", "u8": "Q"}
@@ -246,7 +212,7 @@ def _from_json(port: InputPort, shape: tuple[int, ...], data: Any) -> npt.NDArra
     except (TypeError, OverflowError) as error:
         raise HttpError(400, f"input {port.name!r} takes {DATATYPES[port.element_type]}: {error}") from None
     if dtype.kind == "b":
-        _check_truth_values(port, numbers)
+        check_truth_values(port, numbers)
     with np.errstate(over="ignore"):
         converted = numbers.astype(dtype, copy=False)
     if code == "d" and not np.isfinite(converted).all():
@@ -254,12 +220,6 @@ def _from_json(port: InputPort, shape: tuple[int, ...], data: Any) -> npt.NDArra
             400, f"input {port.name!r} takes {DATATYPES[port.element_type]}; a number is beyond its range"
         )
     return converted.reshape(shape)
-
-
-def _check_truth_values(port: InputPort, numbers: npt.NDArray[Any]) -> None:
-    """Raise `HttpError` for booleans other than 0 and 1. The server refuses them as well, but not by the input's name."""
-    if numbers.max(initial=0) > 1:
-        raise HttpError(400, f"input {port.name!r} takes BOOL: true, false, 1 or 0")
 
 
 def _flattened(port: InputPort, shape: tuple[int, ...], data: list[Any]) -> list[Any]:
@@ -274,8 +234,3 @@ def _flattened(port: InputPort, shape: tuple[int, ...], data: list[Any]) -> list
             raise HttpError(400, f'input {port.name!r}: "data" is nested otherwise than {list(shape)}')
         level = list(chain.from_iterable(level))
     return level
-
-
-def _shown(value: Any) -> str:
-    """Return a value for messages, cut to 100 characters."""
-    return repr(value)[:100] if isinstance(value, str | int | float) else type_name(value)

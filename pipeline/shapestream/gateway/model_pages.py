@@ -6,12 +6,18 @@ from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from shapestream.errors import Forbidden
 from shapestream.gateway.datatypes import DATATYPES, config_datatype
+from shapestream.gateway.gateway_errors import UnknownModel
 from shapestream_engine.ports import BATCH, InputPort, OutputPort
 from shapestream_engine.signature import ModelSignature
 
 VERSION = "1"
 """The one version of each model."""
+PAGE_S = 10.0
+"""Seconds that the server may take to answer what a page needs."""
+READY_S = 1.0
+"""Seconds after which a server, or a model, that has not answered is not ready. Probes commonly wait no longer."""
 PLATFORM = "shapestream"
 EXTENSIONS = (
     "binary_tensor_data",
@@ -22,6 +28,12 @@ EXTENSIONS = (
 )
 MOST_ROWS = 2**31 - 1
 """`max_batch_size` of a model that takes any number of rows. Its field is of 32 bits."""
+
+
+def check_version(version: str) -> None:
+    """Raise `UnknownModel` for a version that no model has. An empty one stands for any."""
+    if version and version != VERSION:
+        raise UnknownModel(f"each model has the version {VERSION}, and no {version[:200]!r}")
 
 
 def server_metadata() -> dict[str, Any]:
@@ -132,8 +144,20 @@ def repository_index(statistics: Mapping[str, Any], *, ready_only: bool) -> list
     return rows
 
 
-def model_statistics(name: str, totals: Mapping[str, int]) -> dict[str, Any]:
-    """Return a model's counts as the statistics extension has them, in nanoseconds, from the server's sums.
+def model_statistics(model: str | None, statistics: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the counts of a model, or of all, from the server's sums of the requests of all clients.
+
+    Raises `Forbidden` where the server tells no sums.
+    """
+    totals = statistics.get("totals")
+    if totals is None:
+        raise Forbidden("the server tells its counts to keys with the role gateways or admins only")
+    names = totals if model is None else [model]
+    return {"model_stats": [_counts(name, totals[name]) for name in names if name in totals]}
+
+
+def _counts(name: str, totals: Mapping[str, int]) -> dict[str, Any]:
+    """Return a model's counts as the statistics extension has them, in nanoseconds.
 
     As at Triton, each request counts the whole time of its batch.
     """

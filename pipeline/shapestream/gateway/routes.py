@@ -16,13 +16,16 @@ import trio
 
 import shapestream
 from shapestream.errors import DeadlineExceeded, InvalidRequest, RequestError
+from shapestream.gateway.gateway_errors import UnknownModel
 from shapestream.gateway.http_messages import HttpError, HttpRequest, HttpResponse
-from shapestream.gateway.infer_options import DEFAULT_PRIORITY_LEVEL, flag
+from shapestream.gateway.infer_options import DEFAULT_PRIORITY_LEVEL, OWN_ID, flag, own_id
 from shapestream.gateway.infer_request import read_body, read_inputs, read_outputs
 from shapestream.gateway.infer_response import infer_response
 from shapestream.gateway.json_text import read_object, write_json
 from shapestream.gateway.model_pages import (
-    VERSION,
+    PAGE_S,
+    READY_S,
+    check_version,
     model_config,
     model_metadata,
     model_statistics,
@@ -31,16 +34,10 @@ from shapestream.gateway.model_pages import (
     why_not_ready,
     why_server_is_not_ready,
 )
-from shapestream.gateway.sdk_errors import OWN_ID, http_error
+from shapestream.gateway.sdk_errors import http_error
 from shapestream.gateway.tokens import Tokens
 from shapestream.transport.http_listener import REFUSED_SITES, is_sent_by_another_site
-from shapestream.wire.tags import REQUEST_ID, can_be_sent
 from shapestream_engine.signature import ModelSignature
-
-PAGE_S = 10.0
-"""Seconds that the server may take to answer what a page needs."""
-READY_S = 1.0
-"""Seconds after which a server, or a model, that has not answered is not ready. Probes commonly wait no longer."""
 
 OPEN_TO_ALL = ("/v2/health/live", "/v2/health/ready")
 """Pages that ask for no token: balancers and supervisors have none."""
@@ -83,6 +80,12 @@ class Routes:
 
     async def handle(self, request: HttpRequest) -> HttpResponse:
         """Answer one request; raises `HttpError`."""
+        try:
+            return await self._handled(request)
+        except RequestError as error:
+            raise http_error(error) from error
+
+    async def _handled(self, request: HttpRequest) -> HttpResponse:
         method, page = self._found(request.path)
         if request.method != method and not (request.method == "HEAD" and method == "GET"):
             allowed = "GET, HEAD" if method == "GET" else method
@@ -91,27 +94,23 @@ class Routes:
             raise HttpError(421, REFUSED_SITES)
         if self._tokens is not None and request.path not in OPEN_TO_ALL:
             request = replace(request, peer=self._tokens.caller_of(request))
-        try:
-            return await page(request)
-        except RequestError as error:
-            raise http_error(error) from error
+        return await page(request)
 
     def _found(self, path: str) -> tuple[str, Page]:
         """Return the method and the handler of a path."""
         if (found := self._pages.get(path)) is not None:
             return found
         match path.split("/"):
-            case ["", "v2", "models", model, "versions", version, *rest]:
+            case ["", "v2", "models", model, "versions", version, *rest] if version:
                 pass
             case ["", "v2", "models", model, *rest]:
-                version = VERSION
+                version = ""
             case _:
                 raise HttpError(404, f"there is no {path[:200]!r}")
         end = self._model_pages.get("/".join(rest)) if model and rest != [""] else None
         if end is None:
             raise HttpError(404, f"there is no {path[:200]!r}")
-        if version != VERSION:
-            raise HttpError(404, f"each model has the version {VERSION}, and no {version[:200]!r}")
+        check_version(version)
         method, page = end
         return method, partial(_of_model, page, model)
 
@@ -164,14 +163,7 @@ class Routes:
         return _page({"name": model, "ready": True})
 
     async def _told(self, model: str | None) -> HttpResponse:
-        """Return the statistics of a model, or of all, from the server's sums of the requests of all clients."""
-        totals = (await self._counters(PAGE_S)).get("totals")
-        if totals is None:
-            raise HttpError(403, "the server tells its counts to keys with the role gateways or admins only")
-        names = totals if model is None else [model]
-        return _page(
-            {"model_stats": [model_statistics(name, totals[name]) for name in names if name in totals]}
-        )
+        return _page(model_statistics(model, await self._counters(PAGE_S)))
 
     async def _loaded(self, model: str, seconds: float) -> ModelSignature:
         """Return a model's signature. One that no worker has brought within these seconds is not ready."""
@@ -184,9 +176,9 @@ class Routes:
         try:
             return await self._client.signature(model, deadline=deadline_s)
         except InvalidRequest as error:
-            raise HttpError(404, error.message) from error
+            raise UnknownModel(error.message) from error
         except ValueError as error:  # a name that the server cannot be asked for
-            raise HttpError(404, str(error)) from error
+            raise UnknownModel(str(error)) from error
 
     # ---------------------------------------------------------------- inference
 
@@ -202,7 +194,7 @@ class Routes:
             inputs,
             deadline=None if deadline_s is None else began + deadline_s - trio.current_time(),
             priority=body.options.priority,
-            request_id=_tag(request.headers.get(OWN_ID)) or _tag(body.id),
+            request_id=own_id(request.headers.get(OWN_ID), body.id),
             trace=request.headers,
             caller=request.peer,
         )
@@ -220,8 +212,3 @@ def _page(content: Any) -> HttpResponse:
 
 def _not_ready(why: str) -> HttpError:
     return HttpError(503, why, (("Retry-After", "1"),))
-
-
-def _tag(request_id: str | None) -> str | None:
-    """Return the caller's id of a request where the server takes such an id."""
-    return request_id if request_id is not None and can_be_sent(REQUEST_ID, request_id) else None

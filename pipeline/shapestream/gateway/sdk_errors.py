@@ -15,12 +15,14 @@ from shapestream.errors import (
     Unavailable,
     WorkerLost,
 )
+from shapestream.gateway.gateway_errors import UnknownModel, Unsupported
 from shapestream.gateway.http_messages import HttpError
+from shapestream.gateway.infer_options import OWN_ID
 
-OWN_ID = "x-request-id"
-"""Header with the caller's id of a request; of an answer, with the id in logs and stories."""
 STATUSES: dict[type[RequestError], int] = {
     InvalidRequest: 400,
+    Unsupported: 400,
+    UnknownModel: 404,
     Forbidden: 403,
     TooLarge: 413,
     Overloaded: 503,

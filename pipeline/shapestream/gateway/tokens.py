@@ -10,6 +10,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from shapestream.errors import ConfigurationError
+from shapestream.gateway.gateway_errors import UnknownCaller
 from shapestream.gateway.http_messages import HttpError, HttpRequest
 from shapestream.wire.tags import CALLER, can_be_sent, rule_of
 from shapestream_engine.regular_files import read_regular
@@ -44,14 +45,19 @@ class Tokens:
 
     def caller_of(self, request: HttpRequest) -> str:
         """Return the name of the caller of a request. Raises HttpError 401 for one without a known token."""
-        scheme, _, token = request.headers.get("authorization", "").partition(" ")
+        try:
+            return self.name_of(request.headers.get("authorization", ""))
+        except UnknownCaller as error:
+            raise HttpError(401, str(error), _HOW) from None
+
+    def name_of(self, authorization: str) -> str:
+        """Return the name of the caller with this header `Authorization`. Raises `UnknownCaller`."""
+        scheme, _, token = authorization.partition(" ")
         if not token:
-            raise HttpError(
-                401, "this server asks for a token (send the header Authorization: Bearer TOKEN)", _HOW
-            )
+            raise UnknownCaller("this server asks for a token (send the header Authorization: Bearer TOKEN)")
         name = self._names.get(_digest(token.strip())) if scheme.lower() == "bearer" else None
         if name is None:
-            raise HttpError(401, "this token is not known here", _HOW)
+            raise UnknownCaller("this token is not known here")
         return name
 
 

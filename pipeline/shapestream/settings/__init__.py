@@ -6,7 +6,7 @@ from shapestream.settings.document import (
     WorkerGroupSettings,
     json_schema,
 )
-from shapestream.settings.http_settings import HttpSettings
+from shapestream.settings.gateway_settings import GatewaySettings, GrpcSettings, HttpSettings
 from shapestream.settings.loader import LoadedSettings, load_models, load_settings
 from shapestream.settings.model_settings import (
     BatchingSettings,
@@ -25,6 +25,8 @@ from shapestream.settings.yaml_source import Location
 __all__ = [
     "AdminSettings",
     "BatchingSettings",
+    "GatewaySettings",
+    "GrpcSettings",
     "HttpSettings",
     "InProcessSettings",
     "LoadedSettings",

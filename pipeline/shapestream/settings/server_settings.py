@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import BeforeValidator, Field, ValidationInfo, WithJsonSchema
 
 from shapestream.addresses import is_beyond_loopback, is_protectable
-from shapestream.settings.http_settings import HttpSettings, read_http
+from shapestream.settings.gateway_settings import GrpcSettings, HttpSettings, read_gateway
 from shapestream.settings.values import (
     TEXT,
     Bytes,
@@ -280,9 +280,14 @@ class ServerSettings(Section):
     """Address of the admin port, HOST:PORT, with the extra `[admin]`. Default: none."""
     http: Annotated[
         HttpSettings | None,
-        BeforeValidator(read_http, json_schema_input_type=str | HttpSettings | None),
+        BeforeValidator(read_gateway, json_schema_input_type=str | HttpSettings | None),
     ] = None
     """HTTP for clients of the Open Inference Protocol: HOST:PORT, with the extra `[http]`. Default: none."""
+    grpc: Annotated[
+        GrpcSettings | None,
+        BeforeValidator(read_gateway, json_schema_input_type=str | GrpcSettings | None),
+    ] = None
+    """gRPC for clients of the Open Inference Protocol: HOST:PORT, with the extra `[grpc]`. Default: none."""
     tracing: Annotated[str, BeforeValidator(check_collector), WithJsonSchema(TEXT)] | None = None
     """Address of a collector that gets spans by OTLP over HTTP, with the extra `[otel]`. Default: none."""
 
@@ -308,7 +313,7 @@ class ServerSettings(Section):
                 )
         if (words := self.too_short_for_hangs(self.hang_min_s)) is not None:
             yield ("hang_min_s",), words
-        for key, port in ("admin", self.admin), ("http", self.http):
+        for key, port in ("admin", self.admin), ("http", self.http), ("grpc", self.grpc):
             words = None if port is None else port.is_open(network_is_safe=self.network_is_safe)
             if words is not None:
                 yield (key,), words

@@ -1,4 +1,4 @@
-"""Ports that speak HTTP, the admin port and gateways: how they listen, and whom they refuse."""
+"""Ports that speak HTTP or gRPC, the admin port and gateways: how they listen, and whom they refuse."""
 
 from __future__ import annotations
 
@@ -16,6 +16,34 @@ def listen_at(host_and_port: str, *, backlog: int | None = None) -> socket.socke
     Port 0 lets the system choose one. `backlog`: connections that the system accepts before this process does; Linux cuts it
     at net.core.somaxconn.
     """
+    family, place = _resolved(host_and_port)
+    try:
+        return socket.create_server(place, family=family, backlog=backlog)
+    except OSError as error:
+        raise _unusable(host_and_port, error) from error
+
+
+def reserve_at(host_and_port: str) -> socket.socket:
+    """Return a socket that holds HOST:PORT for processes that listen there themselves, with SO_REUSEPORT, and gets nothing.
+
+    It is bound as the only one, so an address in use is an error, and shares the address afterwards. Raises as `listen_at`
+    does.
+    """
+    family, place = _resolved(host_and_port)
+    holder = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        # Connections of a server that has just ended do not matter; one that listens does.
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind(place)
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    except OSError as error:
+        holder.close()
+        raise _unusable(host_and_port, error) from error
+    return holder
+
+
+def _resolved(host_and_port: str) -> tuple[socket.AddressFamily, tuple[str, int]]:
     host, _, port = host_and_port.rpartition(":")
     if not host or not (port.isascii() and port.isdigit() and int(port) <= 65535):
         raise ConfigurationError([f'"{host_and_port}" is no HOST:PORT'])
@@ -23,11 +51,13 @@ def listen_at(host_and_port: str, *, backlog: int | None = None) -> socket.socke
         family, _, _, _, place = socket.getaddrinfo(
             host.strip("[]"), int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-        return socket.create_server(place[:2], family=family, backlog=backlog)
     except (OSError, UnicodeError) as error:
-        raise ConfigurationError(
-            [f'"{host_and_port}": {getattr(error, "strerror", None) or error}']
-        ) from error
+        raise _unusable(host_and_port, error) from error
+    return family, (str(place[0]), int(place[1]))
+
+
+def _unusable(host_and_port: str, error: OSError | UnicodeError) -> ConfigurationError:
+    return ConfigurationError([f'"{host_and_port}": {getattr(error, "strerror", None) or error}'])
 
 
 def place_of(listener: socket.socket) -> str:

@@ -14,10 +14,12 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 from shapestream.client.results import Result
+from shapestream.errors import RequestError
 from shapestream.gateway.datatypes import DATATYPES
 from shapestream.gateway.http_messages import HttpError, HttpRequest
 from shapestream.gateway.infer_request import AskedOutput, read_body, read_inputs, read_outputs
 from shapestream.gateway.infer_response import infer_response
+from shapestream.gateway.sdk_errors import http_error
 from shapestream.testing import identity_signature, tensors_of
 from shapestream.wire.limits import MAX_TENSORS
 from shapestream.wire.messages import ResultEntry, Timings
@@ -44,9 +46,12 @@ def posted(content: Any, binary: bytes = b"", **headers: str) -> HttpRequest:
 
 def read(request: HttpRequest, signature: ModelSignature) -> dict[str, Array]:
     """The arrays of a request; its options and outputs are read as well."""
-    body = read_body(request, 1)
-    read_outputs(body, signature)
-    return read_inputs(body, signature)
+    try:
+        body = read_body(request, 1)
+        read_outputs(body, signature)
+        return read_inputs(body, signature)
+    except RequestError as error:
+        raise http_error(error) from error
 
 
 def entry(datatype: str, shape: Any, **more: Any) -> dict[str, Any]:

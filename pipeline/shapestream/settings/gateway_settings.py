@@ -1,4 +1,4 @@
-"""The section `server.http` of the YAML: HTTP for clients of the Open Inference Protocol (docs/http.md)."""
+"""The sections `server.http` and `server.grpc` of the YAML: gateways for clients of the Open Inference Protocol."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FilePath = Annotated[str, BeforeValidator(partial(read_path, expected="a file"))
 
 
 class TlsSettings(Section):
-    """Files in PEM for HTTPS."""
+    """Files in PEM for TLS."""
 
     certificate: FilePath
     """The certificate, and those that it was signed with."""
@@ -22,8 +22,8 @@ class TlsSettings(Section):
     """The certificate's secret key."""
 
 
-class HttpSettings(Section):
-    """HTTP for clients of the Open Inference Protocol (docs/http.md). HOST:PORT is short for {address}."""
+class GatewaySettings(Section):
+    """What gateways of both kinds have."""
 
     address: Annotated[
         str,
@@ -33,12 +33,10 @@ class HttpSettings(Section):
     """HOST:PORT; beyond loopback with `token_file`, or with `security: network`."""
     processes: int = Field(default=1, ge=1, le=64)
     """Gateway processes, which share the address."""
-    max_body: Bytes = 64 << 20
-    """Bytes of one request's body, at most, after it is decompressed."""
     token_file: FilePath | None = None
     """File of the callers: a line `NAME TOKEN` for each. Without it, callers are told apart by their addresses."""
     tls: TlsSettings | None = None
-    """Files for HTTPS. Default: plain HTTP."""
+    """Files for TLS. Default: none is spoken."""
     default_priority_level: int = Field(default=1, ge=1, le=MAX_PRIORITY)
     """Triton's level of a request without a priority. Level p, where 1 is highest, is our priority D - p."""
 
@@ -47,6 +45,22 @@ class HttpSettings(Section):
         return None if network_is_safe or self.token_file is not None else open_to_others(self.address)
 
 
-def read_http(value: Any) -> Any:
+class HttpSettings(GatewaySettings):
+    """HTTP for clients of the Open Inference Protocol (docs/http.md). HOST:PORT is short for {address}."""
+
+    max_body: Bytes = 64 << 20
+    """Bytes of one request's body, at most, after it is decompressed."""
+
+
+class GrpcSettings(GatewaySettings):
+    """gRPC for clients of the Open Inference Protocol (docs/grpc.md). HOST:PORT is short for {address}."""
+
+    max_message: Bytes = 64 << 20
+    """Bytes of one message, at most, after it is decompressed."""
+    max_calls: int = Field(default=128, ge=1, le=4096)
+    """Calls and streams of one process at a time, at most. Each has a thread."""
+
+
+def read_gateway(value: Any) -> Any:
     """Read a mapping, or HOST:PORT as short for {address}."""
-    return value if value is None or isinstance(value, dict | HttpSettings) else {"address": value}
+    return value if value is None or isinstance(value, dict | GatewaySettings) else {"address": value}

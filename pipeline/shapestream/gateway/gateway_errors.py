@@ -1,0 +1,17 @@
+"""Errors that gateways find themselves, before the server is asked. Over HTTP and over gRPC they have a status each."""
+
+from __future__ import annotations
+
+from shapestream.errors import InvalidRequest
+
+
+class UnknownModel(InvalidRequest):
+    """No model, or no version of it, has this name."""
+
+
+class Unsupported(InvalidRequest):
+    """The request asks for a part of the protocol that is not served here."""
+
+
+class UnknownCaller(Exception):
+    """A request without a known token; the message says why."""

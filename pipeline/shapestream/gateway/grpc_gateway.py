@@ -1,0 +1,175 @@
+"""A gateway process that speaks gRPC: one client of the server, and grpcio's server, whose calls it forwards.
+
+    connections ─▶ gRPC's own threads (C++) ─▶ pool of threads ─▶ InferenceService ─▶ blocking client ─▶ its thread
+
+Each call that runs has a thread of the pool, which waits for its answer. So the number of calls is bounded by the pool, and
+nothing queues before it: a further call is refused by RESOURCE_EXHAUSTED. A connection gets half of the pool at most; its
+client keeps further calls back.
+
+gRPC opens its port itself, and takes no open socket. So all gateways of a server listen at the same port (SO_REUSEPORT), and
+the kernel gives each of them a share of the connections.
+"""
+
+from __future__ import annotations
+
+import queue
+import signal
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import FrameType
+
+import grpc
+import structlog
+
+from shapestream.client import blocking_client
+from shapestream.errors import ConfigurationError
+from shapestream.gateway.forwarding_options import ForwardingOptions
+from shapestream.gateway.grpc_service import SERVICE, InferenceService, TokenCheck
+
+log = structlog.get_logger()
+
+ABORT_S = 1.0
+"""Seconds for calls to end after they were cancelled."""
+LOOK_S = 0.1
+"""Seconds between two looks for signals, and for the end of the last call."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrpcLimits:
+    """Limits of connections and calls."""
+
+    max_message_bytes: int = 64 * 1024 * 1024
+    """Bytes of a message from a client, before and after it is decompressed (RESOURCE_EXHAUSTED)."""
+    max_calls: int = 128
+    """Calls and streams at once (RESOURCE_EXHAUSTED). Each has a thread, and a stream has one more."""
+    max_metadata_bytes: int = 64 * 1024
+    """Bytes of a call's metadata (RESOURCE_EXHAUSTED), as of the head of an HTTP request."""
+    idle_s: float = 600.0
+    """Seconds without a call, after which a connection is closed. Clients open another one by themselves."""
+    handshake_s: float = 15.0
+    """Seconds that a connection has to begin, with TLS or without."""
+    ping_s: float = 30.0
+    """Seconds without a sign of a peer, after which it is asked for one. Without an answer in as many, it is gone."""
+    least_ping_s: float = 10.0
+    """Seconds between the pings of a peer, at least. gRPC's own limit of 5 minutes cuts off clients that keep alive."""
+
+    def options(self) -> list[tuple[str, int]]:
+        """Return the options of gRPC's server."""
+        return [
+            ("grpc.so_reuseport", 1),
+            ("grpc.max_receive_message_length", self.max_message_bytes),
+            ("grpc.max_send_message_length", -1),
+            ("grpc.max_concurrent_streams", max(1, self.max_calls // 2)),
+            ("grpc.max_metadata_size", self.max_metadata_bytes),
+            ("grpc.absolute_max_metadata_size", self.max_metadata_bytes),
+            ("grpc.max_connection_idle_ms", round(self.idle_s * 1000)),
+            ("grpc.server_handshake_timeout_ms", round(self.handshake_s * 1000)),
+            ("grpc.keepalive_time_ms", round(self.ping_s * 1000)),
+            ("grpc.keepalive_timeout_ms", round(self.ping_s * 1000)),
+            ("grpc.keepalive_permit_without_calls", 1),
+            ("grpc.http2.min_recv_ping_interval_without_data_ms", round(self.least_ping_s * 1000)),
+        ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrpcGatewayOptions(ForwardingOptions):
+    """The options of a gateway that speaks gRPC."""
+
+    address: str
+    """HOST:PORT, which other processes of this user may share."""
+    tls: tuple[bytes, bytes] | None = None
+    """The secret key and the certificate, in PEM."""
+    limits: GrpcLimits = field(default_factory=GrpcLimits)
+
+
+def run_grpc_gateway(
+    options: GrpcGatewayOptions,
+    *,
+    ready: Callable[[], None],
+    obeys_signals: Callable[[], None] = lambda: None,
+) -> None:
+    """Serve gRPC until SIGTERM or SIGINT; the second one ends it at once.
+
+    `ready` is called once calls are answered. Call it in the main thread. Raises Unavailable if the server does not answer
+    at first, and `ConfigurationError` for an address or a certificate that cannot be used.
+    """
+    with _signals() as signals:
+        obeys_signals()
+        client = blocking_client.connect(
+            options.server,
+            connect_timeout=options.connect_timeout_s,
+            unavailable_after=options.unavailable_after_s,
+            key=options.key,
+            server_key=options.server_key,
+        )
+        with client:
+            service = InferenceService(
+                client, tokens=options.tokens, default_priority_level=options.default_priority_level
+            )
+            server = _server(options, service)
+            server.start()
+            signals.serves = True
+            ready()
+            signals.wait(until=client.has_ended)
+            # No new calls from here on; those that run are answered.
+            ended = server.stop(options.grace_s)
+            service.end_streams()
+            signals.wait(until=ended.is_set)
+            server.stop(0).wait(ABORT_S)
+
+
+def _server(options: GrpcGatewayOptions, service: InferenceService) -> grpc.Server:
+    limits, tokens = options.limits, options.tokens
+    server = grpc.server(
+        ThreadPoolExecutor(limits.max_calls, thread_name_prefix="call"),
+        interceptors=[] if tokens is None else [TokenCheck(tokens)],
+        options=limits.options(),
+        maximum_concurrent_rpcs=limits.max_calls,
+    )
+    server.add_registered_method_handlers(SERVICE, service.handlers())
+    try:
+        if options.tls is None:
+            server.add_insecure_port(options.address)
+        else:
+            server.add_secure_port(options.address, grpc.ssl_server_credentials([options.tls]))
+    except RuntimeError as error:  # the reason stands in gRPC's own log
+        raise ConfigurationError([f'"{options.address}": {error}']) from error
+    return server
+
+
+class _Signals:
+    """SIGTERM and SIGINT in the main thread: they interrupt what it does, until it `serves` and waits for them."""
+
+    def __init__(self) -> None:
+        self.serves = False
+        self._news: queue.SimpleQueue[int] = queue.SimpleQueue()
+
+    def obey(self, number: int, frame: FrameType | None) -> None:
+        """Handle a signal."""
+        if not self.serves:
+            raise KeyboardInterrupt
+        self._news.put(number)
+
+    def wait(self, until: Callable[[], bool]) -> None:
+        """Wait for a signal, or until something else has happened."""
+        while not until():
+            # In short turns: a signal that comes just before a wait does not end it.
+            try:
+                number = self._news.get(timeout=LOOK_S)
+            except queue.Empty:
+                continue
+            log.info("gateway stops", signal=signal.Signals(number).name)
+            return
+
+
+@contextmanager
+def _signals() -> Iterator[_Signals]:
+    signals = _Signals()
+    before = {number: signal.signal(number, signals.obey) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield signals
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

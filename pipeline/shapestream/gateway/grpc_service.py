@@ -1,0 +1,259 @@
+"""The calls of the Open Inference Protocol over gRPC: which one has which answer.
+
+Each call runs in a thread of gRPC's pool, which waits there for the server. Messages arrive here as bytes: gRPC answers a
+message that protobuf cannot read by INTERNAL, and it is its sender's mistake.
+
+    ModelInfer, ModelStreamInfer ── bytes ──▶ grpc_request ─▶ client of the server ─▶ grpc_response ── bytes ──▶
+    other calls                  ── protobuf ─▶ model_pages: the same pages as over HTTP ─▶ protobuf ─▶
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import grpc
+import structlog
+from google.protobuf.json_format import ParseDict
+
+from shapestream.client.blocking_client import Client, Inference
+from shapestream.client.opened_models import Model
+from shapestream.errors import DeadlineExceeded, InternalError, InvalidRequest, RequestError, Unavailable
+from shapestream.gateway import open_inference_pb2 as protocol
+from shapestream.gateway.gateway_errors import UnknownCaller, UnknownModel
+from shapestream.gateway.grpc_call import deadline_of, metadata_of, peer_of, refuse
+from shapestream.gateway.grpc_request import InferMessage, read_inputs, read_message, read_outputs
+from shapestream.gateway.grpc_response import infer_response
+from shapestream.gateway.grpc_stream import OpenStreams
+from shapestream.gateway.infer_options import DEFAULT_PRIORITY_LEVEL, OWN_ID, own_id
+from shapestream.gateway.model_pages import (
+    PAGE_S,
+    READY_S,
+    check_version,
+    model_config,
+    model_metadata,
+    model_statistics,
+    repository_index,
+    server_metadata,
+    why_not_ready,
+    why_server_is_not_ready,
+)
+from shapestream.gateway.tokens import Tokens
+
+log = structlog.get_logger()
+
+SERVICE = "inference.GRPCInferenceService"
+_DEFECT = "the gateway has a defect; its log says more"
+OPEN_TO_ALL = (f"/{SERVICE}/ServerLive", f"/{SERVICE}/ServerReady")
+"""Calls that ask for no token: balancers and supervisors have none."""
+
+
+class InferenceService:
+    """Answers the calls of one gateway, through one client of the server, in any number of threads."""
+
+    def __init__(
+        self,
+        client: Client,
+        *,
+        tokens: Tokens | None = None,
+        default_priority_level: int = DEFAULT_PRIORITY_LEVEL,
+    ) -> None:
+        """Without `tokens`, callers are told apart by their addresses."""
+        self.client = client
+        self._tokens = tokens
+        self._default_priority_level = default_priority_level
+        self._streams = OpenStreams(self)
+
+    def handlers(self) -> dict[str, grpc.RpcMethodHandler]:
+        """Return the handler of each call, by its name."""
+        pages: dict[str, tuple[Callable[[Any], Any], Any]] = {
+            "ServerLive": (self._live, protocol.ServerLiveRequest),
+            "ServerReady": (self._ready, protocol.ServerReadyRequest),
+            "ServerMetadata": (self._server, protocol.ServerMetadataRequest),
+            "RepositoryIndex": (self._index, protocol.RepositoryIndexRequest),
+            "ModelReady": (self._model_ready, protocol.ModelReadyRequest),
+            "ModelMetadata": (self._metadata, protocol.ModelMetadataRequest),
+            "ModelConfig": (self._config, protocol.ModelConfigRequest),
+            "ModelStatistics": (self._statistics, protocol.ModelStatisticsRequest),
+        }
+        calls = {
+            name: grpc.unary_unary_rpc_method_handler(
+                _answering(_page(page, request)),
+                response_serializer=lambda answer: answer.SerializeToString(),
+            )
+            for name, (page, request) in pages.items()
+        }
+        calls["ModelInfer"] = grpc.unary_unary_rpc_method_handler(_answering(self._infer))
+        calls["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(self._stream)
+        return calls
+
+    def end_streams(self) -> None:
+        """End each stream as soon as all of its requests are answered, by UNAVAILABLE."""
+        self._streams.end()
+
+    # ---------------------------------------------------------------- pages about the server
+
+    def _live(self, request: Any) -> Any:
+        return protocol.ServerLiveResponse(live=True)
+
+    def _ready(self, request: Any) -> Any:
+        try:
+            why = why_server_is_not_ready(self._counters(READY_S))
+        except Unavailable:
+            why = "no answer"
+        return protocol.ServerReadyResponse(ready=why is None)
+
+    def _server(self, request: Any) -> Any:
+        return ParseDict(server_metadata(), protocol.ServerMetadataResponse())
+
+    def _index(self, request: Any) -> Any:
+        rows = repository_index(self._counters(PAGE_S), ready_only=request.ready)
+        return ParseDict({"models": rows}, protocol.RepositoryIndexResponse())
+
+    def _counters(self, seconds: float) -> dict[str, Any]:
+        try:
+            return self.client.statistics(deadline=seconds)
+        except DeadlineExceeded:
+            raise Unavailable(f"the server has not answered for {seconds:g} s") from None
+
+    # ---------------------------------------------------------------- pages about a model
+
+    def _model_ready(self, request: Any) -> Any:
+        check_version(request.version)
+        try:
+            self.opened(request.name, READY_S)
+            why = why_not_ready(request.name, self._counters(READY_S))
+        except (DeadlineExceeded, Unavailable):
+            why = "no answer"
+        return protocol.ModelReadyResponse(ready=why is None)
+
+    def _metadata(self, request: Any) -> Any:
+        return ParseDict(model_metadata(self._loaded(request)), protocol.ModelMetadataResponse())
+
+    def _config(self, request: Any) -> Any:
+        return ParseDict({"config": model_config(self._loaded(request))}, protocol.ModelConfigResponse())
+
+    def _statistics(self, request: Any) -> Any:
+        if request.name:
+            self._loaded(request)
+        told = model_statistics(request.name or None, self._counters(PAGE_S))
+        return ParseDict(told, protocol.ModelStatisticsResponse())
+
+    def _loaded(self, request: Any) -> Any:
+        """Return the signature of the model of a page. One that no worker has brought in time is not ready."""
+        check_version(request.version)
+        try:
+            return self.opened(request.name, PAGE_S).signature
+        except DeadlineExceeded:
+            raise Unavailable(f"model {request.name!r} is not loaded yet") from None
+
+    def opened(self, model: str, deadline_s: float | None) -> Model:
+        """Return a model that the server has opened; raises `UnknownModel`, and what the server says."""
+        try:
+            return self.client.opened(model, deadline=deadline_s)
+        except InvalidRequest as error:
+            raise UnknownModel(error.message) from error
+        except ValueError as error:  # a name that the server cannot be asked for
+            raise UnknownModel(str(error)) from error
+
+    # ---------------------------------------------------------------- inference
+
+    def read(self, message: bytes) -> InferMessage:
+        """Read a request; raises `InvalidRequest`, `TooLarge`."""
+        found = read_message(message, self._default_priority_level)
+        check_version(found.request.model_version)
+        return found
+
+    def caller_of(self, context: grpc.ServicerContext, metadata: Mapping[str, str]) -> str:
+        """Return the name of a caller: of its token, or its address."""
+        if self._tokens is not None:
+            return self._tokens.name_of(metadata.get("authorization", ""))
+        return peer_of(context.peer())
+
+    def _infer(self, message: bytes, context: grpc.ServicerContext) -> bytes:
+        began = time.monotonic()
+        metadata = metadata_of(context)
+        asked = self.read(message)
+        request = asked.request
+        deadline_s = deadline_of(context, asked.options.deadline_s)
+        model = self.opened(request.model_name, deadline_s)
+        inputs = read_inputs(asked, model.signature)
+        names = read_outputs(asked, model.signature)
+        inference = Inference(
+            self.client,
+            request.model_name,
+            inputs,
+            deadline=None if deadline_s is None else began + deadline_s - time.monotonic(),
+            priority=asked.options.priority,
+            request_id=own_id(metadata.get(OWN_ID), request.id),
+            trace=metadata,
+            caller=self.caller_of(context, metadata),
+        )
+        if not context.add_callback(inference.withdraw):
+            inference.withdraw()
+        return infer_response(request.model_name, request.id, names, inference.result())
+
+    def _stream(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        try:
+            yield from self._streams.answers(messages, context)
+        except RequestError as error:
+            refuse(context, error)
+        except Exception:  # as in `_answering`
+            log.exception("gRPC call failed", peer=context.peer())
+            refuse(context, InternalError(_DEFECT))
+
+
+class TokenCheck(grpc.ServerInterceptor):  # type: ignore[misc] # grpcio has no types
+    """Refuses calls without a known token before their messages are read."""
+
+    def __init__(self, tokens: Tokens) -> None:
+        self._tokens = tokens
+
+    def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
+        """Return the call's handler, or one that refuses it."""
+        if handler_call_details.method not in OPEN_TO_ALL:
+            metadata = dict(handler_call_details.invocation_metadata)
+            try:
+                self._tokens.name_of(metadata.get("authorization", ""))
+            except UnknownCaller as error:
+                return _refusing(str(error))
+        return continuation(handler_call_details)
+
+
+def _refusing(why: str) -> grpc.RpcMethodHandler:
+    def refuse_call(messages: Any, context: grpc.ServicerContext) -> None:
+        context.abort(grpc.StatusCode.UNAUTHENTICATED, why)
+
+    # As of a stream: gRPC would read the message of any other call first.
+    return grpc.stream_unary_rpc_method_handler(refuse_call)
+
+
+def _page(page: Callable[[Any], Any], request: Any) -> Callable[[bytes, grpc.ServicerContext], Any]:
+    """Return a handler that reads the message of a page."""
+
+    def answer(message: bytes, context: grpc.ServicerContext) -> Any:
+        try:
+            asked = request.FromString(message)
+        except Exception as error:  # noqa: BLE001 - protobuf's edge: what it raises depends on its version
+            raise InvalidRequest(f"the message is no {request.DESCRIPTOR.name}: {error}") from None
+        return page(asked)
+
+    return answer
+
+
+def _answering(
+    handler: Callable[[bytes, grpc.ServicerContext], Any],
+) -> Callable[[bytes, grpc.ServicerContext], Any]:
+    """Return a handler that answers errors by their statuses."""
+
+    def answer(message: bytes, context: grpc.ServicerContext) -> Any:
+        try:
+            return handler(message, context)
+        except RequestError as error:
+            refuse(context, error)
+        except Exception:  # a defect of the gateway costs one call
+            log.exception("gRPC call failed", peer=context.peer())
+            refuse(context, InternalError(_DEFECT))
+
+    return answer

@@ -1,0 +1,101 @@
+"""The tensors of an inference request against the model's signature, however they were sent.
+
+Everything is checked before an array is made: names, datatypes, and each shape in exact arithmetic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shapestream.errors import InvalidRequest
+from shapestream.gateway.datatypes import DATATYPES
+from shapestream.gateway.gateway_errors import Unsupported
+from shapestream.wire.limits import MAX_RANK
+from shapestream_engine.element_types import dtype_of
+from shapestream_engine.errors import ShapeError
+from shapestream_engine.ports import InputPort
+from shapestream_engine.shapes import exact_nbytes
+from shapestream_engine.signature import ModelSignature
+
+
+def input_port(signature: ModelSignature, name: str, given: Container[str]) -> InputPort:
+    """Return the input of this name. Raises `InvalidRequest` where the model has none, or where it is `given` already."""
+    if name in given:
+        raise InvalidRequest(f"input {shown(name)} is given twice")
+    for port in signature.inputs:
+        if port.name == name:
+            return port
+    known = ", ".join(port.name for port in signature.inputs) or "none"
+    raise InvalidRequest(f"model {signature.name!r} has no input {shown(name)}; it takes {known}")
+
+
+def check_output(signature: ModelSignature, name: str, asked: Container[str]) -> None:
+    """Raise `InvalidRequest` where the model has no output of this name, or where it is `asked` for already."""
+    known = [port.name for port in signature.outputs]
+    if name not in known:
+        raise InvalidRequest(
+            f"model {signature.name!r} has no output {shown(name)}; it has {', '.join(known)}"
+        )
+    if name in asked:
+        raise InvalidRequest(f"output {name!r} is asked for twice")
+
+
+def refuse_classification(name: str, parameters: Mapping[str, Any]) -> None:
+    """Raise `Unsupported` where an output is to be answered by classes."""
+    if parameters.get("classification"):
+        raise Unsupported(f"output {name!r}: classification is not supported")
+
+
+def refuse_shared_memory(name: str, parameters: Mapping[str, Any]) -> None:
+    """Raise `Unsupported` where a tensor is to be read from, or written to, shared memory."""
+    if any(parameter.startswith("shared_memory_") for parameter in parameters):
+        raise Unsupported(f"tensor {name!r}: shared memory is not supported")
+
+
+def check_datatype(port: InputPort, datatype: Any) -> None:
+    """Raise `InvalidRequest` for another datatype than the input's own."""
+    wanted = DATATYPES[port.element_type]
+    if datatype == wanted:
+        return
+    if datatype == "BYTES":
+        raise Unsupported(f"input {port.name!r}: BYTES is not supported; the model takes {wanted}")
+    raise InvalidRequest(f'input {port.name!r}: "datatype" is {wanted}, not {shown(datatype)}')
+
+
+def admitted_shape(port: InputPort, shape: Sequence[Any]) -> tuple[tuple[int, ...], int]:
+    """Return a shape that the input takes and that arrays can have, and the bytes that it needs."""
+    if len(shape) > MAX_RANK:
+        raise InvalidRequest(
+            f"input {port.name!r}: a shape of {len(shape)} axes; at most {MAX_RANK} are taken"
+        )
+    try:
+        sizes = port.admitted(shape)
+    except ShapeError as error:
+        raise InvalidRequest(str(error)) from None
+    try:
+        return sizes, exact_nbytes(dtype_of(port.element_type).itemsize, sizes)
+    except ShapeError as error:
+        raise InvalidRequest(f"input {port.name!r}: {error}") from None
+
+
+def array_over(port: InputPort, shape: tuple[int, ...], data: memoryview) -> npt.NDArray[Any]:
+    """Return an array over the bytes of an input, of which there are as many as the shape needs."""
+    dtype = dtype_of(port.element_type)
+    if dtype.kind == "b":
+        check_truth_values(port, np.frombuffer(data, np.uint8))
+    return np.ndarray(shape, dtype, buffer=data)
+
+
+def check_truth_values(port: InputPort, numbers: npt.NDArray[Any]) -> None:
+    """Raise `InvalidRequest` for booleans but 0 and 1. The server refuses them as well, but not by the input's name."""
+    if numbers.max(initial=0) > 1:
+        raise InvalidRequest(f"input {port.name!r} takes BOOL: true, false, 1 or 0")
+
+
+def shown(value: Any) -> str:
+    """Return a value for messages, cut to 100 characters."""
+    return repr(value)[:100] if isinstance(value, str | int | float) else type(value).__name__
