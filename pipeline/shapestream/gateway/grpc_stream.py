@@ -25,7 +25,7 @@ from shapestream.client.opened_models import Model
 from shapestream.client.results import Failed, Result
 from shapestream.client.streaming import OwnItem, StreamOptions
 from shapestream.errors import RequestError, Unavailable
-from shapestream.gateway.grpc_call import deadline_of, metadata_of
+from shapestream.gateway.grpc_call import deadline_of, metadata_of, without_frames
 from shapestream.gateway.grpc_request import read_inputs, read_outputs
 from shapestream.gateway.grpc_response import stream_error, stream_response
 from shapestream.gateway.infer_options import own_id
@@ -132,7 +132,7 @@ class _OpenStream:
             try:
                 yield self._item(message, asked)
             except RequestError as error:
-                yield OwnItem(key=asked, error=error)
+                yield OwnItem(key=asked, error=without_frames(error))
 
     def _next(self) -> bytes | None:
         """Return the next message, or None at the end of the call."""
