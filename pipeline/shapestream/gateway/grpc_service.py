@@ -17,11 +17,19 @@ from typing import Any
 import grpc
 import structlog
 from google.protobuf.json_format import ParseDict
+from google.protobuf.message import DecodeError
 
 from shapestream.client.blocking_client import Client, Inference
 from shapestream.client.opened_models import Model
 from shapestream.client.results import Result
-from shapestream.errors import DeadlineExceeded, InternalError, InvalidRequest, RequestError, Unavailable
+from shapestream.errors import (
+    DeadlineExceeded,
+    InternalError,
+    InvalidRequest,
+    RequestError,
+    TooLarge,
+    Unavailable,
+)
 from shapestream.gateway import open_inference_pb2 as protocol
 from shapestream.gateway.gateway_errors import UnknownCaller, UnknownModel
 from shapestream.gateway.grpc_call import deadline_of, metadata_of, peer_of, refuse, without_frames
@@ -47,6 +55,8 @@ from shapestream.gateway.tokens import Tokens
 log = structlog.get_logger()
 
 SERVICE = "inference.GRPCInferenceService"
+MOST_PAGE_BYTES = 64 * 1024
+"""Bytes of a request for a page. It has a name and a version at most."""
 _DEFECT = "the gateway has a defect; its log says more"
 OPEN_TO_ALL = (f"/{SERVICE}/ServerLive", f"/{SERVICE}/ServerReady")
 """Calls that ask for no token: balancers and supervisors have none."""
@@ -260,9 +270,11 @@ def _page(page: Callable[[Any], Any], request: Any) -> Callable[[bytes, grpc.Ser
     """Return a handler that reads the message of a page."""
 
     def answer(message: bytes, context: grpc.ServicerContext) -> Any:
+        if len(message) > MOST_PAGE_BYTES:
+            raise TooLarge(f"{len(message)} bytes; at most {MOST_PAGE_BYTES} are taken by this call")
         try:
             asked = request.FromString(message)
-        except Exception as error:  # noqa: BLE001 - protobuf's edge: what it raises depends on its version
+        except DecodeError as error:
             raise InvalidRequest(f"the message is no {request.DESCRIPTOR.name}: {error}") from None
         return page(asked)
 
