@@ -231,6 +231,7 @@ def test_an_unknown_call_is_unimplemented(caller: Caller) -> None:
     for name in ("RepositoryModelLoad", "SystemSharedMemoryStatus", "TraceSetting", "Nothing"):
         assert "UNIMPLEMENTED" == caller.refusal(b"", name)[0]
     assert "INVALID_ARGUMENT" == caller.refusal(b"\xff", "ModelMetadata")[0]
+    assert "RESOURCE_EXHAUSTED" == caller.refusal(b"\x12\x00" * 40_000, "ServerLive")[0]
     for name in ("ModelMetadata", "ModelConfig", "ModelStatistics", "ModelReady"):
         assert "NOT_FOUND" == caller.refusal(protocol.ModelReadyRequest(name="none"), name)[0]
         wrong = protocol.ModelReadyRequest(name="gated", version="7")

@@ -7,6 +7,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -186,7 +187,7 @@ def test_a_vanished_process_takes_its_requests_along(workplace: Any) -> None:
     with Caller(place_of(served)) as caller, served.client() as client:
         first = caller.begin(request())
         workplace.wait_entered()
-        command = [os.environ.get("PYTHON") or __import__("sys").executable, "-c", script, place_of(served)]
+        command = [sys.executable, "-c", script, place_of(served)]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as peer:
             until("its requests", lambda: queued(client) == 6)
             peer.kill()

@@ -16,13 +16,21 @@ from typing import Any
 import grpc
 import structlog
 from google.protobuf.json_format import ParseDict
+from google.protobuf.message import DecodeError
 
 from shapestream.client.blocking_client import Client, Inference
 from shapestream.client.opened_models import Model
-from shapestream.errors import DeadlineExceeded, InternalError, InvalidRequest, RequestError, Unavailable
+from shapestream.errors import (
+    DeadlineExceeded,
+    InternalError,
+    InvalidRequest,
+    RequestError,
+    TooLarge,
+    Unavailable,
+)
 from shapestream.gateway import open_inference_pb2 as protocol
 from shapestream.gateway.gateway_errors import UnknownCaller, UnknownModel
-from shapestream.gateway.grpc_call import deadline_of, metadata_of, peer_of, refuse
+from shapestream.gateway.grpc_call import deadline_of, metadata_of, peer_of, refuse, without_frames
 from shapestream.gateway.grpc_request import InferMessage, read_inputs, read_message, read_outputs
 from shapestream.gateway.grpc_response import infer_response
 from shapestream.gateway.grpc_stream import OpenStreams
@@ -44,6 +52,8 @@ from shapestream.gateway.tokens import Tokens
 log = structlog.get_logger()
 
 SERVICE = "inference.GRPCInferenceService"
+MOST_PAGE_BYTES = 64 * 1024
+"""Bytes of a request for a page. It has a name and a version at most."""
 _DEFECT = "the gateway has a defect; its log says more"
 OPEN_TO_ALL = (f"/{SERVICE}/ServerLive", f"/{SERVICE}/ServerReady")
 """Calls that ask for no token: balancers and supervisors have none."""
@@ -233,9 +243,11 @@ def _page(page: Callable[[Any], Any], request: Any) -> Callable[[bytes, grpc.Ser
     """Return a handler that reads the message of a page."""
 
     def answer(message: bytes, context: grpc.ServicerContext) -> Any:
+        if len(message) > MOST_PAGE_BYTES:
+            raise TooLarge(f"{len(message)} bytes; at most {MOST_PAGE_BYTES} are taken by this call")
         try:
             asked = request.FromString(message)
-        except Exception as error:  # noqa: BLE001 - protobuf's edge: what it raises depends on its version
+        except DecodeError as error:
             raise InvalidRequest(f"the message is no {request.DESCRIPTOR.name}: {error}") from None
         return page(asked)
 
@@ -251,9 +263,11 @@ def _answering(
         try:
             return handler(message, context)
         except RequestError as error:
-            refuse(context, error)
+            refused = without_frames(error)
         except Exception:  # a defect of the gateway costs one call
             log.exception("gRPC call failed", peer=context.peer())
-            refuse(context, InternalError(_DEFECT))
+            refused = InternalError(_DEFECT)
+        # Not in the handlers above: gRPC's own exception would keep the error, and that its frames with the message.
+        return refuse(context, refused)
 
     return answer

@@ -13,7 +13,9 @@ import numpy as np
 import pytest
 
 from shapestream import blocking
-from shapestream.errors import Cancelled
+from shapestream.client.blocking_client import Inference, Stream
+from shapestream.client.streaming import Item, OwnItem, StreamOptions
+from shapestream.errors import Cancelled, DeadlineExceeded, InvalidRequest
 from shapestream.testing import ScriptedServer
 
 AGAIN_S = 10.0
@@ -102,6 +104,57 @@ def test_closing_ends_the_calls_of_other_threads(server: ScriptedServer, address
         assert [Cancelled, Cancelled] == [type(call.exception(10)) for call in calls]
     server.wait_until(lambda server: server.goodbyes == 1)
     client.close()
+
+
+def inference(client: blocking.Client) -> Inference:
+    """A request that is not sent yet."""
+    return Inference(
+        client, "double", ROW, deadline=None, priority=0, request_id=None, trace=None, caller=None
+    )
+
+
+def test_a_request_is_withdrawn_by_another_thread(server: ScriptedServer, address: str) -> None:
+    """Before it is sent, while it waits, and in vain after its result; the client goes on."""
+    with ThreadPoolExecutor(1) as pool, blocking.connect(address) as client:
+        early = inference(client)
+        early.withdraw()
+        with pytest.raises(Cancelled):
+            early.result()
+        assert not server.requests
+        server.hold()
+        waiting = inference(client)
+        call = pool.submit(waiting.result)
+        server.wait_until(lambda server: len(server.held) == 1)
+        for _ in range(3):
+            waiting.withdraw()
+        assert Cancelled is type(call.exception(10))
+        server.release()
+        answered = inference(client)
+        assert [2.0] * 3 == answered.result()["y"][0].tolist()
+        answered.withdraw()
+        assert [2.0] * 3 == client.infer("double", ROW)["y"][0].tolist()
+
+
+def test_items_of_a_stream_may_have_models_and_options_of_their_own(address: str) -> None:
+    """In order, with errors in their places: one that came with an item, one of the inputs, one of no model."""
+    options = StreamOptions(
+        max_in_flight=2, ordered=True, on_error="yield", deadline=None, priority=0, caller=None
+    )
+    with blocking.connect(address) as client:
+        model = client.opened("double")
+        items = [
+            OwnItem(key="a", model=model, inputs=ROW),
+            OwnItem(key="b", error=InvalidRequest("found before")),
+            OwnItem(key="c", model=model, inputs={"z": [[1]]}),
+            OwnItem(key="d"),
+            OwnItem(key="e", model=model, inputs=ROW, deadline=1e12, request_id="own"),
+            OwnItem(key="f", model=model, inputs=ROW, deadline=-1.0),
+        ]
+        with Stream[Item](client, None, items, options) as results:
+            found = list(results)
+    assert ["a", "b", "c", "d", "e", "f"] == [item.key for item in found]
+    assert [True, False, False, False, True, False] == [item.ok for item in found]
+    assert [InvalidRequest] * 3 + [DeadlineExceeded] == [type(item.error) for item in found if not item.ok]
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
