@@ -25,6 +25,7 @@ import structlog
 import trio
 
 from shapestream.gateway.content_coding import decoded
+from shapestream.gateway.held_bytes import HeldBytes
 from shapestream.gateway.http_answer import CONTINUE, answer_bytes, error_answer
 from shapestream.gateway.http_limits import HttpLimits
 from shapestream.gateway.http_messages import Buffer, Handler, HttpError, HttpRequest, HttpResponse
@@ -65,14 +66,23 @@ class HttpConnection:
     """One connection, from its first byte to its end."""
 
     __slots__ = (
-        *("_ends_at", "_handler", "_hung_up", "_limits", "_peer", "_rest", "_scope"),
+        *("_all_held", "_ends_at", "_handler", "_held", "_hung_up", "_limits", "_peer", "_rest", "_scope"),
         *("_stopping", "_wire", "phase"),
     )
 
     def __init__(
-        self, wire: Wire, peer: str, handler: Handler, limits: HttpLimits, stopping: Callable[[], bool]
+        self,
+        wire: Wire,
+        peer: str,
+        handler: Handler,
+        limits: HttpLimits,
+        held: HeldBytes,
+        stopping: Callable[[], bool],
     ) -> None:
         self._wire = wire
+        self._all_held = held
+        self._held = 0
+        """Bytes of `held` that are this connection's."""
         self._peer = peer
         self._handler = handler
         self._limits = limits
@@ -141,13 +151,25 @@ class HttpConnection:
         Raises `HttpError` for a request that cannot be read, and `_Closed`.
         """
         head = await self._next_head()
-        body = await self._body(head)
-        self._enter(ConnectionPhase.HANDLING, math.inf)
-        body = await decoded(body, head.headers, self._limits.max_body_bytes)
-        if self._hung_up:
-            raise _Closed
-        request = HttpRequest(head.method, head.path, head.query, head.headers, body, self._peer)
-        return await self._answer(request, head)
+        try:
+            body = await self._body(head)
+            self._enter(ConnectionPhase.HANDLING, math.inf)
+            body = await decoded(body, head.headers, self._limits.max_body_bytes)
+            if self._held < len(body) > READ_BYTES:
+                self._hold(len(body) - self._held)
+            if self._hung_up:
+                raise _Closed
+            request = HttpRequest(head.method, head.path, head.query, head.headers, body, self._peer)
+            return await self._answer(request, head)
+        finally:
+            if self._held:
+                self._all_held.give_back(self._held)
+                self._held = 0
+
+    def _hold(self, nbytes: int) -> None:
+        """Count bytes of the body; raises `HttpError` where all connections hold too many."""
+        self._all_held.take(nbytes)
+        self._held += nbytes
 
     def _enter(self, phase: ConnectionPhase, seconds: float) -> None:
         self.phase = phase
@@ -203,6 +225,7 @@ class HttpConnection:
             count = await self._wire.read_into(body[received:])
             if not count:
                 raise _Closed
+            self._hold(count)
             received += count
             if received >= due:
                 self._enter(ConnectionPhase.BODY, self._limits.body_s)
@@ -215,6 +238,7 @@ class HttpConnection:
         due = parser.fed_bytes + STEP_BYTES
         while rest is None:
             rest = parser.feed(await self._more(CHUNKED_READ_BYTES))
+            self._hold(len(parser.body) - self._held)
             if parser.fed_bytes >= due:
                 self._enter(ConnectionPhase.BODY, self._limits.body_s)
                 due = parser.fed_bytes + STEP_BYTES

@@ -20,6 +20,9 @@ class HttpLimits:
     """Number of headers (431), as in Python's http.client and in Apache."""
     max_body_bytes: int = 64 * 1024 * 1024
     """Bytes of a body, before and after its content coding is undone (413)."""
+    most_bodies: int = 8
+    """All connections hold at most the bytes of so many of the largest bodies (503): by default 512 MiB, what a client of
+    the server may have unanswered. Bodies that arrive with their head, of less than 64 KiB, do not count."""
     idle_s: float = 75.0
     """Seconds without a request, after which a connection is closed without an answer. nginx's default."""
     head_s: float = 15.0
@@ -30,3 +33,8 @@ class HttpLimits:
     """Seconds in which a reader must make room for more of an answer, or it is cut off. nginx's default."""
     grace_s: float = 30.0
     """Seconds that requests have, after `HttpServer.stop`, to be answered."""
+
+    @property
+    def max_held_bytes(self) -> int:
+        """Return the most bytes of bodies that all connections hold together."""
+        return self.most_bodies * self.max_body_bytes

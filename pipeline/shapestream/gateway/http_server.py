@@ -24,6 +24,7 @@ import structlog
 import trio
 
 from shapestream.gateway.hangup_watch import HangupWatch
+from shapestream.gateway.held_bytes import HeldBytes
 from shapestream.gateway.http_connection import ConnectionPhase, HttpConnection
 from shapestream.gateway.http_limits import HttpLimits
 from shapestream.gateway.http_messages import Handler, HttpError
@@ -47,6 +48,7 @@ class HttpServer:
         self._limits = HttpLimits() if limits is None else limits
         self._connections: dict[HttpConnection, None] = {}
         """In order of their beginning, the oldest first. The values have no meaning."""
+        self._held = HeldBytes(self._limits.max_held_bytes)
         self._refusals = 0
         self._accepting = trio.CancelScope()
         self._stopping = False
@@ -55,6 +57,11 @@ class HttpServer:
     def open_connections(self) -> int:
         """Connections that are served now."""
         return len(self._connections)
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of bodies that are held for requests without an answer."""
+        return self._held.held
 
     @property
     def handled_requests(self) -> int:
@@ -109,7 +116,9 @@ class HttpServer:
             peer = wire.socket.getpeername()[0]
         except OSError:
             return  # it is gone already
-        connection = HttpConnection(wire, peer, self._handler, self._limits, lambda: self._stopping)
+        connection = HttpConnection(
+            wire, peer, self._handler, self._limits, self._held, lambda: self._stopping
+        )
         if not self._has_room():
             await self._refuse(connection)
             return

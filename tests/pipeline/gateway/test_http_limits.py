@@ -107,6 +107,48 @@ async def test_a_body_may_be_as_large_as_the_limit_after_inflating(site: Site) -
     )
 
 
+@served(max_body_bytes=MIB, most_bodies=2)
+async def test_bodies_of_all_connections_are_bounded(site: Site) -> None:
+    """Two unfinished ones leave no room for a third; small ones are served; whoever leaves, or is answered, makes room."""
+    rest = b"a" * 200_000
+    whole = POST + b"Content-Length: 1000000\r\n\r\n"
+    chunked = CHUNKED + b"f4240\r\n"
+
+    async def begun(*heads: bytes) -> list[Peer]:
+        peers = [await site.connect() for _ in heads]
+        for peer, head in zip(peers, heads, strict=True):
+            await peer.send(head + b"a" * 800_000)
+        while site.server.held_bytes < 1_500_000:
+            await trio.lowlevel.checkpoint()
+        return peers
+
+    first, second = await begun(whole, chunked)
+    for third in (
+        whole + b"a" * 1_000_000,
+        chunked + b"a" * 1_000_000 + b"\r\n0\r\n\r\n",
+        POST + gzipped(b"a" * 1_000_000),
+    ):
+        peer = await site.connect()
+        await peer.sent_and_read(third)
+        answer = await peer.answer()
+        assert (503, "1", True) == (answer.status, answer.headers["retry-after"], answer.closes)
+    assert 200 == (await site.ask(POST + b"Content-Length: 5\r\n\r\nsmall")).status
+    await first.sent_and_read(rest)
+    assert 1_000_000 == len((await first.answer()).body)
+    await second.stream.aclose()
+    while site.server.held_bytes:
+        await trio.lowlevel.checkpoint()
+    first, second = await begun(whole, chunked)
+    await second.sent_and_read(rest + b"\r\n0\r\n\r\n")
+    assert 1_000_000 == len((await second.answer()).body)
+
+
+def gzipped(body: bytes) -> bytes:
+    """The rest of a request with this body."""
+    packed = gzip.compress(body)
+    return b"Content-Encoding: gzip\r\nContent-Length: %d\r\n\r\n%s" % (len(packed), packed)
+
+
 def test_a_promised_body_takes_no_memory() -> None:
     """A hundred peers promise 64 MiB each and send a byte."""
 
