@@ -303,7 +303,7 @@ def _play(regimes: Sequence[Regime], rounds: int) -> Report:
 
 def _stolen(before: Any, after: Any) -> float:
     """Percent of all cores' time between two readings."""
-    return 100 * (after.steal - before.steal) / (sum(after) - sum(before))
+    return float(100 * (after.steal - before.steal) / (sum(after) - sum(before)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
