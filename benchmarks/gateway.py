@@ -287,7 +287,7 @@ def _play(regimes: Sequence[Regime], rounds: int) -> Report:
     """All regimes in turns; a table of how quiet the cores were."""
     for regime in regimes:
         regime.run(max(2, min(_WARM_UP, regime.requests)))
-    probes = []
+    probes, before = [], psutil.cpu_times()
     for _ in range(rounds):
         probes.append(_probe_ms())
         for regime in regimes:
@@ -296,7 +296,14 @@ def _play(regimes: Sequence[Regime], rounds: int) -> Report:
     report.rows.append(
         ("10 ms of CPU took", Figure(statistics.median(probes), "ms"), Figure(max(probes), "ms"))
     )
+    after = psutil.cpu_times()
+    report.rows.append(("stolen by the host, % of all time", f"{_stolen(before, after):.1f}", ""))
     return report
+
+
+def _stolen(before: Any, after: Any) -> float:
+    """Percent of all cores' time between two readings."""
+    return float(100 * (after.steal - before.steal) / (sum(after) - sum(before)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -131,6 +131,7 @@ def measure(port: int, *, requests: int, rounds: int) -> Report:
     beside: dict[str, list[float]] = {kind: [] for kind in NEIGHBOURS}
     for _ in range(rounds):
         for kind, found in beside.items():
+            time.sleep(_SETTLE_S)  # what the last one left is answered before
             quiet.append(_honest(port, requests))
             with _beside(kind, port):
                 found.append(_honest(port, requests))
