@@ -6,13 +6,13 @@ message that cannot be accepted. Its reports are handed to the dispatcher before
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import count
 
 import structlog
 
 from shapestream.serving.availability import Availability
 from shapestream.serving.dispatcher import Dispatcher
-from shapestream.serving.inbox import Inbox
 from shapestream.serving.outgoing import Outgoing
 from shapestream.serving.worker_states import WorkerState
 from shapestream.serving.workers import ConnectedWorker, SlotRecord
@@ -30,10 +30,15 @@ class ConnectedWorkers:
     """The workers of one port, by the routing ids of their connections."""
 
     def __init__(
-        self, outgoing: Outgoing, inbox: Inbox, dispatcher: Dispatcher, availability: Availability
+        self,
+        outgoing: Outgoing,
+        cut_off: Callable[[bytes], None],
+        dispatcher: Dispatcher,
+        availability: Availability,
     ) -> None:
+        """`cut_off`: ignores a connection from now on, and what it has sent."""
         self._outgoing = outgoing
-        self._inbox = inbox
+        self._cut_off = cut_off
         self._dispatcher = dispatcher
         self._availability = availability
         self._statistics = outgoing.statistics
@@ -165,4 +170,4 @@ class ConnectedWorkers:
     def turn_away(self, peer: bytes) -> None:
         """Tell a connection to end, and ignore it from now on."""
         self._outgoing.say_once(peer, Goodbye())
-        self._inbox.cut_off(peer)
+        self._cut_off(peer)

@@ -14,18 +14,15 @@ from shapestream.wire.codec import BadEntry, Codec
 from shapestream.wire.messages import Entry
 from shapestream_engine.layout import Buffer
 
-_BODY = bytes(8)
-"""The bytes of each frame: the inbox charges more for a message that is too short to hold an entry."""
-
 
 class _HandedOver(bytes):
-    """A frame whose entries lie beside its bytes, which mean nothing, until they are read."""
+    """A frame without bytes, whose entries lie beside them until they are read."""
 
     entries: list[Entry | BadEntry] | None
 
 
 def _pack(entries: Sequence[Entry]) -> list[list[Buffer]]:
-    frame = _HandedOver(_BODY)
+    frame = _HandedOver()
     frame.entries = [*entries]
     return [[frame]]
 

@@ -2,12 +2,11 @@
 
 These slots greet and report on connections as a worker's slots do. They have no control connection: the event loop calls
 them, and they tell it what happens to them (`News`). They cannot be killed, and nothing that they send is refused but
-by a defect.
+by a defect. So no inbox counts what they send, or divides it into fair turns: all that has come is served at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Set
 from typing import assert_never
 
 import structlog
@@ -15,9 +14,9 @@ import trio
 
 from shapestream.errors import ProtocolError
 from shapestream.serving.availability import Availability
-from shapestream.serving.connected_workers import MOST_UNREAD, MOST_UNREAD_BYTES, ConnectedWorkers
+from shapestream.serving.connected_workers import ConnectedWorkers
 from shapestream.serving.dispatcher import Dispatcher
-from shapestream.serving.inbox import Inbox, Item
+from shapestream.serving.inbox import Item
 from shapestream.serving.outgoing import GONE, Outgoing, PeerLink
 from shapestream.serving.report_check import ReportRefused
 from shapestream.serving.served_models import ServedModels
@@ -33,6 +32,7 @@ from shapestream.serving.slot_threads import (
 from shapestream.serving.worker_states import WorkerState
 from shapestream.serving.workers import LocalWorker, SlotRecord
 from shapestream.slices import at_once
+from shapestream.transport.interface import Addressed
 from shapestream.wire.codec import BadEntry
 from shapestream.wire.messages import BatchDone, BatchFailedEntry, SlotHello
 from shapestream_engine.batch import ErrorCode
@@ -52,26 +52,22 @@ class LocalPort:
         threads: SlotThreads,
     ) -> None:
         self.outgoing = outgoing
-        self._inbox = Inbox(
-            outgoing.socket,
-            outgoing.codec,
-            self,
-            window_entries=MOST_UNREAD,
-            window_bytes=MOST_UNREAD_BYTES,
-        )
         self._dispatcher = dispatcher
         self._models = models
         self._availability = availability
         self._threads = threads
-        self._workers = ConnectedWorkers(outgoing, self._inbox, dispatcher, availability)
+        self._workers = ConnectedWorkers(outgoing, outgoing.socket.cut_off, dispatcher, availability)
         self.worker: LocalWorker | None = None
         """The slots as a worker, once they have started."""
         self.greeted = trio.Event()
         """Set when the slots have greeted, or never will."""
 
     async def run(self) -> None:
-        """Serve the port until cancelled."""
-        await self._inbox.run()
+        """Serve the port until cancelled. This task serves the messages that the socket's watcher does not find."""
+        socket = self.outgoing.socket
+        socket.on_messages = self._serve_arrived
+        while True:
+            self._serve_all(await socket.receive())
 
     def start(self) -> None:
         """Start the slots; they join when they have greeted."""
@@ -87,11 +83,24 @@ class LocalPort:
 
     # ---------------------------------------------------------------- what the slots send
 
-    def heard(self, peers: Set[bytes], now: float) -> None:
-        """Begin a turn. The silence of these slots is not watched: a thread that ends tells so."""
+    def _serve_arrived(self) -> None:
+        """Serve what has come, in the task of the socket's watcher."""
+        self._serve_all(self.outgoing.socket.receive_nowait())
 
-    def serve(self, peer: bytes, item: Item, now: float) -> int:
-        """Serve what a slot sent; returns its price in points."""
+    def _serve_all(self, messages: list[Addressed]) -> None:
+        """Serve what the slots have sent, hand on its reports together, and send what became ready."""
+        now = trio.current_time()
+        for peer, message in messages:
+            try:
+                for item in self.outgoing.codec.read(message):
+                    self._serve(peer, item, now)
+            except ProtocolError as error:
+                self.cut_off(peer, str(error), now)
+        self._workers.hand_on_reports(now)
+        self._dispatcher.end_turn()
+
+    def _serve(self, peer: bytes, item: Item, now: float) -> None:
+        """Serve what a slot sent."""
         slot = self._workers.slots.get(peer)
         match item:
             case BatchDone() | BatchFailedEntry() if slot is not None:
@@ -100,16 +109,10 @@ class LocalPort:
                 self._workers.greet_slot(peer, item, now)
                 if self.worker is not None and self.worker.state is WorkerState.SERVING:
                     self.greeted.set()
-            case ProtocolError() | BadEntry():
+            case BadEntry():
                 self.cut_off(peer, str(item), now)
             case _:
                 self.cut_off(peer, f"unexpected {type(item).__name__} of a slot", now)
-        return 1
-
-    def end_turn(self, now: float) -> None:
-        """Hand on the reports of this turn together, and send what became ready."""
-        self._workers.hand_on_reports(now)
-        self._dispatcher.end_turn()
 
     def cut_off(self, peer: bytes, why: str, now: float) -> None:
         """End a connection whose messages cannot be accepted, and the slots."""

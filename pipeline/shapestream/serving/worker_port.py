@@ -98,7 +98,7 @@ class WorkerPort:
         self._availability = availability
         self._settings = settings
         self._epoch = epoch
-        self._workers = ConnectedWorkers(outgoing, self._inbox, dispatcher, availability)
+        self._workers = ConnectedWorkers(outgoing, self._inbox.cut_off, dispatcher, availability)
         self._processes = OwnProcesses(settings.worker_silence_s)
         self._greetings = Greetings(
             self._workers, outgoing, dispatcher, models, availability, self._processes, self._welcome
