@@ -16,6 +16,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from tests.e2e.conftest import alive, until
 
@@ -236,3 +237,25 @@ def test_why_finds_a_request_by_the_id_and_the_trace_of_its_caller(workplace: An
     for asked, own_id in ((ids[0], ids[0]), (trace, ids[0]), (ids[1], ids[1])):
         found = workplace.run("why", asked, "--connect", served.address)
         assert found.stdout.startswith(f"{own_id}: gated"), found
+
+
+def test_300_callers_that_vanish_leave_no_descriptor_and_no_queued_request(workplace: Any) -> None:
+    """Each has sent four requests at once; one request runs meanwhile, and the first of each caller is queued."""
+    served = serve(workplace, '"127.0.0.1:0"', model="double_when_open")
+    (gateway,) = (psutil.Process(pid) for pid in pids(served))
+    text = json.dumps(BODY)
+    head = f"POST /v2/models/gated/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(text)}\r\n\r\n"
+    request = (head + text).encode()
+    with served.client() as client:
+        before = gateway.num_fds()
+        callers = [socket.create_connection(("127.0.0.1", port_of(served)), TIMEOUT_S) for _ in range(300)]
+        for caller in callers:
+            caller.sendall(4 * request)
+        until("a request of each caller", lambda: client.statistics()["unfinished"] == 300)
+        for caller in callers:
+            caller.close()
+        until("one that runs", lambda: client.statistics()["unfinished"] <= 1)
+        workplace.open_gate()
+        until("none", lambda: client.statistics()["unfinished"] == 0)
+        until("the descriptors of before", lambda: gateway.num_fds() <= before)
+    assert [2.0, 4.0] == infer(port_of(served))

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
+import pytest
 from tests.e2e.conftest import PATIENCE_S, until
 from tests.e2e.triton.models import write_repository
 
@@ -71,11 +73,21 @@ def _variables(environment: Path) -> dict[str, str]:
     shared = subprocess.run(
         [str(python), "-c", library], capture_output=True, text=True, check=True
     ).stdout.strip()
-    return {
+    variables = {
         **os.environ,
         "PATH": f"{python.parent}{os.pathsep}{os.environ['PATH']}",
         "LD_LIBRARY_PATH": f"{_packages(environment) / 'nvidia_pytriton.libs'}{os.pathsep}{shared}",
     }
+    _need_shared_python(environment, variables)
+    return variables
+
+
+def _need_shared_python(environment: Path, variables: dict[str, str]) -> None:
+    """Skip where Python has no shared library, which Triton's backend for models in Python needs."""
+    name = f"lib{_packages(environment).parent.name}.so.1.0"
+    load = [sys.executable, "-c", f"import ctypes; ctypes.CDLL({name!r})"]
+    if subprocess.run(load, env=variables, capture_output=True, check=False).returncode != 0:
+        pytest.skip(f"Triton's models in Python need {name}, a Python that is built with --enable-shared")
 
 
 def _port(process: subprocess.Popen[bytes], log: Path) -> int | None:

@@ -130,6 +130,10 @@ async def test_the_description_of_the_interface_names_each_path(site: GatewaySit
         assert 405 == reply.status, path
         allowed = {method.lower() for method in reply.headers["Allow"].split(", ")}
         assert operations.keys() - {"parameters"} <= allowed
+        for name in operations.keys() - {"parameters"}:
+            statuses = set(operations[name]["responses"])
+            assert {"200", "400", "405", "408", "413", "415", "417", "421", "431", "500", "503"} <= statuses
+            assert "default" not in statuses, "it would document any status"
 
 
 @on_site
