@@ -149,12 +149,20 @@ def hand_back(finished: Sequence[AnyTicket]) -> None:
 
 
 def outcome_of(ticket: Ticket, kind: type[Kind]) -> Kind:
-    """Return the outcome of a finished ticket, which is of this kind; raises the error that ended it instead."""
+    """Return the outcome of a finished ticket, which is of this kind; raises the error that ended it instead.
+
+    The frames that an error comes through hold the ticket, and the request's tensors. So neither the ticket nor this frame
+    holds an error that was raised: a cycle would keep the tensors until the garbage collector runs.
+    """
     outcome = ticket.outcome
     if type(outcome) is kind:
         return outcome
     if isinstance(outcome, BaseException):
-        raise outcome
+        ticket.outcome = False
+        try:
+            raise outcome
+        finally:
+            del outcome
     raise InternalError(f"the session handed back {type(outcome).__name__}")
 
 
