@@ -64,7 +64,7 @@ class InferBody:
 def read_body(request: HttpRequest, default_priority_level: int) -> InferBody:
     """Read the JSON object of a request, and its options; raises `HttpError`."""
     body = memoryview(request.body)
-    length = _head_length(request.headers.get(HEAD_LENGTH), len(body))
+    length = json_nbytes(request)
     content = read_object(body[:length])
     request_id = content.get("id")
     if request_id is not None and not isinstance(request_id, str):
@@ -78,7 +78,9 @@ def read_body(request: HttpRequest, default_priority_level: int) -> InferBody:
     )
 
 
-def _head_length(stated: str | None, total: int) -> int:
+def json_nbytes(request: HttpRequest) -> int:
+    """Return the bytes of the JSON object at the beginning of a body; raises `HttpError` where the headers tell none."""
+    stated, total = request.headers.get(HEAD_LENGTH), len(request.body)
     if stated is None:
         return total
     # Not more digits than 64 bits have: converting a long number takes quadratic time.

@@ -56,6 +56,11 @@ def infer_response(
     )
 
 
+def numbers_nbytes(asked: Sequence[AskedOutput], result: Result) -> int:
+    """Return the bytes of the outputs that are sent as JSON."""
+    return sum([result[output.name].nbytes for output in asked if not output.binary])
+
+
 def _finite(name: str, numbers: npt.NDArray[Any]) -> npt.NDArray[Any]:
     if numbers.dtype.kind == "f" and not np.isfinite(numbers).all():
         raise HttpError(

@@ -19,9 +19,10 @@ from shapestream.errors import DeadlineExceeded, InvalidRequest, RequestError
 from shapestream.gateway.gateway_errors import UnknownModel
 from shapestream.gateway.http_messages import HttpError, HttpRequest, HttpResponse
 from shapestream.gateway.infer_options import DEFAULT_PRIORITY_LEVEL, OWN_ID, flag, own_id
-from shapestream.gateway.infer_request import read_body, read_inputs, read_outputs
-from shapestream.gateway.infer_response import infer_response
+from shapestream.gateway.infer_request import json_nbytes, read_body, read_inputs, read_outputs
+from shapestream.gateway.infer_response import infer_response, numbers_nbytes
 from shapestream.gateway.json_text import read_object, write_json
+from shapestream.gateway.long_steps import LongSteps
 from shapestream.gateway.model_pages import (
     PAGE_S,
     READY_S,
@@ -62,6 +63,7 @@ class Routes:
         self._tokens = tokens
         self._by_loopback = by_loopback and tokens is None
         self._default_priority_level = default_priority_level
+        self._long_steps = LongSteps()
         self._pages: dict[str, tuple[str, Page]] = {
             "/v2": ("GET", self._server),
             "/v2/health/live": ("GET", self._live),
@@ -128,7 +130,8 @@ class Routes:
         return _page({"ready": True})
 
     async def _index(self, request: HttpRequest) -> HttpResponse:
-        asked = read_object(request.body) if len(request.body) else {}
+        nbytes = len(request.body)
+        asked = await self._long_steps.run(nbytes, partial(read_object, request.body)) if nbytes else {}
         ready_only = flag(asked, "ready") is True
         return _page(repository_index(await self._counters(PAGE_S), ready_only=ready_only))
 
@@ -184,10 +187,11 @@ class Routes:
 
     async def _infer(self, request: HttpRequest, model: str) -> HttpResponse:
         began = trio.current_time()
-        body = read_body(request, self._default_priority_level)
+        nbytes, run = json_nbytes(request), self._long_steps.run
+        body = await run(nbytes, partial(read_body, request, self._default_priority_level))
         deadline_s = body.options.deadline_s
         signature = await self._signature(model, deadline_s)
-        inputs = read_inputs(body, signature)
+        inputs = await run(nbytes, partial(read_inputs, body, signature))
         asked = read_outputs(body, signature)
         result = await self._client.infer(
             model,
@@ -198,7 +202,9 @@ class Routes:
             trace=request.headers,
             caller=request.peer,
         )
-        response = infer_response(model, body.id, asked, result)
+        response = await run(
+            numbers_nbytes(asked, result), partial(infer_response, model, body.id, asked, result)
+        )
         return replace(response, headers=(*response.headers, (OWN_ID, result.request_id)))
 
 
