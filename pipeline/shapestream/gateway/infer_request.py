@@ -30,7 +30,8 @@ from shapestream.gateway.infer_tensors import (
     refuse_shared_memory,
     shown,
 )
-from shapestream.gateway.json_text import read_object, type_name
+from shapestream.gateway.json_text import SLICE_NUMBERS, read_object, type_name
+from shapestream.slices import Slices
 from shapestream.wire.limits import MAX_TENSORS
 from shapestream_engine.element_types import dtype_of
 from shapestream_engine.ports import InputPort
@@ -127,8 +128,8 @@ def read_outputs(body: InferBody, signature: ModelSignature) -> list[AskedOutput
 # ---------------------------------------------------------------- inputs
 
 
-def read_inputs(body: InferBody, signature: ModelSignature) -> dict[str, npt.NDArray[Any]]:
-    """Return the input arrays by name; raises `HttpError`.
+def read_inputs(body: InferBody, signature: ModelSignature) -> Slices[dict[str, npt.NDArray[Any]]]:
+    """Return the input arrays by name, those of many numbers in JSON in slices; raises `HttpError`.
 
     Missing inputs, and sizes that contradict those of another input, are found by the client of the server.
     """
@@ -143,7 +144,7 @@ def read_inputs(body: InferBody, signature: ModelSignature) -> dict[str, npt.NDA
         refuse_shared_memory(name, parameters)
         size = parameters.get("binary_data_size")
         if size is None:
-            inputs[name] = _from_json(port, shape, entry.get("data"))
+            inputs[name] = yield from _from_json(port, shape, entry.get("data"))
         else:
             if "data" in entry:
                 raise HttpError(400, f'input {name!r} has both "data" and "binary_data_size"')
@@ -192,7 +193,7 @@ _INTEGER_CODES = {"i1": "b", "i2": "h", "i4": "i", "i8": "q", "u1": "B", "u2": "
 """NumPy's names of integer types without the byte order -> those of the standard library's `array`."""
 
 
-def _from_json(port: InputPort, shape: tuple[int, ...], data: Any) -> npt.NDArray[Any]:
+def _from_json(port: InputPort, shape: tuple[int, ...], data: Any) -> Slices[npt.NDArray[Any]]:
     """Return the array of a list of numbers, flat or nested as its shape. Booleans and integers are numbers as well."""
     if not isinstance(data, list):
         raise HttpError(
@@ -209,8 +210,12 @@ def _from_json(port: InputPort, shape: tuple[int, ...], data: Any) -> npt.NDArra
     dtype = dtype_of(port.element_type)
     # `array` takes numbers alone, in C. NumPy would make room for the longest string beside each number.
     code = _INTEGER_CODES.get(dtype.str[1:], "B" if dtype.kind == "b" else "d")
+    numbers = np.empty(len(flat), np.dtype(code))
     try:
-        numbers = np.frombuffer(array(code, flat), np.dtype(code)) if flat else np.empty(0, np.dtype(code))
+        for begin in range(0, len(flat), SLICE_NUMBERS):
+            if begin:
+                yield
+            numbers[begin : begin + SLICE_NUMBERS] = array(code, flat[begin : begin + SLICE_NUMBERS])
     except (TypeError, OverflowError) as error:
         raise HttpError(400, f"input {port.name!r} takes {DATATYPES[port.element_type]}: {error}") from None
     if dtype.kind == "b":

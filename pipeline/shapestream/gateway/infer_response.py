@@ -12,8 +12,9 @@ from shapestream.client.results import Result
 from shapestream.gateway.datatypes import DATATYPES
 from shapestream.gateway.http_messages import Buffer, HttpError, HttpResponse
 from shapestream.gateway.infer_request import AskedOutput
-from shapestream.gateway.json_text import flat_numbers, write_json
+from shapestream.gateway.json_text import SLICE_NUMBERS, flat_numbers, list_of, write_json
 from shapestream.gateway.model_pages import VERSION
+from shapestream.slices import Slices
 from shapestream_engine.element_types import element_type_of
 
 HEAD_LENGTH = "Inference-Header-Content-Length"
@@ -21,8 +22,10 @@ HEAD_LENGTH = "Inference-Header-Content-Length"
 
 def infer_response(
     model: str, request_id: str | None, asked: Sequence[AskedOutput], result: Result
-) -> HttpResponse:
+) -> Slices[HttpResponse]:
     """Return the answer with the outputs that were asked for. Those in binary are views of the result, without a copy.
+
+    Many numbers are written as JSON in slices.
 
     Raises `HttpError` 400 for a number that JSON does not have.
     """
@@ -41,7 +44,7 @@ def infer_response(
                 # As bytes: not every element type (bfloat16) can be exported as a memoryview of its own.
                 pieces.append(array.reshape(-1).view(np.uint8).data)
         else:
-            told["data"] = _finite(output.name, flat_numbers(array))
+            told["data"] = yield from _written(output.name, flat_numbers(array))
         outputs.append(told)
     content: dict[str, Any] = {"model_name": model, "model_version": VERSION, "outputs": outputs}
     if request_id is not None:
@@ -59,6 +62,17 @@ def infer_response(
 def numbers_nbytes(asked: Sequence[AskedOutput], result: Result) -> int:
     """Return the bytes of the outputs that are sent as JSON."""
     return sum([result[output.name].nbytes for output in asked if not output.binary])
+
+
+def _written(name: str, numbers: npt.NDArray[Any]) -> Slices[Any]:
+    """Return the numbers, or their list as text where they are many, as `write_json` takes them."""
+    if len(numbers) <= SLICE_NUMBERS:
+        return _finite(name, numbers)
+    lists: list[bytes] = []
+    for begin in range(0, len(numbers), SLICE_NUMBERS):
+        lists.append(write_json(_finite(name, numbers[begin : begin + SLICE_NUMBERS])))
+        yield
+    return list_of(lists)
 
 
 def _finite(name: str, numbers: npt.NDArray[Any]) -> npt.NDArray[Any]:

@@ -10,9 +10,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import TypeVar
 
 import trio
+
+from shapestream.slices import Slices, at_once
 
 LONG_BYTES = 64 * 1024
 """Bytes of JSON from which a step counts as long: 1 to 3 ms. Shorter ones run at once, without a turn of the event loop."""
@@ -42,3 +45,20 @@ class LongSteps:
             finally:
                 took_s = trio.current_time() - began
                 self._free_at = began + took_s + min(took_s, LONGEST_REST_S)
+
+    async def run_slices(self, nbytes: int, work: Slices[Done]) -> Done:
+        """Do work that reads or writes so many bytes of JSON, and return its result: at once, or each slice in a turn."""
+        if nbytes < LONG_BYTES:
+            return at_once(work)
+        while not (ended := await self.run(nbytes, partial(_next_slice, work))):
+            pass
+        return ended[0]
+
+
+def _next_slice(work: Slices[Done]) -> tuple[()] | tuple[Done]:
+    """Do the next slice. Return nothing, or the result of the work at its end."""
+    try:
+        next(work)
+    except StopIteration as end:
+        return (end.value,)
+    return ()

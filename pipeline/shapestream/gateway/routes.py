@@ -187,11 +187,11 @@ class Routes:
 
     async def _infer(self, request: HttpRequest, model: str) -> HttpResponse:
         began = trio.current_time()
-        nbytes, run = json_nbytes(request), self._long_steps.run
-        body = await run(nbytes, partial(read_body, request, self._default_priority_level))
+        nbytes, steps = json_nbytes(request), self._long_steps
+        body = await steps.run(nbytes, partial(read_body, request, self._default_priority_level))
         deadline_s = body.options.deadline_s
         signature = await self._signature(model, deadline_s)
-        inputs = await run(nbytes, partial(read_inputs, body, signature))
+        inputs = await steps.run_slices(nbytes, read_inputs(body, signature))
         asked = read_outputs(body, signature)
         result = await self._client.infer(
             model,
@@ -202,8 +202,8 @@ class Routes:
             trace=request.headers,
             caller=request.peer,
         )
-        response = await run(
-            numbers_nbytes(asked, result), partial(infer_response, model, body.id, asked, result)
+        response = await steps.run_slices(
+            numbers_nbytes(asked, result), infer_response(model, body.id, asked, result)
         )
         return replace(response, headers=(*response.headers, (OWN_ID, result.request_id)))
 

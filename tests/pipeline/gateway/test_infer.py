@@ -195,3 +195,13 @@ async def test_errors_of_the_server_have_statuses(site: GatewaySite) -> None:
     assert "missing" in await site.refused(400, {})
     assert "nix" in await site.refused(404, x_request(), model="nix")
     assert 1 == len(json.loads((await site.infer(x_request(), model="n" * 600)).body))
+
+
+@on_site
+async def test_many_numbers_are_read_and_written_in_slices(site: GatewaySite) -> None:
+    """All of them come, and a string among the last ones is refused as among the first."""
+    many: list[Any] = [1.5] * 150_000
+    shape = [1, len(many)]
+    reply = await site.infer(x_request(many, shape))
+    assert [3.0] * len(many) == reply.content["outputs"][0]["data"]
+    assert "FP32" in await site.refused(400, x_request([*many[:-1], "1"], shape))

@@ -20,6 +20,7 @@ from shapestream.gateway.http_messages import HttpError, HttpRequest
 from shapestream.gateway.infer_request import AskedOutput, read_body, read_inputs, read_outputs
 from shapestream.gateway.infer_response import infer_response
 from shapestream.gateway.sdk_errors import http_error
+from shapestream.slices import at_once
 from shapestream.testing import identity_signature, tensors_of
 from shapestream.wire.limits import MAX_TENSORS
 from shapestream.wire.messages import ResultEntry, Timings
@@ -49,7 +50,7 @@ def read(request: HttpRequest, signature: ModelSignature) -> dict[str, Array]:
     try:
         body = read_body(request, 1)
         read_outputs(body, signature)
-        return read_inputs(body, signature)
+        return at_once(read_inputs(body, signature))
     except RequestError as error:
         raise http_error(error) from error
 
@@ -62,7 +63,7 @@ def entry(datatype: str, shape: Any, **more: Any) -> dict[str, Any]:
 def answered(array: Array, *, binary: bool) -> tuple[dict[str, Any], bytes]:
     """The output `y` of an answer, and the bytes behind the JSON."""
     result = Result(None, ResultEntry(sequence=1, timings=TIMINGS, tensors=tensors_of([array])), {0: "y"})
-    response = infer_response("m", None, [AskedOutput("y", binary)], result)
+    response = at_once(infer_response("m", None, [AskedOutput("y", binary)], result))
     whole = b"".join(response.body)
     length = int(dict(response.headers).get("Inference-Header-Content-Length", len(whole)))
     (output,) = json.loads(whole[:length])["outputs"]
@@ -223,3 +224,12 @@ def test_a_damaged_request_raises_nothing_but_the_blame_of_its_caller(
     assert refusal.status in (400, 413)
     assert len(refusal.message) < 1000
     assert (text + binary, stated) != (GOOD + BINARY, str(len(GOOD)))
+
+
+def test_an_infinity_among_many_numbers_is_found() -> None:
+    """They are written in slices, of which the last has it."""
+    many = np.ones((1, 150_000), np.float32)
+    assert many.ravel().tolist() == answered(many, binary=False)[0]["data"]
+    many[0, -1] = np.inf
+    with pytest.raises(HttpError, match="infinity"):
+        answered(many, binary=False)

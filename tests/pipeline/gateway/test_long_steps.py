@@ -9,6 +9,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from shapestream.gateway.long_steps import LONG_BYTES, LONGEST_REST_S, LongSteps
+from shapestream.slices import Slices
 
 
 def on_virtual_clock(test: Callable[[MockClock], Awaitable[None]]) -> None:
@@ -101,3 +102,32 @@ def test_a_caller_that_leaves_gives_its_turn_to_the_next() -> None:
         assert {"a", "c"} == set(done)
 
     on_virtual_clock(main)
+
+
+def test_work_in_slices_takes_a_turn_for_each() -> None:
+    """Three slices of 2 ms end after 10 ms, and another step has its turn between them; short work is done at once."""
+    done: list[str] = []
+
+    async def main(clock: MockClock) -> None:
+        steps, began = LongSteps(), trio.current_time()
+
+        def work(name: str) -> Slices[str]:
+            for _ in range(2):
+                clock.jump(0.002)
+                done.append(name)
+                yield
+            clock.jump(0.002)
+            return name
+
+        assert "long" == await steps.run_slices(LONG_BYTES, work("long"))
+        assert 0.01 == pytest.approx(trio.current_time() - began)
+        async with trio.open_nursery() as nursery:
+            for name in "ab":
+                nursery.start_soon(steps.run_slices, LONG_BYTES, work(name))
+        assert {"a", "b"} == set(done[2:4])
+        began = trio.current_time()
+        assert "short" == await steps.run_slices(LONG_BYTES - 1, work("short"))
+        assert 0.006 == pytest.approx(trio.current_time() - began)
+
+    on_virtual_clock(main)
+    assert ["long"] * 2 == done[:2]
