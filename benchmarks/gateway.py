@@ -24,6 +24,7 @@ import trio
 import typer
 
 import shapestream
+import shapestream.blocking
 from benchmarks import http_neighbours, peer
 from benchmarks.binary_infer import PATH, head_of, headers_of
 from benchmarks.http_client import HOST, TIMEOUT_S, HttpClient
@@ -78,18 +79,25 @@ class Regime:
     requests: int
     front: tuple[int, ...] = ()
     server: int | None = None
+    messages: Callable[[], int] | None = None
+    """Messages that the server has read so far, with the one that asks."""
     front_us: list[float] = field(default_factory=list)
     server_us: list[float] = field(default_factory=list)
     rate: list[float] = field(default_factory=list)
+    in_message: list[float] = field(default_factory=list)
+    """Requests in a message to the server."""
 
     def measure(self) -> None:
         """One round."""
+        messages_before = 0 if self.messages is None else self.messages()
         before, server_before, started = self._clocks()
         self.run(self.requests)
         after, server_after, ended = self._clocks()
         self.front_us.append((after - before) / self.requests * 1e6)
         self.server_us.append((server_after - server_before) / self.requests * 1e6)
         self.rate.append(self.requests / (ended - started))
+        if self.messages is not None:
+            self.in_message.append(self.requests / (self.messages() - 1 - messages_before))
 
     def _clocks(self) -> tuple[float, float, float]:
         front = sum(map(cpu_s, self.front))
@@ -111,6 +119,11 @@ class _House:
         """A bare echo of `http_echoes.py`."""
         child, port = self._started(f"echo-{loop}", "benchmarks.http_echoes", loop)
         return Target(port=port, path="/", front=(child.pid,))
+
+    def sdk_by_sockets(self, served: Served) -> Target:
+        """The SDK behind the bare HTTP of `http_echoes.py`."""
+        child, port = self._started("sdk-by-sockets", "benchmarks.http_echoes", "sdk", behind=served.address)
+        return Target(port=port, path="/", front=(child.pid,), server=served.server)
 
     def frameworks(self, address: str, server: int, model: str) -> Target:
         """The gateway of `starlette_gateway.py`."""
@@ -136,9 +149,10 @@ class _House:
         port = int(said["address"].rpartition(":")[2])
         return Served(address=address, port=port, server=child.pid, gateways=pids)
 
-    def _started(self, label: str, module: str, *arguments: str) -> tuple[Child, int]:
+    def _started(self, label: str, module: str, *arguments: str, behind: str = "") -> tuple[Child, int]:
         ready, log = self._folder / f"{label}.port", self._folder / f"{label}.log"
-        child = self._stack.enter_context(child_process(["-m", module, *arguments, str(ready)], log=log))
+        command = ["-m", module, *arguments, str(ready), *([behind] if behind else [])]
+        child = self._stack.enter_context(child_process(command, log=log))
         _until(ready.exists, child, log)
         return child, int(ready.read_text())
 
@@ -329,7 +343,8 @@ def measure(folder: Path, *, amount: Amount, with_peer: bool = False) -> list[Re
         echoes = {loop: house.echo(loop) for loop in ("trio", "asyncio")}
         one, two = house.served(1), house.served(2)
         frameworks = house.frameworks(one.address, one.server, "tiny")
-        cpu = _cpu_regimes(echoes, one, amount)
+        asker = stack.enter_context(shapestream.blocking.connect(one.address))
+        cpu = _cpu_regimes(echoes, one, house.sdk_by_sockets(one), amount, lambda: _messages(asker))
         rates = _rate_regimes(stack, folder, two, frameworks, amount, with_peer=with_peer)
         large = [
             Regime(name=name, run=_large(target), requests=amount.large)
@@ -350,7 +365,13 @@ def measure(folder: Path, *, amount: Amount, with_peer: bool = False) -> list[Re
         ]
 
 
-def _cpu_regimes(echoes: dict[str, Target], one: Served, amount: Amount) -> list[list[Regime]]:
+def _messages(client: shapestream.blocking.Client) -> int:
+    return int(client.statistics()["messages"])
+
+
+def _cpu_regimes(
+    echoes: dict[str, Target], one: Served, sdk: Target, amount: Amount, messages: Callable[[], int]
+) -> list[list[Regime]]:
     target, rows = one.target("small"), []
     for count in CONNECTIONS:
         row = [
@@ -364,10 +385,21 @@ def _cpu_regimes(echoes: dict[str, Target], one: Served, amount: Amount) -> list
         ]
         row.append(
             Regime(
-                name="SDK, unstreamed",
+                name="SDK, callers in step",
                 run=_sdk(one.address, "small", count),
                 requests=amount.requests,
                 server=one.server,
+                messages=messages,
+            )
+        )
+        row.append(
+            Regime(
+                name="SDK, by sockets",
+                run=_http(sdk, SMALL, count),
+                requests=amount.requests,
+                front=sdk.front,
+                server=one.server,
+                messages=messages,
             )
         )
         row.append(
@@ -377,6 +409,7 @@ def _cpu_regimes(echoes: dict[str, Target], one: Served, amount: Amount) -> list
                 requests=amount.requests,
                 front=target.front,
                 server=one.server,
+                messages=messages,
             )
         )
         rows.append(row)
@@ -406,20 +439,25 @@ def _rate_regimes(
 
 
 def _of_cpu(row: Sequence[Regime], connections: int) -> Report:
-    on_trio, on_asyncio, sdk, gateway = row
+    on_trio, on_asyncio, in_step, by_sockets, gateway = row
     report = Report(title=f"1 KiB, {connections} at a time; us of CPU per request")
-    report.columns = ("way", "HTTP", "/ echo, trio", "/ echo, asyncio", "server", "/ SDK", "per s")
+    report.columns = (
+        *("way", "HTTP", "/ echo, trio", "/ echo, asyncio"),
+        *("server", "/ SDK in step", "/ SDK by sockets", "requests a message", "per s"),
+    )
     for regime in row:
-        cells: list[str | Figure] = [""] * 5
+        cells: list[str | Figure] = [""] * 7
         if regime.front:
             cells[0] = median_us(regime.front_us)
         if regime is gateway:
             aim = AIM_GATEWAY if connections > 1 else None
             cells[1] = Figure(median_ratio(regime.front_us, on_trio.front_us), "x", at_most=aim)
             cells[2] = Figure(median_ratio(regime.front_us, on_asyncio.front_us), "x")
-            cells[4] = Figure(median_ratio(regime.server_us, sdk.server_us), "x", at_most=AIM_SERVER)
+            cells[4] = Figure(median_ratio(regime.server_us, in_step.server_us), "x")
+            cells[5] = Figure(median_ratio(regime.server_us, by_sockets.server_us), "x", at_most=AIM_SERVER)
         if regime.server is not None:
             cells[3] = median_us(regime.server_us)
+            cells[6] = Figure(statistics.median(regime.in_message), "x")
         report.rows.append((regime.name, *cells, Figure(statistics.median(regime.rate), "/s")))
     return report
 

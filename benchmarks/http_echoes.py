@@ -1,6 +1,8 @@
 """Bare HTTP echoes, the floors of the gateway: `python -m benchmarks.http_echoes trio|asyncio READY`.
 
 httptools reads a request, and its body goes back: no routes, no limits, no model. The port is written into the file READY.
+`python -m benchmarks.http_echoes sdk READY ADDRESS` has each body, a row of the model `small`, answered by a server through
+the SDK. So the server gets requests as a gateway's callers send them, each when its connection has it, without a gateway.
 """
 
 from __future__ import annotations
@@ -8,12 +10,15 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 
 import httptools
+import numpy as np
 import trio
 
+import shapestream
 from benchmarks.http_client import HOST
 
 _READ_BYTES = 256 * 1024
@@ -51,6 +56,29 @@ async def _converse(stream: trio.SocketStream) -> None:
             await stream.send_all(echo.answers.pop(0))
 
 
+class _Rows(_Echo):
+    """The parser of one connection whose bodies a model answers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: list[bytes] = []
+
+    def on_message_complete(self) -> None:
+        """Note the row."""
+        self.rows.append(b"".join(self._body))
+        self._body.clear()
+
+
+async def _forward(client: shapestream.Client, stream: trio.SocketStream) -> None:
+    asked = _Rows()
+    while data := await stream.receive_some(_READ_BYTES):
+        asked.feed(data)
+        while asked.rows:
+            row = np.frombuffer(asked.rows.pop(0), np.float32).reshape(1, -1)
+            result = await client.infer("small", {"x": row})
+            await stream.send_all(b"".join([_HEAD % row.nbytes, result["y"].tobytes()]))
+
+
 class _EchoProtocol(asyncio.Protocol):
     def __init__(self) -> None:
         self._echo = _Echo()
@@ -65,10 +93,17 @@ class _EchoProtocol(asyncio.Protocol):
             self._transport.write(self._echo.answers.pop(0))
 
 
-async def _on_trio(ready: Callable[[int], None]) -> None:
+async def _on_trio(
+    ready: Callable[[int], None], converse: Callable[[trio.SocketStream], Awaitable[None]] = _converse
+) -> None:
     listeners = await trio.open_tcp_listeners(0, host=HOST)
     ready(listeners[0].socket.getsockname()[1])
-    await trio.serve_listeners(_converse, listeners)
+    await trio.serve_listeners(converse, listeners)
+
+
+async def _by_sdk(ready: Callable[[int], None], address: str) -> None:
+    async with shapestream.connect(address) as client:
+        await _on_trio(ready, partial(_forward, client))
 
 
 async def _on_asyncio(ready: Callable[[int], None]) -> None:
@@ -84,14 +119,16 @@ def write_port(path: str, port: int) -> None:
     os.replace(unfinished, path)
 
 
-def main(loop: str, path: str) -> None:
-    """Echo until ended."""
+def main(loop: str, path: str, address: str = "") -> None:
+    """Echo until ended; `address` is that of the server for `sdk`."""
 
     def ready(port: int) -> None:
         write_port(path, port)
 
     if loop == "trio":
         trio.run(_on_trio, ready)
+    elif loop == "sdk":
+        trio.run(_by_sdk, ready, address)
     else:
         asyncio.run(_on_asyncio(ready))
 
