@@ -356,7 +356,8 @@ def measure(folder: Path, *, amount: Amount, with_peer: bool = False) -> list[Re
         ]
         quiet = _play([*(regime for row in cpu for regime in row), *rates, *large], amount.rounds)
         return [
-            *(_of_cpu(row, count) for row, count in zip(cpu, CONNECTIONS, strict=True)),
+            *(_of_front(row, count) for row, count in zip(cpu, CONNECTIONS, strict=True)),
+            *(_of_server(row, count) for row, count in zip(cpu, CONNECTIONS, strict=True)),
             _of_rates(rates),
             _of_large(large),
             _of_idle(one, amount.idle),
@@ -438,27 +439,31 @@ def _rate_regimes(
     ]
 
 
-def _of_cpu(row: Sequence[Regime], connections: int) -> Report:
-    on_trio, on_asyncio, in_step, by_sockets, gateway = row
-    report = Report(title=f"1 KiB, {connections} at a time; us of CPU per request")
-    report.columns = (
-        *("way", "HTTP", "/ echo, trio", "/ echo, asyncio"),
-        *("server", "/ SDK in step", "/ SDK by sockets", "requests a message", "per s"),
-    )
+def _of_front(row: Sequence[Regime], connections: int) -> Report:
+    on_trio, on_asyncio, *others = row
+    report = Report(title=f"1 KiB, {connections} at a time; us of CPU per request for HTTP")
+    report.columns = ("way", "HTTP", "/ echo, trio", "/ echo, asyncio", "per s")
     for regime in row:
-        cells: list[str | Figure] = [""] * 7
-        if regime.front:
-            cells[0] = median_us(regime.front_us)
-        if regime is gateway:
+        cells: list[str | Figure] = [median_us(regime.front_us) if regime.front else "", "", ""]
+        if regime is others[-1]:
             aim = AIM_GATEWAY if connections > 1 else None
             cells[1] = Figure(median_ratio(regime.front_us, on_trio.front_us), "x", at_most=aim)
             cells[2] = Figure(median_ratio(regime.front_us, on_asyncio.front_us), "x")
-            cells[4] = Figure(median_ratio(regime.server_us, in_step.server_us), "x")
-            cells[5] = Figure(median_ratio(regime.server_us, by_sockets.server_us), "x", at_most=AIM_SERVER)
-        if regime.server is not None:
-            cells[3] = median_us(regime.server_us)
-            cells[6] = Figure(statistics.median(regime.in_message), "x")
         report.rows.append((regime.name, *cells, Figure(statistics.median(regime.rate), "/s")))
+    return report
+
+
+def _of_server(row: Sequence[Regime], connections: int) -> Report:
+    *_, in_step, by_sockets, gateway = row
+    report = Report(title=f"1 KiB, {connections} at a time; us of CPU per request at the server")
+    report.columns = ("way", "requests in a message", "server", "gateway / it")
+    for regime in (in_step, by_sockets, gateway):
+        ratio: str | Figure = ""
+        if regime is not gateway:
+            aim = AIM_SERVER if regime is by_sockets else None
+            ratio = Figure(median_ratio(gateway.server_us, regime.server_us), "x", at_most=aim)
+        in_message = Figure(statistics.median(regime.in_message), "x")
+        report.rows.append((regime.name, in_message, median_us(regime.server_us), ratio))
     return report
 
 
