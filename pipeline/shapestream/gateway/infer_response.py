@@ -11,6 +11,7 @@ import numpy.typing as npt
 from shapestream.client.results import Result
 from shapestream.gateway.datatypes import DATATYPES
 from shapestream.gateway.http_messages import Buffer, HttpError, HttpResponse
+from shapestream.gateway.infer_options import OWN_ID
 from shapestream.gateway.infer_request import AskedOutput
 from shapestream.gateway.json_text import flat_numbers, write_json
 from shapestream.gateway.model_pages import VERSION
@@ -22,7 +23,7 @@ HEAD_LENGTH = "Inference-Header-Content-Length"
 def infer_response(
     model: str, request_id: str | None, asked: Sequence[AskedOutput], result: Result
 ) -> HttpResponse:
-    """Return the answer with the outputs that were asked for. Those in binary are views of the result, without a copy.
+    """Return the answer with the outputs that were asked for, and the request's id. Those in binary are views of the result.
 
     Raises `HttpError` 400 for a number that JSON does not have.
     """
@@ -47,11 +48,12 @@ def infer_response(
     if request_id is not None:
         content["id"] = request_id
     head = write_json(content)
+    own_id = (OWN_ID, result.request_id)
     if not pieces:
-        return HttpResponse(body=(head,))
+        return HttpResponse(body=(head,), headers=(own_id,))
     return HttpResponse(
         body=(head, *pieces),
-        headers=((HEAD_LENGTH, str(len(head))),),
+        headers=((HEAD_LENGTH, str(len(head))), own_id),
         content_type="application/octet-stream",
     )
 

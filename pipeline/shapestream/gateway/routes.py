@@ -198,8 +198,7 @@ class Routes:
             trace=request.headers,
             caller=request.peer,
         )
-        response = infer_response(model, body.id, asked, result)
-        return replace(response, headers=(*response.headers, (OWN_ID, result.request_id)))
+        return infer_response(model, body.id, asked, result)
 
 
 async def _of_model(page: ModelPage, model: str, request: HttpRequest) -> HttpResponse:
