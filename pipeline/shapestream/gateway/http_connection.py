@@ -159,7 +159,14 @@ class HttpConnection:
                 self._hold(len(body) - self._held)
             if self._hung_up:
                 raise _Closed
-            request = HttpRequest(head.method, head.path, head.query, head.headers, body, self._peer)
+            request = HttpRequest(
+                method=head.method,
+                path=head.path,
+                query=head.query,
+                headers=head.headers,
+                body=body,
+                peer=self._peer,
+            )
             return await self._answer(request, head)
         finally:
             if self._held:

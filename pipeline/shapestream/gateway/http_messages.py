@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from shapestream_engine.layout import value
+
 Buffer = bytes | bytearray | memoryview
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class HttpRequest:
     """One complete request.
 
@@ -25,7 +27,7 @@ class HttpRequest:
     peer: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class HttpResponse:
     """One response. `body` is written piece by piece; Content-Length, Date and encodings are the HTTP server's business."""
 

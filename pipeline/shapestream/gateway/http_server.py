@@ -111,8 +111,8 @@ class HttpServer:
                 connection.end_if_overdue(now)
 
     async def _converse(self, watch: HangupWatch, stream: HttpStream) -> None:
-        wire = wire_of(stream)
         try:
+            wire = wire_of(stream)
             peer = wire.socket.getpeername()[0]
         except OSError:
             return  # it is gone already

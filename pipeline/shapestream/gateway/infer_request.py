@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Mapping
-from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
@@ -34,6 +33,7 @@ from shapestream.gateway.json_text import SLICE_NUMBERS, read_object, type_name
 from shapestream.slices import Slices
 from shapestream.wire.limits import MAX_TENSORS
 from shapestream_engine.element_types import dtype_of
+from shapestream_engine.layout import value
 from shapestream_engine.ports import InputPort
 from shapestream_engine.signature import ModelSignature
 
@@ -41,7 +41,7 @@ HEAD_LENGTH = "inference-header-content-length"
 """Header with the bytes of the JSON object, where binary data follow it."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class AskedOutput:
     """An output that a request asks for."""
 
@@ -49,7 +49,7 @@ class AskedOutput:
     binary: bool
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class InferBody:
     """The body of a request, before it is compared with the model's signature."""
 
@@ -112,7 +112,7 @@ def read_outputs(body: InferBody, signature: ModelSignature) -> list[AskedOutput
     """Return the outputs to be sent, in order: those that the body names, or all. Raises `HttpError`."""
     binary = body.options.binary_outputs
     if not body.outputs:
-        return [AskedOutput(port.name, binary) for port in signature.outputs]
+        return [AskedOutput(name=port.name, binary=binary) for port in signature.outputs]
     asked: dict[str, AskedOutput] = {}
     for entry in body.outputs:
         name = _name(entry, "output")
@@ -121,7 +121,7 @@ def read_outputs(body: InferBody, signature: ModelSignature) -> list[AskedOutput
         refuse_shared_memory(name, parameters)
         refuse_classification(name, parameters)
         own = flag(parameters, "binary_data")
-        asked[name] = AskedOutput(name, binary if own is None else own)
+        asked[name] = AskedOutput(name=name, binary=binary if own is None else own)
     return list(asked.values())
 
 

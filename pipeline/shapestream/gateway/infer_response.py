@@ -11,6 +11,7 @@ import numpy.typing as npt
 from shapestream.client.results import Result
 from shapestream.gateway.datatypes import DATATYPES
 from shapestream.gateway.http_messages import Buffer, HttpError, HttpResponse
+from shapestream.gateway.infer_options import OWN_ID
 from shapestream.gateway.infer_request import AskedOutput
 from shapestream.gateway.json_text import SLICE_NUMBERS, flat_numbers, list_of, write_json
 from shapestream.gateway.model_pages import VERSION
@@ -23,7 +24,7 @@ HEAD_LENGTH = "Inference-Header-Content-Length"
 def infer_response(
     model: str, request_id: str | None, asked: Sequence[AskedOutput], result: Result
 ) -> Slices[HttpResponse]:
-    """Return the answer with the outputs that were asked for. Those in binary are views of the result, without a copy.
+    """Return the answer with the outputs that were asked for, and the request's id. Those in binary are views of the result.
 
     Many numbers are written as JSON in slices.
 
@@ -50,11 +51,12 @@ def infer_response(
     if request_id is not None:
         content["id"] = request_id
     head = write_json(content)
+    own_id = (OWN_ID, result.request_id)
     if not pieces:
-        return HttpResponse(body=(head,))
+        return HttpResponse(body=(head,), headers=(own_id,))
     return HttpResponse(
         body=(head, *pieces),
-        headers=((HEAD_LENGTH, str(len(head))),),
+        headers=((HEAD_LENGTH, str(len(head))), own_id),
         content_type="application/octet-stream",
     )
 

@@ -44,7 +44,7 @@ OPEN_TO_ALL = ("/v2/health/live", "/v2/health/ready")
 """Pages that ask for no token: balancers and supervisors have none."""
 
 Page = Callable[[HttpRequest], Awaitable[HttpResponse]]
-ModelPage = Callable[[HttpRequest, str], Awaitable[HttpResponse]]
+ModelPage = Callable[[str, HttpRequest], Awaitable[HttpResponse]]
 
 
 class Routes:
@@ -114,7 +114,7 @@ class Routes:
             raise HttpError(404, f"there is no {path[:200]!r}")
         check_version(version)
         method, page = end
-        return method, partial(_of_model, page, model)
+        return method, partial(page, model)
 
     # ---------------------------------------------------------------- pages about the server
 
@@ -149,17 +149,17 @@ class Routes:
 
     # ---------------------------------------------------------------- pages about a model
 
-    async def _metadata(self, request: HttpRequest, model: str) -> HttpResponse:
+    async def _metadata(self, model: str, request: HttpRequest) -> HttpResponse:
         return _page(model_metadata(await self._loaded(model, PAGE_S)))
 
-    async def _config(self, request: HttpRequest, model: str) -> HttpResponse:
+    async def _config(self, model: str, request: HttpRequest) -> HttpResponse:
         return _page(model_config(await self._loaded(model, PAGE_S)))
 
-    async def _statistics(self, request: HttpRequest, model: str) -> HttpResponse:
+    async def _statistics(self, model: str, request: HttpRequest) -> HttpResponse:
         await self._loaded(model, PAGE_S)
         return await self._told(model)
 
-    async def _model_ready(self, request: HttpRequest, model: str) -> HttpResponse:
+    async def _model_ready(self, model: str, request: HttpRequest) -> HttpResponse:
         await self._loaded(model, READY_S)
         if (why := why_not_ready(model, await self._counters(READY_S))) is not None:
             raise _not_ready(why)
@@ -185,7 +185,7 @@ class Routes:
 
     # ---------------------------------------------------------------- inference
 
-    async def _infer(self, request: HttpRequest, model: str) -> HttpResponse:
+    async def _infer(self, model: str, request: HttpRequest) -> HttpResponse:
         began = trio.current_time()
         nbytes, steps = json_nbytes(request), self._long_steps
         body = await steps.run(nbytes, partial(read_body, request, self._default_priority_level))
@@ -202,14 +202,9 @@ class Routes:
             trace=request.headers,
             caller=request.peer,
         )
-        response = await steps.run_slices(
+        return await steps.run_slices(
             numbers_nbytes(asked, result), infer_response(model, body.id, asked, result)
         )
-        return replace(response, headers=(*response.headers, (OWN_ID, result.request_id)))
-
-
-async def _of_model(page: ModelPage, model: str, request: HttpRequest) -> HttpResponse:
-    return await page(request, model)
 
 
 def _page(content: Any) -> HttpResponse:

@@ -303,7 +303,9 @@ class Stories:
         unended = [
             record
             for record in records
-            if (record.sequence == sequence or record.tags is not None) and asked(member_of(record))
+            # In front, since a `Member` of each would make a long turn.
+            if (record.sequence == sequence or any(text in tag for tag in (record.tags or {}).values()))
+            and asked(member_of(record))
         ]
         found = {slow.number: slow.past for slow in chain(*self._slow) if asked(slow.past.member)}
         for past in islice(failed, MOST_STORIES):

@@ -6,6 +6,7 @@ import ipaddress
 import re
 import socket
 from collections.abc import Mapping
+from functools import lru_cache
 
 from shapestream.errors import ConfigurationError
 
@@ -79,14 +80,20 @@ def is_sent_by_another_site(headers: Mapping[str, str]) -> bool:
     """
     if headers.get("sec-fetch-site") == "cross-site" and headers.get("sec-fetch-mode") != "navigate":
         return True
-    host = _HOST.fullmatch(headers.get("host", "localhost"))
+    return not _is_address(headers.get("host", "localhost"))
+
+
+@lru_cache(maxsize=64)
+def _is_address(host_and_port: str) -> bool:
+    """Tell whether a header `Host` names localhost or an IP address. Peers send few different ones."""
+    host = _HOST.fullmatch(host_and_port)
     if host is None:
-        return True
+        return False
     name = host["name"].strip("[]").lower()
     if name == "localhost":
-        return False
+        return True
     try:
         ipaddress.ip_address(name)
     except ValueError:
-        return True
-    return False
+        return False
+    return True

@@ -93,12 +93,14 @@ async def asked(
     headers: Mapping[str, str] | None = None,
 ) -> Reply:
     """What these routes answer, errors included."""
-    request = HttpRequest(method, path, "", headers or {}, body, "127.0.0.1")
+    request = HttpRequest(
+        method=method, path=path, query="", headers=headers or {}, body=body, peer="127.0.0.1"
+    )
     try:
         return Reply(200, await routes.handle(request))
     except HttpError as error:
         text = json.dumps({"error": error.message}).encode()
-        return Reply(error.status, HttpResponse(error.status, (text,), error.headers))
+        return Reply(error.status, HttpResponse(status=error.status, body=(text,), headers=error.headers))
 
 
 class GatewaySite:

@@ -236,7 +236,7 @@ def test_a_body_must_go_on(head: bytes) -> None:
     serve(play, virtual_time=True, body_s=30)
 
 
-@served(virtual_time=True, write_s=60)
+@served(virtual_time=True, write_s=60, idle_s=600)  # idle as soon as the system holds the rest of the answer
 async def test_a_reader_must_go_on(site: Site) -> None:
     """One that takes nothing of a long answer is cut off; one that takes its time is not."""
     body = bytes(30_000_000)

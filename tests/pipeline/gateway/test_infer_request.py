@@ -42,7 +42,9 @@ def posted(content: Any, binary: bytes = b"", **headers: str) -> HttpRequest:
     """A request with this body, which may be text already."""
     text = content if isinstance(content, bytes) else json.dumps(content).encode()
     stated = {"inference-header-content-length": str(len(text))} if binary else {}
-    return HttpRequest("POST", "/", "", {**stated, **headers}, text + binary, "127.0.0.1")
+    return HttpRequest(
+        method="POST", path="/", query="", headers={**stated, **headers}, body=text + binary, peer="127.0.0.1"
+    )
 
 
 def read(request: HttpRequest, signature: ModelSignature) -> dict[str, Array]:
@@ -63,7 +65,8 @@ def entry(datatype: str, shape: Any, **more: Any) -> dict[str, Any]:
 def answered(array: Array, *, binary: bool) -> tuple[dict[str, Any], bytes]:
     """The output `y` of an answer, and the bytes behind the JSON."""
     result = Result(None, ResultEntry(sequence=1, timings=TIMINGS, tensors=tensors_of([array])), {0: "y"})
-    response = at_once(infer_response("m", None, [AskedOutput("y", binary)], result))
+    asked = [AskedOutput(name="y", binary=binary)]
+    response = at_once(infer_response("m", None, asked, result))
     whole = b"".join(response.body)
     length = int(dict(response.headers).get("Inference-Header-Content-Length", len(whole)))
     (output,) = json.loads(whole[:length])["outputs"]
@@ -212,7 +215,9 @@ def test_a_damaged_request_raises_nothing_but_the_blame_of_its_caller(
     for place, length, word in cuts:
         text = text[:place] + word + text[place + length :]
     headers = {} if stated is None else {"inference-header-content-length": stated}
-    request = HttpRequest("POST", "/", "", headers, text + binary, "127.0.0.1")
+    request = HttpRequest(
+        method="POST", path="/", query="", headers=headers, body=text + binary, peer="127.0.0.1"
+    )
     refusal = None
     try:
         found = read(request, signature_of("f32"))
