@@ -41,6 +41,7 @@ from shapestream.serving.ends import (
 from shapestream.serving.kept_replies import ClientId
 from shapestream.serving.sessions import RequestRecord
 from shapestream.slices import Slices
+from shapestream.wire.tags import REQUEST_ID, TRACEPARENT
 from shapestream_engine.batch import ErrorCode
 
 MOST_ANSWERED = 16_384
@@ -297,20 +298,26 @@ class Stories:
             mine = (one.sequence == sequence and one.client[0] == client) or one.is_called(text)
             return mine and may_see(asker, one.client)
 
+        def perhaps(record: RequestRecord) -> bool:
+            """Tell whether `asked` is worth asking: a `Member` of each record would make a long turn."""
+            tags = record.tags or {}
+            return (
+                record.sequence == sequence
+                or tags.get(REQUEST_ID) == text
+                or text in tags.get(TRACEPARENT, "")
+            )
+
         # Copies, since later turns change the originals; the newest first.
         runs = list(reversed(self._runs))
         failed = (past for past in reversed(self._failed) if asked(past.member))
-        unended = [
-            record
-            for record in records
-            # In front, since a `Member` of each would make a long turn.
-            if (record.sequence == sequence or any(text in tag for tag in (record.tags or {}).values()))
-            and asked(member_of(record))
-        ]
+        newest = (
+            record for record in reversed(list(records)) if perhaps(record) and asked(member_of(record))
+        )
+        unended = list(islice(newest, MOST_STORIES))
         found = {slow.number: slow.past for slow in chain(*self._slow) if asked(slow.past.member)}
         for past in islice(failed, MOST_STORIES):
             found.setdefault(past.member.number, past)
-        for record in unended[-MOST_STORIES:]:
+        for record in unended:
             runs_now = [run_of(batch) for batch in self._batches().values() if record.id in batch.ids]
             past = Past(member_of(record), record.model, inf, None, "", None, tuple(runs_now))
             found[record.id] = past
