@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, Self, Unpack,
 
 from shapestream.client.calls import Calls
 from shapestream.client.connector import Addresses, connector_for
-from shapestream.client.core import Core, CoreThread, Withdraw, software
+from shapestream.client.core import WITHDRAWN, Core, CoreThread, Withdraw, software
 from shapestream.client.link import LinkSettings
 from shapestream.client.opened_models import Model
 from shapestream.client.request_tags import tags_of
@@ -48,6 +48,7 @@ from shapestream.client.tickets import (
     stories_asked,
     stories_of,
 )
+from shapestream.errors import Cancelled
 from shapestream.wire.messages import ResultEntry as Answer
 from shapestream_engine.signature import ModelSignature
 
@@ -314,7 +315,14 @@ class _ThreadCall:
         self._unanswered.release()
 
     def ask(self, ticket: Question) -> None:
-        """Wait until the ticket is finished; when a Ctrl-C interrupts it, the ticket is withdrawn."""
+        """Wait until the ticket is finished; when a Ctrl-C interrupts it, the ticket is withdrawn.
+
+        One that was withdrawn before is not sent.
+        """
+        withdrawn_before = self._withdrawn
+        if withdrawn_before:
+            ticket.outcome = Cancelled(WITHDRAWN)
+            return
         try:
             self._core.submissions.post(ticket)
             self._asked = True

@@ -45,7 +45,7 @@ from shapestream.wire.codec import decode, encode, pack_messages
 from shapestream.wire.messages import Entry, RequestEntry, Role
 
 _CLOSED = "the client is closed"
-_WITHDRAWN = "the request was withdrawn"
+WITHDRAWN = "the request was withdrawn"
 
 
 @dataclass(frozen=True, slots=True)
@@ -440,7 +440,7 @@ class Core:
                 case Withdraw():
                     self._session.cancel(item.ticket)
                     if not item.ticket.owner.closed and item.ticket.outcome is None:
-                        item.ticket.outcome = Cancelled(_WITHDRAWN)
+                        item.ticket.outcome = Cancelled(WITHDRAWN)
                         answered.append(item.ticket)
                 case Attend():
                     self._streams[id(item.owner)] = item.owner
