@@ -63,7 +63,7 @@ class Target:
     """The process of the server behind them."""
     headers: str = ""
     head: bytes = b""
-    """What stands before the row in a body."""
+    """Head of each body, before the row."""
 
     def client(self) -> HttpClient:
         """A client without connections yet."""

@@ -41,7 +41,7 @@ def _body(data: str, shape: str) -> bytes:
 
 
 def _numbers() -> bytes:
-    """As many numbers as fit; the answer has them in JSON, too."""
+    """Body with the most numbers that fit; its answer is JSON as well."""
     return _body("[" + ",".join("1" * 1_000_000) + "]", "[1,1000000]")
 
 

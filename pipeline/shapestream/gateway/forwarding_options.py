@@ -1,4 +1,4 @@
-"""What gateways of all kinds are told: how they reach their server, and what they ask of their callers."""
+"""Options that gateways of both kinds have: how they reach their server, and what they ask of their callers."""
 
 from __future__ import annotations
 

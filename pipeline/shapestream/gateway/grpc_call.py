@@ -1,4 +1,4 @@
-"""What a call over gRPC says besides its messages: who asks, in which metadata, until when; and how it is refused."""
+"""The context of a call over gRPC: its caller, metadata and deadline, and how it is refused."""
 
 from __future__ import annotations
 

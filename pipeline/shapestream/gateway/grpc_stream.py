@@ -38,7 +38,7 @@ MAX_IN_FLIGHT = 64
 
 @dataclass(slots=True, eq=False)
 class _Asked:
-    """What is kept of a request until it is answered."""
+    """Facts of a request that its answer needs."""
 
     began: float
     id: str = ""

@@ -23,7 +23,7 @@ class TlsSettings(Section):
 
 
 class GatewaySettings(Section):
-    """What gateways of both kinds have."""
+    """Settings that gateways of both kinds have."""
 
     address: Annotated[
         str,

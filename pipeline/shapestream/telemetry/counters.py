@@ -175,7 +175,7 @@ class ModelCounters:
         """Sum of these three times."""
         self.total_us = Histogram()
         self.members_gather_us = 0
-        """The same three times of a batch, once for each request that it answered."""
+        """Sum of the batches' gather times, each counted once per request answered; run and split likewise."""
         self.members_run_us = 0
         self.members_split_us = 0
         self.last_ended = 0.0

@@ -27,7 +27,7 @@ def tensor(kind, array):
 
 
 def right(result, expected=SORTED):
-    """Whether the answer is the array."""
+    """Assert that the answer is the array."""
     assert np.array_equal(expected, result.as_numpy("sorted")), result.get_response()
 
 
