@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +20,7 @@ from shapestream_engine import InferenceError, InputSpec, ModelSpec, ShapeError,
 from shapestream_engine.infer_request import InferRequest
 from shapestream_engine.tensor import reserved, upper_bounds
 
+ROOT = Path(__file__).resolve().parents[2]
 # Without streams, one stream of several threads, and two requests without streams.
 COUNTS = [{"slots": 1, "threads": 1}, {"slots": 1, "threads": 2}, {"slots": 2, "threads": 2}]
 
@@ -110,7 +114,15 @@ def test_a_running_request_cannot_be_resized() -> None:
 
 
 def test_calls_of_one_thread_need_no_other() -> None:
-    """They compute in the thread that calls, so no thread has to wake up."""
+    """They compute in the thread that calls, so no thread has to wake up. In a process without other tests' threads."""
+    code = "from tests.engine.test_openvino_request import threads_of_calls; threads_of_calls()"
+    ran = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert 0 == ran.returncode, ran.stderr
+
+
+def threads_of_calls() -> None:
+    """A model of two slots adds none, in a process that has compiled and called one before."""
+    run(request_of(relu(), slots=2, threads=2), np.ones((2, 4), np.float32))
     before = threading.active_count(), len(os.listdir("/proc/self/task"))
     request = request_of(relu(), slots=2, threads=2)
     for rows in (1, 7, 3):
