@@ -299,11 +299,38 @@ class Whole(Rule):
     NAME: ClassVar[str] = "whole"
 
 
+@dataclass(frozen=True, slots=True)
+class List(Whole):
+    """A list of arrays, each of any shape within `of`: `height, width, 3`. There may be none.
+
+    The output has the elements of all arrays, one after the other. A second output, `NAME.shapes`, has a row per array,
+    its shape (`list_ports` makes both).
+    """
+
+    NAME: ClassVar[str] = "list"
+    DATA_AXIS: ClassVar[int | None] = 0
+    of: str
+
+    def check(self, rule: Ruled) -> None:
+        """Raise `SignatureError` unless `of` is a shape, and the output of the arrays' shapes is there."""
+        output, where = rule.output, rule.where
+        try:
+            item = NamedShape.parse(self.of)
+        except EngineError as error:
+            raise SignatureError(f"{where}: {self.of!r} is no shape: {error}") from error
+        expected, shapes = list_ports(output.name, output.element_type, item)
+        if output != expected or shapes not in rule.outputs:
+            raise SignatureError(
+                f"{where} needs the shape [?], not [{output.shape}], and an output {shapes.name!r} with the arrays' shapes"
+            )
+
+
 RULES: dict[str, type[Rule]] = {
-    rule.NAME: rule for rule in (Rows, IndexColumn, With, Counts, PaddedCounts, Recount, Shared, Whole, Crop)
+    rule.NAME: rule
+    for rule in (Rows, IndexColumn, With, Counts, PaddedCounts, Recount, Shared, Whole, Crop, List)
 }
 """Rules by their names in a configuration."""
-_ARGUMENT_TYPES: dict[str, type] = {"column": int, "output": str, "to": str}
+_ARGUMENT_TYPES: dict[str, type] = {"column": int, "output": str, "to": str, "of": str}
 
 
 def parse_rule(value: Mapping[str, Any]) -> Rule:
@@ -511,6 +538,11 @@ class OutputPort(Port):
         return self.rule.data_axis(self)
 
     @property
+    def item(self) -> NamedShape | None:
+        """The shape of one array, if the output is a list of arrays; else None."""
+        return NamedShape.parse(self.rule.of) if isinstance(self.rule, List) else None
+
+    @property
     def extents(self) -> tuple[Extent | None, ...]:
         """The extent of each axis, by the shape's names or the rule; None for an axis without one."""
         return self.rule.extents(self)
@@ -539,6 +571,20 @@ class OutputPort(Port):
     def __str__(self) -> str:
         arguments = ", ".join(f"{key}: {value}" for key, value in rule_to_dict(self.rule).items())
         return f"{self.name}: {self.element_type} [{self.shape}], {{{arguments}}}"
+
+
+def shapes_of(name: str) -> str:
+    """Return the name of the output with the shapes of a list's arrays."""
+    return f"{name}.shapes"
+
+
+def list_ports(name: str, element_type: str, item: NamedShape) -> tuple[OutputPort, OutputPort]:
+    """Return the two outputs of a list of arrays: their elements in one row, and their shapes, i64 [arrays, rank]."""
+    shapes = NamedShape((None, None), (Dimension(), Dimension(item.rank, item.rank)))
+    return (
+        OutputPort(name, element_type, NamedShape((None,), (Dimension(),)), List(str(item))),
+        OutputPort(shapes_of(name), "i64", shapes, Whole()),
+    )
 
 
 def _holds(element_type: str, value: object) -> bool:
