@@ -3,7 +3,8 @@
 The queue is bounded over all models. It is divided between the groups of models that share slots (`fairness.QueueRoom`),
 and in these between clients (`fairness.GroupRoom`). Without room, a request is refused as `overloaded`, with an estimate
 of when the queue for its slots will have drained. Requests that are to be run again were
-admitted before, and are never refused. A deadline that will hardly be met refuses a request as well (deadlines.py).
+admitted before, and are never refused; nor are those whose parent was admitted (`Arrival.since`). A deadline that will
+hardly be met refuses a request as well (deadlines.py).
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class Admission:
 
         Raises any error of a prediction. The queue is not changed.
         """
-        if self.draining:
+        if self.draining and arrival.since is None:
             return Refusal("draining", "the server finishes what it has and takes nothing new")
         if queue is None:
             return Refusal("unavailable", f"no model {arrival.model!r} is served here")
@@ -72,6 +73,8 @@ class Admission:
         whole = self.room
         room = queue.shares.room
         room.ask(arrival.client, arrival.model)
+        if arrival.since is not None:
+            return self._terms_of(arrival, queue)  # its parent was admitted, with room for it
         if whole.requests >= whole.max_requests or whole.nbytes + arrival.nbytes > whole.max_bytes:
             return self._full(arrival, queue)
         parts = 1 if whole.groups == 1 else room.parts

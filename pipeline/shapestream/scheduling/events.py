@@ -112,6 +112,9 @@ class Arrival:
     deadline: float | None = None
     priority: int = 0
     """Higher goes first."""
+    since: float | None = None
+    """When its parent arrived, a request of a chain that has been admitted: so it is never refused for lack of room, and
+    goes before younger requests of its client. None: it has no parent."""
 
 
 @value

@@ -120,9 +120,11 @@ def _of_its_models(request: Request, now: float, ready: Callable[[ModelQueue, fl
     """Return the first request of its client, of all models that are `ready`: the model goes that had least of the
     client's time.
 
-    Priorities and ageing count here as between clients.
+    Priorities and ageing count here as between clients. A request of a chain goes before all that are younger than its
+    parent: what was begun is finished first, so that little is held.
     """
     best, best_key = request, (request.flow.start_s - request.bonus_s, request.order)
+    elder = request if request.arrival.since is not None else None
     for flow in request.flow.client.flows.values():
         if (
             flow is request.flow
@@ -135,7 +137,15 @@ def _of_its_models(request: Request, now: float, ready: Callable[[ModelQueue, fl
         key = (flow.start_s - first.bonus_s, first.order)
         if key < best_key:
             best, best_key = first, key
-    return best
+        if first.arrival.since is not None and (elder is None or _age(first) < _age(elder)):
+            elder = first
+    return best if elder is None or _age(elder) >= _age(best) else elder
+
+
+def _age(request: Request) -> float:
+    """Return the key that orders requests of one client by age: the arrival of the parent, or its own."""
+    since = request.arrival.since
+    return request.arrived if since is None else since
 
 
 def _first_of_full(queue: ModelQueue, first: Request, full: Callable[[Request], bool]) -> Request | None:

@@ -1,0 +1,120 @@
+"""Room for what chains may fan out to: requests of chains wait until it is there, each client in turn.
+
+A request reserves the most that its stages may hold, requests and bytes, before it begins. Once a stage's number is known,
+the rest of its reservation is given back; once the stage is done, all of it. So each stage finds room, and only requests
+that have not begun wait.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from math import inf
+from typing import NamedTuple
+
+from shapestream.chains.plan import Chain
+from shapestream.chains.run import ChainRun, StageRun
+
+
+class Held(NamedTuple):
+    """What a request of a chain may hold, or holds."""
+
+    requests: int
+    nbytes: int
+
+
+def most_held(chain: Chain) -> Held:
+    """Return the most that a request of this chain holds in its counted stages, all at once."""
+    counted = [stage for stage in chain.stages if stage.is_counted]
+    return Held(sum(stage.at_most for stage in counted), sum(stage.at_most_bytes for stage in counted))
+
+
+class ChainRoom:
+    """The reservations of all chains' requests, and those that wait for theirs."""
+
+    def __init__(self, max_requests: int, max_bytes: int) -> None:
+        self._max_requests = max_requests
+        self._max_bytes = max_bytes
+        self._requests = 0
+        self._bytes = 0
+        self._reserved: dict[ChainRun, dict[str, Held]] = {}
+        """By stage."""
+        self._waiting: OrderedDict[int, deque[ChainRun]] = OrderedDict()
+        """By client; the first has the next turn."""
+
+    def __len__(self) -> int:
+        """Count the requests that wait."""
+        return sum(map(len, self._waiting.values()))
+
+    @property
+    def reserved(self) -> Held:
+        """What all requests that have begun may hold."""
+        return Held(self._requests, self._bytes)
+
+    def wait(self, run: ChainRun, client: int) -> None:
+        """Let a request wait for its turn. `next` may return it at once."""
+        self._waiting.setdefault(client, deque()).append(run)
+
+    def next(self) -> ChainRun | None:
+        """Return a request that may begin now, with its reservation; None if none may.
+
+        The first in turn waits for its room, and no other passes it, so that small ones do not starve it.
+        """
+        while self._waiting:
+            client, runs = next(iter(self._waiting.items()))
+            while runs and runs[0].is_over:
+                runs.popleft()
+            if not runs:
+                del self._waiting[client]
+                continue
+            if not self._fits(runs[0].chain):
+                return None
+            run = runs.popleft()
+            self._waiting.move_to_end(client)
+            self._reserve(run)
+            return run
+        return None
+
+    def _fits(self, chain: Chain) -> bool:
+        """Tell whether there is room. One request alone may always begin."""
+        most = most_held(chain)
+        if not self._reserved:
+            return True
+        return (
+            self._requests + most.requests <= self._max_requests
+            and self._bytes + most.nbytes <= self._max_bytes
+        )
+
+    def _reserve(self, run: ChainRun) -> None:
+        held = {
+            stage.name: Held(stage.at_most, stage.at_most_bytes)
+            for stage in run.chain.stages
+            if stage.is_counted
+        }
+        self._reserved[run] = held
+        for each in held.values():
+            self._requests += each.requests
+            self._bytes += each.nbytes
+
+    def update(self, run: ChainRun) -> None:
+        """Take in what a request has learned: the numbers of stages that have begun, and the stages that are done."""
+        held = self._reserved.get(run)
+        if held is None:
+            return
+        for stage in run.stages:
+            if stage.stage.name in held:
+                self._set(held, stage.stage.name, _held_by(stage, over=run.is_over))
+        if run.is_over:
+            del self._reserved[run]
+
+    def _set(self, held: dict[str, Held], stage: str, now: Held | None) -> None:
+        if now is not None and now != (before := held[stage]):
+            self._requests += now.requests - before.requests
+            self._bytes += now.nbytes - before.nbytes
+            held[stage] = now
+
+
+def _held_by(stage: StageRun, *, over: bool) -> Held | None:
+    """Return what a stage holds; None while its number is not known."""
+    if over or stage.ended != inf:
+        return Held(0, 0)
+    return None if stage.began == inf else Held(stage.requests, stage.nbytes)
