@@ -1,4 +1,4 @@
-"""A list of arrays, each of any shape, as two tensors: the elements of all arrays in one row, and a row per array, its shape.
+"""A list of arrays, each of any shape, as two tensors: the elements of all arrays in one row, and the arrays' shapes.
 
 `OutputPort.item` says which shapes an array may have, `list_ports` names both outputs. The arrays are copied once, into the
 row. Their receiver gets views of the row.
@@ -48,7 +48,7 @@ def pack(port: OutputPort, arrays: Any) -> tuple[Array, Array]:
 
 
 def unpack(elements: Array, shapes: Array) -> list[Array]:
-    """Return the arrays of a list as views of `elements`; raises `ShapeError` where the two tensors do not fit each other."""
+    """Return the arrays of a list as views of `elements`; raises `ShapeError` where the two tensors do not fit."""
     if elements.ndim != 1 or shapes.ndim != 2 or shapes.dtype.kind not in "iu":
         raise ShapeError(
             f"a list has elements [n] and whole shapes [arrays, rank], not {list(elements.shape)} and "
