@@ -360,7 +360,8 @@ def test_the_rules_of_the_schema_are_those_of_the_engine() -> None:
     for name in names:
         output = "peaks" if name in ("with", "counts", "padded_counts", "recount") else None
         to = "batch" if name == "crop" else None
-        arguments = OutputSettings(rule=name, output=output, to=to).rule_arguments()
+        shape = "n" if name == "list" else None
+        arguments = OutputSettings(rule=name, output=output, to=to, shape=shape).rule_arguments()
         assert arguments is not None
         assert name == parse_rule(arguments).NAME
 

@@ -154,6 +154,8 @@ LINES_OF_A_MODEL = [
     ("outputs: {y: {rule: crop}}",
      'outputs.y: the rule "crop" needs the size of each axis (add to: "batch, 8, height/4, width/4")'),
     ("outputs: {y: {rule: rows, to: batch}}", 'outputs.y.to: only the rule "crop" has a "to" (remove it)'),
+    ("outputs: {y: {rule: list}}",
+     'outputs.y.rule: only a function returns lists: the rule "list" does not fit a "path" (remove the rule)'),
     ("outputs: {y: {rule: column}}",
      'outputs.y.rule: unknown rule "column" (write one of: rows, index_column, with, counts,'),
     ("probe: {x: {integers: [3, 1]}}", "probe.x.integers: the low end 3 is above the high end 1 (swap them)"),

@@ -119,36 +119,56 @@ def signatures_of(access: ServerAccess) -> tuple[list[ModelSignature], dict[str,
 
 
 def save_outputs(result: Result, folder: Path) -> None:
-    """Write `folder/NAME.npy` for each output. Other characters than letters, digits, `-`, `_` and `.` become `_`."""
+    """Write `folder/NAME.npy` for each output, or `folder/NAME.INDEX.npy` for each array of a list.
+
+    Other characters than letters, digits, `-`, `_` and `.` become `_`.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    for name, array in result.items():
+    for name, value in result.items():
         stem = "".join(character if character.isalnum() or character in "-_." else "_" for character in name)
-        np.save(folder / f"{stem}.npy", array)
+        if isinstance(value, list):
+            for index, array in enumerate(value):
+                np.save(folder / f"{stem}.{index}.npy", array)
+        else:
+            np.save(folder / f"{stem}.npy", value)
 
 
 def format_result(result: Result, *, as_json: bool) -> str:
-    """Return the outputs and their timings as text, or as JSON."""
+    """Return the outputs and their timings as text, or as JSON. A list of arrays is a list in JSON."""
     timings = result.timings
     if as_json:
         outputs = {
-            name: {
-                "element_type": element_type_of(array.dtype),
-                "shape": list(array.shape),
-                "data": _plain(array),
-            }
-            for name, array in result.items()
+            name: [_described(array) for array in value] if isinstance(value, list) else _described(value)
+            for name, value in result.items()
         }
         said = {
             name: getattr(timings, name) for name in ("queue_us", "run_us", "total_us", "worker", "digest")
         }
         return json.dumps({"outputs": outputs, "timings": said})
-    lines = []
-    for name, array in result.items():
-        lines.append(f"{name}: {element_type_of(array.dtype)} {list(array.shape)}")
-        shown = np.array2string(array, threshold=SHOWN_ELEMENTS, edgeitems=3)
-        lines += [f"  {line}" for line in shown.splitlines()]
+    lines: list[str] = []
+    for name, value in result.items():
+        if isinstance(value, list):
+            lines.append(f"{name}: {len(value)} arrays")
+            for index, array in enumerate(value):
+                lines += _shown(f"{name}[{index}]", array)
+        else:
+            lines += _shown(name, value)
     lines.append(f"queued {timings.queue_us} us, ran {timings.run_us} us on {timings.worker}")
     return "\n".join(lines)
+
+
+def _shown(name: str, array: np.ndarray[Any, Any]) -> list[str]:
+    shown = np.array2string(array, threshold=SHOWN_ELEMENTS, edgeitems=3)
+    header = f"{name}: {element_type_of(array.dtype)} {list(array.shape)}"
+    return [header, *(f"  {line}" for line in shown.splitlines())]
+
+
+def _described(array: np.ndarray[Any, Any]) -> dict[str, Any]:
+    return {
+        "element_type": element_type_of(array.dtype),
+        "shape": list(array.shape),
+        "data": _plain(array),
+    }
 
 
 def _plain(array: np.ndarray[Any, Any]) -> Any:

@@ -1,7 +1,8 @@
 """The engine for Python callables over NumPy arrays: `function: package.module:name`.
 
 The callable gets each input as a keyword argument. Arguments are views of the request's tensors, valid during the call. It
-returns a mapping from output names to arrays; a single output may be returned as the array alone.
+returns a mapping from output names to arrays; a single output may be returned as the array alone. An output with the rule
+`list` is a list of arrays, which `array_lists.py` packs.
 """
 
 from __future__ import annotations
@@ -11,13 +12,21 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
-import numpy as np
-
+from shapestream_engine.array_lists import checked_array, pack
 from shapestream_engine.backends.host_request import HostModel, HostRequest
-from shapestream_engine.element_types import dtype_of
 from shapestream_engine.errors import EngineError, InferenceError, ModelLoadError, SignatureError, message_of
 from shapestream_engine.model import InputSpec, ModelSpec, OutputSpec
-from shapestream_engine.ports import InputPort, OutputPort, Rows, Rule, Whole, parse_rule
+from shapestream_engine.ports import (
+    InputPort,
+    List,
+    OutputPort,
+    Rows,
+    Rule,
+    Whole,
+    list_ports,
+    parse_rule,
+    shapes_of,
+)
 from shapestream_engine.shapes import NamedShape
 from shapestream_engine.signature import ModelSignature
 from shapestream_engine.tensor import Array
@@ -49,9 +58,9 @@ class FunctionRequest(HostRequest):
         self._named = tuple(
             (port.name, tensor) for port, tensor in zip(signature.inputs, self._tensors, strict=True)
         )
-        self._expected = tuple(
-            (port, dtype_of(port.element_type), port.shape.rank) for port in signature.outputs
-        )
+        made = {shapes_of(port.name) for port in signature.outputs if isinstance(port.rule, List)}
+        self._returned = tuple(port for port in signature.outputs if port.name not in made)
+        """The outputs that the function returns; it does not return the shapes of a list's arrays."""
 
     def run(self) -> list[Array]:
         """Call the function; raises `InferenceError` for every error of it, and for outputs that differ from their
@@ -68,46 +77,31 @@ class FunctionRequest(HostRequest):
         return self._check(returned)
 
     def _check(self, returned: Any) -> list[Array]:
-        expected = self._expected
+        expected = self._returned
         if type(returned) is not dict and not isinstance(
             returned, Mapping
         ):  # isinstance alone takes ten times as long
             if len(expected) != 1:
-                names = ", ".join(port.name for port, *_ in expected)
+                names = ", ".join(port.name for port in expected)
                 raise InferenceError(
                     f"the function returned {type(returned).__name__}, not a mapping with {names}"
                 )
-            returned = {expected[0][0].name: returned}
-        outputs = []
-        for port, dtype, rank in expected:
-            array = returned.get(port.name)
-            if not isinstance(array, np.ndarray):
-                raise InferenceError(_no_array(port, returned))
-            if isinstance(array, np.ma.MaskedArray) and np.ma.is_masked(array):
-                raise InferenceError(
-                    f"output {port.name!r} has masked elements, and tensors have no mask; return .filled(value)"
-                )
-            if array.dtype != dtype:
-                raise InferenceError(
-                    f"output {port.name!r} is of type {array.dtype}, declared is {port.element_type}"
-                )
-            if array.ndim != rank:
-                raise InferenceError(
-                    f"output {port.name!r} has the shape {list(array.shape)}, declared is [{port.shape}]"
-                )
-            outputs.append(array)
+            returned = {expected[0].name: returned}
+        outputs: list[Array] = []
+        for port in expected:
+            if port.name not in returned:
+                names = ", ".join(map(str, returned)) or "nothing"
+                raise InferenceError(f"the function returned no output {port.name!r}, only {names}")
+            if isinstance(port.rule, List):
+                outputs += pack(port, returned[port.name])
+            else:
+                outputs.append(checked_array(port, returned[port.name]))
         if len(returned) != len(expected):
             extra = ", ".join(
-                sorted(str(name) for name in returned.keys() - {port.name for port, *_ in expected})
+                sorted(str(name) for name in returned.keys() - {port.name for port in expected})
             )
             raise InferenceError(f"the function returned outputs that are not declared: {extra}")
         return outputs
-
-
-def _no_array(port: OutputPort, returned: Mapping[Any, Any]) -> str:
-    if port.name in returned:
-        return f"output {port.name!r} is {type(returned[port.name]).__name__}, not a NumPy array"
-    return f"the function returned no output {port.name!r}, only {', '.join(map(str, returned)) or 'nothing'}"
 
 
 def _import(name: str, reference: str) -> Any:
@@ -144,17 +138,20 @@ def _signature(spec: ModelSpec) -> ModelSignature:
         )
         batched = all("batch" in port.axis_names for port in inputs)
         outputs = tuple(
-            OutputPort(
-                name,
-                _stated(name, port.element_type, "element_type"),
-                _shape(name, port),
-                _rule(port, batched),
-            )
-            for name, port in spec.outputs.items()
+            port for name, output in spec.outputs.items() for port in _outputs(name, output, batched)
         )
     except EngineError as error:
         raise SignatureError(f"model {spec.name!r}: {error}", key=error.key) from error
     return ModelSignature(spec.name, inputs, outputs, spec.strategy)
+
+
+def _outputs(name: str, port: OutputSpec, batched: bool) -> tuple[OutputPort, ...]:
+    """Return the output; of a list of arrays, whose `shape` is that of one array, return its two outputs."""
+    element_type, shape = _stated(name, port.element_type, "element_type"), _shape(name, port)
+    if port.rule is not None and port.rule.get("rule") == List.NAME:
+        parse_rule({**port.rule, "of": str(shape)})  # refuses other arguments
+        return list_ports(name, element_type, shape)
+    return (OutputPort(name, element_type, shape, _rule(port, batched)),)
 
 
 def _rule(port: OutputSpec, batched: bool) -> Rule:

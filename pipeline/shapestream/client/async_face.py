@@ -224,7 +224,8 @@ class Client(Calls):
             call, deadline=due, model=opened, tensors=tensors, nbytes=nbytes, priority=priority, tags=tags
         )
         await call.ask(ticket)
-        return Result(None, outcome_of(ticket, Answer), opened.outputs, self._core.client, request_id)
+        answer = outcome_of(ticket, Answer)
+        return Result(None, answer, opened.outputs, self._core.client, request_id, lists=opened.lists)
 
     @overload
     def stream(

@@ -291,7 +291,8 @@ class Inference:
         """Send the request, and wait for its result. Raises its error, or `Cancelled` where it was withdrawn."""
         self._call.ask(self._ticket)
         answer = outcome_of(self._ticket, Answer)
-        return Result(None, answer, self._model.outputs, self._client, self._own_id)
+        model = self._model
+        return Result(None, answer, model.outputs, self._client, self._own_id, lists=model.lists)
 
     def withdraw(self) -> None:
         """Withdraw the request, here and at the server, from any thread, before or after `result` is called."""

@@ -21,6 +21,7 @@ from shapestream_engine.errors import ElementTypeError, EngineError, ShapeError
 from shapestream_engine.input_arrays import plain_array, same_numbers
 from shapestream_engine.layout import Buffer, Layout, RequestShape, Tensors
 from shapestream_engine.memo import Memo
+from shapestream_engine.ports import List, shapes_of
 from shapestream_engine.signature import ModelSignature
 
 
@@ -39,6 +40,13 @@ class Model(ModelHandle):
     def outputs(self) -> dict[int, str]:
         """Names of the outputs by their numbers."""
         return {number: port.name for number, port in enumerate(self.signature.outputs)}
+
+    @cached_property
+    def lists(self) -> dict[str, str]:
+        """Names of the outputs that are lists of arrays, each with the output of its arrays' shapes."""
+        return {
+            port.name: shapes_of(port.name) for port in self.signature.outputs if isinstance(port.rule, List)
+        }
 
     @cached_property
     def _resolve(self) -> Memo[Layout, RequestShape]:

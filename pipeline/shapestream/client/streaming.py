@@ -246,7 +246,7 @@ class StreamState(Generic[ItemT]):
         outcome = ticket.outcome
         if type(outcome) is Answer:
             model = cast("Model", ticket.model)
-            return cast("ItemT", Result(ticket.key, outcome, model.outputs, self._client))
+            return cast("ItemT", Result(ticket.key, outcome, model.outputs, self._client, lists=model.lists))
         assert isinstance(outcome, RequestError)
         if self._options.yields_failures:
             return cast("ItemT", Failed(ticket.key, outcome, ticket.id))

@@ -54,7 +54,7 @@ _TRUE = InferParameter(bool_param=True)
 def _pieces(response: ModelInferResponse, names: Sequence[str], result: Result) -> list[bytes | memoryview]:
     raw: list[bytes | memoryview] = []
     for name in names:
-        array = result[name]
+        array = result.tensor(name)
         response.outputs.add(name=name, datatype=DATATYPES[element_type_of(array.dtype)], shape=array.shape)
         # As bytes: not every element type (bfloat16) can be exported as a memoryview of its own.
         raw += [RAW_TAG, _varint(array.nbytes), array.reshape(-1).view(np.uint8).data]

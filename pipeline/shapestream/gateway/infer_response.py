@@ -33,7 +33,7 @@ def infer_response(
     outputs: list[dict[str, Any]] = []
     pieces: list[Buffer] = []
     for output in asked:
-        array = result[output.name]
+        array = result.tensor(output.name)
         told: dict[str, Any] = {
             "name": output.name,
             "datatype": DATATYPES[element_type_of(array.dtype)],
@@ -63,7 +63,7 @@ def infer_response(
 
 def numbers_nbytes(asked: Sequence[AskedOutput], result: Result) -> int:
     """Return the bytes of the outputs that are sent as JSON."""
-    return sum([result[output.name].nbytes for output in asked if not output.binary])
+    return sum([result.tensor(output.name).nbytes for output in asked if not output.binary])
 
 
 def _written(name: str, numbers: npt.NDArray[Any]) -> Slices[Any]:

@@ -34,7 +34,7 @@ from shapestream.settings.yaml_source import Location
 from shapestream_engine.backends.registry import known_engines
 from shapestream_engine.element_types import ELEMENT_TYPES
 from shapestream_engine.errors import ShapeError, SignatureError
-from shapestream_engine.ports import BATCH, RULES, FollowingRule
+from shapestream_engine.ports import BATCH, RULES, FollowingRule, List, shapes_of
 from shapestream_engine.shapes import Dimension, NamedShape
 from shapestream_engine.strategy import Strategy, parse_strategy
 
@@ -116,6 +116,15 @@ class InputSettings(Section):
     """Dimensions that may be padded, each with the value to pad with."""
     mask_of: str | None = None
     """Make this input (1 = data, 0 = padding) from the named one where the client sends none."""
+
+    @property
+    def has_batch(self) -> bool:
+        """Tell whether the stated shape has a dynamic axis `batch`."""
+        shape = NamedShape.parse(self.shape or "")
+        return any(
+            name == BATCH and size.is_dynamic
+            for name, size in zip(shape.names, shape.dimensions, strict=True)
+        )
 
 
 class ShapesSettings(Section):
@@ -334,7 +343,7 @@ class OutputSettings(Section):
     to: str | None = None
     """For `crop`: an entry per axis, such as `batch, 8, height/4, width/4`. `/` rounds up, `//` down; `?` stays."""
     shape: Shape | None = None
-    """For functions only, which need it: names and bounds of the dimensions."""
+    """For functions only, which need it: names and bounds of the dimensions. For `list`: those of one array."""
     element_type: ElementType | None = None
     """For functions only, which need it: OpenVINO's name of the element type."""
 
@@ -343,6 +352,8 @@ class OutputSettings(Section):
         if self.rule is None:
             return None
         given = {"rule": self.rule, "column": self.column, "output": self.output, "to": self.to}
+        if self.rule == List.NAME:
+            given["of"] = self.shape
         return {key: value for key, value in given.items() if value is not None}
 
     def problems(
@@ -518,6 +529,8 @@ class ModelSettings(Section):
         for name, output in self.outputs.items():
             complete = self.path is None
             yield from below(("outputs", name), output.problems(name, self.outputs, complete=complete))
+            if output.rule == List.NAME:
+                yield from below(("outputs", name), self._list_problems(name))
         for name, probe in self.probe.items():
             yield from below(("probe", name), probe.problems())
         yield from below(("shapes",), self.shapes.problems(self.inputs))
@@ -527,6 +540,19 @@ class ModelSettings(Section):
                     yield ("shapes", key), "batch_invariant runs exact shapes only (remove one of them)"
         if not self.idempotent:
             yield from self._problems_of_running_once()
+
+    def _list_problems(self, name: str) -> Iterator[Finding]:
+        """Yield the problems of an output that is a list of arrays."""
+        remedy = "(remove the rule)"
+        if self.path is not None:
+            yield ("rule",), f'only a function returns lists: the rule "list" does not fit a "path" {remedy}'
+        elif self.inputs and all(port.has_batch for port in self.inputs.values()):
+            yield (
+                ("rule",),
+                f'the rule "list" does not fit a model whose inputs all have a batch axis {remedy}',
+            )
+        if shapes_of(name) in self.outputs:
+            yield (), f'the list\'s shapes are an output "{shapes_of(name)}" already (rename one of them)'
 
     def _source_problems(self) -> Iterator[Finding]:
         """Yield the problems of `path`, `function` and `engine`."""

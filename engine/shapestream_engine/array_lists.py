@@ -1,0 +1,91 @@
+"""A list of arrays, each of any shape, as two tensors: the elements of all arrays in one row, and the arrays' shapes.
+
+`OutputPort.item` says which shapes an array may have, `list_ports` names both outputs. The arrays are copied once, into the
+row. Their receiver gets views of the row.
+"""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from shapestream_engine.element_types import dtype_of
+from shapestream_engine.errors import InferenceError, ShapeError
+from shapestream_engine.ports import OutputPort
+from shapestream_engine.shapes import NamedShape, exact_nbytes
+from shapestream_engine.tensor import Array
+
+
+def checked_array(port: OutputPort, value: Any) -> Array:
+    """Return `value` if it is an array of the port's element type and rank; raises `InferenceError` otherwise."""
+    return _checked(f"output {port.name!r}", port, port.shape, value)
+
+
+def pack(port: OutputPort, arrays: Any) -> tuple[Array, Array]:
+    """Return the elements of all arrays in one row, and their shapes, i64 [arrays, rank].
+
+    Raises `InferenceError` unless `arrays` is a list or tuple of arrays within `port.item`. The message has the index of the
+    array that is not.
+    """
+    item = port.item
+    assert item is not None  # the port is a list
+    if not isinstance(arrays, list | tuple):
+        words = f"is {type(arrays).__name__}, not a list or tuple of NumPy arrays"
+        raise InferenceError(f"output {port.name!r} {words}")
+    for index, array in enumerate(arrays):
+        _check_item(port, item, index, array)
+    shapes = np.array([array.shape for array in arrays], np.int64).reshape(len(arrays), item.rank)
+    # Not np.concatenate: parts of a picture are not contiguous, so flattening each would be a second copy.
+    elements = np.empty(sum(array.size for array in arrays), dtype_of(port.element_type))
+    begin = 0
+    for array in arrays:
+        elements[begin : begin + array.size].reshape(array.shape)[...] = array
+        begin += array.size
+    return elements, shapes
+
+
+def unpack(elements: Array, shapes: Array) -> list[Array]:
+    """Return the arrays of a list as views of `elements`; raises `ShapeError` where the two tensors do not fit."""
+    if elements.ndim != 1 or shapes.ndim != 2 or shapes.dtype.kind not in "iu":
+        raise ShapeError(
+            f"a list has elements [n] and whole shapes [arrays, rank], not {list(elements.shape)} and "
+            f"{shapes.dtype} {list(shapes.shape)}"
+        )
+    rows: list[list[int]] = shapes.tolist()
+    for index, row in enumerate(rows):
+        if any(size < 0 for size in row):
+            raise ShapeError(f"array {index} of the list has the shape {row}; no size is negative")
+        exact_nbytes(elements.itemsize, row)
+    ends = list(accumulate(map(prod, rows), initial=0))
+    if ends[-1] != elements.size:
+        raise ShapeError(
+            f"a list of {len(rows)} arrays of {ends[-1]} elements came with {elements.size} elements"
+        )
+    return [elements[begin:end].reshape(row) for row, begin, end in zip(rows, ends, ends[1:], strict=False)]
+
+
+def _check_item(port: OutputPort, item: NamedShape, index: int, value: Any) -> None:
+    where = f"output {port.name!r}, array {index},"
+    shape = _checked(where, port, item, value).shape
+    named: dict[str, int] = {}
+    equal = all(
+        name is None or named.setdefault(name, size) == size
+        for name, size in zip(item.names, shape, strict=True)
+    )
+    if not equal or not item.admits(shape):
+        raise InferenceError(f"{where} has the shape {list(shape)}, declared is [{item}]")
+
+
+def _checked(where: str, port: OutputPort, shape: NamedShape, value: Any) -> Array:
+    if not isinstance(value, np.ndarray):
+        raise InferenceError(f"{where} is {type(value).__name__}, not a NumPy array")
+    if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
+        raise InferenceError(f"{where} has masked elements, and tensors have no mask; return .filled(value)")
+    if value.dtype != dtype_of(port.element_type):
+        raise InferenceError(f"{where} is of type {value.dtype}, declared is {port.element_type}")
+    if value.ndim != shape.rank:
+        raise InferenceError(f"{where} has the shape {list(value.shape)}, declared is [{shape}]")
+    return value
