@@ -111,6 +111,7 @@ def run_server(loaded: LoadedSettings) -> int:
             serve,
             settings.server,
             models=loaded.settings.models_by_name,
+            chains=[chain.spec() for chain in loaded.settings.chains],
             digests=digests,
             keys=keys,
             cost_cache=CostCache.of_environment(),

@@ -36,6 +36,8 @@ class Availability:
         for model in models:
             self._dispatcher.model_added(model, now)
             self._clients.model_added(model)
+        for name, why in self._models.unavailable.items():  # a chain may not fit them
+            self._clients.model_unavailable(name, why)
 
     def is_served(self, name: str) -> bool:
         """Tell whether any worker that is here has this model."""
@@ -51,7 +53,7 @@ class Availability:
         if self._workers_may_come:
             return
         for name in self._models.names:
-            if not self.is_served(name):
+            if name not in self._models.chains and not self.is_served(name):
                 why = "the threads of all slots in the server's process have ended; restart the server"
                 self.give_up(name, why, now)
 

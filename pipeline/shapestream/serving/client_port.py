@@ -7,8 +7,7 @@ request fails by its own id. Only the inbox awaits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Set
-from itertools import count
+from collections.abc import Callable, Iterator, Set
 from typing import Any
 
 import structlog
@@ -70,13 +69,16 @@ class ClientPort:
         settings: ServerSettings,
         *,
         epoch: bytes,
+        ids: Iterator[int],
         describe: Callable[[], Slices[dict[str, Any]]],
         readiness: Callable[[], dict[str, Any]],
         totals: Callable[[], dict[str, dict[str, int]]],
         acknowledge: Callable[[str], None],
         explain: Callable[[str, int, ClientId | None], Slices[dict[str, Any]]],
     ) -> None:
-        """`describe`, `readiness`, `totals` and `explain` are methods of `Readings`, `acknowledge` one of `Auditor`."""
+        """`ids` numbers requests, those of chains' stages too.
+
+        `describe`, `readiness`, `totals` and `explain` are methods of `Readings`, `acknowledge` one of `Auditor`."""
         self.outgoing = egress.outgoing
         self.sessions = sessions
         self._egress = egress
@@ -89,7 +91,7 @@ class ClientPort:
             window_bytes=settings.window_bytes,
         )
         self._dispatcher = dispatcher
-        self._ids = count(1)
+        self._ids = ids
         self._models = models
         self._settings = settings
         self._statistics = egress.outgoing.statistics
@@ -416,7 +418,7 @@ class ClientPort:
             self.outgoing.say(session, ModelRefused(name=name, code="unavailable", message=why))
         elif model is not None:
             self.outgoing.say(session, _opened(model))
-        elif name in self._models.expected:
+        elif name in self._models.expected or name in self._models.chains:
             self._waiting.setdefault(name, {})[session] = None
         else:
             known = ", ".join(self._models.names) or "none"

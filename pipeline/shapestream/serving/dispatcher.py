@@ -33,8 +33,9 @@ from shapestream.scheduling.batches import Batch, Submitted
 from shapestream.scheduling.occupancy import Occupancy
 from shapestream.scheduling.scheduler import Scheduler
 from shapestream.serving.audits import AuditBook, AuditRun
-from shapestream.serving.egress import Egress
-from shapestream.serving.ends import BatchEnded, RequestEnded, run_of
+from shapestream.serving.chain_desk import ChainDesk, ChainRequest
+from shapestream.serving.egress import Egress, told_code
+from shapestream.serving.ends import BatchEnded, ChainEnded, RequestEnded, run_of
 from shapestream.serving.held_reports import HeldReports
 from shapestream.serving.journal import Journal
 from shapestream.serving.quarantine import Quarantine
@@ -61,6 +62,7 @@ class Dispatcher:
         prefetch: bool,
         quarantine: Quarantine,
         audits: AuditBook,
+        desk: ChainDesk,
     ) -> None:
         """`flush` makes the ports send what became ready. `prefetch`: may batches be sent to slots that are busy?"""
         self.quarantine = quarantine
@@ -83,6 +85,7 @@ class Dispatcher:
         self._busy = Occupancy()
         """The slots that have a batch."""
         self._held = HeldReports()
+        self._desk = desk
         self._handed_back = False
         self._alarm_at = math.inf
         """When the alarm rings: at the earliest time that the scheduler waits for."""
@@ -94,10 +97,44 @@ class Dispatcher:
 
     def submit(self, records: Sequence[RequestRecord], now: float) -> None:
         """Submit all requests that arrived in one turn, as one event."""
+        if self._desk.has_chains:
+            records = self._without_chains(records, now)
         if self.quarantine:
             records = self._without_quarantined(records, now)
-        self._journal.arrived(records)
-        self._handle(events.RequestsArrived(requests=tuple(records)), now)
+        if records:
+            self._journal.arrived(records)
+            self._handle(events.RequestsArrived(requests=tuple(records)), now)
+
+    def _without_chains(self, records: Sequence[RequestRecord], now: float) -> Sequence[RequestRecord]:
+        """Begin the requests of chains, whose stages' requests are submitted at the end of the turn. Return the others."""
+        if all(record.served.chain is None for record in records):
+            return records
+        chains = [record for record in records if record.served.chain is not None]
+        self._journal.arrived(chains)
+        for record in chains:
+            self._desk.begin(record, now)
+        return [record for record in records if record.served.chain is None]
+
+    def _follow_chains(self, now: float) -> None:
+        """Submit and withdraw requests of stages, and reply to chains that are over, until nothing follows."""
+        while self._desk.is_busy:
+            over = self._desk.take()
+            for request in over.ended:
+                self._end_chain(request, now)
+            for id_ in over.withdraw:
+                self._handle(events.RequestCancelled(id=id_), now)
+            if over.submit:
+                self.submit(over.submit, now)
+
+    def _end_chain(self, request: ChainRequest, now: float) -> None:
+        record, run = request.record, request.run
+        if run.failure is not None:
+            failed = FailRequest(request=record, code=run.failure.code, message=run.failure.message)
+            self._fail(failed, now, may_have_run=request.may_have_run)
+        elif run.outputs is not None:
+            record.session.end(record)
+            self._egress.deliver_chain(record, run.outputs, request.began, request.label, now)
+        self._ends.add(ChainEnded(request=request, at=now))
 
     def _without_quarantined(self, records: Sequence[RequestRecord], now: float) -> list[RequestRecord]:
         """Fail the requests that equal those that killed workers before. Return the others."""
@@ -114,15 +151,27 @@ class Dispatcher:
 
     def cancel(self, request: int, now: float) -> None:
         """End a request that its caller withdrew."""
+        if self._desk.has_chains and self._desk.cancel(request, now):
+            return
         self._handle(events.RequestCancelled(id=request), now)
 
     def client_left(self, session: ClientSession, now: float) -> None:
         """Forget the unfinished requests of a client that is gone."""
-        ids = tuple([record.id for record in session.running.values()])
-        self._handle(events.RequestsAbandoned(ids=ids), now)
+        ids = []
+        for record in [*session.running.values()]:
+            if record.served.chain is None:
+                ids.append(record.id)
+            else:
+                ids += self._desk.forget(record, now)
+                record.session.end(record)
+                self._request_ended(record, Cancelled.code, "its client is gone", None, None, now)
+        self._handle(events.RequestsAbandoned(ids=tuple(ids)), now)
 
     def model_added(self, model: ServedModel, now: float) -> None:
         """Accept requests for this model from now on."""
+        if model.chain is not None:
+            self._desk.add(model)
+            return
         self._handle(events.ModelAdded(model=model.profile), now)
         if self._audits.add(model).stopped:
             self._handle(events.ModelRunsAlone(model=model.name, alone=True), now)
@@ -274,6 +323,7 @@ class Dispatcher:
                 request=request.arrival, code="draining", message=message, batch=request.batch
             )
             self._fail(failed, self._clock())
+        self._desk.hand_back(message, self._clock())
 
     def _batch_ran(
         self,
@@ -387,29 +437,52 @@ class Dispatcher:
 
     def _deliver(self, action: DeliverResults, now: float) -> None:
         batch, records = action.batch, action.requests
-        for record in records:
-            record.session.end(record)
         outputs = batch.outputs_of(records)
-        self._egress.deliver(records, outputs, batch, now)
         assert self._reported is not None
         self._reported.answered, self._reported.outputs = records, outputs
+        if self._desk.has_chains:
+            records, outputs = self._without_stages(batch, records, outputs, now)
+        for record in records:
+            record.session.end(record)
+        self._egress.deliver(records, outputs, batch, now)
+
+    def _without_stages(
+        self, batch: Batch, records: Sequence[RequestRecord], outputs: Sequence[Tensors | None], now: float
+    ) -> tuple[Sequence[RequestRecord], Sequence[Tensors | None]]:
+        """Give the results of chains' stages to the desk. Return the others, which are replies."""
+        if all(record.stage is None for record in records):
+            return records, outputs
+        direct = []
+        for record, result in zip(records, outputs, strict=True):
+            if record.stage is None:
+                direct.append((record, result))
+            elif result is not None:
+                self._desk.answered(record, result, batch, now)
+        self._journal.statistics.stage_results += len(records) - len(direct)
+        return [record for record, _ in direct], [result for _, result in direct]
 
     def _put_in_quarantine(self, action: FailRequest, now: float) -> None:
         record: RequestRecord = action.request
         digest = self.quarantine.keep(record.model, record.tensors, now)
         self._journal.poisoned(record, action, digest)
 
-    def _fail(self, action: FailRequest, now: float) -> None:
+    def _fail(self, action: FailRequest, now: float, *, may_have_run: bool = False) -> None:
         """End a request without a result."""
         record: RequestRecord = action.request
+        may_have_run = may_have_run or (action.batch is not None and not record.served.profile.idempotent)
+        if record.stage is not None:
+            code = told_code(action.code, may_have_run=may_have_run)
+            self._desk.failed(record, code, action.message, now)
+            return
         record.session.end(record)
-        may_have_run = action.batch is not None and not record.served.profile.idempotent
         told = self._egress.fail(record, action, may_have_run=may_have_run)
         self._request_ended(record, told.code, told.message, action, action.batch, now)
 
     def _forget(self, action: ForgetRequest, now: float) -> None:
         """End a request whose client is gone."""
         record: RequestRecord = action.request
+        if record.stage is not None:
+            return  # its chain has ended
         record.session.end(record)
         if action.batch is not None and not record.served.profile.idempotent:
             self._egress.forgotten(record)
@@ -433,13 +506,15 @@ class Dispatcher:
 
     def end_turn(self) -> None:
         """Send what is ready, and tell the observers. A port calls this at the end of its turn."""
+        if self._desk.is_busy:
+            self._follow_chains(self._clock())
         self._flush()
         self._ends.tell()
         wakeup = self._next_wakeup()
         if wakeup < self._alarm_at:
             self._alarm_at = wakeup
             self._alarm_earlier.set()
-        if self._handed_back or not self._scheduler.requests:
+        if not self.unfinished:
             self._idle.set()
 
     async def run_alarm(self) -> None:
@@ -470,7 +545,7 @@ class Dispatcher:
     def requests(self) -> Iterable[RequestRecord]:
         """Requests that have no terminal reply yet."""
         left: list[Submitted] = [request.arrival for request in self._scheduler.requests.values()]
-        return () if self._handed_back else left
+        return () if self._handed_back else [*left, *self._desk.records]
 
     @property
     def batches(self) -> Mapping[int, Batch]:
@@ -480,7 +555,7 @@ class Dispatcher:
     @property
     def unfinished(self) -> int:
         """Requests that have no terminal reply yet, counted."""
-        return 0 if self._handed_back else len(self._scheduler.requests)
+        return 0 if self._handed_back else len(self._scheduler.requests) + self._desk.waiting
 
     def busy_s(self, now: float) -> float:
         """Return the seconds that slots have had batches, all slots together, also those of batches that still run."""

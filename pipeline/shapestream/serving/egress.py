@@ -55,11 +55,30 @@ class Egress:
             say(session, result)
             keep(session.answered, sequence, record.served.number, record.tensors, result)
 
+    def deliver_chain(
+        self, record: RequestRecord, tensors: Tensors, began: float, label: str, now: float
+    ) -> None:
+        """Reply with the result of a chain, whose first call `began` then, and whose last one ran on the slot `label`."""
+        began = min(began, now)
+        timings = Timings(
+            queue_us=round((began - record.arrived) * 1e6),
+            run_us=round((now - began) * 1e6),
+            total_us=round((now - record.arrived) * 1e6),
+            batch_requests=1,
+            batch_rows=1,
+            worker=label,
+            digest=None,
+        )
+        result = ResultEntry(sequence=record.sequence, timings=timings, tensors=tensors)
+        self.outgoing.say(record.session, result)
+        self.kept.keep(record.session.answered, record.sequence, record.served.number, record.tensors, result)
+
     def fail(self, record: RequestRecord, action: FailRequest, *, may_have_run: bool) -> Failure:
         """Reply to an admitted request that ends without a result. `may_have_run`: and must not run twice."""
-        code, message = action.code, action.message
-        if may_have_run and code in REFUSALS:
-            code, message = WorkerLost.code, f"{message}; {_MAY_HAVE_RUN}"
+        message = action.message
+        code = told_code(action.code, may_have_run=may_have_run)
+        if code != action.code:
+            message = f"{message}; {_MAY_HAVE_RUN}"
         failure = _failure(record.sequence, code, message, action.retry_after_s)
         self.outgoing.say(record.session, failure)
         if code not in REFUSALS:
@@ -94,6 +113,11 @@ class Egress:
         self.kept.keep(
             record.session.answered, record.sequence, record.served.number, record.tensors, failure
         )
+
+
+def told_code(code: str, *, may_have_run: bool) -> str:
+    """Return the code that a client is told: a request that may have run, and must not run twice, was no refusal."""
+    return WorkerLost.code if may_have_run and code in REFUSALS else code
 
 
 def _timings(batch: Batch, record: RequestRecord, now: float) -> Timings:

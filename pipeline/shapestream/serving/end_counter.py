@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from operator import attrgetter
 
-from shapestream.serving.ends import BatchEnded, End, RequestEnded
+from shapestream.serving.ends import BatchEnded, ChainEnded, End, RequestEnded
 from shapestream.telemetry.counters import ServerStatistics
 from shapestream_engine.batch import BatchReport, ErrorCode
 
@@ -25,6 +25,9 @@ class EndCounter:
                 self._count_failed(end)
             elif end.report is not None:
                 self._count_ran(end, end.report)
+            return
+        if isinstance(end, ChainEnded):
+            self._count_chain(end)
             return
         if isinstance(end, RequestEnded):
             if end.action is None:
@@ -47,6 +50,15 @@ class EndCounter:
             ended=end.at,
             arrived=[*map(_ARRIVED, end.answered)],
         )
+
+    def _count_chain(self, end: ChainEnded) -> None:
+        record, run = end.request.record, end.request.run
+        counters = self._statistics.to_add(record.model)
+        counters.last_ended = max(counters.last_ended, end.at)
+        if run.failure is None:
+            began = min(end.request.began, end.at)
+            counters.queue_us.record(round((began - record.arrived) * 1e6))
+            counters.total_us.record(round((end.at - record.arrived) * 1e6))
 
     def _count_failed(self, end: BatchEnded) -> None:
         if end.code == ErrorCode.RECALLED:

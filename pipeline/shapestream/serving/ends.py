@@ -4,7 +4,8 @@ The dispatcher and egress add each end to the turn's list. Once the turn's messa
 every observer, in order. So no client waits for counters, stories, log lines, spans or samples. A new observer is one more
 entry of the row, which server.py makes, and one method `ended`.
 
-Each end is told once. `BatchEnded` comes for each batch that was started, before the ends of those of its requests that
+Each end is told once. The requests of a chain's stages are members of their batches; where they fail, only the chain's own
+request ends. `BatchEnded` comes for each batch that was started, before the ends of those of its requests that
 fail because of it. The answers of a batch are part of its end; each other end of a request is a `RequestEnded`.
 """
 
@@ -17,6 +18,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 
 from shapestream.scheduling.actions import FailRequest
 from shapestream.scheduling.batches import Batch, CutFacts
+from shapestream.serving.chain_desk import ChainRequest
 from shapestream.serving.kept_replies import ClientId
 from shapestream.serving.sessions import ClientSession, RequestRecord
 from shapestream.serving.workers import SlotRecord
@@ -72,7 +74,15 @@ class RequestRefused:
     message: str
 
 
-End: TypeAlias = BatchEnded | RequestEnded | RequestRefused
+@dataclass(slots=True, kw_only=True, eq=False)
+class ChainEnded:
+    """A request of a chain ended, with a result or, as its `RequestEnded` has told, without."""
+
+    request: ChainRequest
+    at: float
+
+
+End: TypeAlias = BatchEnded | RequestEnded | RequestRefused | ChainEnded
 
 
 class Observer(Protocol):

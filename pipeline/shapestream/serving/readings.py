@@ -109,7 +109,11 @@ class Readings:
         return found
 
     def _offered(self) -> set[str]:
-        return {name for worker in self._workers() if _serves(worker) for name in worker.models}
+        offered = {name for worker in self._workers() if _serves(worker) for name in worker.models}
+        chains = self.models.chains.values()
+        return offered | {
+            chain.name for chain in chains if {stage.model for stage in chain.stages} <= offered
+        }
 
     def _model_not_ready(self, model: str, offered: Set[str]) -> list[str]:
         reasons = ["the server drains"] if self.drain_asked.is_set() else []

@@ -8,6 +8,8 @@ from math import prod
 
 import structlog
 
+from shapestream.chains.plan import Chain, ChainRefused, plan_chain
+from shapestream.chains.spec import ChainSpec
 from shapestream.errors import ConfigurationError
 from shapestream.scheduling.events import InputBytes, ModelProfile
 from shapestream.settings import ModelSettings
@@ -55,13 +57,22 @@ _BATCH_ITEMS = 64
 class ServedModel:
     """One model: its number on the wire, its signature, and how it is batched."""
 
-    __slots__ = ("description", "name", "number", "profile", "resolve", "settings", "signature")
+    __slots__ = ("chain", "description", "name", "number", "profile", "resolve", "settings", "signature")
 
-    def __init__(self, number: int, name: str, signature: ModelSignature, settings: ModelSettings) -> None:
+    def __init__(
+        self,
+        number: int,
+        name: str,
+        signature: ModelSignature,
+        settings: ModelSettings,
+        chain: Chain | None = None,
+    ) -> None:
         self.number = number
         self.name = name
         self.signature = signature
         self.settings = settings
+        self.chain = chain
+        """The stages, if it is a chain of other models; no slot serves it, and the scheduler does not know it."""
         self.profile = _profile(name, signature, settings)
         self.description = signature.to_dict()
         """The signature as plain data."""
@@ -194,10 +205,15 @@ class ServedModels:
     """All models by number and by name, and the names of models that the configuration promises."""
 
     def __init__(
-        self, expected: Mapping[str, ModelSettings], digests: Mapping[str, str] | None = None
+        self,
+        expected: Mapping[str, ModelSettings],
+        digests: Mapping[str, str] | None = None,
+        chains: Iterable[ChainSpec] = (),
     ) -> None:
         self.expected = dict(expected)
         """Settings of the models that the configuration has or had, by name."""
+        self.chains = {chain.name: chain for chain in chains}
+        """The chains that the configuration has, by name. Each is served once all its models are."""
         self._withdrawn: set[str] = set()
         """Names that were removed from the configuration."""
         self.new: set[str] = set()
@@ -216,7 +232,7 @@ class ServedModels:
     @property
     def names(self) -> list[str]:
         """Return every name that may be asked for, sorted."""
-        return sorted(self.by_name.keys() | self.expected.keys())
+        return sorted(self.by_name.keys() | self.expected.keys() | self.chains.keys())
 
     def other_files(self, names: Iterable[str], digests: Mapping[str, str]) -> dict[str, str]:
         """Return the models among `names` that a worker read from other files, each with the served digest."""
@@ -267,12 +283,40 @@ class ServedModels:
                 [f"more than {MAX_MODELS} models; restart the server to forget the old ones"]
             )
         for model in new:
-            model.number = len(self.by_number)
-            self.by_name[model.name] = model
-            self.by_number.append(model)
+            self._enter(model)
+        if new:
+            new += self._complete_chains()
         for name, digest in (digests or {}).items():
             self.digests.setdefault(name, digest)
         return new
+
+    def _enter(self, model: ServedModel) -> None:
+        model.number = len(self.by_number)
+        self.by_name[model.name] = model
+        self.by_number.append(model)
+
+    def _complete_chains(self) -> list[ServedModel]:
+        """Serve the chains whose models have all come. One that does not fit them is unavailable."""
+        complete = []
+        for name, spec in self.chains.items():
+            models = {stage.model: self.by_name.get(stage.model) for stage in spec.stages}
+            if name in self.by_name or name in self.unavailable:
+                continue
+            signatures = {model.name: model.signature for model in models.values() if model is not None}
+            if signatures.keys() != models.keys():
+                continue
+            try:
+                chain = plan_chain(spec, signatures)
+            except ChainRefused as error:
+                log.error("chain does not fit its models", chain=name, why=str(error))
+                self.unavailable[name] = str(error)
+                continue
+            once = any(not model.profile.idempotent for model in models.values() if model is not None)
+            settings = ModelSettings(name=name, idempotent=not once)
+            served = ServedModel(-1, name, chain.signature, settings, chain)
+            self._enter(served)
+            complete.append(served)
+        return complete
 
     def _checked(self, name: str, signature: ModelSignature, once: bool) -> ServedModel | None:
         """Return a new model, without its number; None if it is known already."""

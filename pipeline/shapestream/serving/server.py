@@ -18,18 +18,21 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import structlog
 import trio
 
+from shapestream.chains.spec import ChainSpec
 from shapestream.scheduling.hang_watch import HangLimits
 from shapestream.scheduling.scheduler import Scheduler
 from shapestream.serving.allocator import IDLE_BYTES, give_back_freed_memory
 from shapestream.serving.auditor import Auditor, kept_in
 from shapestream.serving.audits import AuditBook
 from shapestream.serving.availability import Availability
+from shapestream.serving.chain_desk import ChainDesk
 from shapestream.serving.client_port import ClientPort
 from shapestream.serving.cost_keeper import CostKeeper
 from shapestream.serving.dispatcher import Dispatcher
@@ -124,6 +127,7 @@ class Server:
         )
 
         outgoing = Outgoing(clients, "clients", self._counters, codec_of(Role.SERVER_OF_CLIENTS))
+        request_ids = count(1)
         egress = Egress(outgoing, kept, Ends(*self._observers(audits)))
         self._dispatcher = Dispatcher(
             self._scheduler,
@@ -134,6 +138,12 @@ class Server:
             prefetch=settings.prefetch,
             quarantine=Quarantine(settings.quarantine_requests, settings.quarantine_s),
             audits=audits,
+            desk=ChainDesk(
+                models,
+                request_ids,
+                max_requests=settings.max_queued_requests,
+                max_bytes=settings.max_queued_bytes,
+            ),
         )
         self._auditor = Auditor(audits, self._dispatcher, folder)
         self.readings = Readings(
@@ -160,6 +170,7 @@ class Server:
             self.readings.sessions,
             settings,
             epoch=epoch,
+            ids=request_ids,
             describe=self.readings.statistics,
             readiness=self.readings.readiness,
             totals=self.readings.totals,
@@ -424,6 +435,7 @@ async def serve(
     settings: ServerSettings,
     *,
     models: Mapping[str, ModelSettings] | None = None,
+    chains: Iterable[ChainSpec] = (),
     digests: Mapping[str, str] | None = None,
     keys: ServerSecurity | None = None,
     cost_cache: CostCache | None = None,
@@ -438,6 +450,7 @@ async def serve(
     """Serve until drained or cancelled; hand a `Server` to `nursery.start`.
 
     models: settings by name; clients may ask for these models before a worker serves them.
+    chains: of these models; each can be asked for once its models are served.
     digests: sha256 of the models' files, by name. The first worker of a model without one names it.
     keys: the keys of `settings.security`, read from its files.
     cost_cache: keeps the costs that are learned from traffic, for the next server.
@@ -461,7 +474,7 @@ async def serve(
         if worker_socket is None and dial_in:
             roles_of_workers = (KeyRole.WORKER,)
             worker_socket = listen(dial_in, settings, keys, "workers", roles_of_workers, room, WORKER_LIMITS)
-        served = ServedModels(models or {}, digests or {})
+        served = ServedModels(models or {}, digests or {}, chains)
         server = Server(
             settings, served, client_socket, worker_socket, cost_cache=cost_cache, local=local, tracer=tracer
         )

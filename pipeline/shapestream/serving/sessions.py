@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import count
 
+from shapestream.chains.run import StageRequest
 from shapestream.scheduling.events import Arrival
 from shapestream.serving.callers import Callers, CallerUse
 from shapestream.serving.kept_replies import ClientId, ClientReplies, KeptReplies
@@ -38,6 +39,9 @@ class RequestRecord(Arrival):
     """The tags of its client (`wire/tags.py`)."""
     caller: CallerUse | None = None
     """The caller that a gateway named."""
+    stage: StageRequest | None = None
+    """The stage of a chain that it is for. Session, number and caller are those of the chain's request, whose reply is the
+    only one. None: a client sent it."""
 
     def __repr__(self) -> str:
         return f"<request {self.id}: {self.model} {self.shape.sizes}, {self.session.label}:{self.sequence}>"

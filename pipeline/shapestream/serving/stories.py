@@ -192,7 +192,7 @@ class Stories:
         elif isinstance(end, RequestRefused):
             request_id = Member(end.at, 0, end.session.client, end.sequence, (), None, None, None).id
             self._keep_error(None, request_id, end)
-        elif end.action is not None:
+        elif isinstance(end, RequestEnded) and end.action is not None:
             self._failed_request(end)
             self._keep_error(end.record.model, member_of(end.record).id, end)
 

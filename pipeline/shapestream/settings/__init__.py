@@ -1,5 +1,6 @@
 """The configuration: a YAML file, read into frozen models that server and workers take as they are."""
 
+from shapestream.settings.chain_settings import ChainSettings
 from shapestream.settings.document import (
     InProcessSettings,
     Settings,
@@ -25,6 +26,7 @@ from shapestream.settings.yaml_source import Location
 __all__ = [
     "AdminSettings",
     "BatchingSettings",
+    "ChainSettings",
     "GatewaySettings",
     "GrpcSettings",
     "HttpSettings",

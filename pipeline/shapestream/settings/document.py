@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, Self, TypeAlias, cast
 from pydantic import BeforeValidator, Field, ValidationError, WithJsonSchema, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
+from shapestream.settings.chain_settings import ChainSettings
 from shapestream.settings.model_settings import ModelSettings
 from shapestream.settings.server_settings import ServerSettings
 from shapestream.settings.values import (
@@ -127,6 +128,8 @@ class Settings(Section):
     server: ServerSettings = Field(default_factory=cast(Any, dict), validate_default=True)
     models: tuple[ModelSettings, ...] = Field(default=(), strict=False)
     """The models to serve; may be empty only for a server whose workers all dial in."""
+    chains: tuple[ChainSettings, ...] = Field(default=(), strict=False)
+    """Chains of these models: each is one request for its client."""
     workers: tuple[WorkerGroupSettings, ...] | None = Field(default=None, strict=False)
     """Groups of worker processes. Default: one worker with all models. `[]`: none, workers dial in."""
     in_process: Annotated[
@@ -190,6 +193,15 @@ class Settings(Section):
             hang_after_s = model.batching.hang_limit_s
             if (words_of_hang := self.server.too_short_for_hangs(hang_after_s)) is not None:
                 yield ("models", index, "batching", "hang_after_s"), words_of_hang
+        for index, chain in enumerate(self.chains):
+            if first.setdefault(chain.name, -1) == -1:
+                first[chain.name] = len(self.models) + index
+            else:
+                yield (
+                    ("chains", index, "name"),
+                    f'"{chain.name}" is the name of another model (names must be unique)',
+                )
+            yield from below(("chains", index), chain.problems([model.name for model in self.models]))
         yield from below(("server",), self.server.problems())
         yield from self._problems_of_workers()
 

@@ -268,6 +268,8 @@ class ServerStatistics:
         """Failed requests by code."""
         self.overloaded: Counter[str] = Counter()
         """Requests that failed with `overloaded`, by the limit that they met."""
+        self.stage_results = 0
+        """Results of chains' stages; their models count them as well."""
         self.duplicates = 0
         """Requests that were sent again while they ran; both share one reply."""
         self.faults = 0
@@ -332,8 +334,8 @@ class ServerStatistics:
 
     @property
     def results(self) -> int:
-        """Return the number of requests that were answered with a result."""
-        return self._sum("results")
+        """Return the number of requests that were answered with a result; those of chains' stages answer nobody."""
+        return self._sum("results") - self.stage_results
 
     @property
     def batches(self) -> int:

@@ -1,0 +1,226 @@
+"""The chains' desk: requests of chains become requests of their stages, and the results of these the answer.
+
+It decides nothing by itself: `ChainRun` says what follows, `ChainRoom` who may begin. The desk gives each request of a stage
+its record, for the scheduler, and keeps what its caller has to do: requests to submit and to withdraw, and chains that are
+over. The dispatcher does it at the end of the event, and again until nothing is left (`is_busy`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from math import inf
+
+from shapestream.chains.lead_times import LeadTimes
+from shapestream.chains.room import ChainRoom
+from shapestream.chains.run import ChainRun, StageRequest
+from shapestream.errors import Cancelled, Draining, Unavailable
+from shapestream.scheduling.batches import Batch
+from shapestream.serving.served_models import ServedModel, ServedModels
+from shapestream.serving.sessions import RequestRecord
+from shapestream_engine.errors import ShapeError
+from shapestream_engine.layout import Tensors, value
+
+
+@dataclass(slots=True, eq=False)
+class ChainRequest:
+    """A client's request of a chain, from its arrival to its terminal reply."""
+
+    record: RequestRecord
+    run: ChainRun
+    ids: dict[StageRequest, int] = field(default_factory=dict)
+    """The scheduler's ids of its live requests."""
+    began: float = inf
+    """When its first call began."""
+    label: str = ""
+    """The slot that answered last."""
+    critical: dict[str, int] = field(default_factory=dict)
+    """By stage, the scheduler's id of the request that ended last."""
+
+    @property
+    def may_have_run(self) -> bool:
+        """Tell whether a stage may have run that must not run twice."""
+        return self.began < inf and not self.record.served.profile.idempotent
+
+
+@value
+class Over:
+    """Chains that have ended, requests of stages to submit, and those to withdraw."""
+
+    submit: Sequence[RequestRecord]
+    withdraw: Sequence[int]
+    ended: Sequence[ChainRequest]
+
+
+class ChainDesk:
+    """All requests of chains, by the ids of their records."""
+
+    def __init__(
+        self, models: ServedModels, ids: Iterator[int], *, max_requests: int, max_bytes: int
+    ) -> None:
+        """`ids` numbers requests. The two limits are those of the queue, of which chains may fill one half."""
+        self._models = models
+        self._ids = ids
+        self._room = ChainRoom(max_requests // 2, max_bytes // 2)
+        self._lead_times: dict[str, LeadTimes] = {}
+        self._requests: dict[int, ChainRequest] = {}
+        self._by_run: dict[ChainRun, ChainRequest] = {}
+        self._submit: list[RequestRecord] = []
+        self._withdraw: list[int] = []
+        self._ended: list[ChainRequest] = []
+
+    @property
+    def has_chains(self) -> bool:
+        """Tell whether any chain is served."""
+        return bool(self._lead_times)
+
+    @property
+    def is_busy(self) -> bool:
+        """Tell whether the caller has anything to do (`take`)."""
+        return bool(self._submit or self._withdraw or self._ended)
+
+    @property
+    def waiting(self) -> int:
+        """Count the requests that wait for room. The scheduler has none of theirs."""
+        return len(self._room)
+
+    @property
+    def records(self) -> list[RequestRecord]:
+        """The records of all requests of chains that have not ended."""
+        return [request.record for request in self._requests.values()]
+
+    def add(self, model: ServedModel) -> None:
+        """Take requests of this chain from now on."""
+        assert model.chain is not None
+        self._lead_times[model.name] = LeadTimes(model.chain)
+
+    # ---------------------------------------------------------------- events
+
+    def begin(self, record: RequestRecord, now: float) -> None:
+        """Take in a client's request."""
+        chain = record.served.chain
+        assert chain is not None
+        run = ChainRun(chain, record.tensors, record.deadline, self._lead_times[chain.name])
+        self._requests[record.id] = self._by_run[run] = ChainRequest(record, run)
+        self._room.wait(run, record.client)
+        self._begin_waiting(now)
+
+    def answered(self, record: RequestRecord, outputs: Tensors, batch: Batch, now: float) -> None:
+        """Take in the result of a stage's request."""
+        request = self._part_of(record)
+        if request is None or record.stage is None:
+            return
+        request.began = min(request.began, batch.began)
+        request.label = batch.slot.peer.label
+        request.critical[record.stage.stage.stage.name] = record.id
+        request.run.answered(record.stage, outputs, now)
+        self._follow(request, now)
+
+    def failed(self, record: RequestRecord, code: str, message: str, now: float) -> None:
+        """Take in the failure of a stage's request."""
+        request = self._part_of(record)
+        if request is not None and record.stage is not None:
+            request.run.failed(record.stage, code, message, now)
+            self._follow(request, now)
+
+    def cancel(self, id_: int, now: float) -> bool:
+        """End a client's request that it withdrew. Returns False if it is no chain's."""
+        request = self._requests.get(id_)
+        if request is not None:
+            request.run.fail(Cancelled.code, "the client cancelled it")
+            self._follow(request, now)
+        return request is not None
+
+    def forget(self, record: RequestRecord, now: float) -> list[int]:
+        """End a request whose client is gone; no reply follows. Returns the ids of its stages' requests."""
+        request = self._requests[record.id]
+        ids = [*request.ids.values()]
+        request.ids.clear()
+        request.run.fail(Cancelled.code, "its client is gone")
+        self._follow(request, now)
+        self._ended.remove(request)
+        return ids
+
+    def hand_back(self, message: str, now: float) -> None:
+        """End all requests as `draining`."""
+        for request in [*self._requests.values()]:
+            request.run.fail(Draining.code, message)
+            self._follow(request, now)
+
+    def take(self) -> Over:
+        """Return what the caller has to do, and forget it."""
+        over = Over(submit=self._submit, withdraw=self._withdraw, ended=self._ended)
+        self._submit, self._withdraw, self._ended = [], [], []
+        return over
+
+    # ---------------------------------------------------------------- what follows
+
+    def _part_of(self, record: RequestRecord) -> ChainRequest | None:
+        """Return the chain's request that a stage's request is for; None if that has ended."""
+        if record.stage is None:
+            return None
+        request = self._by_run.get(record.stage.run)
+        if request is not None:
+            request.ids.pop(record.stage, None)
+        return request
+
+    def _follow(self, request: ChainRequest, now: float) -> None:
+        """Carry out what follows from an event of one request, and begin others if that leaves room for them."""
+        self._carry_out(request, now)
+        self._begin_waiting(now)
+
+    def _begin_waiting(self, now: float) -> None:
+        while (run := self._room.next()) is not None:
+            run.begin(now)
+            self._carry_out(self._by_run[run], now)
+
+    def _carry_out(self, request: ChainRequest, now: float) -> None:
+        run = request.run
+        while run.ready:
+            ready, run.ready = run.ready, []
+            for part in ready:
+                self._submit_part(request, part, now)
+        self._room.update(run)
+        if run.is_over and run in self._by_run:
+            self._withdraw += request.ids.values()
+            request.ids.clear()
+            del self._by_run[run], self._requests[request.record.id]
+            self._ended.append(request)
+
+    def _submit_part(self, request: ChainRequest, part: StageRequest, now: float) -> None:
+        """Make the record of a stage's request, or fail it if its model does not take it."""
+        run, root = request.run, request.record
+        if run.is_over:
+            return
+        name = part.stage.stage.model
+        if (why := self._models.unavailable.get(name)) is not None:
+            run.fail(Unavailable.code, why)
+            return
+        model = self._models.by_name[name]
+        try:
+            shape = model.resolve(part.tensors.layout)
+        except ShapeError as error:
+            run.failed(part, "invalid", f"model {name!r}: {error}", now)
+            return
+        id_ = request.ids[part] = next(self._ids)
+        record = RequestRecord(
+            id=id_,
+            client=root.client,
+            model=name,
+            sizes=shape.rounded if shape.answer is None else (0,) * len(shape.rounded),
+            nbytes=part.nbytes,
+            deadline=part.deadline,
+            priority=root.priority,
+            # The first stages are admitted as the chain is; what follows from them has been.
+            since=root.arrived if part.stage.stage.needs else None,
+            session=root.session,
+            sequence=root.sequence,
+            served=model,
+            shape=shape,
+            tensors=part.tensors,
+            arrived=now,
+            tags=root.tags,
+            caller=root.caller,
+            stage=part,
+        )
+        self._submit.append(record)
