@@ -149,9 +149,7 @@ def test_a_list_does_not_fit_rows_that_share_calls() -> None:
         inputs={"x": InputSpec(shape="batch, n", element_type="u8")},
         outputs={"y": OutputSpec(rule={"rule": "list"}, shape="n", element_type="u8")},
     )
-    with pytest.raises(
-        SignatureError, match="output 'y': the rule list cannot hold: the model has a batch axis"
-    ):
+    with pytest.raises(SignatureError, match="the rule list cannot hold: the model has a batch axis"):
         compiled(spec)
 
 
