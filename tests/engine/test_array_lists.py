@@ -155,7 +155,7 @@ def test_a_list_does_not_fit_rows_that_share_calls() -> None:
 
 def test_the_name_of_the_shapes_must_be_free() -> None:
     """Two outputs of one name are refused."""
-    with pytest.raises(SignatureError, match="images.shapes"):
+    with pytest.raises(SignatureError, match=r"images\.shapes"):
         compiled(spec_of(lambda n: {}, **{"images.shapes": OutputSpec(shape="", element_type="i64")}))
 
 
