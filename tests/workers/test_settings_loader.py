@@ -349,7 +349,7 @@ models:
 @pytest.mark.parametrize(
     ("shape", "more", "where", "words"),
     [
-        ("batch, n", "", "7:11: models[0].outputs.images.rule", "does not fit a model whose inputs all have a batch axis"),
+        ("batch, n", "", "7:10: models[0].outputs.images.rule", "does not fit a model whose inputs all have a batch axis"),
         (
             "n",
             '\n      images.shapes: {shape: "", element_type: i64}',
