@@ -346,6 +346,36 @@ models:
     assert 'outputs.peaks.output: there is no output "fond" (did you mean "found"?)' in problem
 
 
+@pytest.mark.parametrize(
+    ("shape", "more", "where", "words"),
+    [
+        ("batch, n", "", "7:10: models[0].outputs.images.rule", "does not fit a model whose inputs all have a batch axis"),
+        (
+            "n",
+            '\n      images.shapes: {shape: "", element_type: i64}',
+            "6:7: models[0].outputs.images",
+            'the list\'s shapes are an output "images.shapes" already (rename one of them)',
+        ),
+    ],
+    ids=["batch axis", "name"],
+)  # fmt: skip
+def test_a_list_where_none_can_be_is_a_mistake_in_its_place(
+    shape: str, more: str, where: str, words: str, tmp_path: Path
+) -> None:
+    """Line and column are those of the output that is declared as a list."""
+    text = f"""\
+models:
+  - name: m
+    function: a.b:c
+    inputs: {{x: {{shape: "{shape}", element_type: f32}}}}
+    outputs:
+      images:
+        {{rule: list, shape: "height, width, 3", element_type: u8}}{more}
+"""
+    (problem,) = problems_of(tmp_path, text)
+    assert (True, True) == (where in problem, words in problem), problem
+
+
 def test_a_files_rule_may_follow_an_output_that_the_yaml_does_not_name(tmp_path: Path) -> None:
     """The model file knows the names of its outputs, several for some."""
     text = ONE_MODEL + "    outputs: {peaks: {rule: counts, output: found}}\n"
