@@ -399,7 +399,7 @@ def test_the_rules_of_the_schema_are_those_of_the_engine() -> None:
 def test_the_json_schema_knows_every_key() -> None:
     """Editors complete keys from it, and underline unknown ones."""
     schema = json_schema()
-    assert {"server", "models", "workers", "in_process", "logging"} == set(schema["properties"])
+    assert {"server", "models", "chains", "workers", "in_process", "logging"} == set(schema["properties"])
     assert schema["additionalProperties"] is False
     assert (
         "The name that clients use." == schema["$defs"]["ModelSettings"]["properties"]["name"]["description"]

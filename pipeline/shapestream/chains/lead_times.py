@@ -23,6 +23,7 @@ class LeadTimes:
     """The durations of the stages of one chain."""
 
     def __init__(self, chain: Chain) -> None:
+        self.chain = chain
         self._seconds: Mapping[str, deque[float]] = {
             stage.name: deque(maxlen=LATEST) for stage in chain.stages
         }

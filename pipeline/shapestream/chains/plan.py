@@ -109,15 +109,24 @@ class Stage:
 class Chain:
     """A chain that can run. Its stages are in an order in which each one follows those that it needs."""
 
-    name: str
+    spec: ChainSpec
     stages: tuple[Stage, ...]
     inputs: tuple[str, ...]
     """Names of its inputs, in the order of the signature."""
     outputs: Mapping[str, Source]
-    skips: bool
     signature: ModelSignature
     users: Mapping[Source, int]
     """How many stages take each source; the chain's own outputs count as one more."""
+
+    @property
+    def name(self) -> str:
+        """The name that clients use."""
+        return self.spec.name
+
+    @property
+    def skips(self) -> bool:
+        """Whether failed rows are marked; if not, the first one fails the request."""
+        return self.spec.skips
 
     @property
     def models(self) -> frozenset[str]:
@@ -188,11 +197,10 @@ class _Planner:
         used = [self._with_used_outputs(stage, users) for stage in stages]
         signature = ModelSignature(spec.name, tuple(inputs), tuple(ports))
         return Chain(
-            name=spec.name,
+            spec=spec,
             stages=tuple(used),
             inputs=tuple(port.name for port in inputs),
             outputs=outputs,
-            skips=spec.skips,
             signature=signature,
             users=users,
         )

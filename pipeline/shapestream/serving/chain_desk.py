@@ -100,7 +100,10 @@ class ChainDesk:
         """Take in a client's request."""
         chain = record.served.chain
         assert chain is not None
-        run = ChainRun(chain, record.tensors, record.deadline, self._lead_times[chain.name])
+        lead_times = self._lead_times[chain.name]
+        if lead_times.chain is not chain:  # a reload has changed its stages
+            lead_times = self._lead_times[chain.name] = LeadTimes(chain)
+        run = ChainRun(chain, record.tensors, record.deadline, lead_times)
         self._requests[record.id] = self._by_run[run] = ChainRequest(record, run)
         self._room.wait(run, record.client)
         self._begin_waiting(now)

@@ -214,6 +214,8 @@ class ServedModels:
         """Settings of the models that the configuration has or had, by name."""
         self.chains = {chain.name: chain for chain in chains}
         """The chains that the configuration has, by name. Each is served once all its models are."""
+        self.old_chains: dict[str, ChainSpec] = {}
+        """The new stages of chains that stay as they were, since clients know another signature."""
         self._withdrawn: set[str] = set()
         """Names that were removed from the configuration."""
         self.new: set[str] = set()
@@ -295,13 +297,29 @@ class ServedModels:
         self.by_name[model.name] = model
         self.by_number.append(model)
 
+    def change_chains(self, chains: Iterable[ChainSpec]) -> list[ServedModel]:
+        """Serve these chains, and no others, from now on; requests that have begun run on as they were.
+
+        Returns the chains that are new. `old_chains` has those that stay as they were.
+        """
+        before, self.chains = self.chains, {chain.name: chain for chain in chains}
+        for name in before.keys() | self.chains.keys():
+            self.unavailable.pop(name, None)
+        for name in before.keys() - self.chains.keys():
+            self.unavailable[name] = f"chain {name!r} was removed from the configuration"
+        self.old_chains.clear()
+        return self._complete_chains()
+
     def _complete_chains(self) -> list[ServedModel]:
         """Serve the chains whose models have all come. One that does not fit them is unavailable."""
         complete = []
         for name, spec in self.chains.items():
-            models = {stage.model: self.by_name.get(stage.model) for stage in spec.stages}
-            if name in self.by_name or name in self.unavailable:
+            known = self.by_name.get(name)
+            if name in self.unavailable or (
+                known and known.chain and spec in (known.chain.spec, self.old_chains.get(name))
+            ):
                 continue
+            models = {stage.model: self.by_name.get(stage.model) for stage in spec.stages}
             signatures = {model.name: model.signature for model in models.values() if model is not None}
             if signatures.keys() != models.keys():
                 continue
@@ -311,11 +329,23 @@ class ServedModels:
                 log.error("chain does not fit its models", chain=name, why=str(error))
                 self.unavailable[name] = str(error)
                 continue
-            once = any(not model.profile.idempotent for model in models.values() if model is not None)
-            settings = ModelSettings(name=name, idempotent=not once)
-            served = ServedModel(-1, name, chain.signature, settings, chain)
-            self._enter(served)
-            complete.append(served)
+            idempotent = all(model.profile.idempotent for model in models.values() if model is not None)
+            if known is None:
+                settings = ModelSettings(name=name, idempotent=idempotent)
+                known = ServedModel(-1, name, chain.signature, settings, chain)
+                self._enter(known)
+                complete.append(known)
+            elif known.signature == chain.signature and known.profile.idempotent == idempotent:
+                known.chain = chain
+            else:
+                self.old_chains[name] = spec
+                advice = "clients know another signature; restart the server to change it"
+                log.error(
+                    "chain stays as it was",
+                    chain=name,
+                    why=_difference(known.signature, chain.signature),
+                    advice=advice,
+                )
         return complete
 
     def _checked(self, name: str, signature: ModelSignature, once: bool) -> ServedModel | None:

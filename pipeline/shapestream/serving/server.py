@@ -282,6 +282,17 @@ class Server:
         """Tell whether a model was added while the server ran, and no worker has served it since."""
         return name in self._models.new
 
+    def change_chains(self, chains: Iterable[ChainSpec]) -> list[str]:
+        """Serve these chains, and no others, from now on.
+
+        Returns the names of those that stay as they were, since clients know another signature.
+        """
+        new = self._models.change_chains(chains)
+        if not self._ended:
+            self._availability.models_added(new, trio.current_time())
+            self._dispatcher.end_turn()
+        return sorted(self._models.old_chains)
+
     def count_reloads(self, results: Iterable[str]) -> None:
         """Set the counters of reloads to 0, one for each result."""
         self._counters.reloads.update(dict.fromkeys(results, 0))
