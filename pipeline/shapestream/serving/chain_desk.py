@@ -136,12 +136,14 @@ class ChainDesk:
 
     def forget(self, record: RequestRecord, now: float) -> list[int]:
         """End a request whose client is gone; no reply follows. Returns the ids of its stages' requests."""
-        request = self._requests[record.id]
-        ids = [*request.ids.values()]
-        request.ids.clear()
-        request.run.fail(Cancelled.code, "its client is gone")
-        self._follow(request, now)
-        self._ended.remove(request)
+        request = self._requests.get(record.id)
+        ids: list[int] = []
+        if request is not None:
+            ids += request.ids.values()
+            request.ids.clear()
+            request.run.fail(Cancelled.code, "its client is gone")
+            self._follow(request, now)
+        self._ended = [ended for ended in self._ended if ended.record is not record]
         return ids
 
     def hand_back(self, message: str, now: float) -> None:
