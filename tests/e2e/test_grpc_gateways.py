@@ -230,7 +230,7 @@ def test_an_address_in_use_is_an_error_at_the_start(workplace: Any) -> None:
 
 
 def test_a_gateway_that_a_user_starts(workplace: Any) -> None:
-    """It answers, also beyond loopback only with tokens; SIGTERM ends it with status 0, also before its server is there."""
+    """It answers, also beyond loopback only with tokens; SIGTERM ends it with status 0."""
     served = serve(workplace)
     gateway = workplace.start("gateway", served.address, "--grpc", "127.0.0.1:0")
     (ready,) = gateway.wait_for("gateway ready")
