@@ -218,6 +218,11 @@ class StreamState(Generic[ItemT]):
         )
 
     def _refused(self, key: Any, place: int, error: RequestError) -> RequestTicket:
+        """Return a finished ticket. Its error has no frames: they hold the item, for as long as a caller keeps the error."""
+        cause: BaseException | None = error
+        while cause is not None:
+            cause.__traceback__ = None
+            cause = cause.__cause__ or cause.__context__
         return RequestTicket(self, key, place, outcome=error, model=_NO_MODEL, tensors=_NO_TENSORS, nbytes=0)
 
     # ------------------------------------------------------------ the consumer's thread
@@ -251,7 +256,11 @@ class StreamState(Generic[ItemT]):
         if self._options.yields_failures:
             return cast("ItemT", Failed(ticket.key, outcome, ticket.id))
         self.close()
-        raise outcome
+        ticket.outcome = None
+        try:
+            raise outcome
+        finally:
+            del outcome  # as in `outcome_of`
 
     def close(self) -> None:
         """End the stream: the producer stops, and unfinished items are withdrawn here and at the server."""
@@ -288,9 +297,13 @@ class StreamState(Generic[ItemT]):
             self._return_permits()
             return Nothing.YET
         self.close()
-        if self._end_error is not None:
-            raise self._end_error
-        return Nothing.ANY_MORE
+        error, self._end_error = self._end_error, None
+        if error is None:
+            return Nothing.ANY_MORE
+        try:
+            raise error
+        finally:
+            del error  # as in `outcome_of`
 
     def _return_permits(self) -> None:
         if self._owed and not self._doomed:
@@ -337,6 +350,7 @@ def _pull(source: Iterable[Any], stream: StreamState[Any], granted: queue.Simple
         raise
     finally:
         stream.submissions.post(EndTicket(stream, place=place, outcome=error))
+        del error  # its frames hold this one, and that the last item: see `outcome_of`
         if stream.closed and isinstance(iterator, GeneratorType):
             iterator.close()
 
@@ -361,6 +375,7 @@ async def pull_async(source: AsyncIterable[Any], stream: StreamState[Any], permi
         error = raised
     finally:
         stream.submissions.post(EndTicket(stream, place=place, outcome=error))
+        del error  # as in `_pull`
         if isinstance(iterator, AsyncGeneratorType):
             await iterator.aclose()
 
