@@ -32,7 +32,7 @@ from shapestream.errors import (
 )
 from shapestream.gateway import open_inference_pb2 as protocol
 from shapestream.gateway.gateway_errors import UnknownCaller, UnknownModel, UnknownService
-from shapestream.gateway.grpc_call import deadline_of, metadata_of, peer_of, refuse, without_frames
+from shapestream.gateway.grpc_call import deadline_of, metadata_of, peer_of, refuse
 from shapestream.gateway.grpc_request import InferMessage, read_inputs, read_message, read_outputs
 from shapestream.gateway.grpc_response import infer_response
 from shapestream.gateway.grpc_stream import OpenStreams
@@ -281,11 +281,9 @@ def _answering(
         try:
             return handler(message, context)
         except RequestError as error:
-            refused = without_frames(error)
+            refuse(context, error)
         except Exception:  # a defect of the gateway costs one call
             log.exception("gRPC call failed", peer=context.peer())
-            refused = InternalError(_DEFECT)
-        # Not in the handlers above: gRPC's own exception would keep the error, and that its frames with the message.
-        return refuse(context, refused)
+            refuse(context, InternalError(_DEFECT))
 
     return answer
