@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import signal
+import socket
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -63,3 +64,18 @@ def test_a_gateway_that_other_machines_reach_asks_for_tokens(workplace: Any) -> 
     assert (3, True) == (ran.returncode, "open to other machines (add --token-file" in ran.stderr)
     ran = workplace.run(*arguments, "--open")
     assert (1, True) == (ran.returncode, "unavailable" in ran.stderr)
+
+
+@pytest.mark.parametrize("kind", ["http", "grpc"])
+def test_a_gateway_that_waits_for_its_server_obeys_sigterm(workplace: Any, kind: str) -> None:
+    """It has connected to a program that never answers, and would wait for an hour. Its status is 0."""
+    if kind == "grpc":
+        pytest.importorskip("grpc", reason="the extra [grpc] is not installed")
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        mute.settimeout(PATIENCE_S)
+        address = f"tcp://127.0.0.1:{mute.getsockname()[1]}"
+        gateway = workplace.start("gateway", address, f"--{kind}", "127.0.0.1:0", "--timeout", "3600")
+        connection, _ = mute.accept()
+        with connection:
+            gateway.send(signal.SIGTERM)
+            assert 0 == gateway.wait()

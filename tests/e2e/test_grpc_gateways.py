@@ -230,7 +230,7 @@ def test_an_address_in_use_is_an_error_at_the_start(workplace: Any) -> None:
 
 
 def test_a_gateway_that_a_user_starts(workplace: Any) -> None:
-    """It answers, also beyond loopback only with tokens; SIGTERM ends it with status 0, also before its server is there."""
+    """It answers, also beyond loopback only with tokens; SIGTERM ends it with status 0."""
     served = serve(workplace)
     gateway = workplace.start("gateway", served.address, "--grpc", "127.0.0.1:0")
     (ready,) = gateway.wait_for("gateway ready")
@@ -249,6 +249,33 @@ def test_a_gateway_that_a_user_starts(workplace: Any) -> None:
     assert (3, True) == (ran.returncode, "Address already in use" in ran.stderr)
 
 
+def test_probes_ask_by_the_standard_health_check(workplace: Any) -> None:
+    """Without a token; the messages here are bytes. A gateway whose server has gone is alive, and not ready."""
+    tokens = workplace.folder / "tokens"
+    tokens.write_text("shop first\n")
+    served = serve(workplace)
+    gateway = workplace.start("gateway", served.address, "--grpc", "127.0.0.1:0", "--token-file", str(tokens))
+    (ready,) = gateway.wait_for("gateway ready")
+    with Caller(ready["address"].removeprefix("grpc://")) as caller:
+
+        def status(service: str) -> str:
+            message = bytes([10, len(service)]) + service.encode() if service else b""
+            answer = caller.channel.unary_unary("/grpc.health.v1.Health/Check")(message, timeout=TIMEOUT_S)
+            return {b"\x08\x01": "SERVING", b"\x08\x02": "NOT_SERVING"}[answer]
+
+        services = ("", "inference.GRPCInferenceService", "liveness")
+        assert ["SERVING", "SERVING", "SERVING"] == [status(service) for service in services]
+        with pytest.raises(grpc.RpcError) as caught:
+            status("gated")
+        assert grpc.StatusCode.NOT_FOUND == caught.value.code()
+        with pytest.raises(grpc.RpcError) as caught:
+            next(caller.channel.unary_stream("/grpc.health.v1.Health/Watch")(b"", timeout=TIMEOUT_S))
+        assert grpc.StatusCode.UNIMPLEMENTED == caught.value.code()
+        served.send(signal.SIGTERM)
+        assert 0 == served.wait()
+        assert ["NOT_SERVING", "NOT_SERVING", "SERVING"] == [status(service) for service in services]
+
+
 def test_calls_beyond_the_limit_are_refused_and_a_connection_keeps_its_own_back(workplace: Any) -> None:
     """Of six calls on one channel three wait at their client, which is told to hold them; others' calls fail at once."""
     served = serve(workplace, '{address: "127.0.0.1:0", max_calls: 6}', model="double_when_open")
@@ -263,6 +290,14 @@ def test_calls_beyond_the_limit_are_refused_and_a_connection_keeps_its_own_back(
         workplace.open_gate()
         for call in asked:
             call.result(TIMEOUT_S)
+
+
+def test_a_channel_at_its_limit_has_no_call_refused(workplace: Any) -> None:
+    """Two calls of it run at a time, and 1,000 wait at their client in between."""
+    served = serve(workplace, '{address: "127.0.0.1:0", max_calls: 4}')
+    with Caller(place_of(served)) as caller:
+        asked = [caller.begin(request()) for _ in range(1000)]
+        assert [] == [error for call in asked if (error := call.exception(TIMEOUT_S)) is not None]
 
 
 def test_a_stream_is_in_order_and_goes_on_after_an_error(workplace: Any) -> None:

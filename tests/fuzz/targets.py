@@ -12,10 +12,17 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from shapestream.errors import ConfigurationError, ProtocolError
+import grpc
+from google.protobuf.message import DecodeError
+
+from shapestream.errors import ConfigurationError, ProtocolError, RequestError
+from shapestream.gateway.grpc_request import read_inputs, read_message, read_outputs, split_raw
+from shapestream.gateway.grpc_status import status_of
 from shapestream.gateway.http_limits import HttpLimits
 from shapestream.gateway.http_messages import HttpError
 from shapestream.gateway.http_parser import ChunkedBodyParser, HeadParser
+from shapestream.gateway.model_pages import check_version
+from shapestream.gateway.open_inference_pb2 import ModelInferRequest
 from shapestream.serving.served_models import ServedModels
 from shapestream.settings import load_settings
 from shapestream.slices import at_once
@@ -24,8 +31,11 @@ from shapestream.wire.layouts import LayoutBook
 from shapestream.wire.limits import CLIENT_LIMITS, WORKER_LIMITS, Limits
 from shapestream.wire.messages import BatchDone, Entry, Execute, RequestEntry, ResultEntry, Role, WorkerHello
 from shapestream_engine.cost_table import CostTable
+from shapestream_engine.element_types import dtype_of
 from shapestream_engine.errors import EngineError, ShapeError
 from shapestream_engine.layout import Tensors
+from shapestream_engine.ports import InputPort, OutputPort, Rows
+from shapestream_engine.shapes import NamedShape
 from shapestream_engine.signature import ModelSignature
 
 Target = Callable[[bytes], None]
@@ -154,6 +164,55 @@ def _http_requests(pieces: list[bytes]) -> list[Any]:
     return found
 
 
+GRPC_MODEL = ModelSignature(
+    name="m",
+    inputs=tuple(
+        InputPort(name, element_type, NamedShape.parse("batch, n:0.."))
+        for name, element_type in (("x", "f32"), ("h", "f16"), ("b", "boolean"), ("i", "i8"), ("u", "u64"))
+    ),
+    outputs=(OutputPort("y", "f32", NamedShape.parse("batch, n"), Rows()),),
+)
+GRPC_STATUSES = {
+    grpc.StatusCode.INVALID_ARGUMENT,
+    grpc.StatusCode.NOT_FOUND,
+    grpc.StatusCode.RESOURCE_EXHAUSTED,
+    grpc.StatusCode.UNIMPLEMENTED,
+}
+"""The statuses of a request that cannot be served, in docs/grpc.md."""
+
+
+def grpc_request(data: bytes) -> None:
+    """A request over gRPC, as the gateway reads it. Its raw tensors are cut out of the bytes where protobuf finds them."""
+    try:
+        rest, raw = split_raw(data)
+        whole = ModelInferRequest.FromString(data)
+    except (RequestError, DecodeError):
+        pass
+    else:
+        assert list(whole.raw_input_contents) == [bytes(tensor) for tensor in raw]
+        whole.ClearField("raw_input_contents")
+        assert repr(whole) == repr(ModelInferRequest.FromString(rest))
+    refused: RequestError | None = None
+    try:
+        message = read_message(data, 1)
+        check_version(message.request.model_version)
+        inputs = read_inputs(message, GRPC_MODEL)
+        outputs = read_outputs(message, GRPC_MODEL)
+    except RequestError as error:
+        refused = error
+    if refused is not None:
+        assert status_of(refused) in GRPC_STATUSES, refused
+        refused.message.encode()
+        return
+    assert ["y"] == outputs
+    assert [entry.name for entry in message.request.inputs] == list(inputs)
+    for number, entry in enumerate(message.request.inputs):
+        array = inputs[entry.name]
+        port = next(port for port in GRPC_MODEL.inputs if port.name == entry.name)
+        assert (tuple(entry.shape), dtype_of(port.element_type)) == (array.shape, array.dtype)
+        assert not message.raw or array.tobytes() == bytes(message.raw[number])
+
+
 def settings(data: bytes) -> None:
     """A YAML, from its bytes to settings, or to lines that can be printed."""
     folder = _scratch()
@@ -195,5 +254,6 @@ TARGETS: dict[str, Target] = {
     "signature": signature,
     "settings": settings,
     "http_requests": http_requests,
+    "grpc_request": grpc_request,
 }
 """By the name of their corpus: what the server hears from clients, clients and the server from each other, ..."""

@@ -307,6 +307,7 @@ class _ThreadCall:
     def __init__(self, core: Core) -> None:
         self.closed = False
         self._core = core
+        # Each is set by one thread, and once: the waiting one, and the withdrawing one. One state would take a lock.
         self._asked = False
         self._withdrawn = False
         self._unanswered = threading.Lock()

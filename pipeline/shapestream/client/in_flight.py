@@ -130,9 +130,15 @@ class InFlight:
                 self.abandon(ticket)
                 self.finish(ticket, error())
 
-    def fail_all(self, error: Callable[[], RequestError]) -> None:
-        """Remove all tickets; those that a caller waits for end with an error each."""
+    def has_ticket_besides(self, kind: type[Ticket]) -> bool:
+        """Tell whether there is a ticket of another kind."""
+        return any(type(ticket) is not kind for ticket in self.tickets.values())
+
+    def fail_all(self, error: Callable[[], RequestError], *, besides: type[Ticket] | None = None) -> None:
+        """Remove all tickets besides those of one kind; those that a caller waits for end with an error each."""
         for ticket in list(self.tickets.values()):
+            if type(ticket) is besides:
+                continue
             self.remove(ticket.id)
             if not (isinstance(ticket, RequestTicket) and ticket.abandoned):
                 self.finish(ticket, error())

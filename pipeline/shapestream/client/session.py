@@ -226,7 +226,7 @@ class Session:
         """Return the time at which `turn` must be called again, if nothing happens before; infinity for never."""
         link, in_flight = self._link, self.in_flight
         due = min(link.next_wakeup(), in_flight.next_deadline())
-        if link.lost_at is not None and in_flight.tickets:
+        if link.lost_at is not None and in_flight.has_ticket_besides(WelcomeTicket):
             due = min(due, link.lost_at + self._unavailable_after_s)
         if in_flight.held_at is not None and in_flight.waiting:
             due = min(due, in_flight.held_at + self._unavailable_after_s)
@@ -240,11 +240,14 @@ class Session:
         return Turn(finished=self.in_flight.take_finished(), entries=entries, reconnect=False)
 
     def _end_waits(self, now: float) -> None:
-        """End the waits for a server: none for `unavailable_after_s`, or for as long one that takes nothing new."""
+        """End the waits for a server: none for `unavailable_after_s`, or for as long one that takes nothing new.
+
+        The wait for the first welcome has its own deadline, which may be later.
+        """
         lost_at, held_at = self._link.lost_at, self.in_flight.held_at
         if lost_at is not None and now >= lost_at + self._unavailable_after_s:
             text = f"no server has answered at {self._server} for {now - lost_at:.0f} s{self._trouble}"
-            self.in_flight.fail_all(lambda: Unavailable(text))
+            self.in_flight.fail_all(lambda: Unavailable(text), besides=WelcomeTicket)
         if held_at is not None and now >= held_at + self._unavailable_after_s:
             text = f"the server at {self._server} has taken nothing new for {now - held_at:.0f} s, and no other has come"
             self.in_flight.fail_waiting(lambda: Draining(text))

@@ -174,50 +174,42 @@ class StreamState(Generic[ItemT]):
 
     def make(self, item: Any, place: int) -> RequestTicket:
         """Return the ticket for an item, `inputs` or `(key, inputs)`. It is finished where the model does not take them."""
-        if type(item) is OwnItem:
-            return self._make_own(item, place)
-        assert self._model is not None
-        key, inputs = item if type(item) is tuple and len(item) == 2 else (place, item)
-        left_s = self._options.deadline
+        options = self._options
+        if type(item) is not OwnItem:
+            assert self._model is not None
+            key, inputs = item if type(item) is tuple and len(item) == 2 else (place, item)
+            tags = tags_of(None, None, options.caller)
+            return self._ticket(key, place, self._model, inputs, options.deadline, options.priority, tags)
+        if item.error is not None or item.model is None:
+            return self._refused(item.key, place, item.error or InvalidRequest("it names no model"))
+        left_s, tags = checked_deadline(item.deadline), tags_of(item.request_id, item.trace, options.caller)
+        return self._ticket(item.key, place, item.model, item.inputs, left_s, item.priority, tags)
+
+    def _ticket(
+        self,
+        key: Any,
+        place: int,
+        model: Model,
+        inputs: Mapping[str, Any],
+        left_s: float | None,
+        priority: int,
+        tags: dict[str, str] | None,
+    ) -> RequestTicket:
         due = None if left_s is None else self._clock() + left_s
         try:
-            tensors, nbytes = self._model.encode(inputs)
+            tensors, nbytes = model.encode(inputs)
         except InvalidRequest as error:
             return self._refused(key, place, error)
         return RequestTicket(
-            self,
-            key,
-            place,
-            due,
-            model=self._model,
-            tensors=tensors,
-            nbytes=nbytes,
-            priority=self._options.priority,
-            tags=tags_of(None, None, self._options.caller),
-        )
-
-    def _make_own(self, item: OwnItem, place: int) -> RequestTicket:
-        if item.error is not None or item.model is None:
-            return self._refused(item.key, place, item.error or InvalidRequest("it names no model"))
-        left_s = checked_deadline(item.deadline)
-        due = None if left_s is None else self._clock() + left_s
-        try:
-            tensors, nbytes = item.model.encode(item.inputs)
-        except InvalidRequest as error:
-            return self._refused(item.key, place, error)
-        return RequestTicket(
-            self,
-            item.key,
-            place,
-            due,
-            model=item.model,
-            tensors=tensors,
-            nbytes=nbytes,
-            priority=item.priority,
-            tags=tags_of(item.request_id, item.trace, self._options.caller),
+            self, key, place, due, model=model, tensors=tensors, nbytes=nbytes, priority=priority, tags=tags
         )
 
     def _refused(self, key: Any, place: int, error: RequestError) -> RequestTicket:
+        """Return a finished ticket. Its error has no frames: they hold the item, for as long as a caller keeps the error."""
+        cause: BaseException | None = error
+        while cause is not None:
+            cause.__traceback__ = None
+            cause = cause.__cause__ or cause.__context__
         return RequestTicket(self, key, place, outcome=error, model=_NO_MODEL, tensors=_NO_TENSORS, nbytes=0)
 
     # ------------------------------------------------------------ the consumer's thread
@@ -251,7 +243,11 @@ class StreamState(Generic[ItemT]):
         if self._options.yields_failures:
             return cast("ItemT", Failed(ticket.key, outcome, ticket.id))
         self.close()
-        raise outcome
+        ticket.outcome = None
+        try:
+            raise outcome
+        finally:
+            del outcome  # as in `outcome_of`
 
     def close(self) -> None:
         """End the stream: the producer stops, and unfinished items are withdrawn here and at the server."""
@@ -288,9 +284,13 @@ class StreamState(Generic[ItemT]):
             self._return_permits()
             return Nothing.YET
         self.close()
-        if self._end_error is not None:
-            raise self._end_error
-        return Nothing.ANY_MORE
+        error, self._end_error = self._end_error, None
+        if error is None:
+            return Nothing.ANY_MORE
+        try:
+            raise error
+        finally:
+            del error  # as in `outcome_of`
 
     def _return_permits(self) -> None:
         if self._owed and not self._doomed:
@@ -337,6 +337,7 @@ def _pull(source: Iterable[Any], stream: StreamState[Any], granted: queue.Simple
         raise
     finally:
         stream.submissions.post(EndTicket(stream, place=place, outcome=error))
+        del error  # its frames hold this one, and that the last item: see `outcome_of`
         if stream.closed and isinstance(iterator, GeneratorType):
             iterator.close()
 
@@ -361,6 +362,7 @@ async def pull_async(source: AsyncIterable[Any], stream: StreamState[Any], permi
         error = raised
     finally:
         stream.submissions.post(EndTicket(stream, place=place, outcome=error))
+        del error  # as in `_pull`
         if isinstance(iterator, AsyncGeneratorType):
             await iterator.aclose()
 

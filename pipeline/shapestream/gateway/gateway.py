@@ -39,41 +39,45 @@ async def run_gateway(
     ready: Callable[[], None],
     obeys_signals: Callable[[], None] = lambda: None,
 ) -> None:
-    """Serve HTTP until SIGTERM or SIGINT; the second one ends it at once. `ready` is called once requests are answered.
+    """Serve HTTP until SIGTERM or SIGINT; the second one ends it at once, and so does any before it serves.
 
-    Raises Unavailable if the server does not answer at first.
+    `ready` is called once requests are answered. Raises Unavailable if the server does not answer at first.
     """
-    # The HTTP server outlives the client: requests that end with it are still answered.
+    serving, stopping, ended = trio.Event(), trio.Event(), trio.Event()
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         obeys_signals()
-        async with trio.open_nursery() as nursery, _connected(options) as client:
-            routes = Routes(
-                client,
-                tokens=options.tokens,
-                by_loopback=not is_beyond_loopback(f"tcp://{place_of(listener)}"),
-                default_priority_level=options.default_priority_level,
-            )
-            server, stopping, ended = HttpServer(routes.handle, options.limits), trio.Event(), trio.Event()
-
-            async def serve(*, task_status: trio.TaskStatus[None]) -> None:
-                await server.run(listeners_of(listener, options.tls), task_status=task_status)
-                ended.set()
-                nursery.cancel_scope.cancel()
+        async with trio.open_nursery() as nursery:
 
             async def obey() -> None:
                 async for number in signals:
                     log.info("gateway stops", signal=signal.Signals(number).name)
-                    if stopping.is_set():
+                    if stopping.is_set() or not serving.is_set():
                         nursery.cancel_scope.cancel()
                     stopping.set()
 
             nursery.start_soon(obey)
-            await nursery.start(serve)
-            ready()
-            await stopping.wait()
-            server.stop()
-            with trio.move_on_after(options.grace_s):
-                await ended.wait()
+            # The HTTP server outlives the client: requests that end with it are still answered.
+            async with _connected(options) as client:
+                routes = Routes(
+                    client,
+                    tokens=options.tokens,
+                    by_loopback=not is_beyond_loopback(f"tcp://{place_of(listener)}"),
+                    default_priority_level=options.default_priority_level,
+                )
+                server = HttpServer(routes.handle, options.limits)
+
+                async def serve(*, task_status: trio.TaskStatus[None]) -> None:
+                    await server.run(listeners_of(listener, options.tls), task_status=task_status)
+                    ended.set()
+                    nursery.cancel_scope.cancel()
+
+                await nursery.start(serve)
+                serving.set()
+                ready()
+                await stopping.wait()
+                server.stop()
+                with trio.move_on_after(options.grace_s):
+                    await ended.wait()
 
 
 def _connected(options: GatewayOptions) -> AbstractAsyncContextManager[Client]:

@@ -9,6 +9,10 @@ class UnknownModel(InvalidRequest):
     """No model, or no version of it, has this name."""
 
 
+class UnknownService(InvalidRequest):
+    """A health check asks for a service that is not here."""
+
+
 class Unsupported(InvalidRequest):
     """The request asks for a part of the protocol that is not served here."""
 

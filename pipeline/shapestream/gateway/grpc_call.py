@@ -17,18 +17,6 @@ def refuse(context: grpc.ServicerContext, error: RequestError) -> None:
     context.abort(status_of(error), error.message[:MOST_WORDS])
 
 
-def without_frames(error: RequestError) -> RequestError:
-    """Return an error without the frames that it and its causes came through.
-
-    They hold the message, and a ticket that holds the error: megabytes would wait for the garbage collector.
-    """
-    cause: BaseException | None = error
-    while cause is not None:
-        cause.__traceback__ = None
-        cause = cause.__cause__ or cause.__context__
-    return error
-
-
 def metadata_of(context: grpc.ServicerContext) -> dict[str, str]:
     """Return the metadata of a call that are text; names are lower-case."""
     return {name: value for name, value in context.invocation_metadata() if isinstance(value, str)}

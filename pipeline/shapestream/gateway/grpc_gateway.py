@@ -26,7 +26,7 @@ import structlog
 from shapestream.client import blocking_client
 from shapestream.errors import ConfigurationError
 from shapestream.gateway.forwarding_options import ForwardingOptions
-from shapestream.gateway.grpc_service import SERVICE, InferenceService, TokenCheck
+from shapestream.gateway.grpc_service import InferenceService, TokenCheck
 
 log = structlog.get_logger()
 
@@ -62,6 +62,9 @@ class GrpcLimits:
             ("grpc.max_receive_message_length", self.max_message_bytes),
             ("grpc.max_send_message_length", -1),
             ("grpc.max_concurrent_streams", max(1, self.max_calls // 2)),
+            # gRPC's own protection counts calls that have ended until their objects are freed. A client that kept to the
+            # limit had every tenth call refused (REFUSED_STREAM). All calls together are bounded by `max_calls`.
+            ("grpc.http.overload_protection", 0),
             ("grpc.max_metadata_size", self.max_metadata_bytes),
             ("grpc.absolute_max_metadata_size", self.max_metadata_bytes),
             ("grpc.max_connection_idle_ms", round(self.idle_s * 1000)),
@@ -128,7 +131,8 @@ def _server(options: GrpcGatewayOptions, service: InferenceService) -> grpc.Serv
         options=limits.options(),
         maximum_concurrent_rpcs=limits.max_calls,
     )
-    server.add_registered_method_handlers(SERVICE, service.handlers())
+    for name, calls in service.handlers().items():
+        server.add_registered_method_handlers(name, calls)
     try:
         if options.tls is None:
             server.add_insecure_port(options.address)

@@ -5,6 +5,8 @@ message that protobuf cannot read by INTERNAL, and it is its sender's mistake.
 
     ModelInfer, ModelStreamInfer ── bytes ──▶ grpc_request ─▶ client of the server ─▶ grpc_response ── bytes ──▶
     other calls                  ── protobuf ─▶ model_pages: the same pages as over HTTP ─▶ protobuf ─▶
+
+Beside them stands the check of `grpc.health.v1`, which probes of Kubernetes and balancers call.
 """
 
 from __future__ import annotations
@@ -29,8 +31,8 @@ from shapestream.errors import (
     Unavailable,
 )
 from shapestream.gateway import open_inference_pb2 as protocol
-from shapestream.gateway.gateway_errors import UnknownCaller, UnknownModel
-from shapestream.gateway.grpc_call import deadline_of, metadata_of, peer_of, refuse, without_frames
+from shapestream.gateway.gateway_errors import UnknownCaller, UnknownModel, UnknownService
+from shapestream.gateway.grpc_call import deadline_of, metadata_of, peer_of, refuse
 from shapestream.gateway.grpc_request import InferMessage, read_inputs, read_message, read_outputs
 from shapestream.gateway.grpc_response import infer_response
 from shapestream.gateway.grpc_stream import OpenStreams
@@ -55,8 +57,16 @@ SERVICE = "inference.GRPCInferenceService"
 MOST_PAGE_BYTES = 64 * 1024
 """Bytes of a request for a page. It has a name and a version at most."""
 _DEFECT = "the gateway has a defect; its log says more"
-OPEN_TO_ALL = (f"/{SERVICE}/ServerLive", f"/{SERVICE}/ServerReady")
-"""Calls that ask for no token: balancers and supervisors have none."""
+HEALTH_SERVICE = "grpc.health.v1.Health"
+LIVENESS = "liveness"
+"""The name under which a health check asks whether the gateway lives. Any other one asks whether the server is ready."""
+OPEN_TO_ALL = (
+    f"/{SERVICE}/ServerLive",
+    f"/{SERVICE}/ServerReady",
+    f"/{HEALTH_SERVICE}/Check",
+    f"/{HEALTH_SERVICE}/Watch",
+)
+"""Calls that ask for no token: balancers and supervisors have none. Any refusal of Watch but UNIMPLEMENTED is ill health."""
 
 
 class InferenceService:
@@ -75,28 +85,25 @@ class InferenceService:
         self._default_priority_level = default_priority_level
         self._streams = OpenStreams(self)
 
-    def handlers(self) -> dict[str, grpc.RpcMethodHandler]:
-        """Return the handler of each call, by its name."""
-        pages: dict[str, tuple[Callable[[Any], Any], Any]] = {
-            "ServerLive": (self._live, protocol.ServerLiveRequest),
-            "ServerReady": (self._ready, protocol.ServerReadyRequest),
-            "ServerMetadata": (self._server, protocol.ServerMetadataRequest),
-            "RepositoryIndex": (self._index, protocol.RepositoryIndexRequest),
-            "ModelReady": (self._model_ready, protocol.ModelReadyRequest),
-            "ModelMetadata": (self._metadata, protocol.ModelMetadataRequest),
-            "ModelConfig": (self._config, protocol.ModelConfigRequest),
-            "ModelStatistics": (self._statistics, protocol.ModelStatisticsRequest),
-        }
+    def handlers(self) -> dict[str, dict[str, grpc.RpcMethodHandler]]:
+        """Return the handler of each call, by the names of its service and of the call."""
         calls = {
-            name: grpc.unary_unary_rpc_method_handler(
-                _answering(_page(page, request)),
-                response_serializer=lambda answer: answer.SerializeToString(),
-            )
-            for name, (page, request) in pages.items()
+            "ServerLive": _page_handler(self._live, protocol.ServerLiveRequest),
+            "ServerReady": _page_handler(self._ready, protocol.ServerReadyRequest),
+            "ServerMetadata": _page_handler(self._server, protocol.ServerMetadataRequest),
+            "RepositoryIndex": _page_handler(self._index, protocol.RepositoryIndexRequest),
+            "ModelReady": _page_handler(self._model_ready, protocol.ModelReadyRequest),
+            "ModelMetadata": _page_handler(self._metadata, protocol.ModelMetadataRequest),
+            "ModelConfig": _page_handler(self._config, protocol.ModelConfigRequest),
+            "ModelStatistics": _page_handler(self._statistics, protocol.ModelStatisticsRequest),
+            "ModelInfer": grpc.unary_unary_rpc_method_handler(_answering(self._infer)),
+            "ModelStreamInfer": grpc.stream_stream_rpc_method_handler(self._stream),
         }
-        calls["ModelInfer"] = grpc.unary_unary_rpc_method_handler(_answering(self._infer))
-        calls["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(self._stream)
-        return calls
+        return {
+            SERVICE: calls,
+            # No Watch: each would hold a thread, and clients that get UNIMPLEMENTED for it go on without.
+            HEALTH_SERVICE: {"Check": _page_handler(self._health, protocol.HealthCheckRequest)},
+        }
 
     def end_streams(self) -> None:
         """End each stream as soon as all of its requests are answered, by UNAVAILABLE."""
@@ -108,11 +115,20 @@ class InferenceService:
         return protocol.ServerLiveResponse(live=True)
 
     def _ready(self, request: Any) -> Any:
+        return protocol.ServerReadyResponse(ready=self._is_ready())
+
+    def _health(self, request: Any) -> Any:
+        if request.service not in ("", SERVICE, LIVENESS):
+            raise UnknownService(f"the health of {request.service[:200]!r} is not known here")
+        serves = request.service == LIVENESS or self._is_ready()
+        status = protocol.HealthCheckResponse.ServingStatus
+        return protocol.HealthCheckResponse(status=status.SERVING if serves else status.NOT_SERVING)
+
+    def _is_ready(self) -> bool:
         try:
-            why = why_server_is_not_ready(self._counters(READY_S))
+            return why_server_is_not_ready(self._counters(READY_S)) is None
         except Unavailable:
-            why = "no answer"
-        return protocol.ServerReadyResponse(ready=why is None)
+            return False
 
     def _server(self, request: Any) -> Any:
         return ParseDict(server_metadata(), protocol.ServerMetadataResponse())
@@ -239,8 +255,8 @@ def _refusing(why: str) -> grpc.RpcMethodHandler:
     return grpc.stream_unary_rpc_method_handler(refuse_call)
 
 
-def _page(page: Callable[[Any], Any], request: Any) -> Callable[[bytes, grpc.ServicerContext], Any]:
-    """Return a handler that reads the message of a page."""
+def _page_handler(page: Callable[[Any], Any], request: Any) -> grpc.RpcMethodHandler:
+    """Return the handler of a call that has a page."""
 
     def answer(message: bytes, context: grpc.ServicerContext) -> Any:
         if len(message) > MOST_PAGE_BYTES:
@@ -251,7 +267,9 @@ def _page(page: Callable[[Any], Any], request: Any) -> Callable[[bytes, grpc.Ser
             raise InvalidRequest(f"the message is no {request.DESCRIPTOR.name}: {error}") from None
         return page(asked)
 
-    return answer
+    return grpc.unary_unary_rpc_method_handler(
+        _answering(answer), response_serializer=lambda answer: answer.SerializeToString()
+    )
 
 
 def _answering(
@@ -263,11 +281,9 @@ def _answering(
         try:
             return handler(message, context)
         except RequestError as error:
-            refused = without_frames(error)
+            refuse(context, error)
         except Exception:  # a defect of the gateway costs one call
             log.exception("gRPC call failed", peer=context.peer())
-            refused = InternalError(_DEFECT)
-        # Not in the handlers above: gRPC's own exception would keep the error, and that its frames with the message.
-        return refuse(context, refused)
+            refuse(context, InternalError(_DEFECT))
 
     return answer

@@ -18,13 +18,14 @@ from shapestream.errors import (
     Unavailable,
     WorkerLost,
 )
-from shapestream.gateway.gateway_errors import UnknownModel, Unsupported
+from shapestream.gateway.gateway_errors import UnknownModel, UnknownService, Unsupported
 from shapestream.gateway.sdk_errors import RETRY_AFTER_S
 
 STATUSES: dict[type[RequestError], grpc.StatusCode] = {
     InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
     Unsupported: grpc.StatusCode.UNIMPLEMENTED,
     UnknownModel: grpc.StatusCode.NOT_FOUND,
+    UnknownService: grpc.StatusCode.NOT_FOUND,
     Forbidden: grpc.StatusCode.PERMISSION_DENIED,
     # gRPC itself says the same of a message that is larger than it takes.
     TooLarge: grpc.StatusCode.RESOURCE_EXHAUSTED,

@@ -24,7 +24,7 @@ from shapestream.client.blocking_client import Stream
 from shapestream.client.results import Failed, Result
 from shapestream.client.streaming import OwnItem, StreamOptions
 from shapestream.errors import RequestError, Unavailable
-from shapestream.gateway.grpc_call import deadline_of, metadata_of, without_frames
+from shapestream.gateway.grpc_call import deadline_of, metadata_of
 from shapestream.gateway.grpc_request import read_inputs, read_outputs
 from shapestream.gateway.grpc_response import stream_error, stream_response
 from shapestream.gateway.infer_options import OWN_ID, own_id
@@ -129,7 +129,7 @@ class _OpenStream:
             try:
                 yield self._item(message, asked)
             except RequestError as error:
-                yield OwnItem(key=asked, error=without_frames(error))
+                yield OwnItem(key=asked, error=error)
 
     def _next(self) -> bytes | None:
         """Return the next message, or None at the end of the call."""
