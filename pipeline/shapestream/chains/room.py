@@ -8,11 +8,13 @@ that have not begun wait.
 from __future__ import annotations
 
 from collections import OrderedDict, deque
+from heapq import heappop, heappush
+from itertools import count
 from math import inf
 from typing import NamedTuple
 
 from shapestream.chains.plan import Chain
-from shapestream.chains.run import ChainRun, StageRun
+from shapestream.chains.run import ChainRun, RunState, StageRun
 
 
 class Held(NamedTuple):
@@ -40,6 +42,9 @@ class ChainRoom:
         """By stage."""
         self._waiting: OrderedDict[int, deque[ChainRun]] = OrderedDict()
         """By client; the first has the next turn."""
+        self._deadlines: list[tuple[float, int, ChainRun]] = []
+        """Those of requests that waited: a heap. Requests that wait no longer are dropped when they come to the front."""
+        self._order = count()
 
     def __len__(self) -> int:
         """Count the requests that wait."""
@@ -53,6 +58,19 @@ class ChainRoom:
     def wait(self, run: ChainRun, client: int) -> None:
         """Let a request wait for its turn. `next` may return it at once."""
         self._waiting.setdefault(client, deque()).append(run)
+        if run.deadline is not None:
+            heappush(self._deadlines, (run.deadline, next(self._order), run))
+
+    def next_deadline(self) -> float:
+        """Return the first deadline of a request that waits; infinity for none."""
+        deadlines = self._deadlines
+        while deadlines and deadlines[0][2].state is not RunState.WAITING:
+            heappop(deadlines)
+        return deadlines[0][0] if deadlines else inf
+
+    def late(self, now: float) -> ChainRun | None:
+        """Return a request that waits, and whose deadline has passed; None if there is none."""
+        return self._deadlines[0][2] if self.next_deadline() <= now else None
 
     def next(self) -> ChainRun | None:
         """Return a request that may begin now, with its reservation; None if none may.

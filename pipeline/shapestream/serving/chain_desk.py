@@ -14,7 +14,7 @@ from math import inf
 from shapestream.chains.lead_times import LeadTimes
 from shapestream.chains.room import ChainRoom
 from shapestream.chains.run import ChainRun, StageRequest
-from shapestream.errors import Cancelled, Draining, Unavailable
+from shapestream.errors import Cancelled, DeadlineExceeded, Draining, Unavailable
 from shapestream.scheduling.batches import Batch
 from shapestream.serving.served_models import ServedModel, ServedModels
 from shapestream.serving.sessions import RequestRecord
@@ -85,6 +85,11 @@ class ChainDesk:
         return len(self._room)
 
     @property
+    def next_deadline(self) -> float:
+        """The first deadline of a request that waits for room; infinity for none."""
+        return self._room.next_deadline()
+
+    @property
     def records(self) -> list[RequestRecord]:
         """The records of all requests of chains that have not ended."""
         return [request.record for request in self._requests.values()]
@@ -145,6 +150,14 @@ class ChainDesk:
             self._follow(request, now)
         self._ended = [ended for ended in self._ended if ended.record is not record]
         return ids
+
+    def time_passed(self, now: float) -> None:
+        """End the requests whose deadline has passed while they waited for room."""
+        while (run := self._room.late(now)) is not None:
+            run.fail(
+                DeadlineExceeded.code, "the deadline passed while the request waited for room for its stages"
+            )
+            self._follow(self._by_run[run], now)
 
     def hand_back(self, message: str, now: float) -> None:
         """End all requests as `draining`."""

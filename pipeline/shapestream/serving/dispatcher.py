@@ -528,12 +528,14 @@ class Dispatcher:
             if self._next_wakeup() <= now:
                 if self._held.until <= now:
                     self._take_reports(now)
+                self._desk.time_passed(now)
                 self._handle(events.TimePassed(), now)
                 self.end_turn()
 
     def _next_wakeup(self) -> float:
         wakeup = self._scheduler.next_wakeup()
-        return self._held.until if wakeup is None else min(wakeup, self._held.until)
+        other = min(self._held.until, self._desk.next_deadline)
+        return other if wakeup is None else min(wakeup, other)
 
     async def wait_idle(self) -> None:
         """Wait until no request is left."""
