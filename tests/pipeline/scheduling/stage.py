@@ -116,6 +116,7 @@ class Stage:
                 nbytes=options.get("nbytes", 10),
                 deadline=options.get("deadline"),
                 priority=options.get("priority", 0),
+                since=options.get("since"),
             )
             for size in sizes
         ]

@@ -1,0 +1,80 @@
+"""Requests whose parent, a request of a chain, was admitted: not refused for lack of room, the oldest parent first."""
+
+from __future__ import annotations
+
+from tests.pipeline.scheduling.stage import Stage
+
+from shapestream.scheduling.events import DrainStarted
+
+
+def test_a_request_with_a_parent_is_not_refused_for_lack_of_room(make_stage):
+    """Its parent was admitted, with room for it; a request without one is refused beside it."""
+    stage = make_stage(max_queued_requests=2, max_queued_bytes=100)
+    stage.model()
+    stage.arrive((1, 4), (1, 4))
+    stage.arrive((1, 4), nbytes=90, since=0.0)
+    stage.arrive((1, 4))
+    assert {4: "overloaded"} == stage.ends
+
+
+def test_a_request_with_a_parent_is_admitted_while_the_server_drains(make_stage):
+    """What was begun is finished."""
+    stage = make_stage()
+    stage.model()
+    stage.play(DrainStarted())
+    stage.arrive((1, 4), since=0.0)
+    stage.arrive((1, 4))
+    assert {2: "draining"} == stage.ends
+
+
+def test_a_request_with_a_parent_is_refused_after_its_deadline(make_stage):
+    """No call starts for it."""
+    stage = make_stage()
+    stage.model()
+    stage.arrive((1, 4), since=0.0, deadline=1.0, at=2.0)
+    assert {1: "deadline_exceeded"} == stage.ends
+
+
+def _two_models(stage: Stage, first: float | None, later: float | None) -> list[str]:
+    """Requests for `find` come first, those for `read` later, both of one client; return whose batches start, in order."""
+    stage.model("find", max_batch=1)
+    stage.model("read", max_batch=1)
+    stage.slots(0, models=("find", "read"))
+    stage.arrive((1, 4), model="find")
+    for at in (2.0, 3.0, 4.0):
+        stage.arrive((1, 4), model="find", at=at, since=first)
+    for at in (5.0, 6.0, 7.0):
+        stage.arrive((1, 4), model="read", at=at, since=later)
+    models = {1: "find", 2: "find", 3: "find", 4: "find", 5: "read", 6: "read", 7: "read"}
+    order = []
+    while len(order) < 7:
+        started = stage.started[-1]
+        order.append(models[started.requests[0]])
+        stage.finish(started, run_s=0.1)
+    return order[1:]
+
+
+def test_the_oldest_parent_goes_first_within_a_client(make_stage):
+    """Stages of chains that began earlier go before first stages of younger ones; without parents the models take turns."""
+    assert ["read"] * 3 + ["find"] * 3 == _two_models(make_stage(), None, 1.0)
+    assert ["find"] * 3 + ["read"] * 3 == _two_models(make_stage(), 0.5, 1.0)
+    mixed = _two_models(make_stage(), None, None)
+    assert sorted(mixed) == ["find"] * 3 + ["read"] * 3
+    assert mixed not in (["read"] * 3 + ["find"] * 3, ["find"] * 3 + ["read"] * 3)
+
+
+def test_a_parent_gives_nothing_before_other_clients(make_stage):
+    """A client with the oldest parent has its share of the slots, and no more."""
+    stage = make_stage()
+    stage.model("find", max_batch=1)
+    stage.model("read", max_batch=1)
+    stage.slots(0, models=("find", "read"))
+    stage.arrive((1, 4), model="find", client=9)
+    stage.arrive(*[(1, 4)] * 4, model="find", client=1, at=2.0)
+    stage.arrive(*[(1, 4)] * 4, model="read", client=2, at=3.0, since=1.0)
+    for _ in range(9):
+        stage.finish(stage.started[-1], run_s=0.1)
+    clients = [1 if 2 <= start.requests[0] <= 5 else 2 for start in stage.started[1:]]
+    assert 4 == clients.count(1)
+    assert 1 in clients[:2]
+    assert 2 in clients[:2]
