@@ -62,6 +62,8 @@ class Journal:
 
     def _record(self, trace: TraceRecorder, records: Sequence[RequestRecord]) -> None:
         for record in records:
+            if record.served.chain is not None:
+                continue  # its stages' requests are recorded, which are the slots' work
             trace.record(
                 record.arrived,
                 record.client,
