@@ -69,7 +69,8 @@ async def _run_server(
 ) -> None:
     command = [sys.executable, "-m", "shapestream_workers", "serve", str(config)]
     # What was proved of the models is kept beside them, not in the user's own cache.
-    environment = {**os.environ, "SHAPESTREAM_PROBE_CACHE": str(_PROOFS)}
+    # Functions of the examples are in no installed package.
+    environment = {**os.environ, "SHAPESTREAM_PROBE_CACHE": str(_PROOFS), "SHAPESTREAM_ANY_FUNCTION": "1"}
     await trio.run_process(
         command,
         stdout=sink,

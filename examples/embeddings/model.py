@@ -3,7 +3,7 @@
 `input_ids [batch, seq]` and `attention_mask [batch, seq]`, both i64; `embedding [batch, 384]`, f32. Positions
 whose mask is 0 have no influence: their attention weight is exactly zero, and the mean leaves them out.
 
-    python -m examples.embeddings.model OUT.xml     writes the model that configs/embeddings.yaml serves
+    python -m examples.embeddings.model OUT.xml     writes the model that configs/embeddings.yaml and sentences.yaml serve
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
     python -m examples.embeddings.run [--quick] [--count N] [--config FILE] [--out FOLDER]
 
-Starts `shapestream serve configs/embeddings.yaml` and streams sentences of 4 to 256 tokens. Batches are padded
-under the attention mask; rows are compared with the same model run directly, one sentence at a time. The exit
-status says whether all was right.
+Starts `shapestream serve configs/sentences.yaml` and streams sentences of 4 to 256 tokens. Batches are padded
+under the attention mask; rows are compared with the same model run directly, one sentence at a time. The queries
+go to the chain `sentences` as text, which the server tokenises. The exit status says whether all was right.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from examples.embeddings.corpus import Ids, make_corpus
 from examples.embeddings.docstrings import SEED, collect
 from examples.embeddings.report import neighbours, summary
 from examples.embeddings.similarity import Vector, cosine, nearest
-from examples.embeddings.streaming import MODEL, Embedded, embed_each, embed_stream
+from examples.embeddings.streaming import MODEL, Embedded, embed_stream, embed_texts
 from examples.embeddings.tokens import SentenceTokenizer
 from examples.embeddings.weights import load_weights, model_folder
 from examples.server_process import ServerFailed, with_server
@@ -77,12 +77,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console.print("reading docstrings")
     corpus = make_corpus(collect(), tokenizer, options.count or (QUICK_COUNT if options.quick else COUNT))
     try:
-        run = _stream(console, corpus.ids, tokenizer.encode(QUERIES), options)
+        run = _stream(console, corpus.ids, options)
     except (ServerFailed, ShapestreamError) as error:
         console.print(f"[red]failed:[/red] {escape(str(error))}")
         return 1
 
-    cosines = _compare(console, corpus.ids, run.embedded, QUICK_CHECKED if options.quick else CHECKED)
+    cosines = _compare_queries(tokenizer.encode(QUERIES), run.queries)
+    cosines += _compare(console, corpus.ids, run.embedded, QUICK_CHECKED if options.quick else CHECKED)
     problems = coverage.shortcomings([each.timings for each in run.embedded], requests=len(corpus.ids))
     if not coverage.padded([each.timings for each in run.embedded], corpus.lengths.tolist()):
         # On a busy machine the measured costs may say so; the answers are right all the same.
@@ -104,13 +105,13 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_COUNT} docstrings instead of {COUNT}")
     parser.add_argument("--count", type=int, help="so many docstrings (there are about 6000)")
     parser.add_argument(
-        "--config", type=Path, default=ROOT / "configs" / "embeddings.yaml", help="what to serve"
+        "--config", type=Path, default=ROOT / "configs" / "sentences.yaml", help="what to serve"
     )
     parser.add_argument("--out", type=Path, default=ROOT / ".demo", help="folder for embeddings.log")
     return parser.parse_args(arguments)
 
 
-def _stream(console: Console, sentences: list[Ids], queries: list[Ids], options: argparse.Namespace) -> Run:
+def _stream(console: Console, sentences: list[Ids], options: argparse.Namespace) -> Run:
     """Everything that is asked of the server."""
 
     async def run() -> Run:
@@ -127,7 +128,7 @@ def _stream(console: Console, sentences: list[Ids], queries: list[Ids], options:
             elapsed_s = time.monotonic() - start
         return Run(
             embedded=embedded,
-            queries=await embed_each(address, queries),
+            queries=await embed_texts(address, QUERIES),
             counters=counters,
             elapsed_s=elapsed_s,
         )
@@ -148,6 +149,16 @@ def _compare(console: Console, sentences: list[Ids], embedded: list[Embedded], c
             alone = compiled({"input_ids": ids, "attention_mask": np.ones_like(ids)})["embedding"][0]
             cosines.append(cosine(embedded[number].vector, alone))
     return cosines
+
+
+def _compare_queries(queries: list[Ids], vectors: list[Vector]) -> list[float]:
+    """The cosine between the chain's vector of each query and the model run directly on its tokens."""
+    compiled = ov.Core().compile_model(MODEL_FILE, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    alone = [
+        compiled({"input_ids": ids[None], "attention_mask": np.ones_like(ids[None])})["embedding"][0]
+        for ids in queries
+    ]
+    return [cosine(vector, one) for vector, one in zip(vectors, alone, strict=True)]
 
 
 def _conclude(console: Console, problems: Sequence[str]) -> int:

@@ -13,6 +13,7 @@ import shapestream
 from shapestream import Timings
 
 MODEL = "embeddings"
+CHAIN = "sentences"
 MAX_IN_FLIGHT = 256
 
 Ids = npt.NDArray[np.int64]
@@ -46,8 +47,9 @@ async def embed_stream(
         return embedded, await client.statistics()
 
 
-async def embed_each(address: str, sentences: Sequence[Ids]) -> list[Vector]:
-    """One request after the other, without a mask: the server makes it, as its configuration says."""
+async def embed_texts(address: str, texts: Sequence[str]) -> list[Vector]:
+    """The embedding of each text, one request after the other: the server's chain tokenises it, and makes the mask."""
     async with shapestream.connect(address) as client:
-        results = [await client.infer(MODEL, {"input_ids": ids[None]}) for ids in sentences]
+        inputs = [{"text": np.frombuffer(text.encode(), np.uint8)} for text in texts]
+        results = [await client.infer(CHAIN, each) for each in inputs]
         return [result["embedding"][0].copy() for result in results]

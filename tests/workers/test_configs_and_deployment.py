@@ -33,9 +33,14 @@ def test_every_configuration_is_accepted(path: Path) -> None:
 
 def test_the_examples_of_this_project_are_among_them() -> None:
     """A renamed file would otherwise leave these tests in silence."""
-    assert {"demo.yaml", "embeddings.yaml", "function.yaml", "minimal.yaml", "workers_dial_in.yaml"} <= {
-        path.name for path in CONFIGS
-    }
+    assert {
+        "demo.yaml",
+        "embeddings.yaml",
+        "function.yaml",
+        "minimal.yaml",
+        "sentences.yaml",
+        "workers_dial_in.yaml",
+    } <= {path.name for path in CONFIGS}
 
 
 def test_the_configuration_that_needs_no_model_file_runs() -> None:
