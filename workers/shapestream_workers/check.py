@@ -16,6 +16,7 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
+from shapestream.chains.plan import Chain
 from shapestream.errors import ConfigurationError
 from shapestream.settings import LoadedSettings, ModelSettings, load_models
 from shapestream_engine.batch import BatchInputs, BatchReport
@@ -32,6 +33,7 @@ from shapestream_engine.request_pool import RequestPool
 from shapestream_engine.shapes import Dimension, NamedShape
 from shapestream_engine.signature import ModelSignature
 from shapestream_engine.slot import Runner
+from shapestream_workers.chains import plan_chains
 from shapestream_workers.model_trust import require_trusted
 from shapestream_workers.models import model_spec, placement_warnings, problem_of, processes_of
 from shapestream_workers.padding_advice import PaddingAdvice, advise_padding
@@ -65,6 +67,7 @@ class CheckReport:
     """Findings of a check."""
 
     models: list[ModelReport] = field(default_factory=list)
+    chains: list[Chain] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     """Lines that start with file:line:column."""
     warnings: list[str] = field(default_factory=list)
@@ -85,8 +88,13 @@ class CheckReport:
             yield from (f"  ran {call}" for call in model.calls)
             yield from (f"  {line}" for line in model.padding.lines())
             yield from (f"  {line}" for line in model.speed.lines())
+        for chain in self.chains:
+            yield from chain.lines()
         if not self.problems:
-            yield f"ok: {len(self.models)} model{'s' if len(self.models) != 1 else ''} compiled and run"
+            fits = {0: "", 1: ", 1 chain fits them"}.get(
+                len(self.chains), f", {len(self.chains)} chains fit them"
+            )
+            yield f"ok: {len(self.models)} model{'s' if len(self.models) != 1 else ''} compiled and run{fits}"
 
     def to_dict(self, shown: LoadedSettings | None) -> dict[str, Any]:
         """Return the report for a script."""
@@ -106,6 +114,9 @@ class CheckReport:
                     "speed": model.speed.to_dict(),
                 }
                 for model in self.models
+            ],
+            "chains": [
+                {"signature": chain.signature.to_dict(), "drawing": [*chain.lines()]} for chain in self.chains
             ],
         }
         if shown is not None:
@@ -147,6 +158,12 @@ def check_configuration(loaded: LoadedSettings, *, measure_s: float = 0.0) -> Ch
             _check_model(loaded, index, settings, report, measure_s)
         except EngineError as error:
             report.problems.append(problem_of(loaded, settings, error))
+    try:
+        report.chains = plan_chains(
+            loaded, {model.signature.name: model.signature for model in report.models}
+        )
+    except ConfigurationError as error:
+        report.problems += error.problems
     return report
 
 

@@ -30,6 +30,7 @@ from shapestream.transport.guards import connections_that_fit, raise_descriptor_
 from shapestream_engine.calibration_cache import CostCache
 from shapestream_engine.machine import divide_cpus
 from shapestream_workers.admin import open_admin_port
+from shapestream_workers.chains import plan_chains
 from shapestream_workers.costs import cost_tables
 from shapestream_workers.exit_codes import EXIT_CONFIGURATION, EXIT_OK, EXIT_RUNTIME
 from shapestream_workers.gateways import GatewayPorts, open_ports
@@ -97,6 +98,7 @@ def run_server(loaded: LoadedSettings) -> int:
         slots, threads = divide_cpus(available_cpus(), 1, in_process.slots, in_process.threads)
         with admin.preparing() if admin is not None else nullcontext():
             models = compile_models(loaded, loaded.settings.models, slots=slots, threads=threads)
+            plan_chains(loaded, {name: model.signature for name, model in models.items()})
             costs = cost_tables(loaded.settings.models, models, slots=slots, threads=threads)
         local = SlotThreads(models=models, slots=slots, costs=costs)
         digests = dict(local.digests)

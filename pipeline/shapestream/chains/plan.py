@@ -63,10 +63,18 @@ class Feed:
 
     port: int
     """Number of the model's input."""
+    name: str
+    """Its name."""
     source: Source
     spread: Spread
     adds_row: bool = False
     """Whether an item, or a row, is one row of the model's batch axis: `[1, …]`."""
+
+    def __str__(self) -> str:
+        if self.spread is Spread.WHOLE:
+            return f"{self.name}: {self.source}"
+        how = self.spread.value if self.spread is Spread.BATCH else f"each {self.spread.value}"
+        return f"{self.name}: {how} of {self.source}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,20 +142,17 @@ class Chain:
         return frozenset(stage.model for stage in self.stages)
 
     def lines(self) -> Iterator[str]:
-        """Yield the chain as text: each stage with its edges, and their types."""
+        """Yield the chain as text: its inputs, each stage as a call with its outputs below, and its outputs."""
         yield f"chain {self.name}"
-        for port in self.signature.inputs:
-            yield f"  {port.name}: {port.element_type} [{port.shape}]"
+        yield from (
+            f"  input  {port.name}: {port.element_type} [{port.shape}]" for port in self.signature.inputs
+        )
         for stage in self.stages:
+            arguments = ", ".join(map(str, stage.feeds))
             most = f", at most {stage.at_most}" if stage.is_counted else ""
-            yield f"  └─ {stage.name} ({stage.model}{most})"
-            for feed in stage.feeds:
-                how = "" if feed.spread is Spread.WHOLE else f"each {feed.spread.value} of "
-                yield f"       takes {how}{feed.source}"
-            for name, output in stage.outputs.items():
-                yield f"       gives {stage.name}.{name}: {output.type}"
-        for name, source in self.outputs.items():
-            yield f"  {name} = {source}"
+            yield f"  {stage.name} = {stage.model}({arguments}){most}"
+            yield from (f"    {stage.name}.{name}: {output.type}" for name, output in stage.outputs.items())
+        yield from (f"  output {name} = {source}" for name, source in self.outputs.items())
 
 
 def plan_chain(spec: ChainSpec, signatures: Mapping[str, ModelSignature]) -> Chain:
@@ -312,7 +317,7 @@ class _Planner:
             elif spread in (Spread.ITEM, Spread.ROW) and has_row_axis and port.shape.rank == len(inner) + 1:
                 adds_row, inner = True, [(None, Dimension(1, 1)), *inner]
             self._hold(port, given, [dimension for _, dimension in inner], source, place)
-        return Feed(number, source, spread, adds_row)
+        return Feed(number, port.name, source, spread, adds_row)
 
     def _hold(
         self, port: InputPort, given: Type, dimensions: Sequence[Dimension], source: Source, place: Key
