@@ -229,7 +229,7 @@ class _Planner:
             if port is None:
                 self._add(("inputs", name), f'model "{stage.model}" has no input "{source.name}"')
                 continue
-            found.append((name, stage.name, port))
+            found.append((name, stage.name, self._before_spread(name, stage, port)))
         users: dict[str, set[str]] = {}
         for _, stage_name, port in found:
             for dimension in filter(None, port.shape.names):
@@ -241,6 +241,27 @@ class _Planner:
             )
             self._types[Source(None, name)] = Type(port.element_type, shape)
             yield InputPort(name, port.element_type, shape)
+
+    def _before_spread(self, name: str, stage: StageSpec, port: InputPort) -> InputPort:
+        """Return the port of a chain's input that this stage takes: all rows where the stage takes one at a time."""
+        spread = stage.spreads().get(Source(None, name), Spread.WHOLE)
+        if spread is Spread.ITEM:
+            self._add(
+                ("inputs", name),
+                f'an input of a chain is no list (write row of {name} in stage "{stage.name}")',
+            )
+        if spread is not Spread.ROW:
+            return port
+        names, dimensions = port.shape.names, port.shape.dimensions
+        if self._has_rows(stage, port):
+            names, dimensions = names[1:], dimensions[1:]
+        return InputPort(name, port.element_type, NamedShape((None, *names), (Dimension(), *dimensions)))
+
+    def _has_rows(self, stage: StageSpec, port: InputPort) -> bool:
+        """Tell whether the first axis of this input is its model's batch axis."""
+        return (
+            self._signatures[stage.model].has_batch and port.shape.rank > 0 and port.shape.names[0] == BATCH
+        )
 
     def _stage(self, index: int, spec: StageSpec) -> Stage:
         signature, place = self._signatures[spec.model], ("stages", index)
@@ -256,8 +277,9 @@ class _Planner:
             type_ = self._type_of(source, (*place, "in", port.name))
             if type_ is not None:
                 spread = spreads.get(source, Spread.WHOLE)
+                has_rows = self._has_rows(spec, port)
                 feeds.append(
-                    self._feed(number, port, source, type_, spread, signature, (*place, "in", port.name))
+                    self._feed(number, port, source, type_, spread, has_rows, (*place, "in", port.name))
                 )
         for name in spec.inputs:
             if _port(signature.inputs, name) is None:
@@ -297,7 +319,7 @@ class _Planner:
         source: Source,
         given: Type,
         spread: Spread,
-        signature: ModelSignature,
+        has_rows: bool,
         place: Key,
     ) -> Feed:
         """Hold an edge against its input: element type, rank, and each dimension."""
@@ -311,10 +333,9 @@ class _Planner:
             self._add(place, f"{source} is {given}, which has no rows")
         else:
             inner = axes[1:] if spread is Spread.ROW else axes
-            has_row_axis = signature.has_batch and port.shape.rank > 0 and port.shape.names[0] == BATCH
             if spread is Spread.BATCH and given.is_list:
                 inner = [(None, Dimension()), *inner]
-            elif spread in (Spread.ITEM, Spread.ROW) and has_row_axis and port.shape.rank == len(inner) + 1:
+            elif spread in (Spread.ITEM, Spread.ROW) and has_rows and port.shape.rank == len(inner) + 1:
                 adds_row, inner = True, [(None, Dimension(1, 1)), *inner]
             self._hold(port, given, [dimension for _, dimension in inner], source, place)
         return Feed(number, port.name, source, spread, adds_row)

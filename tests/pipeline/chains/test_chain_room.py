@@ -1,0 +1,130 @@
+"""Room for chains: what waits, whose turn it is, and that nothing is left."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.pipeline.chains.models import SIGNATURES, run, tensors_of
+
+from shapestream.chains.lead_times import FEW, LATEST, LeadTimes
+from shapestream.chains.plan import Chain, plan_chain
+from shapestream.chains.room import ChainRoom, Held, most_held
+from shapestream.chains.run import ChainRun, RunState
+from shapestream.chains.spec import ChainSpec, StageSpec
+
+CHAIN: Chain = plan_chain(
+    ChainSpec(
+        name="c",
+        inputs={"x": "cut.x"},
+        stages=[
+            StageSpec(name="cut", model="split", inputs={"x": "x"}),
+            StageSpec(
+                name="read",
+                model="norm",
+                inputs={"x": "cut.parts"},
+                each=["item of cut.parts"],
+                at_most=10,
+                at_most_bytes=1000,
+            ),
+        ],
+        outputs={"b": "read.b"},
+    ),
+    SIGNATURES,
+)
+
+
+def _run(deadline: float | None = None) -> ChainRun:
+    return ChainRun(CHAIN, tensors_of([np.ones((3, 4), np.float32)]), deadline, LeadTimes(CHAIN))
+
+
+def _finish(chain_run: ChainRun, room: ChainRoom) -> None:
+    """Answer all requests of one chain."""
+    while chain_run.ready:
+        ready, chain_run.ready = chain_run.ready, []
+        for request in ready:
+            if request.tensors.layout[0][2] == (1, 0):
+                chain_run.failed(request, "invalid", "empty", 1.0)
+            else:
+                chain_run.answered(request, run(request.stage.stage.model, request.tensors), 1.0)
+            room.update(chain_run)
+
+
+def test_a_request_reserves_the_most_and_gives_back_what_it_does_not_need() -> None:
+    """Three rows of ten, then nothing."""
+    room = ChainRoom(100, 10_000)
+    chain_run = _run()
+    room.wait(chain_run, 1)
+    assert chain_run is room.next()
+    assert Held(10, 1000) == room.reserved == most_held(CHAIN)
+    chain_run.begin(0.0)
+    (request,) = chain_run.ready
+    chain_run.ready = []
+    chain_run.answered(request, run("split", request.tensors), 1.0)
+    room.update(chain_run)
+    assert Held(3, 4 * (0 + 1 + 2)) == room.reserved
+    _finish(chain_run, room)
+    assert Held(0, 0) == room.reserved
+
+
+def test_clients_take_turns_and_one_alone_always_begins() -> None:
+    """Of five requests of one client and one of another, the second client's is the second to begin."""
+    room = ChainRoom(5, 10_000)
+    mine, other = [_run() for _ in range(5)], _run()
+    for chain_run in mine:
+        room.wait(chain_run, 1)
+    room.wait(other, 2)
+    order = []
+    while (chain_run := room.next()) is not None:
+        assert room.next() is None  # more than five are reserved
+        order.append(chain_run)
+        chain_run.begin(0.0)
+        _finish(chain_run, room)
+    assert [mine[0], other, *mine[1:]] == order
+    assert 0 == len(room)
+
+
+def test_a_request_that_ended_while_it_waited_is_passed_over() -> None:
+    """And its deadline is looked at no longer."""
+    room = ChainRoom(5, 10_000)
+    first, second, third = _run(), _run(4.0), _run(9.0)
+    for chain_run in (first, second, third):
+        room.wait(chain_run, 1)
+    assert first is room.next()
+    first.begin(0.0)
+    assert (4.0, None, second) == (room.next_deadline(), room.late(3.0), room.late(4.0))
+    second.fail("deadline_exceeded", "late")
+    assert 9.0 == room.next_deadline()
+    _finish(first, room)
+    assert third is room.next()
+
+
+@given(clients=st.lists(st.integers(0, 3), min_size=1, max_size=30), most=st.integers(1, 60))
+def test_every_request_begins_and_the_bound_holds(clients: list[int], most: int) -> None:
+    """More than one reserve no more than the bound together."""
+    room = ChainRoom(most, 10_000)
+    runs = [_run() for _ in clients]
+    for client, chain_run in zip(clients, runs, strict=True):
+        room.wait(chain_run, client)
+    running: list[ChainRun] = []
+    while len(room) or running:
+        while (chain_run := room.next()) is not None:
+            chain_run.begin(0.0)
+            running.append(chain_run)
+            assert len(running) == 1 or room.reserved.requests <= most
+        _finish(running.pop(0), room)
+    assert all(chain_run.state is not RunState.WAITING for chain_run in runs)
+    assert Held(0, 0) == room.reserved
+
+
+def test_a_stage_leaves_the_time_that_later_stages_take_at_least() -> None:
+    """Unknown at first; then the fastest tenth of the latest ones."""
+    times = LeadTimes(CHAIN)
+    for _ in range(FEW - 1):
+        times.took("read", 1.0)
+    assert 0.0 == times.after("cut")
+    times.took("read", 1.0)
+    assert (1.0, 0.0) == (times.after("cut"), times.after("read"))
+    for number in range(LATEST):
+        times.took("read", 2.0 + number)
+    assert 2.0 + int(0.1 * LATEST) == times.after("cut")

@@ -1,0 +1,91 @@
+"""Mistakes in chains: each is found at its place, with what to do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tests.pipeline.chains.models import SIGNATURES
+
+from shapestream.chains.plan import ChainRefused, plan_chain
+from shapestream.chains.spec import ChainSpec, StageSpec
+
+SPLIT = StageSpec(name="cut", model="split", inputs={"x": "x"})
+NORM = StageSpec(name="read", model="norm", inputs={"x": "cut.parts"}, each=["item of cut.parts"])
+GOOD = ChainSpec(
+    name="c", inputs={"x": "cut.x"}, stages=[SPLIT, NORM], outputs={"a": "read.a", "b": "read.b"}
+)
+
+
+def _with(**changes: Any) -> ChainSpec:
+    """The good chain, its second stage changed."""
+    return replace(GOOD, stages=[SPLIT, replace(NORM, **changes)])
+
+
+def test_the_chain_that_the_others_differ_from_is_right() -> None:
+    """And its drawing names each edge with its type."""
+    assert [
+        "chain c",
+        "  input  x: f32 [n, w:1..9]",
+        "  cut = split(x: x)",
+        "    cut.parts: list of f32 [?]",
+        "  read = norm(x: each item of cut.parts), at most 256",
+        "    read.a: list of f32 [?]",
+        "    read.b: f32 [?, 3]",
+        "  output a = read.a",
+        "  output b = read.b",
+    ] == [*plan_chain(GOOD, SIGNATURES).lines()]
+
+
+@pytest.mark.parametrize(
+    ("spec", "place", "words"),
+    [
+        (_with(model="nix"), ("stages", 1, "model"), 'no model "nix"'),
+        (_with(name="cut"), ("stages", 1, "name"), 'has the name "cut" too'),
+        (_with(inputs={"x": "cut.nix"}, each=[]), ("stages", 1, "in", "x"), 'no "cut.nix"'),
+        (_with(inputs={"x": "nix.parts"}, each=[]), ("stages", 1, "in", "x"), 'no stage "nix"'),
+        (_with(inputs={"x": "nix"}, each=[]), ("stages", 1, "in", "x"), 'no input "nix"'),
+        (_with(inputs={"y": "cut.parts"}), ("stages", 1, "in"), 'needs the input "x"'),
+        (_with(each=["items of cut.parts"]), ("stages", 1, "each"), "says no way"),
+        (_with(each=["item of cut.nix"]), ("stages", 1, "each"), "no input of"),
+        (_with(each=[]), ("stages", 1, "in", "x"), "list of f32"),
+        (_with(each=["row of cut.parts"]), ("stages", 1, "in", "x"), "each: item of"),
+        (_with(inputs={"x": "x"}, each=["item of x"]), ("stages", 1, "in", "x"), "no items"),
+        (_with(inputs={"x": "read.b"}, each=[]), ("stages", 1, "in"), "circle"),
+        (replace(GOOD, inputs={"x": "read.x"}), ("inputs", "x"), "takes its tensors elsewhere"),
+        (replace(GOOD, inputs={"x": "x"}), ("inputs", "x"), "no input of a stage"),
+        (replace(GOOD, outputs={"a": "x"}), ("outputs", "a"), "an input of the chain"),
+        (replace(GOOD, outputs={"a": "read.nix"}), ("outputs", "a"), 'no "read.nix"'),
+        (
+            replace(
+                GOOD,
+                stages=[
+                    replace(SPLIT, name="twice", inputs={"x": "x"}, each=["row of x"]),
+                    replace(SPLIT, name="cut"),
+                ],
+                outputs={"a": "twice.parts"},
+            ),
+            ("stages", 0, "in", "x"),
+            "takes [n, w:1..9]",
+        ),
+    ],
+)
+def test_each_mistake_has_its_place(spec: ChainSpec, place: tuple[str | int, ...], words: str) -> None:
+    """The place in the YAML, and words that name the remedy or what is there."""
+    with pytest.raises(ChainRefused) as refused:
+        plan_chain(spec, SIGNATURES)
+    assert any(place == where and words in text for where, text in refused.value.problems), (
+        refused.value.problems
+    )
+
+
+def test_a_list_of_lists_is_no_output() -> None:
+    """A stage that fans out has no outputs that are lists themselves."""
+    stages = [
+        StageSpec(name="made", model="blocks", inputs={"x": "x"}),
+        StageSpec(name="cut", model="split", inputs={"x": "made.tables"}, each=["item of made.tables"]),
+    ]
+    spec = ChainSpec(name="c", inputs={"x": "made.x"}, stages=stages, outputs={"o": "cut.parts"})
+    with pytest.raises(ChainRefused, match=r'no "cut.parts"'):
+        plan_chain(spec, SIGNATURES)
