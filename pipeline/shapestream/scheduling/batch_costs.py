@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from itertools import islice
-from math import exp, inf, log
+from math import exp, inf, log, prod
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -34,7 +34,7 @@ Calls that had not run lately are few. In a row of short ones their differences 
 MOST_KNOWN_SHAPES = 4096
 """Call shapes that a worker's devices are assumed to keep prepared. The least recently used one is forgotten first."""
 _MOST_SECONDS = 1 << 20
-"""Predictions remembered per worker and version. When there are more, all are forgotten."""
+"""Predictions remembered per class and version. When there are more, all are forgotten."""
 _MOST_SIZE = 1 << 62
 FEW = 4
 """Largest number of new shapes that are priced one by one; more are priced together. One request takes 33 us by itself
@@ -70,11 +70,8 @@ class BatchCosts:
         self._is_bounded = bool((self._bounds < inf).any())
         self._most = tuple(bounds)
         self._known: dict[Sizes, None] = {}
-        self._rows: dict[Sizes, Floats] = {}
-        """`row_seconds` until the version changes."""
-        self._priced: dict[tuple[int, Sizes], tuple[float, float, float]] = {}
-        """`batched_share_s` without its bound, and `second`, by rows and shape, until the version changes."""
-        self._version = 0
+        self._rows = worker_class.row_prices
+        self._priced = worker_class.prices  # alike on all workers of the class
 
     @property
     def slowdown(self) -> float:
@@ -145,8 +142,6 @@ class BatchCosts:
 
     def second(self, rows: int, shape: Sizes) -> float:
         """Return the seconds of one batch."""
-        if self._version != self.worker_class.version:
-            self._forget()
         seconds = self._rows.get(shape)
         if seconds is None:
             priced = self._priced.get((rows, shape))
@@ -167,13 +162,12 @@ class BatchCosts:
         if len(missing) <= FEW:
             found = [self._doubled(rows, shape) for rows, shape in missing]
         else:
-            calls = [
-                (rows << power, *shape)
-                for rows, shape in missing
-                for power in range(self._doublings(rows, shape))
-            ]
-            seconds = iter(self.seconds(*_parted(calls)).tolist())
-            found = [list(islice(seconds, self._doublings(rows, shape))) for rows, shape in missing]
+            counts = [self._doublings(rows, shape) for rows, shape in missing]
+            powers = [power for count in counts for power in range(count)]
+            places = np.repeat(np.arange(len(missing)), counts)
+            own_rows, shapes = _parted([(rows, *shape) for rows, shape in missing])
+            seconds = iter(self.seconds(own_rows[places] << np.array(powers), shapes[places]).tolist())
+            found = [list(islice(seconds, count)) for count in counts]
         for (rows, shape), doubled in zip(missing, found, strict=True):
             each_s = [each / (1 << power) for power, each in enumerate(doubled)]
             least_s = min(each_s)
@@ -203,22 +197,17 @@ class BatchCosts:
         Batches of 1, 2, 4, ... equal requests are compared by seconds per request. The first figure is the least of them.
         The second is of the smallest batch within `CLOSE` of it.
         """
-        if self._version != self.worker_class.version or (rows, shape) not in self._priced:
+        if (rows, shape) not in self._priced:
             self.expect([(rows, shape)])
         own_s, call_s, _ = self._priced[rows, shape]
         longest_s = self.longest_s(rows, shape)
         return min(own_s, longest_s), min(call_s, longest_s)
 
     def _make_room(self) -> None:
-        """Forget predictions of another version, or all where they are too many."""
-        too_many = len(self._rows) * self.profile.max_batch + len(self._priced) > _MOST_SECONDS
-        if too_many or self._version != self.worker_class.version:
-            self._forget()
-
-    def _forget(self) -> None:
-        self._rows.clear()
-        self._priced.clear()
-        self._version = self.worker_class.version
+        """Forget all predictions where they are too many."""
+        if len(self._rows) * self.profile.max_batch + len(self._priced) > _MOST_SECONDS:
+            self._rows.clear()
+            self._priced.clear()
 
     def longest_s(self, rows: int, shape: Sizes) -> float:
         """Return the seconds of such a batch if each of its calls were the longest that was measured, or ran.
@@ -259,6 +248,17 @@ class BatchCosts:
             return 0.0
         unknown = [sizes for _, sizes in self.calls(rows, shape) if sizes not in self._known]
         return sum([self.first_call_s(elements_of(sizes)) for sizes in unknown])
+
+    def preparations_s(self, shape: Sizes) -> list[float]:
+        """Return `preparation_s` of batches of 1 to `max_batch` rows at one shape, each one call of its own sizes."""
+        count = self.profile.max_batch
+        if not self.worker_class.new.measured or 0 in shape:
+            return [0.0] * count
+        known, elements = self._known, prod(shape)
+        return [
+            0.0 if (rows, *shape) in known else self.first_call_s(elements_of((rows, elements)))
+            for rows in range(1, count + 1)
+        ]
 
     def met(self, calls: Calls) -> None:
         """Note that the device has prepared these call shapes."""

@@ -230,9 +230,12 @@ class CallCosts:
             return _NOTHING
         new = self._new.get(shape)
         if new is None:
-            count = self.profile.max_batch + 1
-            prepared = [self.call(max(1, rows), shape).preparation_s / USES for rows in range(count)]
-            new = self._new[shape] = np.array(prepared)
+            if self.grows:
+                prepared = self.batch_costs.preparations_s(shape)
+            else:
+                rows = range(1, self.profile.max_batch + 1)
+                prepared = [self.call(own, shape).preparation_s for own in rows]
+            new = self._new[shape] = np.array([prepared[0], *prepared]) / USES
         return new
 
 

@@ -213,11 +213,11 @@ class Grid:
         if self._by_rows is None or self._by_rows[0] != most:
             if (most + 1) * len(self._values) > _MOST_ROW_SECONDS * len(self.axes[0]):
                 return None
-            self._by_rows = (
-                most,
-                self._rows_of_nodes(most),
-                float(self.seconds(np.ones((len(self.axes), 1)))[0]),
-            )
+            if self._starts.min() >= 1.0:
+                least_s = float(self._values[0])  # no node is smaller than the smallest call
+            else:
+                least_s = float(self.seconds(np.ones((len(self.axes), 1)))[0])
+            self._by_rows = most, self._rows_of_nodes(most), least_s
         _, nodes, least_s = self._by_rows
         place, shares = self._place((0, *shape))
         if self._walks and not self._walks[0][0]:

@@ -160,8 +160,7 @@ def _call_shapes(shapes: Integers, reach: int, most: int) -> tuple[Integers, Int
         # Every segment has the shape of its last request.
         new = np.concatenate(([True], (shapes[1:] != shapes[:-1]).any(axis=1)))
         return shapes[new], np.broadcast_to((np.cumsum(new) - 1)[:, None], (n, reach))
-    pairs = np.maximum(shapes[1:], shapes[:-1])
-    if reach > 1 and len({tuple(shape) for shape in shapes.tolist() + pairs.tolist()}) > most:
+    if reach > 1 and 2 * n - 1 > most and _pairs_differ(shapes) > most:
         every = np.stack([_largest(column, reach).ravel() for column in shapes.T], axis=1)
         return every, np.arange(n * reach).reshape(n, reach)
     # Sizes are replaced by their ranks per dimension, so that a shape is one small number.
@@ -169,8 +168,10 @@ def _call_shapes(shapes: Integers, reach: int, most: int) -> tuple[Integers, Int
     largest = []
     different = 1
     for column in shapes.T:
-        sizes, ranks = np.unique(column, return_inverse=True)
-        ranks = _largest(ranks, reach)
+        own = column.tolist()
+        sizes = sorted(set(own))
+        places_of = {size: rank for rank, size in enumerate(sizes)}
+        ranks = _largest(np.array([places_of[size] for size in own], dtype=np.intp), reach)
         largest.append((sizes, ranks))
         codes *= len(sizes)
         codes += ranks
@@ -186,8 +187,14 @@ def _call_shapes(shapes: Integers, reach: int, most: int) -> tuple[Integers, Int
     places = (numbers - 1)[codes]
     one_of = np.empty(numbers[-1], dtype=np.intp)
     one_of[places.ravel()] = np.arange(places.size)
-    columns = [sizes[ranks.ravel()[one_of]] for sizes, ranks in largest]
+    columns = [np.array(sizes, dtype=np.intp)[ranks.ravel()[one_of]] for sizes, ranks in largest]
     return np.stack(columns, axis=1), places
+
+
+def _pairs_differ(shapes: Integers) -> int:
+    """Count the different shapes of the segments of one and of two requests."""
+    pairs = np.maximum(shapes[1:], shapes[:-1])
+    return len({tuple(shape) for shape in shapes.tolist() + pairs.tolist()})
 
 
 def _largest(ranks: Integers, reach: int) -> Integers:

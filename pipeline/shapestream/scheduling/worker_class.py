@@ -99,6 +99,10 @@ class WorkerClass:
         self.longest_s = 0.0
         """Seconds of the longest call that was measured, or ran: see `BatchCosts.longest_s`."""
         self.version = next(versions)
+        self.row_prices: dict[Sizes, Floats] = {}
+        """`BatchCosts.row_seconds` of this version, by shape."""
+        self.prices: dict[tuple[int, Sizes], tuple[float, float, float]] = {}
+        """`BatchCosts.batched_share_s` of this version without its bound, and `second`, by rows and shape."""
         self.has_points = bool(points)
         self._table = "" if table is None or not points else table.digest
         self.batches = 0
@@ -319,7 +323,7 @@ class WorkerClass:
             self._fit(self._linear, calls, steady_s, number, requests)
             self.measured = True
             if self._linear.moved():
-                self.version = next(self._versions)
+                self._renew()
         if moved:
             self._publish()
 
@@ -375,7 +379,13 @@ class WorkerClass:
                 # The only node of a static shape has followed what its calls took, on whichever worker.
                 grid.publish(shift if grid is self._grid else 0.0)
         self._find_longest()
+        self._renew()
+
+    def _renew(self) -> None:
+        """Begin a new version: the prices of the last one are out of date."""
         self.version = next(self._versions)
+        self.row_prices.clear()
+        self.prices.clear()
 
     def _find_longest(self) -> None:
         grids = [grid for grid in (self._grid, *self._static.values()) if grid is not None]

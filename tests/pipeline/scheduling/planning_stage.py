@@ -75,6 +75,10 @@ class FormulaPrices:
         """What `new` says."""
         return 0.0 if self._new is None else self._new(rows, shape)
 
+    def preparations_s(self, shape: tuple[int, ...]) -> list[float]:
+        """Of 1 to `max_batch` rows, as `BatchCosts.preparations_s`."""
+        return [self.preparation_s(rows, shape) for rows in range(1, self.max_batch + 1)]
+
 
 def affine(fixed_s: float = 0.01, element_s: float = 0.001, **options: Any) -> FormulaPrices:
     """A fixed part per call, and so much per element."""

@@ -589,6 +589,18 @@ def test_shapes_are_known_per_worker():
     assert 0.0 < costs["m"].batch_costs(1).preparation_s(4, (64,))
 
 
+def test_preparations_of_all_rows_are_those_asked_for_one_by_one():
+    """Of no elements, of shapes of which some numbers of rows have run, and of claimed sizes beyond any device."""
+    costs = costs_with(("a", table()))
+    for rows in (1, 4):
+        costs["m"].observe(0, (rows, 64), 0.004)
+    over = costs["m"].batch_costs()
+    for shape in ((0,), (1,), (64,), (2**62,)):
+        each = [over.preparation_s(rows, shape) for rows in range(1, PROFILE.max_batch + 1)]
+        assert each == over.preparations_s(shape)
+    assert [True, False, False, True] == [seconds == 0.0 for seconds in over.preparations_s((64,))[:4]]
+
+
 def test_known_shapes_are_bounded():
     """However many shapes come, so many are remembered, the newest among them."""
     costs = costs_with(("a", table()))
