@@ -137,6 +137,26 @@ def test_each_face_and_http_give_the_same(served: Any) -> None:
     np.testing.assert_array_equal(text, outputs["text"].astype(np.float32))
 
 
+def test_a_story_has_the_stages_and_their_last_requests(served: Any) -> None:
+    """First the chain's, then one per stage: the request that was answered last. Of a failed one, what it failed in."""
+    with served.client() as client:
+        client.infer("reading", {"image": picture(1, 30)}, request_id="of thirty")
+        whole, *parts = client.stories("of thirty")
+        assert ("reading", "answered") == (whole["model"], whole["state"])
+        assert [("find", 1), ("crop", 1), ("read", 30)] == [
+            (each["stage"], each["requests"]) for each in whole["stages"]
+        ]
+        assert [each["last"] is not None for each in whole["stages"]] == [True] * 3
+        assert ["finder", "cropper", "reader"] == [part["model"] for part in parts]
+        assert whole["stages"][0]["ended_ms"] <= whole["stages"][1]["began_ms"]
+        assert "in stage read (30 requests)" in whole["why"]
+        with pytest.raises(shapestream.TooLarge):
+            client.infer("reading", {"image": picture(1, 160)}, request_id="too many")
+        failed, *_ = client.stories("too many")
+        assert "too_large" == failed["state"]
+        assert "It ended without a result: too_large: stage 'read' has 160 rows" in failed["why"]
+
+
 def test_more_rows_than_allowed_are_too_large(served: Any) -> None:
     """The error names the stage and its limit, and nobody else is concerned."""
     with served.client() as client:

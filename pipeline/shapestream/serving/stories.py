@@ -28,6 +28,7 @@ from shapestream.scheduling.events import CutReason
 from shapestream.scheduling.scheduler_statistics import Told
 from shapestream.serving.ends import (
     BatchEnded,
+    ChainEnded,
     End,
     Member,
     Owner,
@@ -50,6 +51,8 @@ MOST_FAILED = 4_096
 """Most failed requests that are remembered. Each takes 0.5 KB, and 0.6 KB more if it was alone in a batch."""
 MOST_FAILED_RUNS = 256
 """Most batches that are remembered of those that failed, were lost, or whose results were not needed."""
+MOST_CHAINS = 4_096
+"""Most requests of chains with a result that are remembered. Each takes about 0.5 KB with three stages."""
 SLOWEST = 32
 """Most batches of a minute that are kept for their slowest member."""
 MINUTES = 10
@@ -127,6 +130,20 @@ class Behind(NamedTuple):
     """False if some of the batches were forgotten, or were too many."""
 
 
+class StageFacts(NamedTuple):
+    """One stage of a chain's request."""
+
+    stage: str
+    model: str
+    began: float
+    """`inf` if it did not begin; so is `ended`."""
+    ended: float
+    requests: int
+    failed: int
+    last: int | None
+    """The scheduler's id of the request that was answered last, on the critical path."""
+
+
 class Past(NamedTuple):
     """The known facts of one request."""
 
@@ -143,6 +160,8 @@ class Past(NamedTuple):
     troubles: Sequence[tuple[float, str]] = ()
     behind: Behind | None = None
     """None until it is computed."""
+    stages: tuple[StageFacts, ...] = ()
+    """The stages, if it is a chain's request that has ended; it has no runs of its own."""
 
 
 class Stories:
@@ -172,6 +191,8 @@ class Stories:
         self._errors: dict[str, deque[RecentError]] = {}
         """By code."""
         self._failed_runs: deque[Run] = deque(maxlen=MOST_FAILED_RUNS)
+        self._chains: deque[Past] = deque(maxlen=MOST_CHAINS)
+        """Requests of chains that ended with a result."""
         self._failed: deque[Past] = deque(maxlen=MOST_FAILED)
         """Requests that ended without a result, each with the last of its runs."""
         self._slow: deque[list[_SlowRequest]] = deque(maxlen=MINUTES + 1)
@@ -195,6 +216,8 @@ class Stories:
         elif isinstance(end, RequestEnded) and end.action is not None:
             self._failed_request(end)
             self._keep_error(end.record.model, member_of(end.record).id, end)
+        elif isinstance(end, ChainEnded):
+            self._chain_ended(end)
 
     def _keep_error(self, model: str | None, request_id: str, end: RequestEnded | RequestRefused) -> None:
         """Keep an error that a client was told, for the page; the oldest one of its code goes."""
@@ -238,6 +261,29 @@ class Stories:
         self._failed.append(past)
         if now - record.arrived > self._slow_from or now >= self._minute_ends:
             self._keep_slow(self._whole(past), now)
+
+    def _chain_ended(self, end: ChainEnded) -> None:
+        """Remember a request of a chain with its stages. One without a result is remembered since its `RequestEnded`."""
+        record, run = end.request.record, end.request.run
+        stages = tuple(
+            StageFacts(
+                each.stage.name,
+                each.stage.model,
+                each.began,
+                each.ended,
+                each.requests,
+                each.failed,
+                end.request.critical.get(each.stage.name),
+            )
+            for each in run.stages
+        )
+        if run.failure is None:
+            past = Past(member_of(record), record.model, end.at, None, "", None, stages=stages)
+            self._chains.append(past)
+            if end.at - record.arrived > self._slow_from or end.at >= self._minute_ends:
+                self._keep_slow(past, end.at)
+        elif self._failed and self._failed[-1].member.number == record.id:
+            self._failed[-1] = self._failed[-1]._replace(stages=stages)
 
     def _keep_slow(self, past: Past, now: float) -> None:
         if now >= self._minute_ends:
@@ -310,13 +356,19 @@ class Stories:
         # Copies, since later turns change the originals; the newest first.
         runs = list(reversed(self._runs))
         failed = (past for past in reversed(self._failed) if asked(past.member))
+        ended_chains = [past for past in self._chains if asked(past.member)][-MOST_STORIES:]
         newest = (
             record for record in reversed(list(records)) if perhaps(record) and asked(member_of(record))
         )
         unended = list(islice(newest, MOST_STORIES))
         found = {slow.number: slow.past for slow in chain(*self._slow) if asked(slow.past.member)}
         for past in islice(failed, MOST_STORIES):
-            found.setdefault(past.member.number, past)
+            found[past.member.number] = past
+        found |= {past.member.number: past for past in ended_chains}
+        # Of a chain's stages, those requests are told that were answered last.
+        last = {each.last for past in found.values() for each in past.stages}
+        if last:
+            found = {number: past for number, past in found.items() if past.stages or number in last}
         for record in unended:
             runs_now = [run_of(batch) for batch in self._batches().values() if record.id in batch.ids]
             past = Past(member_of(record), record.model, inf, None, "", None, tuple(runs_now))
@@ -333,6 +385,7 @@ class Stories:
                 for one in run.members
                 if (one.sequence == sequence or one.own_id == text or one.traceparent is not None)
                 and asked(one)
+                and (not last or one.number in last)
             ]
             for member in own[::-1][:left]:
                 found.setdefault(member.number, _answered_by(run, member))

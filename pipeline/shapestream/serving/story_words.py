@@ -41,6 +41,8 @@ def nothing_of(text: str, reach_s: float) -> str:
 
 def story_of(past: Past, now: float, asker: ClientId | None) -> dict[str, Any]:
     """Return a story as plain data: numbers, `events` in ms since the arrival, and `why` it took so long."""
+    if past.stages:
+        return _story_of_chain(past, now)
     member, runs = past.member, past.runs
     arrived, last = member.arrived, runs[-1] if runs else None
     phases = phases_of(past, now)
@@ -78,6 +80,74 @@ def story_of(past: Past, now: float, asker: ClientId | None) -> dict[str, Any]:
     story["events"] = [[_ms(time - arrived), text] for time, text in sorted(_events(past), key=itemgetter(0))]
     story["why"] = " ".join(_sentences(story, past, phases))
     return story
+
+
+def _story_of_chain(past: Past, now: float) -> dict[str, Any]:
+    """Return the story of a chain's request: its stages. Those of their last requests stand beside it."""
+    member = past.member
+    arrived, total_ms = member.arrived, _ms(past.ended - member.arrived)
+    stages = [
+        {
+            "stage": each.stage,
+            "model": each.model,
+            "began_ms": None if each.began == inf else _ms(each.began - arrived),
+            "ended_ms": None if each.ended == inf else _ms(each.ended - arrived),
+            "requests": each.requests,
+            "failed": each.failed,
+            "last": each.last,
+        }
+        for each in past.stages
+    ]
+    return {
+        "request_id": member.id,
+        **({} if member.caller is None else {"caller": member.caller}),
+        **({} if member.trace is None else {"trace": member.trace}),
+        "model": past.model,
+        "sizes": list(member.sizes),
+        "state": past.code or "answered",
+        "arrived_s_ago": round(now - arrived, 3),
+        "total_ms": total_ms,
+        "stages": stages,
+        "code": past.code,
+        "events": [[0.0, "arrived"], *_events_of_stages(past)],
+        "why": " ".join(_sentences_of_chain(past, total_ms)),
+    }
+
+
+def _events_of_stages(past: Past) -> list[list[Any]]:
+    arrived = past.member.arrived
+    events = []
+    for each in past.stages:
+        if each.began < inf:
+            requests = _count(each.requests, "request")
+            events.append(
+                [_ms(each.began - arrived), f"stage {each.stage} began: {requests} for {each.model}"]
+            )
+        if each.ended < inf:
+            events.append([_ms(each.ended - arrived), f"stage {each.stage} ended"])
+    if past.code is not None:
+        events.append([_ms(past.ended - arrived), f"failed: {past.code}: {past.message}"])
+    return sorted(events, key=itemgetter(0))
+
+
+def _sentences_of_chain(past: Past, total_ms: float) -> Iterator[str]:
+    """Yield the stages in words, the longest first."""
+    begun = [each for each in past.stages if each.began < inf]
+    waited_ms = _ms(min([each.began for each in begun], default=past.ended) - past.member.arrived)
+    parts = [(waited_ms, f"waited {waited_ms:g} ms for room for its stages")] if waited_ms else []
+    for each in begun:
+        ms = _ms(min(each.ended, past.ended) - each.began)
+        failed = f", {each.failed} of them failed" if each.failed else ""
+        parts.append(
+            (ms, f"spent {ms:g} ms in stage {each.stage} ({_count(each.requests, 'request')}{failed})")
+        )
+    parts.sort(key=itemgetter(0), reverse=True)
+    yield f"Of {total_ms:g} ms it " + "; it ".join([text for _, text in parts]) + "."
+    left_out = [each.stage for each in past.stages if each.began == inf]
+    if left_out:
+        yield f"Not begun: {', '.join(left_out)}."
+    if past.code is not None:
+        yield f"It ended without a result: {past.code}: {past.message}."
 
 
 def _plain_phases(phases: Sequence[Phase], arrived: float) -> list[dict[str, Any]]:
