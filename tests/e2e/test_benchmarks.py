@@ -74,6 +74,16 @@ def gateway(figures: Any) -> None:
     assert all(row["p99"] > 0 for row in beside["rows"])
 
 
+def chains(figures: Any) -> None:
+    """One at a time, together, and rows; each answer is compared."""
+    alone, together, rows = figures
+    assert ["one model", "chain of two", "chain of four", "two calls"] == [
+        row["way"] for row in alone["rows"]
+    ]
+    assert ["chain of two", "two-step client"] == [row["way"] for row in together["rows"]]
+    assert all(row["rows per s"] > 0 for row in rows["rows"])
+
+
 def scheduler(figures: Any) -> None:
     """Real events to the pure core, in a steady state: everything that arrives is delivered."""
     rows = figures["rows"]
@@ -92,7 +102,7 @@ def preparations(figures: Any) -> None:
 
 @pytest.mark.e2e
 @pytest.mark.parametrize(
-    "promises", [limit, account, memory, memory_shapes, growth, gateway, scheduler, preparations]
+    "promises", [limit, account, memory, memory_shapes, growth, chains, gateway, scheduler, preparations]
 )
 def test_a_benchmark_runs_and_reports(promises: Callable[[Any], None]) -> None:
     """As a smoke run, in a process of its own."""

@@ -140,7 +140,8 @@ class ChainRun:
     @property
     def is_over(self) -> bool:
         """Tell whether it has ended."""
-        return self.state in (RunState.DONE, RunState.FAILED)
+        state = self.state
+        return state is RunState.DONE or state is RunState.FAILED
 
     def begin(self, now: float) -> None:
         """Make the requests of the first stages."""
@@ -322,10 +323,10 @@ def _requests_of(stage: Stage, values: dict[Source, Value]) -> list[tuple[Tensor
 
 def _tensors_of(ports: Sequence[tuple[int, Tensor]]) -> tuple[Tensors, int]:
     tensors = Tensors(
-        layout=tuple((port, tensor.element_type, tensor.shape) for port, tensor in ports),
+        layout=tuple([(port, tensor.element_type, tensor.shape) for port, tensor in ports]),
         buffers=[tensor.buffer for _, tensor in ports],
     )
-    return tensors, sum(tensor.nbytes for _, tensor in ports)
+    return tensors, sum([tensor.nbytes for _, tensor in ports])
 
 
 def _gathered(output: StageOutput, results: Sequence[Tensors | None], *, is_empty: bool) -> Value:

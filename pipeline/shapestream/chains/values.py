@@ -24,7 +24,7 @@ class Tensor(NamedTuple):
     @property
     def nbytes(self) -> int:
         """Return the length of its bytes."""
-        return exact_nbytes(dtype_of(self.element_type).itemsize, self.shape)
+        return memoryview(self.buffer).nbytes
 
     def rows(self, *, keep_axis: bool) -> list[Tensor]:
         """Return a tensor for each index of the first axis, as views: `[1, …]` if that axis is kept, else without it."""
