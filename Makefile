@@ -22,7 +22,7 @@ SMOKE ?=
 # Two more than there are CPUs, at most eight: tests of real processes wait much of their time, and take memory.
 TEST_PROCESSES ?= $(shell n=$$(nproc); echo $$((n > 6 ? 8 : n + 2)))
 
-.PHONY: answers chaos compiled fuzz help demo embeddings mutations peer protos test test-clients test-compiled test-engines test-tools lint format bench plots soak soak-reloads wheel constraints clean
+.PHONY: answers chaos compiled fuzz help demo embeddings mutations peer protos reading test test-clients test-compiled test-engines test-tools lint format bench plots soak soak-reloads wheel constraints clean
 
 help: ## Show this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -40,6 +40,9 @@ $(READY): pyproject.toml constraints.txt
 
 demo: $(READY) ## Stream photographs through two worker processes; every answer is checked.
 	@$(BIN)/python -m examples.detector.demo
+
+reading: $(READY) ## Photographs through a chain: a detector, crops, a recogniser (QUICK=1: fewer).
+	@$(BIN)/python -m examples.reading.run $(if $(QUICK),--quick)
 
 embeddings: $(READY) ## Embed the standard library's docstrings with MiniLM (QUICK=1: fewer of them).
 	@$(BIN)/python -m examples.embeddings.run $(if $(QUICK),--quick)

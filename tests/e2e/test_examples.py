@@ -96,6 +96,19 @@ def test_embeddings_succeed(tmp_path: Path) -> None:
     assert len(done.stdout.splitlines()) < 70
 
 
+def test_reading_succeeds_and_draws(tmp_path: Path) -> None:
+    """Every answer of the chain equals its stages run one after the other; the sheet is a picture with colours."""
+    config = own_configuration("reading", tmp_path)
+    done = run("examples.reading.run", "--quick", "--config", config, "--out", tmp_path / "out")
+    assert 0 == done.returncode, done.stdout
+    assert "OK: every answer equals its stages run one after the other" in done.stdout
+    assert "72 in" in done.stdout
+    assert "\x1b" not in done.stdout
+    with Image.open(tmp_path / "out" / "reading.png") as sheet:
+        assert sheet.width > 1000
+        assert len(sheet.convert("RGB").getcolors(1 << 24) or []) > 500
+
+
 def test_demo_that_is_ended_takes_its_server_along(tmp_path: Path) -> None:
     """SIGTERM in the middle of the stream ends the server and its workers too, with status 1."""
     config = own_configuration("demo", tmp_path)
