@@ -66,8 +66,18 @@ class HttpConnection:
     """One connection, from its first byte to its end."""
 
     __slots__ = (
-        *("_all_held", "_ends_at", "_handler", "_held", "_hung_up", "_limits", "_peer", "_rest", "_scope"),
-        *("_stopping", "_wire", "phase"),
+        *(
+            "_all_held",
+            "_ends_at",
+            "_handler",
+            "_has_asked",
+            "_held",
+            "_hung_up",
+            "_limits",
+            "_peer",
+            "_rest",
+        ),
+        *("_scope", "_stopping", "_wire", "phase"),
     )
 
     def __init__(
@@ -91,6 +101,8 @@ class HttpConnection:
         self._rest = b""
         """Bytes of the next requests."""
         self._hung_up = False
+        self._has_asked = False
+        """Whether a request has begun to arrive."""
         self.phase = ConnectionPhase.IDLE
         self._ends_at = math.inf
         """When the time of the phase is over, on trio's clock."""
@@ -109,6 +121,14 @@ class HttpConnection:
             return False
         self._scope.cancel()
         return True
+
+    def stop(self, now: float) -> None:
+        """Close the connection if it is idle after a request. A new one has just been accepted, and its peer may have
+        sent its first request already: it has `LAST_WORDS_S` for it."""
+        if self._has_asked:
+            self.close_if_idle()
+        else:
+            self._ends_at = min(self._ends_at, now + LAST_WORDS_S)
 
     def end_if_overdue(self, now: float) -> None:
         """End the connection if the time of its phase is over."""
@@ -191,8 +211,9 @@ class HttpConnection:
             await trio.lowlevel.checkpoint()
             data = self._rest
         else:
-            self._enter(ConnectionPhase.IDLE, self._limits.idle_s)
+            self._enter(ConnectionPhase.IDLE, LAST_WORDS_S if self._stopping() else self._limits.idle_s)
             data = await self._more()
+            self._has_asked = True
         rest = parser.feed(data)
         if rest is None:
             self._enter(ConnectionPhase.HEAD, self._limits.head_s)

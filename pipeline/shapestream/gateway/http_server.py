@@ -97,11 +97,15 @@ class HttpServer:
             watch.close()
 
     def stop(self) -> None:
-        """End in good order: no new connections, idle ones closed, requests that have begun are answered."""
+        """End in good order: no new connections, idle ones closed, requests that have begun are answered.
+
+        A connection without a request yet has seconds for its first one.
+        """
         self._stopping = True
         self._accepting.cancel()
+        now = trio.current_time()
         for connection in self._connections:
-            connection.close_if_idle()
+            connection.stop(now)
 
     async def _end_overdue(self) -> None:
         while True:

@@ -7,6 +7,7 @@ import trio
 from tests.pipeline.gateway.http_site import GET, Hold, Site, serve, served
 from trio.testing import wait_all_tasks_blocked
 
+from shapestream.gateway.http_connection import LAST_WORDS_S
 from shapestream.gateway.http_server import HttpServer, listeners_of
 from shapestream.transport.http_listener import listen_at
 
@@ -14,15 +15,14 @@ BEGUN = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\na"
 
 
 def test_requests_that_have_begun_are_answered() -> None:
-    """Also those whose bytes are on their way; their peers are told that the connection ends. Idle ones end at once."""
+    """Also those whose bytes are on their way; their peers are told that the connection ends."""
     hold = Hold()
 
     async def play(site: Site) -> None:
-        idle, reading, handled = await site.connect(), await site.connect(), await site.connect()
+        reading, handled = await site.connect(), await site.connect()
         await reading.sent_and_read(BEGUN)
         await handled.sent_and_read(GET + GET)
         site.server.stop()
-        assert b"" == await idle.end()
         assert 2 == site.server.open_connections
         with pytest.raises(OSError, match="connect"):
             await trio.open_tcp_stream("127.0.0.1", site.port)
@@ -37,6 +37,18 @@ def test_requests_that_have_begun_are_answered() -> None:
         assert (2, 0) == (hold.begun, site.server.open_connections)
 
     serve(play, hold)
+
+
+@served(virtual_time=True)
+async def test_an_idle_connection_ends_at_once_and_a_new_one_may_ask_once(site: Site) -> None:
+    """Its peer may have sent its first request before the stop; one that sends nothing is closed after some seconds."""
+    asked, new, silent = await site.connect(), await site.connect(), await site.connect()
+    assert 200 == (await asked.ask(GET)).status
+    site.server.stop()
+    assert b"" == await asked.end()
+    assert (200, True) == ((answer := await new.ask(GET)).status, answer.closes)
+    await site.pass_time(LAST_WORDS_S + 1)
+    assert b"" == await silent.end()
 
 
 @served(Hold(), virtual_time=True, grace_s=30)
