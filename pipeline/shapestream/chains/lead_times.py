@@ -40,9 +40,12 @@ class LeadTimes:
 
     def after(self, stage: str) -> float:
         """Return the seconds that the stages after this one take at least, one after the other; 0.0 while unknown."""
-        return max(
-            (self._least(user.name) + self.after(user.name) for user in self._users[stage]), default=0.0
-        )
+        after: dict[str, float] = {}
+        for each in reversed(self.chain.stages):  # the stages that take its outputs come later in the chain
+            after[each.name] = max(
+                (self._least(user.name) + after[user.name] for user in self._users[each.name]), default=0.0
+            )
+        return after[stage]
 
     def _least(self, stage: str) -> float:
         known = self._least_s[stage]

@@ -329,7 +329,7 @@ class _Planner:
             self._add(place, f"{source} is {given}, which has no items (write row of {source})")
         elif spread in (Spread.WHOLE, Spread.ROW) and given.is_list:
             self._add(place, f"{source} is a {given} (write each: item of {source}, or batch of {source})")
-        elif spread is Spread.ROW and not axes:
+        elif spread in (Spread.ROW, Spread.BATCH) and not given.is_list and not axes:
             self._add(place, f"{source} is {given}, which has no rows")
         else:
             inner = axes[1:] if spread is Spread.ROW else axes

@@ -7,14 +7,17 @@ that have not begun wait.
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
-from heapq import heappop, heappush
+from collections import OrderedDict
+from heapq import heapify, heappop, heappush
 from itertools import count
 from math import inf
 from typing import NamedTuple
 
 from shapestream.chains.plan import Chain
 from shapestream.chains.run import ChainRun, RunState, StageRun
+
+FEW = 32
+"""Deadlines of requests that wait no longer, which are kept in any case."""
 
 
 class Held(NamedTuple):
@@ -40,15 +43,17 @@ class ChainRoom:
         self._bytes = 0
         self._reserved: dict[ChainRun, dict[str, Held]] = {}
         """By stage."""
-        self._waiting: OrderedDict[int, deque[ChainRun]] = OrderedDict()
+        self._waiting: OrderedDict[int, OrderedDict[ChainRun, None]] = OrderedDict()
         """By client; the first has the next turn."""
+        self._clients: dict[ChainRun, int] = {}
+        """The client of each request that waits."""
         self._deadlines: list[tuple[float, int, ChainRun]] = []
-        """Those of requests that waited: a heap. Requests that wait no longer are dropped when they come to the front."""
+        """Those of requests that waited: a heap. Others are dropped when they come to the front, or once they are many."""
         self._order = count()
 
     def __len__(self) -> int:
         """Count the requests that wait."""
-        return sum(map(len, self._waiting.values()))
+        return len(self._clients)
 
     @property
     def reserved(self) -> Held:
@@ -57,8 +62,12 @@ class ChainRoom:
 
     def wait(self, run: ChainRun, client: int) -> None:
         """Let a request wait for its turn. `next` may return it at once."""
-        self._waiting.setdefault(client, deque()).append(run)
+        self._waiting.setdefault(client, OrderedDict())[run] = None
+        self._clients[run] = client
         if run.deadline is not None:
+            if len(self._deadlines) > 2 * len(self._clients) + FEW:
+                self._deadlines = [entry for entry in self._deadlines if entry[2] in self._clients]
+                heapify(self._deadlines)
             heappush(self._deadlines, (run.deadline, next(self._order), run))
 
     def next_deadline(self) -> float:
@@ -79,18 +88,26 @@ class ChainRoom:
         """
         while self._waiting:
             client, runs = next(iter(self._waiting.items()))
-            while runs and runs[0].is_over:
-                runs.popleft()
-            if not runs:
-                del self._waiting[client]
+            run = next(iter(runs))
+            if run.is_over:
+                self._leave(run)
                 continue
-            if not self._fits(runs[0].chain):
+            if not self._fits(run.chain):
                 return None
-            run = runs.popleft()
-            self._waiting.move_to_end(client)
+            self._leave(run)
+            if runs:
+                self._waiting.move_to_end(client)
             self._reserve(run)
             return run
         return None
+
+    def _leave(self, run: ChainRun) -> None:
+        """Let a request wait no longer."""
+        client = self._clients.pop(run)
+        runs = self._waiting[client]
+        del runs[run]
+        if not runs:
+            del self._waiting[client]
 
     def _fits(self, chain: Chain) -> bool:
         """Tell whether there is room. One request alone may always begin."""
@@ -114,7 +131,9 @@ class ChainRoom:
             self._bytes += each.nbytes
 
     def update(self, run: ChainRun) -> None:
-        """Take in what a request has learned: the numbers of stages that have begun, and the stages that are done."""
+        """Take in what a request has learned: the numbers of stages that have begun, the stages that are done, its end."""
+        if run.is_over and run in self._clients:
+            self._leave(run)
         held = self._reserved.get(run)
         if held is None:
             return

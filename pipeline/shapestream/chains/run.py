@@ -309,16 +309,19 @@ def _requests_of(stage: Stage, values: dict[Source, Value]) -> list[tuple[Tensor
             whole.append((feed.port, value))
     if not columns:
         batches = [feed.port for feed in stage.feeds if feed.spread is Spread.BATCH]
-        if any(port in batches and tensor.shape[0] == 0 for port, tensor in whole):
-            return []
-        return [_tensors_of(whole)]
-    counts = {len(rows) for _, rows in columns}
-    if len(counts) > 1:
-        raise ValueError(f"its sources have different numbers of rows: {', '.join(map(str, sorted(counts)))}")
+        counts = {tensor.shape[0] for port, tensor in whole if port in batches}
+        return [] if batches and _one_count(counts) == 0 else [_tensors_of(whole)]
     return [
         _tensors_of([*whole, *((port, rows[index]) for port, rows in columns)])
-        for index in range(counts.pop())
+        for index in range(_one_count({len(rows) for _, rows in columns}))
     ]
+
+
+def _one_count(counts: set[int]) -> int:
+    """Return the number of rows that all sources have. Raises ValueError if they differ."""
+    if len(counts) > 1:
+        raise ValueError(f"its sources have different numbers of rows: {', '.join(map(str, sorted(counts)))}")
+    return counts.pop()
 
 
 def _tensors_of(ports: Sequence[tuple[int, Tensor]]) -> tuple[Tensors, int]:

@@ -107,8 +107,11 @@ def stacked(tensors: Sequence[Tensor | None], element_type: str, inner: tuple[in
 
 
 def listed(tensors: Sequence[Tensor | None], element_type: str, rank: int, *, drop_row: bool) -> Items:
-    """Return tensors as a list, without their first axis of size 1 if `drop_row`; an empty one in place of None."""
-    nothing = Tensor(element_type, (0,) * rank, b"")
+    """Return tensors as a list, without their first axis of size 1 if `drop_row`.
+
+    In place of None is an empty tensor; in a list of scalars, a zero.
+    """
+    nothing = Tensor(element_type, (0,) * rank, b"" if rank else bytes(dtype_of(element_type).itemsize))
     return Items(element_type, rank, [*_listed(tensors, nothing, drop_row=drop_row)])
 
 

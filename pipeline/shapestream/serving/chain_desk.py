@@ -167,7 +167,11 @@ class ChainDesk:
 
     def take(self) -> Over:
         """Return what the caller has to do, and forget it."""
-        over = Over(submit=self._submit, withdraw=self._withdraw, ended=self._ended)
+        # A chain may end while its stage's requests are made: those that nobody has seen need no withdrawal.
+        submit = [
+            record for record in self._submit if record.stage is not None and not record.stage.run.is_over
+        ]
+        over = Over(submit=submit, withdraw=self._withdraw, ended=self._ended)
         self._submit, self._withdraw, self._ended = [], [], []
         return over
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+from dataclasses import replace
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,6 +12,7 @@ from tests.pipeline.chains.models import SIGNATURES, run, tensors_of
 
 from shapestream.chains.lead_times import FEW, LATEST, LeadTimes
 from shapestream.chains.plan import Chain, plan_chain
+from shapestream.chains.room import FEW as FEW_DEADLINES
 from shapestream.chains.room import ChainRoom, Held, most_held
 from shapestream.chains.run import ChainRun, RunState
 from shapestream.chains.spec import ChainSpec, StageSpec
@@ -36,6 +40,12 @@ CHAIN: Chain = plan_chain(
 
 def _run(deadline: float | None = None) -> ChainRun:
     return ChainRun(CHAIN, tensors_of([np.ones((3, 4), np.float32)]), deadline, LeadTimes(CHAIN))
+
+
+def _alive() -> int:
+    """Count the requests in memory."""
+    gc.collect()
+    return sum(type(each) is ChainRun for each in gc.get_objects())
 
 
 def _finish(chain_run: ChainRun, room: ChainRoom) -> None:
@@ -99,6 +109,42 @@ def test_a_request_that_ended_while_it_waited_is_passed_over() -> None:
     assert third is room.next()
 
 
+def test_requests_that_ended_while_they_waited_leave_nothing() -> None:
+    """Neither a place nor a deadline, wherever they stood; the others' order is as it was."""
+    room = ChainRoom(5, 10_000)
+    first, last = _run(), _run(99.0)
+    ended = [_run(float(number)) for number in range(1, 1001)]
+    room.wait(first, 1)
+    assert first is room.next()
+    room.wait(last, 1)
+    for chain_run in ended:
+        room.wait(chain_run, 1)
+        chain_run.fail("cancelled", "withdrawn")
+        room.update(chain_run)
+        assert (1, 99.0) == (len(room), room.next_deadline())
+    first.begin(0.0)
+    _finish(first, room)
+    assert last is room.next()
+    assert (0, None) == (len(room), room.next())
+
+
+def test_a_request_is_gone_once_it_has_ended_though_one_with_an_earlier_deadline_waits() -> None:
+    """What a thousand requests leave is no more than a few of them."""
+    room = ChainRoom(5, 10_000)
+    first, waits = _run(), _run(1.0)
+    room.wait(first, 1)
+    assert first is room.next()
+    room.wait(waits, 1)
+    before = _alive()
+    for number in range(1000):
+        chain_run = _run(2.0 + number)
+        room.wait(chain_run, 2)
+        chain_run.fail("cancelled", "withdrawn")
+        room.update(chain_run)
+    assert _alive() - before <= FEW_DEADLINES + 8
+    assert (1, 1.0) == (len(room), room.next_deadline())
+
+
 @given(clients=st.lists(st.integers(0, 3), min_size=1, max_size=30), most=st.integers(1, 60))
 def test_every_request_begins_and_the_bound_holds(clients: list[int], most: int) -> None:
     """More than one reserve no more than the bound together."""
@@ -115,6 +161,30 @@ def test_every_request_begins_and_the_bound_holds(clients: list[int], most: int)
         _finish(running.pop(0), room)
     assert all(chain_run.state is not RunState.WAITING for chain_run in runs)
     assert Held(0, 0) == room.reserved
+
+
+def test_the_paths_through_many_stages_are_not_walked_one_by_one() -> None:
+    """Forty stages of which each takes the outputs of the two before: the longest path counts."""
+    stages = [
+        StageSpec(name="s0", model="pick", inputs={"x": "x"}),
+        StageSpec(name="s1", model="pick", inputs={"x": "s0.rows"}),
+        *(
+            StageSpec(
+                name=f"s{number}",
+                model="both",
+                inputs={"x": f"s{number - 1}.rows", "y": f"s{number - 2}.rows"},
+            )
+            for number in range(2, 40)
+        ),
+    ]
+    spec = ChainSpec(name="c", inputs={"x": "s0.x"}, stages=stages, outputs={"rows": "s39.rows"})
+    pick = SIGNATURES["pick"]
+    both = replace(pick, name="both", inputs=(*pick.inputs, replace(pick.inputs[0], name="y")))
+    times = LeadTimes(plan_chain(spec, SIGNATURES | {"both": both}))
+    for number in range(40):
+        for _ in range(FEW):
+            times.took(f"s{number}", 1.0)
+    assert (39.0, 0.0) == (times.after("s0"), times.after("s39"))
 
 
 def test_a_stage_leaves_the_time_that_later_stages_take_at_least() -> None:

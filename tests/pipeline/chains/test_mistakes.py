@@ -10,6 +10,9 @@ from tests.pipeline.chains.models import SIGNATURES
 
 from shapestream.chains.plan import ChainRefused, plan_chain
 from shapestream.chains.spec import ChainSpec, StageSpec
+from shapestream_engine.ports import InputPort, OutputPort, Whole
+from shapestream_engine.shapes import NamedShape
+from shapestream_engine.signature import ModelSignature
 
 SPLIT = StageSpec(name="cut", model="split", inputs={"x": "x"})
 NORM = StageSpec(name="read", model="norm", inputs={"x": "cut.parts"}, each=["item of cut.parts"])
@@ -89,3 +92,58 @@ def test_a_list_of_lists_is_no_output() -> None:
     spec = ChainSpec(name="c", inputs={"x": "made.x"}, stages=stages, outputs={"o": "cut.parts"})
     with pytest.raises(ChainRefused, match=r'no "cut.parts"'):
         plan_chain(spec, SIGNATURES)
+
+
+SCORE = ModelSignature(
+    "score",
+    (InputPort("x", "f32", NamedShape.parse("n, w:1..9")),),
+    (
+        OutputPort("total", "f32", NamedShape.parse(""), Whole()),
+        OutputPort("ok", "f32", NamedShape.parse("3"), Whole()),
+        OutputPort("count", "i64", NamedShape.parse("3"), Whole()),
+        OutputPort("wide", "f32", NamedShape.parse("2, 12"), Whole()),
+    ),
+)
+SCALAR = ModelSignature(
+    "scalar",
+    (InputPort("v", "f32", NamedShape.parse("")),),
+    (OutputPort("o", "f32", NamedShape.parse("3"), Whole()),),
+)
+SCORED = StageSpec(name="score", model="score", inputs={"x": "x"})
+
+
+@pytest.mark.parametrize(
+    ("model", "source", "each", "words"),
+    [
+        ("flat", "score.count", "", '"v" takes f32, and score.count is i64 [3]'),
+        ("flat", "score.total", "", '"v" takes [k], and score.total is f32 []'),
+        ("norm", "score.wide", "", '"x" takes 1..9 along axis 1, and score.wide has 12'),
+        ("scalar", "score.total", "row", "score.total is f32 [], which has no rows"),
+        ("scalar", "score.total", "batch", "score.total is f32 [], which has no rows"),
+    ],
+)
+def test_each_edge_has_one_type(model: str, source: str, each: str, words: str) -> None:
+    """Its element type, rank and dimensions; what has no axis has no rows, one by one or as a batch."""
+    signatures = SIGNATURES | {"score": SCORE, "scalar": SCALAR}
+    (port,) = signatures[model].inputs
+    after = StageSpec(
+        name="after", model=model, inputs={port.name: source}, each=[f"{each} of {source}"] if each else []
+    )
+    output = signatures[model].outputs[0].name
+    spec = ChainSpec(
+        name="c", inputs={"x": "score.x"}, stages=[SCORED, after], outputs={"o": f"after.{output}"}
+    )
+    with pytest.raises(ChainRefused) as refused:
+        plan_chain(spec, signatures)
+    assert [(("stages", 1, "in", port.name), words)] == [*refused.value.problems]
+
+
+def test_a_model_with_an_output_called_ok_cannot_skip_rows() -> None:
+    """Only where rows can be skipped: one request of the stage has no rows."""
+    one = ChainSpec(name="c", inputs={"x": "score.x"}, stages=[SCORED], outputs={"o": "score.ok"}, skips=True)
+    assert "f32 [3]" in [*plan_chain(one, {"score": SCORE}).lines()][3]
+    made = StageSpec(name="made", model="blocks", inputs={"x": "x"})
+    several = replace(SCORED, inputs={"x": "made.tables"}, each=["item of made.tables"])
+    spec = replace(one, inputs={"x": "made.x"}, stages=[made, several])
+    with pytest.raises(ChainRefused, match=r'"score" has an output "ok"'):
+        plan_chain(spec, SIGNATURES | {"score": SCORE})
