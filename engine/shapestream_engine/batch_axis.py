@@ -114,7 +114,8 @@ def without_batch_axis(spec: ModelSpec, signature: ModelSignature) -> ModelSpec:
 
 def why_no_batch(signature: ModelSignature) -> NoBatchAxis | None:
     """Return the reason why requests of this model run alone, by its signature; None if they share calls, or must not."""
-    if signature.has_batch or signature.strategy.alone:
+    returns_lists = any(port.item is not None for port in signature.outputs)
+    if signature.has_batch or signature.strategy.alone or returns_lists:
         return None
     reason = _reason(signature, frozenset()) or _spelled(
         [

@@ -59,10 +59,10 @@ def test_the_schema_beside_the_configurations_is_up_to_date() -> None:
 
 
 def test_the_yaml_of_the_documentation_is_accepted(tmp_path: Path) -> None:
-    """Each YAML block of docs/configuration.md and of the README is a file that `check` would read."""
+    """Each YAML block of these pages is a file that `check` would read."""
     blocks = [
         block
-        for page in ("docs/configuration.md", "docs/security.md", "README.md")
+        for page in ("docs/configuration.md", "docs/chains.md", "docs/security.md", "README.md")
         for block in re.findall(r"```yaml\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
     ]
     assert len(blocks) >= 3

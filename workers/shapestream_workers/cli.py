@@ -336,9 +336,9 @@ def models(
     server_key: ServerKey = None,
     as_json: Json = False,
 ) -> None:
-    """List the models of a running server, or of CONFIG.
+    """List the models and chains of a running server, or of CONFIG.
 
-    Prints the inputs, outputs, rules and allowed shapes of each model.
+    Prints the inputs, outputs, rules and allowed shapes of each model, and the stages of a CONFIG's chains.
     """
     with reported(as_json=as_json):
         if costs:
@@ -351,32 +351,14 @@ def models(
             lines = [line for report in reports for line in report.lines()]
             print_answer(lines, [report.to_dict() for report in reports], as_json=as_json)
             return
-        unavailable: dict[str, str] = {}
+        from shapestream_workers.model_lists import list_of_configuration, list_of_server
+
         if "://" in target:
-            from shapestream_workers.inference import signatures_of
-            from shapestream_workers.proof import why_alone
-
-            access = server_access(target, timeout, key, server_key)
-            signatures, unavailable, digests = signatures_of(access)
-            warnings = list(why_alone(signatures))
+            found = list_of_server(server_access(target, timeout, key, server_key))
         else:
-            from shapestream_workers.model_trust import digests_of
-            from shapestream_workers.models import read_signatures
-
-            loaded = load_settings(target)
-            read = read_signatures(loaded)
-            signatures, digests = list(read.signatures), digests_of(loaded.settings.models)
-            warnings = list(read.warnings)
-        found: list[dict[str, Any]] = []
-        lines = []
-        for signature in signatures:
-            digest = digests.get(signature.name)
-            found.append({**signature.to_dict(), "digest": digest})
-            lines += signature.describe()
-            lines += [] if digest is None else [f"  sha256 {digest}"]
-        found += [{"name": name, "unavailable": why} for name, why in unavailable.items()]
-        print_answer([*lines, *unavailable.values()], found, as_json=as_json)
-        for warning in warnings:
+            found = list_of_configuration(load_settings(target))
+        print_answer(found.lines, found.plain, as_json=as_json)
+        for warning in found.warnings:
             typer.echo(f"warning: {warning}", err=True)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from math import isinf
 from pathlib import Path
 from typing import Any
@@ -105,17 +106,31 @@ def _reason_to_wait(statistics: Mapping[str, Any], model: str) -> str:
     )
 
 
-def signatures_of(access: ServerAccess) -> tuple[list[ModelSignature], dict[str, str], dict[str, str]]:
-    """Return the signatures of all served models, and two mappings by model name.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfferedModels:
+    """The models and chains that a server offers."""
 
-    They hold the reasons of unavailable models, and the digests of the models' files; older servers send no digests.
-    """
+    signatures: tuple[ModelSignature, ...]
+    chains: frozenset[str]
+    """The names among `signatures` that are chains; older servers tell none."""
+    unavailable: Mapping[str, str]
+    """The reasons of unavailable models, by name."""
+    digests: Mapping[str, str]
+    """The digests of the models' files, by name; older servers tell none."""
+
+
+def models_of(access: ServerAccess) -> OfferedModels:
+    """Ask a server for all that it offers."""
     with access.connect() as client:
         statistics = client.statistics()
-        unavailable: dict[str, str] = statistics["unavailable"]
+        unavailable = statistics["unavailable"]
         served = [name for name in statistics["models"] if name not in unavailable]
-        digests: dict[str, str] = statistics.get("digests", {})
-        return [client.signature(name) for name in served], unavailable, digests
+        return OfferedModels(
+            signatures=tuple([client.signature(name) for name in served]),
+            chains=frozenset(statistics.get("chains", ())),
+            unavailable=unavailable,
+            digests=statistics.get("digests", {}),
+        )
 
 
 def save_outputs(result: Result, folder: Path) -> None:

@@ -34,7 +34,7 @@ from shapestream_engine.batch_axis import (
 from shapestream_engine.compiled_model import CompiledModel
 from shapestream_engine.errors import EngineError, RuleMissing
 from shapestream_engine.model import ModelSpec, compile_model
-from shapestream_engine.ports import Shared
+from shapestream_engine.ports import List, Shared
 from shapestream_engine.probe import Finding, ProbeOptions, ProbeReport, ProofCache, complete_rules, prove
 from shapestream_engine.probing.inputs import Integers, Normal, Uniform, Values
 from shapestream_engine.signature import ModelSignature
@@ -89,8 +89,12 @@ def rows_together(model: ModelSettings) -> int | None:
 
 
 def may_share(model: ModelSettings) -> bool:
-    """Tell whether the configuration lets requests share calls of a model that has a batch axis."""
-    return rows_together(model) != 1
+    """Tell whether the configuration lets requests share calls of a model that has a batch axis.
+
+    A function that returns a list of arrays has none.
+    """
+    returns_lists = any(output.rule == List.NAME for output in model.outputs.values())
+    return rows_together(model) != 1 and not returns_lists
 
 
 def probe_model(

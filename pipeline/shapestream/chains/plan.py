@@ -112,6 +112,14 @@ class Stage:
         """Tell whether the number of its requests, or the rows of its batch, depends on the data."""
         return self.fans_out or any(feed.spread is Spread.BATCH for feed in self.feeds)
 
+    @property
+    def limits(self) -> str:
+        """Spell what one request of the chain may have here; empty if that does not depend on the data."""
+        if not self.is_counted:
+            return ""
+        rows = "requests" if self.fans_out else "rows"
+        return f", at most {self.at_most} {rows} and {_mebibytes(self.at_most_bytes)}"
+
 
 @dataclass(frozen=True, slots=True)
 class Chain:
@@ -147,12 +155,18 @@ class Chain:
         yield from (
             f"  input  {port.name}: {port.element_type} [{port.shape}]" for port in self.signature.inputs
         )
+        types: dict[Source, Type] = {}
         for stage in self.stages:
+            types |= {Source(stage.name, name): output.type for name, output in stage.outputs.items()}
             arguments = ", ".join(map(str, stage.feeds))
-            most = f", at most {stage.at_most}" if stage.is_counted else ""
-            yield f"  {stage.name} = {stage.model}({arguments}){most}"
+            yield f"  {stage.name} = {stage.model}({arguments}){stage.limits}"
             yield from (f"    {stage.name}.{name}: {output.type}" for name, output in stage.outputs.items())
-        yield from (f"  output {name} = {source}" for name, source in self.outputs.items())
+        yield from (f"  output {name}: {types[source]} = {source}" for name, source in self.outputs.items())
+        for name in (stage.name for stage in self.stages if stage.fans_out):
+            mark = Source(name, OK)
+            used = "" if mark in self.users else ", which nothing takes"
+            effect = f"is marked in {mark}{used}" if self.skips else "fails the request"
+            yield f"  a row that fails in {name} {effect}"
 
 
 def plan_chain(spec: ChainSpec, signatures: Mapping[str, ModelSignature]) -> Chain:
@@ -369,6 +383,10 @@ class _Planner:
     def _with_used_outputs(self, stage: Stage, users: Mapping[Source, int]) -> Stage:
         used = {name: output for name, output in stage.outputs.items() if users.get(Source(stage.name, name))}
         return replace(stage, outputs=used)
+
+
+def _mebibytes(nbytes: int) -> str:
+    return f"{nbytes} bytes" if nbytes % (1 << 20) else f"{nbytes >> 20} MiB"
 
 
 def _port(ports: Sequence[InputPort], name: str) -> InputPort | None:

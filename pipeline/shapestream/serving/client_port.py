@@ -237,6 +237,7 @@ class ClientPort:
             **self._readiness(),
             **({"totals": self._totals()} if self._socket.may_name_callers(peer) else {}),
             "models": self._models.names,
+            "chains": sorted(self._models.chains),
             "unavailable": dict(self._models.unavailable),
             "digests": dict(self._models.digests),
             "forbidden": "the counters need a key with the role admin",

@@ -167,6 +167,7 @@ class Readings:
             **self.readiness(),
             "clients": len(self.sessions),
             "models": self.models.names,
+            "chains": sorted(self.models.chains),
             "unavailable": dict(self.models.unavailable),
             "digests": dict(self.models.digests),
             "totals": self.totals(),

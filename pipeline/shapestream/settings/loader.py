@@ -66,7 +66,7 @@ class LoadedSettings:
 
     def effective_values(self) -> Iterator[EffectiveValue]:
         """Yield every setting, in the order of the schema, with its origin."""
-        for location, value in leaves(self.settings.effective().model_dump()):
+        for location, value in leaves(self.settings.effective().model_dump(by_alias=True)):
             place = self.source.places.get(location)
             if place is None and location[:-1] in self.source.places and isinstance(location[-1], int):
                 place = self.source.places[location[:-1]]

@@ -1,0 +1,68 @@
+"""The answer of `shapestream models`: the models and chains of a running server, or of a configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from shapestream.settings import LoadedSettings
+from shapestream_engine.signature import ModelSignature
+from shapestream_workers.chains import describe_chain, plan_chains
+from shapestream_workers.inference import models_of
+from shapestream_workers.model_trust import digests_of
+from shapestream_workers.models import read_signatures
+from shapestream_workers.proof import why_alone
+from shapestream_workers.target import ServerAccess
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelList:
+    """Models and chains, for a person and for a script."""
+
+    lines: tuple[str, ...]
+    plain: tuple[Mapping[str, Any], ...]
+    warnings: tuple[str, ...]
+
+
+def list_of_server(access: ServerAccess) -> ModelList:
+    """List what a server offers. It tells clients the inputs and outputs of a chain, not its stages."""
+    offered = models_of(access)
+    lines: list[str] = []
+    plain: list[Mapping[str, Any]] = []
+    for signature in offered.signatures:
+        is_chain = signature.name in offered.chains
+        digest = offered.digests.get(signature.name)
+        lines += describe_chain(signature) if is_chain else _model_lines(signature, digest)
+        plain.append({**signature.to_dict(), "digest": digest, "is_chain": is_chain})
+    plain += [{"name": name, "unavailable": why} for name, why in offered.unavailable.items()]
+    models = [signature for signature in offered.signatures if signature.name not in offered.chains]
+    return ModelList(
+        lines=(*lines, *offered.unavailable.values()),
+        plain=tuple(plain),
+        warnings=tuple(why_alone(models)),
+    )
+
+
+def list_of_configuration(loaded: LoadedSettings) -> ModelList:
+    """List the models and chains of a configuration. Raises `ConfigurationError` if one cannot be served."""
+    read = read_signatures(loaded)
+    chains = plan_chains(loaded, {signature.name: signature for signature in read.signatures})
+    digests = digests_of(loaded.settings.models)
+    lines: list[str] = []
+    for signature in read.signatures:
+        lines += _model_lines(signature, digests.get(signature.name))
+    for chain in chains:
+        lines += chain.lines()
+    models = [
+        {**signature.to_dict(), "digest": digests.get(signature.name), "is_chain": False}
+        for signature in read.signatures
+    ]
+    of_chains = [{**chain.signature.to_dict(), "digest": None, "is_chain": True} for chain in chains]
+    return ModelList(lines=tuple(lines), plain=(*models, *of_chains), warnings=read.warnings)
+
+
+def _model_lines(signature: ModelSignature, digest: str | None) -> Iterator[str]:
+    yield from signature.describe()
+    if digest is not None:
+        yield f"  sha256 {digest}"
