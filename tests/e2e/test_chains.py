@@ -325,3 +325,12 @@ def test_a_mistake_in_a_chain_is_found_before_anything_is_served(workplace: Any)
             'chains[0].stages[2].in.image: "image" takes u8, and find.boxes is i64 [?, 4]'
             in ran.stdout + ran.stderr
         )
+
+
+def test_a_story_has_other_requests_of_the_same_id_too(served: Any) -> None:
+    """An id may be that of a chain's request and of others: only the stages' requests are left out."""
+    with served.client() as client:
+        client.infer("finder", {"image": picture(1, 2)}, request_id="twice")
+        client.infer("reading", {"image": picture(1, 30)}, request_id="twice")
+        models = [story["model"] for story in client.stories("twice")]
+        assert ["finder", "reading", "finder", "cropper", "reader"] == models

@@ -366,9 +366,14 @@ class Stories:
             found[past.member.number] = past
         found |= {past.member.number: past for past in ended_chains}
         # Of a chain's stages, those requests are told that were answered last.
+        chains = {(past.member.client, past.member.sequence) for past in found.values() if past.stages}
         last = {each.last for past in found.values() for each in past.stages}
-        if last:
-            found = {number: past for number, past in found.items() if past.stages or number in last}
+
+        def told(one: Member) -> bool:
+            """Tell whether it is no stage's request of these chains, or the last one of its stage."""
+            return one.number in last or (one.client, one.sequence) not in chains
+
+        found = {number: past for number, past in found.items() if past.stages or told(past.member)}
         for record in unended:
             runs_now = [run_of(batch) for batch in self._batches().values() if record.id in batch.ids]
             past = Past(member_of(record), record.model, inf, None, "", None, tuple(runs_now))
@@ -385,7 +390,7 @@ class Stories:
                 for one in run.members
                 if (one.sequence == sequence or one.own_id == text or one.traceparent is not None)
                 and asked(one)
-                and (not last or one.number in last)
+                and told(one)
             ]
             for member in own[::-1][:left]:
                 found.setdefault(member.number, _answered_by(run, member))
