@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.e2e.test_chains import MODELS, expected, picture
+from tests.e2e.reading_chain import MODELS, expected, picture
 
 pytestmark = pytest.mark.e2e
 
