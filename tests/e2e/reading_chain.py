@@ -1,6 +1,15 @@
-"""The YAML of a chain of three functions (importable/reading.py), without the place where they run."""
+"""A chain of three functions (importable/reading.py): its YAML, without the place where they run, and what it answers."""
 
 from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.append(str(Path(__file__).parent / "importable"))
+import reading
 
 MODELS = """\
     server: {listen: [ipc://s.sock], http: "127.0.0.1:0"}
@@ -35,3 +44,20 @@ MODELS = """\
         outputs: {boxes: find.boxes, text: read.text}
 """
 PLACES = {"in process": "in_process: {slots: 2}", "workers": "workers: [{count: 2, slots: 1}]"}
+Array = np.ndarray[Any, Any]
+
+
+def picture(seed: int, boxes: int) -> Array:
+    """A picture in which so many boxes are found. No channel of it is `BAD`."""
+    random = np.random.default_rng(seed)
+    size = random.integers(8, 65, 2)
+    image = random.integers(0, 200, (*size, 3)).astype(np.uint8)
+    image[0, 0, 0] = boxes
+    return image
+
+
+def expected(image: Array) -> tuple[Array, Array]:
+    """The boxes and the texts, each stage run alone, one crop after the other."""
+    boxes = reading.find(image)
+    crops = reading.crop(image, boxes)["images"]
+    return boxes, np.array([reading.read(crop[None])[0] for crop in crops], np.float32).reshape(len(crops), 2)

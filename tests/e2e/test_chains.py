@@ -6,43 +6,20 @@ import asyncio
 import json
 import os
 import signal
-import sys
 from collections.abc import Iterator
 from http.client import HTTPConnection
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import trio
 from tests.e2e.conftest import PATIENCE_S, until
-from tests.e2e.reading_chain import MODELS, PLACES
+from tests.e2e.reading_chain import MODELS, PLACES, Array, expected, picture, reading
 
 import shapestream
 from shapestream import aio
 
-sys.path.append(str(Path(__file__).parent / "importable"))
-import reading
-
 pytestmark = pytest.mark.e2e
-
-Array = np.ndarray[Any, Any]
-
-
-def picture(seed: int, boxes: int) -> Array:
-    """A picture in which so many boxes are found. No channel of it is `BAD`."""
-    random = np.random.default_rng(seed)
-    size = random.integers(8, 65, 2)
-    image = random.integers(0, 200, (*size, 3)).astype(np.uint8)
-    image[0, 0, 0] = boxes
-    return image
-
-
-def expected(image: Array) -> tuple[Array, Array]:
-    """The boxes and the texts, each stage run alone, one crop after the other."""
-    boxes = reading.find(image)
-    crops = reading.crop(image, boxes)["images"]
-    return boxes, np.array([reading.read(crop[None])[0] for crop in crops], np.float32).reshape(len(crops), 2)
 
 
 def check(image: Array, result: shapestream.Result) -> None:
