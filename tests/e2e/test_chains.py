@@ -198,7 +198,7 @@ def test_a_chain_that_has_begun_is_finished_while_the_server_drains(workplace: A
     """Its later stages run, a new request is refused, and the server ends by itself."""
     from tests.e2e.gate import Asking
 
-    served = workplace.serve(GATED)
+    served = workplace.serve(GATED + "    logging: {level: debug}\n")
     with served.client() as client, Asking(client, "twice") as asking:
         future = asking.ask(3.0)
         workplace.wait_entered()
@@ -207,6 +207,8 @@ def test_a_chain_that_has_begun_is_finished_while_the_server_drains(workplace: A
         workplace.open_gate()
         assert [12.0] * 3 == np.array(future.result(PATIENCE_S)["y"]).ravel().tolist()
     assert 0 == served.wait()
+    (ended,) = served.events("chain ended")
+    assert ("twice", None, {"first": 1, "second": 1}) == (ended["model"], ended["code"], ended["stages"])
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])

@@ -12,7 +12,7 @@ import trio
 
 from shapestream.scheduling.actions import FailRequest, ReportFault
 from shapestream.scheduling.batches import Batch
-from shapestream.serving.ends import BatchEnded, End, RequestEnded
+from shapestream.serving.ends import BatchEnded, ChainEnded, End, RequestEnded
 from shapestream.serving.sessions import RequestRecord
 from shapestream.serving.workers import SlotRecord
 from shapestream.telemetry.counters import ServerStatistics
@@ -102,6 +102,9 @@ class Journal:
                     self._failed(end)
             elif PRESENT.debug:
                 self._ran(end)
+        elif isinstance(end, ChainEnded):
+            if PRESENT.debug:
+                _chain_ended(end)
         elif isinstance(end, RequestEnded) and end.action is not None and PRESENT.debug:
             log.debug(
                 "request failed",
@@ -180,3 +183,16 @@ class Journal:
                 like_it_before=skipped or 0,
                 exc_info=action.error,
             )
+
+
+def _chain_ended(end: ChainEnded) -> None:
+    record, run = end.request.record, end.request.run
+    log.debug(
+        "chain ended",
+        request=record.id,
+        model=record.model,
+        code=None if run.failure is None else run.failure.code,
+        total_us=round((end.at - record.arrived) * 1e6),
+        stages={stage.stage.name: stage.requests for stage in run.stages},
+        **trace_of(record.tags),
+    )
