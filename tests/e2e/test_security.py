@@ -109,7 +109,15 @@ def test_a_listed_client_is_served_and_sees_no_counters(protected: Protected) ->
         assert [[2.0, 2.0, 2.0]] == doubled(client)
         seen = client.statistics()
         assert ("double",) == seen["models"]
-        assert {"models", "unavailable", "digests", "not_ready", "models_not_ready", "forbidden"} == set(seen)
+        assert {
+            "models",
+            "chains",
+            "unavailable",
+            "digests",
+            "not_ready",
+            "models_not_ready",
+            "forbidden",
+        } == set(seen)
 
 
 def test_an_admin_sees_the_counters(protected: Protected) -> None:

@@ -94,9 +94,15 @@ async def test_counters_are_for_admins() -> None:
             await peer.open_session(pair.public.encode()[:16])
             seen.append(await peer.statistics())
         client, admin = seen
-        assert {"models", "unavailable", "digests", "not_ready", "models_not_ready", "forbidden"} == set(
-            client
-        )
+        assert {
+            "models",
+            "chains",
+            "unavailable",
+            "digests",
+            "not_ready",
+            "models_not_ready",
+            "forbidden",
+        } == set(client)
         assert client["models"] == admin["models"]
         assert {"clients": {}} == admin["peers_refused"]
 
