@@ -121,7 +121,7 @@ def _stream(
 def _compare(
     console: Console, pictures: Sequence[Picture], answers: Sequence[shapestream.Result]
 ) -> list[str]:
-    """What differs from the stages run one after the other, in this process, one crop at a time."""
+    """The differences from the stages run one after the other, in this process, one crop at a time."""
     console.print("running the stages one after the other, one crop at a time")
     core = ov.Core()
     exact = {"INFERENCE_PRECISION_HINT": "f32"}

@@ -50,7 +50,7 @@ class Type:
 
     element_type: str
     shape: NamedShape
-    """Of the tensor, or of one array."""
+    """The shape of the tensor, or of one array."""
     is_list: bool = False
 
     def __str__(self) -> str:
@@ -68,7 +68,7 @@ class Feed:
     source: Source
     spread: Spread
     adds_row: bool = False
-    """Whether an item, or a row, is one row of the model's batch axis: `[1, …]`."""
+    """True if an item, or a row, is one row of the model's batch axis: `[1, …]`."""
 
     def __str__(self) -> str:
         if self.spread is Spread.WHOLE:
@@ -86,7 +86,7 @@ class StageOutput:
     type: Type
     gathering: Gathering
     drop_row: bool = False
-    """Whether the first axis of a result, of size 1, is none of the list's arrays."""
+    """True if the arrays of the list lack the first axis of the results, which has size 1."""
     shapes: int | None = None
     """Number of the output with a list's shapes."""
 
@@ -101,11 +101,11 @@ class Stage:
     needs: frozenset[str]
     """The stages whose outputs it takes."""
     fans_out: bool
-    """Whether it has a request for each item or row; else one, or none for an empty batch."""
+    """True if it has a request for each item or row; else it has one, or none for an empty batch."""
     at_most: int
     at_most_bytes: int
     outputs: Mapping[str, StageOutput]
-    """Those that are used, by name."""
+    """The outputs that are used, by name."""
 
     @property
     def is_counted(self) -> bool:

@@ -21,7 +21,7 @@ FEW = 32
 
 
 class Held(NamedTuple):
-    """What a request of a chain may hold, or holds."""
+    """The requests and bytes that a request of a chain may hold, or holds."""
 
     requests: int
     nbytes: int

@@ -85,7 +85,7 @@ class ChainSpec:
     outputs: Mapping[str, str]
     """The source of each output."""
     skips: bool = False
-    """Whether failed rows are marked in the output `ok` of their stage. If not, the first one fails the request."""
+    """True if failed rows are marked in the output `ok` of their stage. If not, the first one fails the request."""
 
     def problems(self) -> Iterator[Problem]:
         """Yield the mistakes in names and edges, each with its place and the remedy."""
