@@ -141,7 +141,7 @@ class Chain:
 
     @property
     def skips(self) -> bool:
-        """Whether failed rows are marked; if not, the first one fails the request."""
+        """Tell whether failed rows are marked; if not, the first one fails the request."""
         return self.spec.skips
 
     @property
