@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from math import inf
 
 from shapestream.chains.lead_times import LeadTimes
-from shapestream.chains.room import ChainRoom
+from shapestream.chains.room import ChainRoom, RoomStatistics
 from shapestream.chains.run import ChainRun, StageRequest
 from shapestream.errors import Cancelled, DeadlineExceeded, Draining, Unavailable
 from shapestream.scheduling.batches import Batch
@@ -83,6 +83,11 @@ class ChainDesk:
     def waiting(self) -> int:
         """Count the requests that wait for room. The scheduler has none of theirs."""
         return len(self._room)
+
+    @property
+    def room(self) -> RoomStatistics:
+        """What waits for room, and what is reserved."""
+        return self._room.statistics()
 
     @property
     def next_deadline(self) -> float:

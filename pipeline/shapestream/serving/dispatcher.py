@@ -16,6 +16,7 @@ from typing import assert_never
 
 import trio
 
+from shapestream.chains.room import RoomStatistics
 from shapestream.errors import Cancelled
 from shapestream.scheduling import events
 from shapestream.scheduling.actions import (
@@ -553,6 +554,11 @@ class Dispatcher:
     def batches(self) -> Mapping[int, Batch]:
         """Batches that were started and not reported yet, by number."""
         return self._scheduler.batches
+
+    @property
+    def room(self) -> RoomStatistics:
+        """What waits for room for its stages, and what is reserved."""
+        return self._desk.room
 
     @property
     def unfinished(self) -> int:

@@ -150,6 +150,8 @@ class Readings:
             kept_bytes=self.kept.nbytes,
             peers_refused=self._peers_refused(),
             audit=self.audits.to_dict(),
+            chains=sorted(self.models.chains),
+            room=self.dispatcher.room,
         )
 
     def statistics(self) -> Slices[dict[str, Any]]:
@@ -172,6 +174,7 @@ class Readings:
             "digests": dict(self.models.digests),
             "totals": self.totals(),
             "unfinished": dispatcher.unfinished,
+            "chain_room": dispatcher.room.to_dict(sorted(self.models.chains)),
             "suspects": scheduler.suspects,
             "quarantined": len(dispatcher.quarantine),
             "kept_replies": len(self.kept),

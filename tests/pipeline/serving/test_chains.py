@@ -18,7 +18,9 @@ from tests.pipeline.serving.scripted_slots import ScriptedSlots
 from trio.testing import wait_all_tasks_blocked
 
 from shapestream.chains.spec import ChainSpec, StageSpec
-from shapestream.wire.messages import Failure, ModelOpened, OpenModel, RequestEntry, ResultEntry
+from shapestream.slices import at_once
+from shapestream.telemetry.metrics import read_metrics
+from shapestream.wire.messages import Cancel, Failure, ModelOpened, OpenModel, RequestEntry, ResultEntry
 from shapestream_engine.batch import BatchInputs
 from shapestream_engine.element_types import element_type_of
 from shapestream_engine.layout import Tensors
@@ -210,6 +212,41 @@ async def test_chains_that_do_not_fit_together_wait_and_all_are_answered() -> No
             numbers["failures"],
             numbers["faults"],
         )
+
+
+@virtual_time
+async def test_counters_and_metrics_tell_what_waits_for_room_and_what_is_reserved() -> None:
+    """Of three requests two wait; the first one's reservation shrinks to its rows, then all is given back."""
+
+    async def told() -> tuple[int, ...]:
+        room = (await client.peer.statistics())["chain_room"]
+        assert {"waiting": room["waiting"], "running": room["running"]} == room["chains"]["chain"]
+        found = dict(at_once(read_metrics(running.server.readings.snapshot())))
+        by_name = {metric.name.removeprefix("shapestream_chain_"): dict(found[metric]) for metric in found}
+        assert {("chain",): room["waiting"]} == by_name["requests_waiting"]
+        assert {("chain",): room["running"]} == by_name["requests_running"]
+        columns = ("reserved_requests", "reserved_bytes", "limit_requests", "limit_bytes")
+        assert [{(): room[name]} for name in columns] == [
+            by_name[name.replace("limit", "reserved_limit")] for name in columns
+        ]
+        assert (8, 512 << 20) == (room["limit_requests"], room["limit_bytes"])
+        return tuple(room[name] for name in ("waiting", "running", "reserved_requests", "reserved_bytes"))
+
+    async with chain_served(max_queued_requests=16, max_queued_bytes=1 << 30) as (running, client, slots):
+        assert (0, 0, 0, 0) == await told()
+        for sequence in (1, 2, 3):
+            client.ask(sequence, 3, 2)
+        batch = await slots.next_batch()
+        assert (2, 1, 8, 64 << 20) == await told()
+        slots.finish(batch, cut(batch))
+        await slots.next_batch()
+        assert (2, 1, 2, 4 * (3 + 2)) == await told()
+        client.peer.say(Cancel(sequence=2))
+        await client.peer.hear(Failure)
+        assert (1, 1) == (await told())[:2]
+        client.peer.say(Cancel(sequence=1), Cancel(sequence=3))
+        await client.peer.hear_each(Failure, 2)
+        assert (0, 0, 0, 0) == await told()
 
 
 @virtual_time
