@@ -36,7 +36,7 @@ from shapestream.scheduling.scheduler import Scheduler
 from shapestream.serving.audits import AuditBook, AuditRun
 from shapestream.serving.chain_desk import ChainDesk, ChainRequest
 from shapestream.serving.egress import Egress, told_code
-from shapestream.serving.ends import BatchEnded, ChainEnded, RequestEnded, run_of
+from shapestream.serving.ends import BatchEnded, ChainEnded, RequestEnded, StageFailed, run_of
 from shapestream.serving.held_reports import HeldReports
 from shapestream.serving.journal import Journal
 from shapestream.serving.quarantine import Quarantine
@@ -473,7 +473,9 @@ class Dispatcher:
         may_have_run = may_have_run or (action.batch is not None and not record.served.profile.idempotent)
         if record.stage is not None:
             code = told_code(action.code, may_have_run=may_have_run)
-            self._desk.failed(record, code, action.message, now)
+            if self._desk.failed(record, code, action.message, now):
+                run = None if action.batch is None else run_of(action.batch)
+                self._ends.add(StageFailed(record=record, at=now, code=code, run=run, action=action))
             return
         record.session.end(record)
         told = self._egress.fail(record, action, may_have_run=may_have_run)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from operator import attrgetter
 
-from shapestream.serving.ends import BatchEnded, ChainEnded, End, RequestEnded
+from shapestream.serving.ends import BatchEnded, ChainEnded, End, RequestEnded, StageFailed
 from shapestream.telemetry.counters import ServerStatistics
 from shapestream_engine.batch import BatchReport, ErrorCode
 
@@ -29,6 +29,8 @@ class EndCounter:
         if isinstance(end, ChainEnded):
             self._count_chain(end)
             return
+        if isinstance(end, StageFailed):
+            return  # no client's request has failed, or the chain's will be counted
         if isinstance(end, RequestEnded):
             if end.action is None:
                 return

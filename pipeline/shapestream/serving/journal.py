@@ -12,7 +12,7 @@ import trio
 
 from shapestream.scheduling.actions import FailRequest, ReportFault
 from shapestream.scheduling.batches import Batch
-from shapestream.serving.ends import BatchEnded, ChainEnded, End, RequestEnded
+from shapestream.serving.ends import BatchEnded, ChainEnded, End, RequestEnded, StageFailed
 from shapestream.serving.sessions import RequestRecord
 from shapestream.serving.workers import SlotRecord
 from shapestream.telemetry.counters import ServerStatistics
@@ -105,12 +105,12 @@ class Journal:
         elif isinstance(end, ChainEnded):
             if PRESENT.debug:
                 _chain_ended(end)
-        elif isinstance(end, RequestEnded) and end.action is not None and PRESENT.debug:
+        elif isinstance(end, RequestEnded | StageFailed) and end.action is not None and PRESENT.debug:
             log.debug(
                 "request failed",
                 request=end.record.id,
                 code=end.action.code,
-                why=end.message,
+                why=end.message if isinstance(end, RequestEnded) else end.action.message,
                 **trace_of(end.record.tags),
             )
 

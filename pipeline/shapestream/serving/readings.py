@@ -22,7 +22,7 @@ from shapestream.serving.event_stream import MOST_BATCHES
 from shapestream.serving.kept_replies import ClientId, KeptReplies
 from shapestream.serving.served_models import ServedModels
 from shapestream.serving.sessions import Sessions
-from shapestream.serving.stories import MOST_SLOWEST, Stories
+from shapestream.serving.stories import MOST_TOLD, Stories
 from shapestream.serving.story_words import nothing_of, story_of
 from shapestream.serving.worker_port import WorkerPort
 from shapestream.serving.worker_states import WorkerState
@@ -231,7 +231,7 @@ class Readings:
         """Read the slowest requests of the last ten minutes that the asker may see, the slowest first."""
         now = trio.current_time()
         stories = []
-        for past in islice(self.stories.slowest(now, asker), min(count, MOST_SLOWEST)):
+        for past in islice(self.stories.slowest(now, asker), min(count, MOST_TOLD)):
             stories.append(story_of(past, now, asker))
             yield
         return stories

@@ -52,6 +52,7 @@ def story_of(past: Past, now: float, asker: ClientId | None) -> dict[str, Any]:
         "request_id": member.id,
         **({} if member.caller is None else {"caller": member.caller}),
         **({} if member.trace is None else {"trace": member.trace}),
+        **({} if past.part is None else {"stage": past.part.stage, "row": past.part.row}),
         "model": past.model,
         "sizes": list(member.sizes),
         "state": past.code or ("running" if runs_now else "queued" if open_end else "answered"),
@@ -83,7 +84,7 @@ def story_of(past: Past, now: float, asker: ClientId | None) -> dict[str, Any]:
 
 
 def _story_of_chain(past: Past, now: float) -> dict[str, Any]:
-    """Return the story of a chain's request: its stages. Those of their last requests stand beside it."""
+    """Return the story of a chain's request: its stages. Those of their requests that count stand below it."""
     member = past.member
     arrived, total_ms = member.arrived, _ms(past.ended - member.arrived)
     stages = [
@@ -94,7 +95,8 @@ def _story_of_chain(past: Past, now: float) -> dict[str, Any]:
             "ended_ms": None if each.ended == inf else _ms(each.ended - arrived),
             "requests": each.requests,
             "failed": each.failed,
-            "last": each.last,
+            "last": None if each.last is None else each.last.number,
+            "last_failed": None if each.failure is None else each.failure.member.number,
         }
         for each in past.stages
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -18,9 +19,18 @@ from tests.pipeline.serving.scripted_slots import ScriptedSlots
 from trio.testing import wait_all_tasks_blocked
 
 from shapestream.chains.spec import ChainSpec, StageSpec
+from shapestream.serving.stories import Past
 from shapestream.slices import at_once
 from shapestream.telemetry.metrics import read_metrics
-from shapestream.wire.messages import Cancel, Failure, ModelOpened, OpenModel, RequestEntry, ResultEntry
+from shapestream.wire.messages import (
+    Cancel,
+    Failure,
+    Goodbye,
+    ModelOpened,
+    OpenModel,
+    RequestEntry,
+    ResultEntry,
+)
 from shapestream_engine.batch import BatchInputs
 from shapestream_engine.element_types import element_type_of
 from shapestream_engine.layout import Tensors
@@ -97,6 +107,25 @@ async def played(slots: ScriptedSlots) -> AsyncIterator[None]:
         nursery.start_soon(play)
         yield
         nursery.cancel_scope.cancel()
+
+
+async def play_rows(slots: ScriptedSlots, *, bad: float) -> None:
+    """Answers batches of the second stage until none is left; those with this number of ones in a row fail."""
+    await wait_all_tasks_blocked()
+    while slots.started:
+        batch = await slots.next_batch()
+        if bad in [member.layout[0][2][0] for member in batch.members]:
+            slots.fail(batch, message="cannot be read")
+        else:
+            slots.finish(batch, read(batch))
+        await wait_all_tasks_blocked()
+
+
+def stories_of(running: Running, sequence: int) -> list[dict[str, Any]]:
+    """What the server tells of a request of the first client."""
+    found = at_once(running.server.readings.explain(f"{(b'c' * 16).hex()}-{sequence}", 0))
+    stories: list[dict[str, Any]] = found["stories"]
+    return stories
 
 
 class Client:
@@ -247,6 +276,79 @@ async def test_counters_and_metrics_tell_what_waits_for_room_and_what_is_reserve
         client.peer.say(Cancel(sequence=1), Cancel(sequence=3))
         await client.peer.hear_each(Failure, 2)
         assert (0, 0, 0, 0) == await told()
+
+
+@virtual_time
+async def test_the_row_that_failed_has_a_story_and_is_no_failure_of_a_client() -> None:
+    """Its attempts, slot and company, below its chain and instead of another row of its stage."""
+    async with chain_served() as (running, client, slots):
+        client.ask(1, 3, 2, 5, 4)
+        await run_next(slots)
+        await play_rows(slots, bad=5.0)
+        failure = await client.peer.hear(Failure)
+        assert ("model_error", "stage 'read', row 2: cannot be read") == (failure.code, failure.message)
+        whole, first, row = stories_of(running, 1)
+        assert ("chain", "model_error") == (whole["model"], whole["state"])
+        assert [("cut", 0, None), ("read", 1, whole["stages"][1]["last"])] == [
+            (stage["stage"], stage["failed"], stage["last_failed"]) for stage in whole["stages"]
+        ]
+        assert ("cut", "cut", None, "answered") == tuple(
+            first[key] for key in ("stage", "model", "row", "state")
+        )
+        assert ("read", "read", 2, [5], "model_error") == tuple(
+            row[key] for key in ("stage", "model", "row", "sizes", "state")
+        )
+        assert ("local/0", 1) == (row["slot"], row["batch_requests"])
+        assert 1 == row["attempts"]
+        assert "failed: model_error: cannot be read" == row["events"][-1][1]
+        assert row["total_ms"] == pytest.approx(sum(phase["ms"] for phase in row["phases"]))
+        assert row["total_ms"] <= whole["total_ms"]
+        numbers = await client.peer.statistics()
+        assert ({"model_error": 1}, 0, 1) == (
+            numbers["failures"],
+            numbers["results"],
+            numbers["requests"],
+        )
+        assert [1, 0, 0] == [numbers["totals"][model]["failures"] for model in ("chain", "cut", "read")]
+        assert {} == numbers["last_minute"]["refused"]
+
+
+@virtual_time
+async def test_where_rows_are_skipped_the_last_one_that_failed_has_a_story() -> None:
+    """Beside the row that ended last; the chain is answered, and nothing has failed for its client."""
+    async with chain_served(SKIPS) as (running, client, slots):
+        client.ask(1, 3, 5, 2, 5, 4)
+        await run_next(slots)
+        await play_rows(slots, bad=5.0)
+        assert [True, False, True, False, True] == outputs_of(await client.peer.hear(ResultEntry))[1]
+        whole, _, *rows = stories_of(running, 1)
+        assert ("answered", 2) == (whole["state"], whole["stages"][1]["failed"])
+        failed = [row for row in rows if row["state"] == "model_error"]
+        assert [("read", [5])] == [(row["stage"], row["sizes"]) for row in failed]
+        assert failed[0]["row"] in (1, 3)
+        ids = {whole["stages"][1]["last"], whole["stages"][1]["last_failed"]}
+        assert len(ids) == len(rows)
+        numbers = await client.peer.statistics()
+        assert ({}, 1) == (numbers["failures"], numbers["results"])
+
+
+@virtual_time
+async def test_a_chain_whose_client_leaves_after_a_row_failed_leaves_nothing() -> None:
+    """The recorder keeps failed rows only until their chain ends, however it does."""
+
+    def remembered() -> int:
+        gc.collect()
+        return sum(type(each) is Past and each.code is not None for each in gc.get_objects())
+
+    async with chain_served(SKIPS) as (_, client, slots):
+        client.ask(1, 5, 4)
+        await run_next(slots)
+        slots.fail(await slots.next_batch())
+        await wait_all_tasks_blocked()
+        assert 1 == remembered()
+        client.peer.say(Goodbye())
+        await wait_all_tasks_blocked()
+        assert 0 == remembered()
 
 
 @virtual_time
