@@ -110,6 +110,10 @@ class ChainDesk:
         """The records of all requests of chains that have not ended."""
         return [request.record for request in self._requests.values()]
 
+    def request_of(self, number: int) -> ChainRequest | None:
+        """Return the request of a chain whose record has this id; None if it has ended."""
+        return self._requests.get(number)
+
     def add(self, model: ServedModel) -> None:
         """Take requests of this chain from now on."""
         assert model.chain is not None

@@ -552,6 +552,10 @@ class Dispatcher:
         left: list[Submitted] = [request.arrival for request in self._scheduler.requests.values()]
         return () if self._handed_back else [*left, *self._desk.records]
 
+    def chain_of(self, number: int) -> ChainRequest | None:
+        """Return the request of a chain with this id; None if it has ended."""
+        return self._desk.request_of(number)
+
     @property
     def batches(self) -> Mapping[int, Batch]:
         """Batches that were started and not reported yet, by number."""

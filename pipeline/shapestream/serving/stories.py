@@ -141,9 +141,11 @@ class StageFacts(NamedTuple):
     """`inf` if it did not begin; so is `ended`."""
     ended: float
     requests: int
+    left: int
+    """Requests that have not ended."""
     failed: int
     last: Part | None
-    """The request that ended last, on the critical path; None if no request of it has ended."""
+    """The request that ended last, on the critical path. While it runs: the one of those left that was made last."""
     failure: Past | None
     """The last request of it that failed; None if none did, or if those that failed did not even begin to wait."""
 
@@ -165,7 +167,7 @@ class Past(NamedTuple):
     behind: Behind | None = None
     """None until it is computed."""
     stages: tuple[StageFacts, ...] = ()
-    """The stages, if it is a chain's request that has ended; it has no runs of its own."""
+    """The stages, if it is a chain's request; it has no runs of its own."""
     part: Part | None = None
     """Its place in a chain, if it is a stage's request that is told below its chain's."""
 
@@ -178,14 +180,17 @@ class Stories:
         troubles: Callable[[int], Told],
         batches: Callable[[], Mapping[int, Batch]],
         slots_of: Callable[[str], Collection[str]],
+        chain_of: Callable[[int], ChainRequest | None],
     ) -> None:
         """`troubles`: returns the scheduler's troubles with a request. `batches`: returns the open batches by number.
 
-        `slots_of`: returns the labels of the slots that serve a model.
+        `slots_of`: returns the labels of the slots that serve a model. `chain_of`: returns the request of a chain with this
+        id that has not ended.
         """
         self._troubles = troubles
         self._batches = batches
         self._slots_of = slots_of
+        self._chain_of = chain_of
         self._runs: deque[Run] = deque()
         """The batches that ran, in the order of their ends."""
         self._held = 0
@@ -306,9 +311,18 @@ class Stories:
         if now - record.arrived > self._slow_from or now >= self._minute_ends:
             self._keep_slow(past, now)
 
+    def _unended_chain(self, record: RequestRecord) -> Past:
+        """Return what is known of a request of a chain that waits or runs."""
+        request = self._chain_of(record.id)
+        stages = () if request is None else self._stages_of(request)
+        return Past(member_of(record), record.model, inf, None, "", None, stages=stages)
+
     def _stages_of(self, request: ChainRequest) -> tuple[StageFacts, ...]:
         """Return the facts of a chain's stages."""
         failures = self._failed_parts.get(request.record.id, {})
+        last = request.critical | {
+            part.stage.stage.name: part_of(part, number) for part, number in request.ids.items()
+        }
         return tuple(
             StageFacts(
                 each.stage.name,
@@ -316,8 +330,9 @@ class Stories:
                 each.began,
                 each.ended,
                 each.requests,
+                each.left,
                 each.failed,
-                request.critical.get(each.stage.name),
+                last.get(each.stage.name),
                 failures.get(each.stage.name),
             )
             for each in request.run.stages
@@ -396,14 +411,15 @@ class Stories:
         runs = list(reversed(self._runs))
         failed = (past for past in reversed(self._failed) if asked(past.member))
         ended_chains = [past for past in self._chains if asked(past.member)][-MOST_STORIES:]
-        newest = (
+        unended = [
             record for record in reversed(list(records)) if perhaps(record) and asked(member_of(record))
-        )
-        unended = list(islice(newest, MOST_STORIES))
+        ]
+        running = [record for record in unended if record.served.chain is not None][:MOST_STORIES]
         found = {slow.number: slow.past for slow in chain(*self._slow) if asked(slow.past.member)}
         for past in islice(failed, MOST_STORIES):
             found[past.member.number] = past
         found |= {past.member.number: past for past in ended_chains}
+        found |= {record.id: self._unended_chain(record) for record in running}
         chains = {(past.member.client, past.member.sequence) for past in found.values() if past.stages}
         trees = {number: _parts_of(past) for number, past in found.items()}
         parts = {number for tree in trees.values() for number in tree}
@@ -413,7 +429,8 @@ class Stories:
             return one.number in parts or (one.client, one.sequence) not in chains
 
         found = {number: past for number, past in found.items() if past.stages or told(past.member)}
-        for record in unended:
+        others = (record for record in unended if record.served.chain is None and told(member_of(record)))
+        for record in islice(others, MOST_STORIES + len(parts)):
             runs_now = [run_of(batch) for batch in self._batches().values() if record.id in batch.ids]
             past = Past(member_of(record), record.model, inf, None, "", None, tuple(runs_now))
             found[record.id] = past

@@ -333,6 +333,54 @@ async def test_where_rows_are_skipped_the_last_one_that_failed_has_a_story() -> 
 
 
 @virtual_time
+async def test_a_chain_that_runs_is_told_by_its_stages() -> None:
+    """Of a stage that runs, the row that was made last stands below it; more rows than stories change nothing."""
+    async with chain_served(max_queued_requests=128) as (running, client, slots):
+        client.ask(1, *[2, 3] * 4)
+        batch = await slots.next_batch()
+        await trio.sleep(0.25)
+        whole, first = stories_of(running, 1)
+        assert ("chain", "running", 250.0) == (whole["model"], whole["state"], whole["total_ms"])
+        assert [("cut", 0.0, None, 1, 1), ("read", None, None, 0, 0)] == [
+            tuple(stage[key] for key in ("stage", "began_ms", "ended_ms", "requests", "unended"))
+            for stage in whole["stages"]
+        ]
+        assert ("cut", "running", 250.0) == (first["stage"], first["state"], first["total_ms"])
+        expected = "Of 250 ms it has spent 250 ms in stage cut (1 request, 1 without an answer yet). Not begun: read."
+        assert f"{expected} It still runs." == whole["why"]
+        slots.finish(batch, cut(batch))
+        await run_next(slots)
+        await slots.next_batch()
+        await trio.sleep(0.75)
+        whole, first, row = stories_of(running, 1)
+        assert [("cut", 250.0, 1, 0), ("read", None, 8, 7)] == [
+            tuple(stage[key] for key in ("stage", "ended_ms", "requests", "unended"))
+            for stage in whole["stages"]
+        ]
+        assert ("cut", "answered") == (first["stage"], first["state"])
+        assert ("read", 7, [3], "queued", 750.0) == tuple(
+            row[key] for key in ("stage", "row", "sizes", "state", "total_ms")
+        )
+        assert whole["why"].startswith(
+            "Of 1000 ms it has spent 750 ms in stage read (8 requests, 7 without an answer yet); it spent 250 ms in stage "
+        )
+
+
+@virtual_time
+async def test_a_chain_that_waits_for_room_has_a_story() -> None:
+    """It says so."""
+    async with chain_served(max_queued_requests=16) as (running, client, slots):
+        client.ask(1, 3, 2)
+        client.ask(2, 3, 2)
+        await slots.next_batch()
+        await trio.sleep(0.5)
+        (story,) = stories_of(running, 2)
+        assert "waiting" == story["state"]
+        expected = "Of 500 ms it waited 500 ms for room for its stages. Not begun: cut, read. It still waits."
+        assert expected == story["why"]
+
+
+@virtual_time
 async def test_a_chain_whose_client_leaves_after_a_row_failed_leaves_nothing() -> None:
     """The recorder keeps failed rows only until their chain ends, however it does."""
 

@@ -199,7 +199,7 @@ def test_an_engines_words_that_are_no_utf_8_keep_no_span_back() -> None:
     record = dataclasses.replace(record, tags=parent(1))
     memory = InMemorySpanExporter()
     tracer = RequestTracer(memory)
-    tracer.follow(Stories(lambda request: [], dict, lambda model: []))
+    tracer.follow(Stories(lambda request: [], dict, lambda model: [], lambda number: None))
     message = "bad \ud800 data"
     action = FailRequest(request=record, code="model_error", message=message)
     tracer.ended(
