@@ -18,7 +18,7 @@ from shapestream.chains.run import ChainRun, StageRequest
 from shapestream.errors import Cancelled, DeadlineExceeded, Draining, Unavailable
 from shapestream.scheduling.batches import Batch
 from shapestream.serving.served_models import ServedModel, ServedModels
-from shapestream.serving.sessions import RequestRecord
+from shapestream.serving.sessions import Parent, RequestRecord
 from shapestream_engine.errors import ShapeError
 from shapestream_engine.layout import Tensors, value
 
@@ -267,7 +267,7 @@ class ChainDesk:
             tags=root.tags,
             caller=root.caller,
             stage=part,
-            parent=root.id,
+            parent=Parent(root.id, root.model, root.arrived),
         )
         self._submit.append(record)
 

@@ -283,7 +283,7 @@ class Stories:
         assert record.stage is not None
         part = part_of(record.stage, record.id)
         past = self._whole(self._failed_past(end, end.action.message))  # its runs may be forgotten until then
-        self._failed_parts.setdefault(record.parent, {})[part.stage] = past._replace(part=part)
+        self._failed_parts.setdefault(record.parent.id, {})[part.stage] = past._replace(part=part)
 
     def _failed_past(self, end: RequestEnded | StageFailed, message: str) -> Past:
         """Return the known facts of a request that ends without a result, with the last of its runs."""
@@ -479,8 +479,11 @@ class Stories:
         """Return the runs of a request that ends in this turn that did not answer it, as far as remembered."""
         since = takewhile(lambda run: run.ended >= record.arrived, reversed(self._failed_runs))
         runs = [run for run in since if record.id in run.requests][::-1]
-        if self._failed and self._failed[-1].member.number == record.id:
-            runs += [run for run in self._failed[-1].runs if run.began < run.ended == inf]
+        past = self._failed[-1] if self._failed else None
+        if record.parent is not None and record.stage is not None:
+            past = self._failed_parts.get(record.parent.id, {}).get(record.stage.stage.stage.name)
+        if past is not None and past.member.number == record.id:
+            runs += [run for run in past.runs if run.began < run.ended == inf]
         return runs
 
     def reach_s(self, now: float) -> float:
