@@ -72,21 +72,25 @@ def read(batch: BatchInputs) -> list[Tensors]:
     ]
 
 
-async def run_next(slots: ScriptedSlots) -> str:
-    """Answers the next batch as its model does; returns which model that is."""
+async def run_next(slots: ScriptedSlots, *, bad: float | None = None) -> str:
+    """Answers the next batch as its model does; returns which model that is. One with a row of `bad` ones fails."""
     batch = await slots.next_batch()
-    first = batch.model == "cut"
-    slots.finish(batch, cut(batch) if first else read(batch))
+    if batch.model == "cut":
+        slots.finish(batch, cut(batch))
+    elif bad in [member.layout[0][2][0] for member in batch.members]:
+        slots.fail(batch, message="cannot be read")
+    else:
+        slots.finish(batch, read(batch))
     return batch.model
 
 
 @asynccontextmanager
-async def played(slots: ScriptedSlots) -> AsyncIterator[None]:
+async def played(slots: ScriptedSlots, *, bad: float | None = None) -> AsyncIterator[None]:
     """Every batch is answered as it comes."""
 
     async def play() -> None:
         while True:
-            await run_next(slots)
+            await run_next(slots, bad=bad)
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(play)
@@ -95,14 +99,10 @@ async def played(slots: ScriptedSlots) -> AsyncIterator[None]:
 
 
 async def play_rows(slots: ScriptedSlots, *, bad: float) -> None:
-    """Answers batches of the second stage until none is left; those with this number of ones in a row fail."""
+    """Answers batches until none is left, as `run_next` does."""
     await wait_all_tasks_blocked()
     while slots.started:
-        batch = await slots.next_batch()
-        if bad in [member.layout[0][2][0] for member in batch.members]:
-            slots.fail(batch, message="cannot be read")
-        else:
-            slots.finish(batch, read(batch))
+        await run_next(slots, bad=bad)
         await wait_all_tasks_blocked()
 
 

@@ -267,6 +267,37 @@ async def test_a_chain_whose_client_leaves_after_a_row_failed_leaves_nothing() -
 
 
 @virtual_time
+async def test_the_page_has_what_waits_in_each_stage_and_where_time_went() -> None:
+    """At present by stage, in the queue and in batches; in the last minute time, requests and failures by stage."""
+    async with chain_served(SKIPS, max_queued_requests=24) as (running, client, slots):
+
+        def live() -> dict[str, Any]:
+            found: dict[str, Any] = at_once(running.server.readings.live(0))
+            return found
+
+        assert {"chain": [["cut", "cut", 0, 0], ["read", "read", 0, 0]]} == live()["chains"]
+        client.ask(1, 5, 2, 3)
+        client.ask(2, 2, 2)
+        batch = await slots.next_batch()
+        await trio.sleep(0.25)
+        assert {"chain": [["cut", "cut", 0, 1], ["read", "read", 0, 0]]} == live()["chains"]
+        slots.finish(batch, cut(batch))
+        await wait_all_tasks_blocked()
+        assert {"chain": [["cut", "cut", 1, 0], ["read", "read", 2, 1]]} == live()["chains"]
+        await trio.sleep(0.5)
+        async with played(slots, bad=5.0):
+            await client.peer.hear_each(ResultEntry, 2)
+        assert {"chain": [["cut", "cut", 0, 0], ["read", "read", 0, 0]]} == live()["chains"]
+        minute = live()["statistics"]["last_minute"]["models"]
+        assert {
+            "cut": {"runs": 2, "us": 250_000 + 500_000, "requests": 2, "failed": 0},
+            "read": {"runs": 2, "us": 500_000, "requests": 5, "failed": 1},
+        } == minute["chain"]["stages"]
+        assert 250_000 == minute["chain"]["room_us"]
+        assert "stages" not in minute["cut"]
+
+
+@virtual_time
 async def test_no_stage_begins_after_the_deadline() -> None:
     """The first stage ends too late; its answer is of no use."""
     async with chain_served() as (_, client, slots):
