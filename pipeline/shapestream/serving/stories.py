@@ -411,15 +411,14 @@ class Stories:
         runs = list(reversed(self._runs))
         failed = (past for past in reversed(self._failed) if asked(past.member))
         ended_chains = [past for past in self._chains if asked(past.member)][-MOST_STORIES:]
-        unended = [
-            record for record in reversed(list(records)) if perhaps(record) and asked(member_of(record))
-        ]
-        running = [record for record in unended if record.served.chain is not None][:MOST_STORIES]
+        unended = list(reversed(list(records)))
+        of_chains = (record for record in unended if record.served.chain is not None)
+        running = (record for record in of_chains if perhaps(record) and asked(member_of(record)))
         found = {slow.number: slow.past for slow in chain(*self._slow) if asked(slow.past.member)}
         for past in islice(failed, MOST_STORIES):
             found[past.member.number] = past
         found |= {past.member.number: past for past in ended_chains}
-        found |= {record.id: self._unended_chain(record) for record in running}
+        found |= {record.id: self._unended_chain(record) for record in islice(running, MOST_STORIES)}
         chains = {(past.member.client, past.member.sequence) for past in found.values() if past.stages}
         trees = {number: _parts_of(past) for number, past in found.items()}
         parts = {number for tree in trees.values() for number in tree}
@@ -429,7 +428,12 @@ class Stories:
             return one.number in parts or (one.client, one.sequence) not in chains
 
         found = {number: past for number, past in found.items() if past.stages or told(past.member)}
-        others = (record for record in unended if record.served.chain is None and told(member_of(record)))
+        told_now = (record for record in unended if record.parent is None or record.id in parts)
+        others = (
+            record
+            for record in told_now
+            if record.served.chain is None and perhaps(record) and asked(member_of(record))
+        )
         for record in islice(others, MOST_STORIES + len(parts)):
             runs_now = [run_of(batch) for batch in self._batches().values() if record.id in batch.ids]
             past = Past(member_of(record), record.model, inf, None, "", None, tuple(runs_now))
