@@ -54,7 +54,8 @@ MOST_FAILED = 4_096
 MOST_FAILED_RUNS = 256
 """Most batches that are remembered of those that failed, were lost, or whose results were not needed."""
 MOST_CHAINS = 4_096
-"""Most requests of chains with a result that are remembered. Each takes about 0.5 KB with three stages."""
+"""Most requests of chains with a result that are remembered. Each takes 1.3 KB with three stages, and
+about 1 KB more for each stage of which a request failed."""
 SLOWEST = 32
 """Most batches of a minute that are kept for their slowest member."""
 MINUTES = 10
