@@ -55,8 +55,8 @@ def _check_row(index: int, row: Any) -> int:
         raise LayoutError(f"tensor {index}: element type {shown!r} is not one of {known}")
     of_strings = element_type in STRING_TYPES
     if type(shape) is not tuple or not of_strings <= len(shape) <= MAX_RANK + of_strings:
-        least = "at least 1 (the bytes of all strings)" if of_strings and shape == () else f"at most {MAX_RANK + of_strings}"
-        raise LayoutError(f"tensor {index}: the shape must be an array of {least} integers")
+        most = f"{MAX_RANK} integers" + of_strings * ", and one more: the bytes of all strings"
+        raise LayoutError(f"tensor {index}: the shape must be an array of at most {most}")
     for axis, size in enumerate(shape):
         if type(size) is not int:
             raise LayoutError(f"tensor {index}: dimension {axis} is {type(size).__name__}, not an integer")
