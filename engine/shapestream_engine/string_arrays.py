@@ -10,6 +10,7 @@ as well.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from itertools import accumulate, pairwise
 from math import prod
 from typing import Any, TypeAlias
@@ -73,6 +74,33 @@ def check(element_type: str, shape: Sizes, buffer: Buffer) -> int:
         if not ascii_only:
             _check_beginnings(contents, lengths)
     return int(lengths.max(initial=0))
+
+
+def divided(shape: Sizes, buffer: Buffer, counts: Sequence[int]) -> list[tuple[int, bytes]]:
+    """Return the elements in groups of these counts, in order: of each group the bytes of its elements, and its buffer.
+
+    Raises `ShapeError` where the lengths do not fit the bytes, or the counts do not add up to the elements.
+    """
+    contents, lengths = _parts(shape, buffer)
+    if sum(counts) != len(lengths):
+        raise ShapeError(f"there are {len(lengths)} strings, and {sum(counts)} are asked for")
+    ends = [0, *_ends(lengths).tolist()]
+    groups, first = [], 0
+    for last in accumulate(counts):
+        begin, end = ends[first], ends[last]
+        groups.append((end - begin, lengths[first:last].tobytes() + contents[begin:end]))
+        first = last
+    return groups
+
+
+def joined(parts: Iterable[tuple[Sizes, Buffer]]) -> tuple[int, bytes]:
+    """Return the bytes of the elements of all parts, one part after the other, and their buffer; `divided` undoes it."""
+    lengths, contents = [], []
+    for shape, buffer in parts:
+        own, lengths_ = _parts(shape, buffer)
+        lengths.append(lengths_.tobytes())
+        contents.append(own)
+    return sum(map(len, contents)), b"".join([*lengths, *contents])
 
 
 def _check_beginnings(contents: memoryview, lengths: Array) -> None:
