@@ -20,7 +20,7 @@ from shapestream.gateway.gateway_errors import UnknownModel
 from shapestream.gateway.http_messages import HttpError, HttpRequest, HttpResponse
 from shapestream.gateway.infer_options import DEFAULT_PRIORITY_LEVEL, OWN_ID, flag, own_id
 from shapestream.gateway.infer_request import json_nbytes, read_body, read_inputs, read_outputs
-from shapestream.gateway.infer_response import infer_response, converted_nbytes
+from shapestream.gateway.infer_response import converted_nbytes, infer_response
 from shapestream.gateway.json_text import read_object, write_json
 from shapestream.gateway.long_steps import LongSteps
 from shapestream.gateway.model_pages import (
