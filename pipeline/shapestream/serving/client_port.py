@@ -316,7 +316,7 @@ class ClientPort:
         models, number = self._models.by_number, entry.model
         if number >= len(models) or not models[number].takes_strings:
             return 0
-        return sum(len(buffer) for buffer in entry.tensors.buffers) // BYTES_PER_POINT
+        return sum(memoryview(buffer).nbytes for buffer in entry.tensors.buffers) // BYTES_PER_POINT
 
     def _caller(self, peer: bytes, session: ClientSession, tags: dict[str, str]) -> CallerUse | None:
         """Return the caller that a gateway names, for whom the request counts; None if it counts for its session.

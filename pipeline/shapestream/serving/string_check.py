@@ -7,17 +7,13 @@ UTF-8, and the bound of each element. Behind these checks nothing looks at them 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import prod
 
-import numpy as np
-
-from shapestream.errors import InvalidRequest, TooLarge
-from shapestream.wire.limits import MAX_STRINGS, MAX_TEXT_BYTES
+from shapestream.errors import InvalidRequest
+from shapestream.wire.string_limits import check_strings_fit
 from shapestream_engine import string_arrays
 from shapestream_engine.errors import ShapeError
-from shapestream_engine.layout import Buffer, Tensors
+from shapestream_engine.layout import Tensors
 from shapestream_engine.ports import InputPort, OutputPort
-from shapestream_engine.string_arrays import LENGTH
 
 BYTES_PER_POINT = 16 * 1024
 """Bytes of strings per point of the inbox: to check so many takes 15 us."""
@@ -29,29 +25,11 @@ def check_inputs(ports: Sequence[InputPort], tensors: Tensors) -> None:
         port = ports[number]
         if not port.is_string:
             continue
+        check_strings_fit(port, shape, buffer)
         try:
-            _check_input(port, element_type, shape, buffer)
+            string_arrays.check(element_type, shape, buffer)
         except ShapeError as error:
             raise InvalidRequest(f"input {port.name!r}: {error}") from None
-
-
-def _check_input(port: InputPort, element_type: str, shape: tuple[int, ...], buffer: Buffer) -> None:
-    count, nbytes = prod(shape[:-1]), string_arrays.nbytes_of(shape)
-    if count > MAX_STRINGS:
-        raise TooLarge(
-            f"input {port.name!r} has {count} elements; a request has at most {MAX_STRINGS} strings"
-        )
-    if element_type == "str" and nbytes > MAX_TEXT_BYTES:
-        raise TooLarge(
-            f"input {port.name!r} has {nbytes} bytes of text; a request has at most {MAX_TEXT_BYTES} (send fewer texts at "
-            "once, or bytes)"
-        )
-    longest, most = string_arrays.check(element_type, shape, buffer), port.at_most_bytes
-    if most is not None and longest > most:
-        index = int(np.frombuffer(buffer, LENGTH, count).argmax())
-        raise TooLarge(
-            f"input {port.name!r}, element {index}: {longest} bytes; at most {most} are taken of each"
-        )
 
 
 def check_outputs(ports: Sequence[OutputPort], tensors: Tensors) -> None:
