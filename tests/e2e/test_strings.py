@@ -255,7 +255,7 @@ def test_a_client_of_the_document_alone(text_server: Any) -> None:
         ([1, 2], lengths(1) + b"ab", "'text': 1 strings have lengths of 1 bytes in all"),
         ([2, 2], lengths(3, 2**32 - 1) + b"ab", "lengths of 4294967298 bytes"),
         ([1, 2], lengths(2) + b"a", "has 5 bytes"),
-        ([1], lengths(1), "[batch], and the bytes"),
+        ([1], lengths(1) + b"a", "[batch], and the bytes"),
         ([0, 1], b"a", "there are none"),
         ([1, 2**63 - 1], b"", "overflows"),
     ):
