@@ -19,3 +19,19 @@ class Unsupported(InvalidRequest):
 
 class UnknownCaller(Exception):
     """A request without a known token; the message says why."""
+
+
+class WrongField(InvalidRequest):
+    """A field of the request's body has a wrong value."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(message)
+        self.field = field
+
+
+class EmptyList(WrongField):
+    """A list of texts has none."""
+
+
+class NotGiven(InvalidRequest):
+    """The model does not give what the endpoint needs."""
