@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
 from shapestream_engine.layout import value
@@ -29,14 +29,22 @@ class TextServices:
     """The service of `/embed` and its neighbours."""
 
 
-def service_of(
-    name: str,
+def text_services(
+    openai: Iterable[str] = (),
+    tei: str | None = None,
+    *,
     encoders: Mapping[str, str] = MappingProxyType({}),
     tokenizers: Mapping[str, str] = MappingProxyType({}),
-) -> TextService:
-    """Return the service of this name. By default its models are called as those of a folder are: `NAME.encoder`."""
-    return TextService(
-        name=name,
-        encoder=encoders.get(name, f"{name}.encoder"),
-        tokenizer=tokenizers.get(name, f"{name}.tokens"),
+) -> TextServices:
+    """Return the services of these names. By default their models are called as those of a folder are: `NAME.encoder`."""
+
+    def service(name: str) -> TextService:
+        return TextService(
+            name=name,
+            encoder=encoders.get(name, f"{name}.encoder"),
+            tokenizer=tokenizers.get(name, f"{name}.tokens"),
+        )
+
+    return TextServices(
+        openai={name: service(name) for name in openai}, tei=None if tei is None else service(tei)
     )

@@ -203,6 +203,14 @@ class Settings(Section):
                 )
             yield from below(("chains", index), chain.problems([model.name for model in self.models]))
         yield from below(("server",), self.server.problems())
+        if self.server.http is not None:
+            names = [model.name for model in self.models] + [chain.name for chain in self.chains]
+            for place, name in self.server.http.services():
+                if name not in names:
+                    yield (
+                        ("server", "http", *place),
+                        f'there is no model or chain "{name}" {did_you_mean(name, names)}',
+                    )
         yield from self._problems_of_workers()
 
     def _problems_of_workers(self) -> Iterator[Finding]:
