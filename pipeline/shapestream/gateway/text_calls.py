@@ -132,6 +132,7 @@ class TextCalls:
                     except RequestError as error:
                         failures.append(error)
                         nursery.cancel_scope.cancel()  # withdraws the others
+                        return
 
             for _ in range(min(len(inputs), MOST_IN_FLIGHT)):
                 nursery.start_soon(work)

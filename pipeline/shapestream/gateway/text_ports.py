@@ -70,7 +70,7 @@ def text_ports(signature: ModelSignature) -> TextPorts:
 def text_input(signature: ModelSignature) -> str | None:
     """Return the name of the only input, if it takes texts."""
     match signature.inputs:
-        case [InputPort() as port] if port.element_type == TEXT and port.shape.rank == 1:
+        case [port] if port.element_type == TEXT and port.shape.rank == 1:
             return port.name
         case _:
             return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import field
 from types import MappingProxyType
 
 from shapestream_engine.layout import value
@@ -23,7 +24,7 @@ class TextService:
 class TextServices:
     """The services of a gateway."""
 
-    openai: Mapping[str, TextService] = MappingProxyType({})
+    openai: Mapping[str, TextService] = field(default_factory=dict)
     """By the name that callers ask for, at `/v1/embeddings`."""
     tei: TextService | None = None
     """The service of `/embed` and its neighbours."""
