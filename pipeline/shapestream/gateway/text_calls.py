@@ -6,7 +6,7 @@ length. They are all under way at once, up to a number.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ import trio
 
 from shapestream.client.async_face import Client
 from shapestream.client.results import Result
-from shapestream.errors import InvalidRequest, RequestError
+from shapestream.errors import RequestError
 from shapestream.gateway.embeddings import Matrix, VectorForm, check_dimensions, matrix_of
 from shapestream.gateway.gateway_errors import NotGiven, UnknownModel
 from shapestream.gateway.http_messages import HttpRequest
@@ -127,7 +127,7 @@ class TextCalls:
                 for index, tokens in lists:
                     try:
                         results[index] = await self._infer(
-                            self._service.encoder, _inputs(ports, index, tokens), request
+                            self._service.encoder, ports.inputs_of(tokens), request
                         )
                     except RequestError as error:
                         failures.append(error)
@@ -140,7 +140,7 @@ class TextCalls:
             raise failures[0]
         return [results[index] for index in range(len(inputs))]
 
-    async def _infer(self, model: str, inputs: dict[str, Any], request: HttpRequest) -> Result:
+    async def _infer(self, model: str, inputs: Mapping[str, Any], request: HttpRequest) -> Result:
         return await self._client.infer(
             model,
             inputs,
@@ -148,10 +148,3 @@ class TextCalls:
             trace=request.headers,
             caller=request.peer,
         )
-
-
-def _inputs(ports: EncoderPorts, index: int, tokens: Sequence[int]) -> dict[str, Any]:
-    try:
-        return {**ports.inputs_of(tokens)}
-    except OverflowError:
-        raise InvalidRequest(f"text {index} has a token beyond the numbers of the encoder") from None

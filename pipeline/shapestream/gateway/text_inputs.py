@@ -5,8 +5,12 @@ A client that has tokenised a text itself sends the numbers of its tokens instea
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from shapestream.gateway.gateway_errors import EmptyList, WrongField
 from shapestream.gateway.json_text import type_name
@@ -33,7 +37,7 @@ class Texts:
 class TokenLists:
     """The tokens of each text."""
 
-    lists: Sequence[Sequence[int]]
+    lists: Sequence[npt.NDArray[np.int64]]
 
     def __len__(self) -> int:
         return len(self.lists)
@@ -64,14 +68,18 @@ def read_texts(field: str, content: Any) -> Texts | TokenLists:
     raise _wrong(field, f"not a list of which an entry is {type_name(content[0])}")
 
 
-def _tokens(field: str, tokens: list[Any]) -> list[int]:
+def _tokens(field: str, tokens: list[Any]) -> npt.NDArray[np.int64]:
     if not tokens:
         raise WrongField(field, f'"{field}" has a list without tokens')
     if set(map(type, tokens)) != {int}:
         raise _wrong(field, "not a list of lists of other things")
-    if min(tokens) < 0 or max(tokens) > MAX_INTEGER:
+    try:
+        numbers = np.array(array("q", tokens))
+    except OverflowError:
+        numbers = np.array([-1])
+    if numbers.min() < 0:
         raise WrongField(field, f'"{field}": the number of a token is from 0 to {MAX_INTEGER}')
-    return tokens
+    return numbers
 
 
 def _wrong(field: str, but: str) -> WrongField:

@@ -102,9 +102,9 @@ class EncoderPorts:
     most_tokens: int | None
     """Tokens of one text, at most."""
 
-    def inputs_of(self, tokens: Iterable[int]) -> dict[str, npt.NDArray[np.generic]]:
-        """Return the inputs for the tokens of one text. Raises `OverflowError` for numbers that the encoder cannot have."""
-        ids = np.array([tokens], dtype_of(self.ids.element_type))
+    def inputs_of(self, tokens: npt.NDArray[np.int64]) -> dict[str, npt.NDArray[np.generic]]:
+        """Return the inputs for the tokens of one text. The SDK refuses numbers that the encoder's type lacks."""
+        ids = tokens[np.newaxis]
         return {
             self.ids.name: ids,
             **{name: np.full(ids.shape, number, dtype) for name, (dtype, number) in self.filled.items()},

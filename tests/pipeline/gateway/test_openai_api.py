@@ -59,7 +59,8 @@ def test_a_request_is_read() -> None:
         asked.form,
     )
     asked = read_request(body(input=[[1, 2]], encoding_format="base64", dimensions=3))
-    assert TokenLists(lists=[[1, 2]]) == asked.inputs
+    assert isinstance(asked.inputs, TokenLists)
+    assert [[1, 2]] == [tokens.tolist() for tokens in asked.inputs.lists]
     assert (Encoding.BASE64, VectorForm(dimensions=3)) == (asked.encoding, asked.form)
 
 

@@ -54,7 +54,8 @@ def test_a_request_to_embed_is_read() -> None:
     asked = read_embed(body(truncate=True, truncation_direction="left", prompt_name=None))
     assert (Texts(texts=("a",)), VectorForm(normalize=True)) == (asked.inputs, asked.form)
     asked = read_embed(body(inputs=[[1, 2]], normalize=False, dimensions=3))
-    assert TokenLists(lists=[[1, 2]]) == asked.inputs
+    assert isinstance(asked.inputs, TokenLists)
+    assert [[1, 2]] == [tokens.tolist() for tokens in asked.inputs.lists]
     assert VectorForm(dimensions=3, normalize=False) == asked.form
 
 

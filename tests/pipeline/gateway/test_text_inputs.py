@@ -24,8 +24,11 @@ def test_texts_are_taken_as_they_are(texts: list[str]) -> None:
 @given(st.lists(st.lists(NUMBERS, min_size=1), min_size=1))
 def test_tokens_are_taken_as_they_are(lists: list[list[int]]) -> None:
     """Those of one text, and of several."""
-    assert TokenLists(lists=lists) == read_texts("input", lists)
-    assert TokenLists(lists=(lists[0],)) == read_texts("input", lists[0])
+    for content, wanted in ((lists, lists), (lists[0], lists[:1])):
+        found = read_texts("input", content)
+        assert isinstance(found, TokenLists)
+        assert {"int64"} == {tokens.dtype.name for tokens in found.lists}
+        assert wanted == [tokens.tolist() for tokens in found.lists]
 
 
 @pytest.mark.parametrize(
