@@ -9,6 +9,10 @@ import pytest
 from tests.pipeline.gateway.text_site import TextSite, on_text_site, vector
 
 from shapestream.errors import Overloaded, TooLarge
+from shapestream.gateway.http_messages import HttpError, HttpRequest, HttpResponse
+from shapestream.gateway.long_steps import LongSteps
+from shapestream.gateway.text_routes import TextRoutes
+from shapestream.gateway.text_services import text_services
 from shapestream.gateway.tokens import Tokens
 
 BOTH = {"openai": ["sentences", "listed", "numbers", "gone"], "tei": "sentences"}
@@ -29,13 +33,14 @@ def openai(texts: Any, model: str = "sentences", **fields: Any) -> dict[str, Any
 @on_text_site(**BOTH)
 async def test_all_texts_are_one_request_of_the_chain(site: TextSite) -> None:
     """With the caller's id, trace and name; the answer tells the id."""
-    headers = {"x-request-id": "mine", "traceparent": "00-1-2-03"}
+    headers = {"x-request-id": "mine", "traceparent": f"00-{1:032x}-{2:016x}-03"}
     reply = await site.ask("POST", "/v1/embeddings", openai(TEXTS), headers)
     assert VECTORS == [entry["embedding"] for entry in reply.content["data"]]
     assert {"prompt_tokens": 10, "total_tokens": 10} == reply.content["usage"]
     assert "mine" == reply.headers["x-request-id"]
-    options = {"request_id": "mine", "trace": headers, "caller": "127.0.0.1"}
-    assert [("sentences", options)] == site.client.calls
+    assert ["sentences"] == site.models
+    tags = {"request_id": "mine", "traceparent": headers["traceparent"], "caller": "127.0.0.1"}
+    assert [tags] == [request.tags for request in site.server.requests]
 
 
 @on_text_site(**BOTH)
@@ -55,8 +60,8 @@ async def test_tokens_are_requests_of_the_encoder(site: TextSite, path: str) -> 
     found = await site.post(path, body)
     vectors = [entry["embedding"] for entry in found["data"]] if path.startswith("/v1") else found
     assert [vector("a" * (number % 5)) for number in range(300)] == vectors
-    assert {"sentences.encoder"} == {model for model, _ in site.client.calls}
-    assert (300, 256) == (len(site.client.calls), site.client.most_at_once)
+    assert ["sentences.encoder"] * 300 == site.models
+    assert 256 == site.most_at_once
     if path.startswith("/v1"):
         assert {"prompt_tokens": 900, "total_tokens": 900} == found["usage"]
 
@@ -64,11 +69,11 @@ async def test_tokens_are_requests_of_the_encoder(site: TextSite, path: str) -> 
 @on_text_site(**BOTH)
 async def test_one_refused_list_of_tokens_fails_the_request(site: TextSite) -> None:
     """With its own error, and the others are withdrawn."""
-    site.client.error = Overloaded("too much", retry_after_s=2.5)
+    site.error = Overloaded("too much", retry_after_s=2.5)
     reply = await site.ask("POST", "/v1/embeddings", openai([[1, 2]] * 500))
     assert (429, "3") == (reply.status, reply.headers["Retry-After"])
     assert "overloaded" == reply.content["error"]["code"]
-    assert 256 == len(site.client.calls)
+    assert 256 == len(site.server.requests)
 
 
 @on_text_site(openai=["listed"])
@@ -81,10 +86,11 @@ async def test_without_an_encoder_tokens_are_refused(site: TextSite) -> None:
 
 @on_text_site(openai=["sentences"])
 async def test_a_token_beyond_the_encoders_numbers_is_refused(site: TextSite) -> None:
-    """Its text is named. Nothing runs."""
-    reply = await site.ask("POST", "/v1/embeddings", openai([[1], [1, 2**31]]))
+    """Its input is named."""
+    reply = await site.ask("POST", "/v1/embeddings", openai([[1, 2**31]]))
     assert 400 == reply.status
-    assert "text 1 has a token beyond" in reply.content["error"]["message"]
+    assert "input 'input_ids' takes i32" in reply.content["error"]["message"]
+    assert [] == site.server.requests
 
 
 @on_text_site(**BOTH)
@@ -98,7 +104,7 @@ async def test_a_model_of_other_things_is_refused(site: TextSite) -> None:
     )
     reply = await site.ask("POST", "/v1/embeddings", openai("a", "gone"))
     assert (404, "model_not_found") == (reply.status, reply.content["error"]["code"])
-    assert [] == site.client.calls
+    assert [] == site.server.requests
 
 
 @on_text_site(**BOTH)
@@ -106,7 +112,7 @@ async def test_dimensions_are_checked_before_anything_runs(site: TextSite) -> No
     """Where the signature tells the size of vectors."""
     reply = await site.ask("POST", "/v1/embeddings", openai("a", dimensions=5))
     assert (400, "dimensions") == (reply.status, reply.content["error"]["param"])
-    assert [] == site.client.calls
+    assert [] == site.server.requests
     found = await site.post("/v1/embeddings", openai("banana", dimensions=2))
     assert normal([6, 3]) == found["data"][0]["embedding"]
 
@@ -134,7 +140,7 @@ async def test_tei_embeds(site: TextSite, path: str) -> None:
     assert [*map(normal, VECTORS)] == found
     assert VECTORS == await site.post(path, {"inputs": TEXTS, "normalize": False})
     assert [normal(VECTORS[1])] == await site.post(path, {"inputs": TEXTS[1]})
-    assert {"sentences"} == {model for model, _ in site.client.calls}
+    assert {"sentences"} == {*site.models}
 
 
 @on_text_site(**BOTH)
@@ -159,7 +165,7 @@ async def test_tei_tokenises(site: TextSite) -> None:
     """By the model that the chain's first stage is."""
     found = await site.post("/tokenize", {"inputs": TEXTS})
     assert [[1, *map(ord, text)] for text in TEXTS] == [[token["id"] for token in text] for text in found]
-    assert ["sentences.tokens"] == [model for model, _ in site.client.calls]
+    assert ["sentences.tokens"] == site.models
 
 
 @on_text_site(tei="listed", encoders={"listed": "sentences.encoder"}, tokenizers={"listed": "numbers"})
@@ -172,29 +178,50 @@ async def test_the_models_of_a_chain_are_set_by_name(site: TextSite) -> None:
 
 @on_text_site(tei="sentences")
 async def test_tei_tells_of_its_model(site: TextSite) -> None:
-    """And whether it is ready, to balancers at the root, too."""
+    """By its own signature, and the bound on tokens by its encoder's."""
     info = (await site.ask("GET", "/info")).content
     told = {"model_id": "sentences", "model_dtype": "float32", "max_input_length": 512}
     assert told == {key: info[key] for key in told}
     assert 2048 == info["max_client_batch_size"]
-    for path in ("/health", "/"):
-        for method in ("GET", "HEAD"):
-            reply = await site.ask(method, path)
-            assert (200, b"") == (reply.status, reply.body)
 
 
 @on_text_site(tei="listed")
 async def test_tei_tells_what_it_does_not_know_as_null(site: TextSite) -> None:
-    """The bound on tokens without an encoder; and a model that is not ready is unhealthy."""
-    assert (await site.ask("GET", "/info")).content["max_input_length"] is None
-    reply = await site.ask("GET", "/health")
-    assert (503, "Unhealthy") == (reply.status, reply.content["error_type"])
+    """The bound on tokens without an encoder."""
+    info = (await site.ask("GET", "/info")).content
+    assert (None, "float16") == (info["max_input_length"], info["model_dtype"])
+
+
+@pytest.mark.parametrize("path", ["/", "/health"])
+@on_text_site(tei="sentences")
+async def test_tei_tells_whether_its_model_is_ready(site: TextSite, path: str) -> None:
+    """With an empty body, or TEI's error."""
+    asked: list[str] = []
+    failures = [HttpError(503, "no slot")]
+
+    async def ready(model: str, request: HttpRequest) -> HttpResponse:
+        asked.append(model)
+        if failures:
+            raise failures.pop()
+        return HttpResponse(body=(b"{}",))
+
+    routes = TextRoutes(site.client, text_services(tei="sentences"), LongSteps(), ready)
+    methods, form = routes.found(path), routes.form_of(path)
+    assert methods is not None
+    assert form is not None
+    request = HttpRequest(method="GET", path=path, query="", headers={}, body=b"", peer="")
+    with pytest.raises(HttpError) as refused:
+        await methods["GET"](request)
+    error = form(refused.value)
+    assert (503, {"error": "no slot", "error_type": "Unhealthy"}) == (error.status, error.content)
+    assert () == (await methods["GET"](request)).body
+    assert ["sentences"] * 2 == asked
 
 
 @on_text_site(**BOTH)
 async def test_what_is_too_large_is_413_at_both(site: TextSite) -> None:
     """An error of the server has the form of the path."""
-    site.client.error = TooLarge("too long")
+    site.error = TooLarge("too long")
     for path, text in (("/v1/embeddings", "message"), ("/embed", None)):
         reply = await site.ask("POST", path, {**openai("a"), "inputs": "a"})
         error = reply.content["error"]
@@ -237,14 +264,12 @@ async def test_other_methods_are_refused(site: TextSite) -> None:
 
 @on_text_site(**BOTH, tokens=Tokens("shop secret\n"))
 async def test_tokens_of_callers_are_asked_for(site: TextSite) -> None:
-    """In the form of the path; health is for all, but not the other method of its path."""
+    """In the form of the path."""
     known = {"authorization": "Bearer secret"}
     reply = await site.ask("POST", "/v1/embeddings", openai("a"))
     assert (401, "invalid_api_key") == (reply.status, reply.content["error"]["code"])
     reply = await site.ask("POST", "/", {"inputs": "a"})
     assert (401, "Validation") == (reply.status, reply.content["error_type"])
     assert 401 == (await site.ask("GET", "/info")).status
-    assert 200 == (await site.ask("GET", "/")).status
-    assert 200 == (await site.ask("GET", "/health")).status
     await site.post("/v1/embeddings", openai("a"), known)
-    assert "shop" == site.client.calls[0][1]["caller"]
+    assert [{"caller": "shop"}] == [request.tags for request in site.server.requests]
