@@ -10,6 +10,7 @@ TEXTS = json.load(sys.stdin)
 server = f"http://{sys.argv[1]}"
 # The server's root, and the page itself.
 root, page = InferenceClient(base_url=server), InferenceClient(model=f"{server}/embed")
+endpoint = InferenceClient(model=server, provider="hf-inference")
 try:
     refused = page.feature_extraction(TEXTS, prompt_name="query").tolist()
 except HfHubHTTPError as error:
@@ -23,8 +24,8 @@ print(
             "as_they_are": page.feature_extraction(TEXTS, normalize=False).tolist(),
             "cut": page.feature_extraction(TEXTS, dimensions=3).tolist(),
             "refused": refused,
-            "healthy": InferenceClient(model=server).health_check(),
-            "info": InferenceClient(model=server).get_endpoint_info(),
+            "healthy": endpoint.health_check(),
+            "info": endpoint.get_endpoint_info(),
         }
     )
 )
