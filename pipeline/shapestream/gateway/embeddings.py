@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shapestream.errors import ModelError
-from shapestream.gateway.gateway_errors import WrongField
+from shapestream.gateway.gateway_errors import UnusableVectors, WrongField
 from shapestream.gateway.json_text import SLICE_NUMBERS
 from shapestream_engine.layout import value
 
@@ -34,15 +33,15 @@ class VectorForm:
 
 
 def matrix_of(output: npt.NDArray[Any] | list[npt.NDArray[Any]], texts: int) -> Matrix:
-    """Return the vectors of so many texts. Raises `ModelError` where the output is not a vector for each."""
+    """Return the vectors of so many texts. Raises `UnusableVectors` where the output is not a vector for each."""
     if isinstance(output, list):
         # A stage that had one request for each text may give its row as [1, size].
         rows = [each.reshape(-1) if each.ndim and each.size == each.shape[-1] else each for each in output]
         if len({each.shape for each in rows}) > 1:
-            raise ModelError("the model gave vectors of different sizes")
+            raise UnusableVectors("the model gave vectors of different sizes")
         output = np.stack(rows) if rows else np.empty((0, 0), np.float32)
     if output.ndim != 2 or len(output) != texts:
-        raise ModelError(f"the model gave [{', '.join(map(str, output.shape))}] for {texts} texts")
+        raise UnusableVectors(f"the model gave [{', '.join(map(str, output.shape))}] for {texts} texts")
     return np.require(output.astype(np.float32, copy=False), requirements=["C", "A"])
 
 
@@ -57,14 +56,14 @@ def check_dimensions(form: VectorForm, size: int) -> None:
 def vector_slices(matrix: Matrix, form: VectorForm) -> Iterator[tuple[int, Matrix]]:
     """Yield the vectors in the form that is wanted, some rows at a time, with the number of the first.
 
-    Raises `ModelError` where a number is NaN or infinite: nobody can use such a vector, and JSON has no word for it.
+    Raises `UnusableVectors` where a number is NaN or infinite: nobody can use such a vector, and JSON has no word for it.
     """
     rows = max(1, SLICE_NUMBERS // max(1, matrix.shape[1]))
     for begin in range(0, len(matrix), rows):
         part = matrix[begin : begin + rows]
         finite = np.isfinite(part).all(axis=1)
         if not finite.all():
-            raise ModelError(f"the model gave NaN or infinity for text {begin + int(finite.argmin())}")
+            raise UnusableVectors(f"the model gave NaN or infinity for text {begin + int(finite.argmin())}")
         yield begin, _in_form(part, form)
 
 

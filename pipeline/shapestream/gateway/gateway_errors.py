@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shapestream.errors import InvalidRequest
+from shapestream.errors import InvalidRequest, ModelError
 
 
 class UnknownModel(InvalidRequest):
@@ -15,6 +15,10 @@ class UnknownService(InvalidRequest):
 
 class Unsupported(InvalidRequest):
     """The request asks for a part of the protocol that is not served here."""
+
+
+class UnusableVectors(ModelError):
+    """The model gave no vector for each text, or vectors of no numbers: its own fault, and not that of the texts."""
 
 
 class UnknownCaller(Exception):

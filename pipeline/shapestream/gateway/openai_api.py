@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from enum import StrEnum
 from typing import Any
 
-from shapestream.errors import Overloaded, RequestError
+from shapestream.errors import ModelError, Overloaded, RequestError
 from shapestream.gateway.embeddings import Matrix, VectorForm, vector_slices
 from shapestream.gateway.gateway_errors import UnknownModel, WrongField
 from shapestream.gateway.http_messages import Buffer, HttpError, HttpResponse
@@ -22,8 +22,9 @@ from shapestream.slices import Slices
 from shapestream_engine.layout import value
 
 OWNER = "shapestream"
-OPENAI_STATUSES = {**STATUSES, Overloaded: 429}
-"""Statuses of errors. OpenAI's clients take 429 for the wish that they slow down."""
+OPENAI_STATUSES = {**STATUSES, Overloaded: 429, ModelError: 400}
+"""Statuses of errors. OpenAI's clients take 429 for the wish that they slow down. They send a request again after any
+status of 500 or more; a text that the tokenizer refuses, as too long, would not become shorter."""
 
 
 class Encoding(StrEnum):

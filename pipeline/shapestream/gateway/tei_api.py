@@ -23,7 +23,7 @@ from shapestream.errors import (
     WorkerLost,
 )
 from shapestream.gateway.embeddings import Matrix, VectorForm, vector_slices
-from shapestream.gateway.gateway_errors import EmptyList, NotGiven, WrongField
+from shapestream.gateway.gateway_errors import EmptyList, NotGiven, UnusableVectors, WrongField
 from shapestream.gateway.http_messages import Buffer, HttpError, HttpResponse
 from shapestream.gateway.infer_options import OWN_ID
 from shapestream.gateway.json_text import read_object, write_json
@@ -46,10 +46,11 @@ TEI_STATUSES = {
     WrongField: 422,
     Overloaded: 429,
     NotGiven: 424,
-    ModelError: 424,
+    ModelError: 422,
+    UnusableVectors: 424,
     Poisoned: 424,
 }
-"""Statuses of errors, as TEI has them."""
+"""Statuses of errors, as TEI has them. A model's error is about the text: it is too long, for one."""
 
 
 @value
@@ -164,9 +165,9 @@ def _type(error: RequestError | HttpError, status: int) -> str:
     match error:
         case EmptyList():
             return "Empty"
-        case NotGiven():
+        case NotGiven() | UnusableVectors():
             return "Backend"
-        case InvalidRequest() | TooLarge():
+        case InvalidRequest() | TooLarge() | ModelError():
             return "Validation"
         case Overloaded():
             return "Overloaded"

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shapestream.errors import ModelError
 from shapestream.gateway.embeddings import VectorForm, check_dimensions, matrix_of, vector_slices
-from shapestream.gateway.gateway_errors import WrongField
+from shapestream.gateway.gateway_errors import UnusableVectors, WrongField
 from shapestream.gateway.json_text import SLICE_NUMBERS
 
 AS_IT_IS = VectorForm()
@@ -65,7 +64,7 @@ def test_outputs_are_one_matrix_whatever_their_form() -> None:
 )
 def test_outputs_of_another_form_are_the_models_error(output: Any, words: str) -> None:
     """Nobody gets the vector of another text."""
-    with pytest.raises(ModelError, match=words):
+    with pytest.raises(UnusableVectors, match=words):
         matrix_of(output, 2)
 
 
@@ -104,7 +103,7 @@ def test_what_is_no_number_is_the_models_error(number: float) -> None:
     """It names the text, counted over all slices."""
     matrix = np.ones((40_000, 2), np.float32)
     matrix[33_000, 1] = number
-    with pytest.raises(ModelError, match="NaN or infinity for text 33000"):
+    with pytest.raises(UnusableVectors, match="NaN or infinity for text 33000"):
         formed(matrix, AS_IT_IS)
 
 

@@ -24,7 +24,7 @@ from shapestream.errors import (
     WorkerLost,
 )
 from shapestream.gateway.embeddings import VectorForm
-from shapestream.gateway.gateway_errors import EmptyList, NotGiven, UnknownModel, WrongField
+from shapestream.gateway.gateway_errors import EmptyList, NotGiven, UnknownModel, UnusableVectors, WrongField
 from shapestream.gateway.http_answer import error_answer
 from shapestream.gateway.http_messages import HttpError
 from shapestream.gateway.json_text import MOST_JSON_BYTES, SLICE_NUMBERS
@@ -166,7 +166,8 @@ def test_fewer_dimensions_are_a_vector_of_length_1() -> None:
         (HttpError(405, "w"), 405, "invalid_request_error", None, None),
         (TooLarge("w"), 413, "invalid_request_error", None, "too_large"),
         (Overloaded("w"), 429, "rate_limit_error", None, "overloaded"),
-        (ModelError("w"), 500, "server_error", None, "model_error"),
+        (ModelError("w"), 400, "invalid_request_error", None, "model_error"),
+        (UnusableVectors("w"), 500, "server_error", None, "model_error"),
         (Poisoned("w"), 500, "server_error", None, "poisoned"),
         (InternalError("w"), 500, "server_error", None, "internal"),
         (Unavailable("w"), 503, "server_error", None, "unavailable"),

@@ -23,7 +23,7 @@ from shapestream.errors import (
     WorkerLost,
 )
 from shapestream.gateway.embeddings import VectorForm
-from shapestream.gateway.gateway_errors import EmptyList, NotGiven, UnknownModel, WrongField
+from shapestream.gateway.gateway_errors import EmptyList, NotGiven, UnknownModel, UnusableVectors, WrongField
 from shapestream.gateway.http_answer import error_answer
 from shapestream.gateway.http_messages import HttpError
 from shapestream.gateway.json_text import SLICE_NUMBERS
@@ -144,7 +144,8 @@ def test_tokens_are_told_by_their_numbers() -> None:
         (Forbidden("w"), 403, "Backend"),
         (UnknownModel("w"), 404, "Validation"),
         (NotGiven("w"), 424, "Backend"),
-        (ModelError("w"), 424, "Backend"),
+        (ModelError("w"), 422, "Validation"),
+        (UnusableVectors("w"), 424, "Backend"),
         (Poisoned("w"), 424, "Backend"),
         (Overloaded("w"), 429, "Overloaded"),
         (InternalError("w"), 500, "Backend"),
