@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Any
 
 import pytest
+import trio
 from tests.pipeline.gateway.text_site import TextSite, on_text_site, vector
+from trio.testing import wait_all_tasks_blocked
 
 from shapestream.errors import Overloaded, TooLarge
 from shapestream.gateway.http_messages import HttpError, HttpRequest, HttpResponse
@@ -68,12 +71,22 @@ async def test_tokens_are_requests_of_the_encoder(site: TextSite, path: str) -> 
 
 @on_text_site(**BOTH)
 async def test_one_refused_list_of_tokens_fails_the_request(site: TextSite) -> None:
-    """With its own error, and the others are withdrawn."""
+    """With its own error. The others are withdrawn, and no more are sent."""
+    site.server.hold()
     site.error = Overloaded("too much", retry_after_s=2.5)
-    reply = await site.ask("POST", "/v1/embeddings", openai([[1, 2]] * 500))
-    assert (429, "3") == (reply.status, reply.headers["Retry-After"])
-    assert "overloaded" == reply.content["error"]["code"]
+    async with trio.open_nursery() as nursery:
+
+        async def ask() -> None:
+            reply = await site.ask("POST", "/v1/embeddings", openai([[1, 2]] * 500))
+            assert (429, "3") == (reply.status, reply.headers["Retry-After"])
+            assert "overloaded" == reply.content["error"]["code"]
+
+        nursery.start_soon(ask)
+        await wait_all_tasks_blocked()
+        site.server.release(1)
+    await wait_all_tasks_blocked()
     assert 256 == len(site.server.requests)
+    assert 255 == len(site.server.cancelled)
 
 
 @on_text_site(openai=["listed"])
@@ -109,10 +122,13 @@ async def test_a_model_of_other_things_is_refused(site: TextSite) -> None:
 
 @on_text_site(**BOTH)
 async def test_dimensions_are_checked_before_anything_runs(site: TextSite) -> None:
-    """Where the signature tells the size of vectors."""
+    """Where the signature tells the size of vectors; else when they have come."""
     reply = await site.ask("POST", "/v1/embeddings", openai("a", dimensions=5))
     assert (400, "dimensions") == (reply.status, reply.content["error"]["param"])
     assert [] == site.server.requests
+    reply = await site.ask("POST", "/v1/embeddings", openai("a", "listed", dimensions=5))
+    assert (400, "dimensions") == (reply.status, reply.content["error"]["param"])
+    assert ["listed"] == site.models
     found = await site.post("/v1/embeddings", openai("banana", dimensions=2))
     assert normal([6, 3]) == found["data"][0]["embedding"]
 
@@ -273,3 +289,31 @@ async def test_tokens_of_callers_are_asked_for(site: TextSite) -> None:
     assert 401 == (await site.ask("GET", "/info")).status
     await site.post("/v1/embeddings", openai("a"), known)
     assert [{"caller": "shop"}] == [request.tags for request in site.server.requests]
+
+
+@on_text_site(**BOTH)
+async def test_long_answers_are_written_in_turns(site: TextSite) -> None:
+    """The bytes of the vectors decide which are long."""
+    told: list[int] = []
+
+    class Noting(LongSteps):
+        """Turns that note how long they are told to be."""
+
+        async def run_slices(self, nbytes: int, work: Any) -> Any:
+            """As those that do not note it."""
+            told.append(nbytes)
+            return await super().run_slices(nbytes, work)
+
+    routes = TextRoutes(site.client, text_services(**BOTH), Noting(), _nothing)
+    for path in ("/v1/embeddings", "/embed", "/embed_sparse"):
+        body = json.dumps({**openai(TEXTS), "inputs": TEXTS}).encode()
+        methods = routes.found(path)
+        assert methods is not None
+        await methods["POST"](
+            HttpRequest(method="POST", path=path, query="", headers={}, body=body, peer="p")
+        )
+    assert [3 * 4 * 4, 3 * 4 * 4, 3 * 9 * 4] == told
+
+
+async def _nothing(model: str, request: HttpRequest) -> HttpResponse:
+    return HttpResponse()
