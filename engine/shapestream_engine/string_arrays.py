@@ -44,7 +44,7 @@ def pack(element_type: str, array: Array) -> tuple[Sizes, bytes]:
 
     A `str` may have no lone surrogate, since UTF-8 has none.
     """
-    elements = [_encoded(element_type, each) for each in array.ravel().tolist()]
+    elements = [_encoded(element_type, index, each) for index, each in enumerate(array.ravel().tolist())]
     lengths = np.fromiter(map(len, elements), LENGTH, len(elements))
     contents = b"".join(elements)
     return (*array.shape, len(contents)), lengths.tobytes() + contents
@@ -74,8 +74,8 @@ def as_strings(element_type: str, value: Any) -> Array:
     if array.dtype.kind not in _KINDS:
         raise ElementTypeError(f"elements are {element_type}, not {array.dtype}")
     objects = array if array.dtype == object else array.astype(object)
-    for element in objects.ravel().tolist():
-        _check_element(element_type, element)
+    for index, element in enumerate(objects.ravel().tolist()):
+        _check_element(element_type, index, element)
     return objects
 
 
@@ -152,18 +152,20 @@ def _ends(lengths: Array) -> Array:
     return np.cumsum(lengths, dtype=np.int64)
 
 
-def _check_element(element_type: str, element: Any) -> None:
+def _check_element(element_type: str, index: int, element: Any) -> None:
     if not isinstance(element, str if element_type == "str" else bytes):
-        raise ElementTypeError(f"elements are {element_type}, not {type(element).__name__}")
+        raise ElementTypeError(
+            f"elements are {element_type}, not {type(element).__name__}, as element {index} is"
+        )
 
 
-def _encoded(element_type: str, element: Any) -> bytes:
-    _check_element(element_type, element)
+def _encoded(element_type: str, index: int, element: Any) -> bytes:
+    _check_element(element_type, index, element)
     if isinstance(element, str):
         try:
             return element.encode()
         except UnicodeEncodeError as error:
             raise ElementTypeError(
-                f"an element has {error.object[error.start]!r}, a lone surrogate, which is no character"
+                f"element {index} has {error.object[error.start]!r}, a lone surrogate, which is no character"
             ) from None
     return bytes(element)

@@ -1,7 +1,7 @@
 """An opened model, as the faces use it: its inputs, encoded for sending, and the names of its outputs.
 
-Callers pass NumPy arrays, plain numbers or strings by name. Inputs that the signature does not admit are refused here, before they
-cost a round trip; the server checks them all again.
+Callers pass NumPy arrays, plain numbers or strings by name. Inputs that the signature does not admit are refused here,
+before they cost a round trip; the server checks them all again.
 """
 
 from __future__ import annotations

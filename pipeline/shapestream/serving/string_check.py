@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from shapestream.errors import InvalidRequest
-from shapestream.wire.string_limits import check_strings_fit
+from shapestream.wire.string_limits import check_longest, check_strings_fit
 from shapestream_engine import string_arrays
 from shapestream_engine.errors import ShapeError
 from shapestream_engine.layout import Tensors
@@ -30,6 +30,13 @@ def check_inputs(ports: Sequence[InputPort], tensors: Tensors) -> None:
             string_arrays.check(element_type, shape, buffer)
         except ShapeError as error:
             raise InvalidRequest(f"input {port.name!r}: {error}") from None
+
+
+def check_longest_inputs(ports: Sequence[InputPort], tensors: Tensors) -> None:
+    """Raise `TooLarge` for a string beyond its input's bound. What a chain hands on was checked, except for that."""
+    for (number, _, shape), buffer in zip(tensors.layout, tensors.buffers, strict=True):
+        if ports[number].is_string:
+            check_longest(ports[number], shape, buffer)
 
 
 def check_outputs(ports: Sequence[OutputPort], tensors: Tensors) -> None:

@@ -15,10 +15,7 @@ from shapestream_engine.string_arrays import LENGTH
 
 
 def check_strings_fit(port: InputPort, shape: tuple[int, ...], buffer: Buffer) -> None:
-    """Raise `TooLarge` for too many strings, too much text, or an element beyond the input's bound, by its index.
-
-    The lengths in the buffer are taken as they are.
-    """
+    """Raise `TooLarge` for more strings or text than a request may have, and as `check_longest` does."""
     count, nbytes = prod(shape[:-1]), string_arrays.nbytes_of(shape)
     if count > MAX_STRINGS:
         raise TooLarge(
@@ -29,8 +26,13 @@ def check_strings_fit(port: InputPort, shape: tuple[int, ...], buffer: Buffer) -
             f"input {port.name!r} has {nbytes} bytes of text; a request has at most {MAX_TEXT_BYTES}: send fewer texts "
             "at once"
         )
-    most = port.at_most_bytes
-    if most is None or shape[-1] <= most:
+    check_longest(port, shape, buffer)
+
+
+def check_longest(port: InputPort, shape: tuple[int, ...], buffer: Buffer) -> None:
+    """Raise `TooLarge` for an element beyond the input's bound, by its index. Lengths are taken as they are."""
+    count, most = prod(shape[:-1]), port.at_most_bytes
+    if most is None or shape[-1] <= most or not count:
         return
     lengths = np.frombuffer(buffer, LENGTH, count)
     index = int(lengths.argmax())

@@ -26,7 +26,7 @@ from shapestream.gateway.grpc_request import (
     split_raw,
 )
 from shapestream.gateway.open_inference_pb2 import InferParameter, ModelInferRequest
-from shapestream_engine.element_types import dtype_of
+from shapestream_engine.element_types import ELEMENT_TYPES, dtype_of
 from shapestream_engine.signature import ModelSignature
 
 TYPED = {
@@ -66,7 +66,7 @@ def read(message: bytes, element_type: str = "f32") -> npt.NDArray[Any]:
     return read_inputs(read_message(message, 1), signature_of(element_type))["x"]
 
 
-@pytest.mark.parametrize("element_type", DATATYPES)
+@pytest.mark.parametrize("element_type", ELEMENT_TYPES)
 def test_raw_contents_of_each_type(element_type: str) -> None:
     """They are a view of the message, without a copy."""
     dtype = dtype_of(element_type)
@@ -77,7 +77,7 @@ def test_raw_contents_of_each_type(element_type: str) -> None:
     assert np.shares_memory(found.view(np.uint8), np.frombuffer(message, np.uint8))
 
 
-@pytest.mark.parametrize("element_type", DATATYPES)
+@pytest.mark.parametrize("element_type", ELEMENT_TYPES)
 def test_typed_contents_of_each_type(element_type: str) -> None:
     """Those of 16-bit floats are none, by the protocol."""
     if element_type not in TYPED:

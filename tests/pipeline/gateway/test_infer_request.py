@@ -24,7 +24,7 @@ from shapestream.slices import at_once
 from shapestream.testing import identity_signature, tensors_of
 from shapestream.wire.limits import MAX_TENSORS
 from shapestream.wire.messages import ResultEntry, Timings
-from shapestream_engine.element_types import dtype_of
+from shapestream_engine.element_types import ELEMENT_TYPES, dtype_of
 from shapestream_engine.ports import InputPort
 from shapestream_engine.shapes import NamedShape
 from shapestream_engine.signature import ModelSignature
@@ -76,7 +76,7 @@ def answered(array: Array, *, binary: bool) -> tuple[dict[str, Any], bytes]:
 @st.composite
 def arrays(draw: st.DrawFn) -> tuple[str, Array]:
     """An array of any bits, with its element type: scalars, empty ones and NaN included."""
-    element_type = draw(st.sampled_from(sorted(DATATYPES)))
+    element_type = draw(st.sampled_from(sorted(ELEMENT_TYPES)))
     shape = draw(npst.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=4))
     dtype = dtype_of(element_type)
     size = prod(shape) * dtype.itemsize
@@ -123,7 +123,7 @@ def test_finite_numbers_go_through_json_to_the_bit(given_array: tuple[str, Array
     assert array.tobytes() == back.tobytes()
 
 
-@pytest.mark.parametrize("element_type", sorted(DATATYPES))
+@pytest.mark.parametrize("element_type", sorted(ELEMENT_TYPES))
 def test_the_largest_numbers_of_each_type_are_taken_and_those_beyond_are_not(element_type: str) -> None:
     """Both ends of integers and floats; booleans are 0 and 1 as well."""
     dtype = dtype_of(element_type)
