@@ -16,6 +16,7 @@ from shapestream.settings import (
     LoadedSettings,
     Location,
     ModelSettings,
+    PoolingSettings,
     Settings,
     ShapesSettings,
     WorkerGroupSettings,
@@ -25,6 +26,7 @@ from shapestream_engine.compiled_model import CompiledModel, PreparedLimits
 from shapestream_engine.errors import EngineError, ModelLoadError, RuleMissing
 from shapestream_engine.machine import divide_cpus
 from shapestream_engine.model import InputSpec, ModelSpec, OutputSpec, compile_model, read_model
+from shapestream_engine.pooling import Pooling
 from shapestream_engine.ports import BATCH
 from shapestream_engine.signature import ModelSignature
 from shapestream_engine.strategy import Strategy
@@ -107,6 +109,7 @@ def model_spec(model: ModelSettings) -> ModelSpec:
         properties=model.properties,
         strategy=_strategy(model),
         prepared=_limits(model.shapes),
+        pooling=_pooling(model.pooling),
     )
     if rows is None:
         return spec
@@ -123,6 +126,12 @@ def _strategy(model: ModelSettings) -> Strategy:
     if strategy.max_prepared is not None and most != 1:
         return replace(strategy, fill_rows=True)
     return replace(strategy, most_rows=most)
+
+
+def _pooling(settings: PoolingSettings | None) -> Pooling | None:
+    if settings is None:
+        return None
+    return Pooling(mode=settings.mode, of=settings.of, mask=settings.mask, normalize=settings.normalize)
 
 
 def _limits(shapes: ShapesSettings) -> PreparedLimits:

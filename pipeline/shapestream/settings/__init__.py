@@ -21,6 +21,7 @@ from shapestream.settings.server_settings import (
     AdminSettings,
     ServerSettings,
 )
+from shapestream.settings.text_settings import PoolingSettings
 from shapestream.settings.yaml_source import Location
 
 __all__ = [
@@ -35,6 +36,7 @@ __all__ = [
     "Location",
     "ModelSettings",
     "OutputSettings",
+    "PoolingSettings",
     "ProbeSettings",
     "ServerSettings",
     "Settings",

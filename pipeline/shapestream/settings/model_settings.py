@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationInfo, WithJsonSchema
 
+from shapestream.settings.text_settings import PoolingSettings
 from shapestream.settings.values import (
     COUNT,
     TEXT,
@@ -483,6 +484,8 @@ class ModelSettings(Section):
     """Outputs by their names in the model file; unnamed ones are output0, output1, ..."""
     properties: dict[str, PropertyValue] = Field(default_factory=dict)
     """Properties of the engine, by its own names, such as INFERENCE_PRECISION_HINT: bf16."""
+    pooling: PoolingSettings | None = None
+    """Pooling of the vectors of a text's tokens into one, after each call. Default: the outputs as they are."""
     probe: Annotated[
         dict[str, ProbeSettings],
         BeforeValidator(_read_probe, json_schema_input_type=str | dict[str, ProbeSettings]),
