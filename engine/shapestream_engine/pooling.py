@@ -164,7 +164,7 @@ class PooledModel(CompiledModel):
     """A compiled model of any engine whose requests pool one output."""
 
     def __init__(self, model: CompiledModel, pooling: Pooling) -> None:
-        """Raises `SignatureError` if the pooling does not fit the model."""
+        """Wrap a model; raises `SignatureError` if the pooling does not fit it."""
         super().__init__(pooling.signature(model.signature), model.properties)
         self._model = model
         self._pooling = pooling
