@@ -41,6 +41,7 @@ from shapestream_engine.shapes import Dimension, NamedShape, PartialShape
 from shapestream_engine.signature import ModelSignature
 from shapestream_engine.slot import Runner
 from shapestream_engine.strategy import Strategy, parse_strategy
+from shapestream_engine.string_tensor import StringTensor
 from shapestream_engine.tensor import ArrayTensor, Tensor, TensorLike
 
 __all__ = [
@@ -89,6 +90,7 @@ __all__ = [
     "Shared",
     "SignatureError",
     "Strategy",
+    "StringTensor",
     "Tensor",
     "TensorLike",
     "Tensors",

@@ -12,15 +12,19 @@ from typing import Any
 
 import numpy as np
 
-from shapestream_engine.element_types import dtype_of
-from shapestream_engine.errors import InferenceError, ShapeError
+from shapestream_engine import string_arrays
+from shapestream_engine.array_bytes import array_dtype
+from shapestream_engine.errors import ElementTypeError, InferenceError, ShapeError
 from shapestream_engine.ports import OutputPort
 from shapestream_engine.shapes import NamedShape, exact_nbytes
 from shapestream_engine.tensor import Array
 
 
 def checked_array(port: OutputPort, value: Any) -> Array:
-    """Return `value` if it is an array of the port's element type and rank; raises `InferenceError` otherwise."""
+    """Return `value` if it is an array of the port's element type and rank; raises `InferenceError` otherwise.
+
+    Strings may also be lists, and arrays of NumPy's own types of strings; they become an array of objects.
+    """
     return _checked(f"output {port.name!r}", port, port.shape, value)
 
 
@@ -35,11 +39,10 @@ def pack(port: OutputPort, arrays: Any) -> tuple[Array, Array]:
     if not isinstance(arrays, list | tuple):
         words = f"is {type(arrays).__name__}, not a list or tuple of NumPy arrays"
         raise InferenceError(f"output {port.name!r} {words}")
-    for index, array in enumerate(arrays):
-        _check_item(port, item, index, array)
+    arrays = [_checked_item(port, item, index, array) for index, array in enumerate(arrays)]
     shapes = np.array([array.shape for array in arrays], np.int64).reshape(len(arrays), item.rank)
     # Not np.concatenate: parts of a picture are not contiguous, so flattening each would be a second copy.
-    elements = np.empty(sum(array.size for array in arrays), dtype_of(port.element_type))
+    elements = np.empty(sum(array.size for array in arrays), array_dtype(port.element_type))
     begin = 0
     for array in arrays:
         elements[begin : begin + array.size].reshape(array.shape)[...] = array
@@ -67,9 +70,10 @@ def unpack(elements: Array, shapes: Array) -> list[Array]:
     return [elements[begin:end].reshape(row) for row, begin, end in zip(rows, ends, ends[1:], strict=False)]
 
 
-def _check_item(port: OutputPort, item: NamedShape, index: int, value: Any) -> None:
+def _checked_item(port: OutputPort, item: NamedShape, index: int, value: Any) -> Array:
     where = f"output {port.name!r}, array {index},"
-    shape = _checked(where, port, item, value).shape
+    array = _checked(where, port, item, value)
+    shape = array.shape
     named: dict[str, int] = {}
     equal = all(
         name is None or named.setdefault(name, size) == size
@@ -77,14 +81,20 @@ def _check_item(port: OutputPort, item: NamedShape, index: int, value: Any) -> N
     )
     if not equal or not item.admits(shape):
         raise InferenceError(f"{where} has the shape {list(shape)}, declared is [{item}]")
+    return array
 
 
 def _checked(where: str, port: OutputPort, shape: NamedShape, value: Any) -> Array:
+    if port.is_string:
+        try:
+            value = string_arrays.as_strings(port.element_type, value)
+        except ElementTypeError as error:
+            raise InferenceError(f"{where}: {error}") from None
     if not isinstance(value, np.ndarray):
         raise InferenceError(f"{where} is {type(value).__name__}, not a NumPy array")
     if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
         raise InferenceError(f"{where} has masked elements, and tensors have no mask; return .filled(value)")
-    if value.dtype != dtype_of(port.element_type):
+    if value.dtype != array_dtype(port.element_type):
         raise InferenceError(f"{where} is of type {value.dtype}, declared is {port.element_type}")
     if value.ndim != shape.rank:
         raise InferenceError(f"{where} has the shape {list(value.shape)}, declared is [{shape}]")

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from shapestream_engine import string_arrays
 from shapestream_engine.element_types import EXACT_BITS, dtype_of
 from shapestream_engine.errors import ElementTypeError, ShapeError
 from shapestream_engine.ports import InputPort
@@ -41,8 +42,13 @@ def as_port_array(port: InputPort, value: Any) -> np.ndarray[Any, Any]:
     """Convert the value to the port's element type; raises `ElementTypeError` if numbers would change.
 
     Floats are rounded, as from f64 to f32. Fractions are not rounded to integers, and integers must be exact in a float
-    type. No number becomes infinite or zero.
+    type. No number becomes infinite or zero. Strings come as lists or arrays, and become an array of objects.
     """
+    if port.is_string:
+        try:
+            return string_arrays.as_strings(port.element_type, value)
+        except ElementTypeError as error:
+            raise ElementTypeError(f"input {port.name!r}: {error}") from None
     dtype = dtype_of(port.element_type)
     try:
         array = plain_array(value)

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any, TypeAlias, TypeVar, dataclass_transform
 
-# One entry per tensor: (port number in the signature, element type such as "f32", shape).
+# One entry per tensor: (port number in the signature, element type such as "f32", shape). The shape of strings has one
+# more size at its end, the bytes of all elements together (string_arrays.py).
 Layout: TypeAlias = tuple[tuple[int, str, tuple[int, ...]], ...]
 # Any object with contiguous bytes: bytes, memoryview, a ZeroMQ frame, a contiguous NumPy array.
 Buffer: TypeAlias = Any

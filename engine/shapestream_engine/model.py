@@ -43,6 +43,8 @@ class InputSpec:
     element_type: str | None = None
     pad: Mapping[str, PadValue] = field(default_factory=dict)
     mask_of: str | None = None
+    at_most_bytes: int | None = None
+    """Bound of each element of an input of strings, in bytes; None: 1 MiB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

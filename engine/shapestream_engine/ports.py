@@ -18,6 +18,7 @@ import numpy as np
 from shapestream_engine.element_types import dtype_of
 from shapestream_engine.errors import EngineError, ShapeError, SignatureError
 from shapestream_engine.shapes import Dimension, NamedShape, PartialShape, checked_sizes
+from shapestream_engine.string_arrays import STRING_TYPES
 
 # ---------------------------------------------------------------- rules of outputs
 
@@ -171,8 +172,7 @@ class IndexColumn(Rule):
         columns = Dimension(1, 1) if output.shape.rank == 1 else output.shape.dimensions[1]
         if self.column < 0 or (columns.maximum is not None and self.column >= columns.maximum):
             raise SignatureError(f"{where}: there is no column {self.column} in [{output.shape}]")
-        if output.element_type == "boolean":
-            raise SignatureError(f"{where}: a boolean is no index")
+        rule.check_counts("index")
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,6 +244,8 @@ class PaddedCounts(FollowingRule):
         """Raise `SignatureError` unless the other output counts, and this output has a table per row."""
         rule.check_counter(self.output)
         rule.check_batch_axis()
+        if rule.output.is_string:
+            raise SignatureError(f"{rule.where} sets entries beyond a count to 0, which no string is")
         if rule.output.shape.rank < 2:
             raise SignatureError(f"{rule.where} needs the shape [batch, max, ...], not [{rule.output.shape}]")
 
@@ -270,8 +272,7 @@ class Recount(FollowingRule):
             raise SignatureError(
                 f"{where} needs a total over the batch; [{output.shape}] has a number per row"
             )
-        if output.element_type == "boolean":
-            raise SignatureError(f"{where}: a boolean is no count")
+        rule.check_counts("count")
 
 
 @dataclass(frozen=True, slots=True)
@@ -377,6 +378,10 @@ def follow_renamed(rule: Rule, resolve: Callable[[str], str]) -> Rule:
 MAX_RANK = 32
 """Largest rank in a description of unknown origin (NumPy 1 holds no more)."""
 PadValue: TypeAlias = "int | float | bool"
+DEFAULT_AT_MOST_BYTES = 1 << 20
+"""Bytes of the longest string of an input that states no bound."""
+MAX_AT_MOST_BYTES = (1 << 32) - 1
+"""Largest bound of a string in bytes: a string is sent with its length as u32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -392,11 +397,18 @@ class Port:
         if not self.name:
             raise SignatureError(f"an {self.KIND} needs a name")
         try:
-            dtype_of(self.element_type)
+            if not self.is_string:
+                dtype_of(self.element_type)
         except EngineError as error:
             raise SignatureError(
-                f"{self.KIND} {self.name!r}: {error}", key=(f"{self.KIND}s", self.name)
+                f"{self.KIND} {self.name!r}: {error}, {', '.join(STRING_TYPES)}",
+                key=(f"{self.KIND}s", self.name),
             ) from error
+
+    @property
+    def is_string(self) -> bool:
+        """Tell whether the elements are strings, `str` or `bytes`, each of any length."""
+        return self.element_type in STRING_TYPES
 
     @property
     def partial_shape(self) -> PartialShape:
@@ -421,15 +433,19 @@ class InputPort(Port):
 
     `pad` allows padding: dimension name -> value of the added elements. Elements outside the request along several
     dimensions get the value of the first. `mask_of` names the input that this one masks, with 1 in the request's region
-    and 0 in the padding. The mask is made if a request lacks it.
+    and 0 in the padding. The mask is made if a request lacks it. `at_most_bytes` bounds each element of an input of
+    strings; it is None for numbers.
     """
 
     KIND: ClassVar[str] = "input"
     pad: Mapping[str, PadValue] = field(default_factory=dict, hash=False)
     mask_of: str | None = None
+    at_most_bytes: int | None = None
 
     def __post_init__(self) -> None:
         Port.__post_init__(self)  # super() fails in a dataclass with slots
+        with EngineError.about("inputs", self.name):
+            self._check_strings()
         for dimension, value in self.pad.items():
             with EngineError.about("inputs", self.name):
                 self._check_pad(dimension, value)
@@ -459,6 +475,11 @@ class InputPort(Port):
             )
         )
 
+    @property
+    def bytes_dimension(self) -> str | None:
+        """The name of the dimension that an input of strings implies: the mean bytes of its elements, rounded up."""
+        return f"{self.name}.bytes" if self.is_string else None
+
     def pads(self, dimension: str) -> bool:
         """Tell whether this input may be padded along `dimension`; a mask may always be padded."""
         return self.mask_of is not None or dimension in self.pad
@@ -466,6 +487,23 @@ class InputPort(Port):
     def pad_value(self, dimension: str) -> PadValue:
         """Return the padding value along `dimension`; 0 by default."""
         return self.pad.get(dimension, 0)
+
+    def _check_strings(self) -> None:
+        where, most = f"input {self.name!r}", self.at_most_bytes
+        if not self.is_string:
+            if most is not None:
+                raise SignatureError(
+                    f"{where}: at_most_bytes bounds strings, and {self.element_type} is none"
+                )
+            return
+        if self.mask_of is not None:
+            raise SignatureError(f"{where}: a mask is 1 or 0, and {self.element_type} is neither")
+        if self.pad:
+            raise SignatureError(f"{where}: strings are never padded; leave pad out")
+        if most is None:
+            object.__setattr__(self, "at_most_bytes", DEFAULT_AT_MOST_BYTES)  # frozen
+        elif type(most) is not int or not 1 <= most <= MAX_AT_MOST_BYTES:
+            raise SignatureError(f"{where}: at_most_bytes is from 1 to {MAX_AT_MOST_BYTES}, not {most!r}")
 
     def _check_pad(self, dimension: str, value: PadValue) -> None:
         where = f"input {self.name!r}: pad {dimension!r}"
@@ -488,6 +526,8 @@ class InputPort(Port):
             plain["pad"] = dict(self.pad)
         if self.mask_of is not None:
             plain["mask_of"] = self.mask_of
+        if self.at_most_bytes is not None:
+            plain["at_most_bytes"] = self.at_most_bytes
         return plain
 
     @classmethod
@@ -503,11 +543,13 @@ class InputPort(Port):
             _shape(plain),
             dict(pad),
             None if mask_of is None else _text(plain, "mask_of"),
+            plain.get("at_most_bytes"),
         )
 
     def __str__(self) -> str:
         notes = [f"pad {name} with {value}" for name, value in self.pad.items()]
         notes += [f"mask of {self.mask_of}"] if self.mask_of is not None else []
+        notes += [f"at most {self.at_most_bytes} bytes each"] if self.at_most_bytes is not None else []
         return f"{self.name}: {self.element_type} [{self.shape}]" + "".join(f", {note}" for note in notes)
 
 
@@ -640,6 +682,11 @@ class DimensionTable:
     """True if every input has a dynamic dimension `batch`; otherwise requests cannot share calls."""
     axes: tuple[tuple[int | None, ...], ...]
     """The dimension number of each axis of each input; None for a static axis."""
+    strings: tuple[int | None, ...]
+    """The number of the dimension that each input of strings implies, the mean bytes of its elements; else None.
+
+    No axis has it, and no element is ever added to it. So it is always paddable: requests of any means share a call.
+    """
 
     @classmethod
     def of(cls, inputs: Sequence[InputPort]) -> DimensionTable:
@@ -647,7 +694,11 @@ class DimensionTable:
         axis_names = [port.axis_names for port in inputs]
         has_batch = bool(inputs) and all(BATCH in names for names in axis_names)
         first = [BATCH] if has_batch else []
-        names = tuple(dict.fromkeys(first + [name for per_port in axis_names for name in per_port if name]))
+        implied = [port.bytes_dimension for port in inputs]
+        per_input = zip(axis_names, implied, strict=True)
+        names = tuple(
+            dict.fromkeys(first + [name for own, last in per_input for name in (*own, last) if name])
+        )
         number = {name: index for index, name in enumerate(names)}
         for port, per_axis in zip(inputs, axis_names, strict=True):
             if per_axis.count(BATCH) > 1:
@@ -666,6 +717,7 @@ class DimensionTable:
             axes=tuple(
                 tuple(None if name is None else number[name] for name in per_axis) for per_axis in axis_names
             ),
+            strings=tuple(None if name is None else number[name] for name in implied),
         )
 
 
@@ -675,6 +727,8 @@ def _bounds(
     """Return the sizes that all axes of a name admit; a static axis fixes the dynamic axes of its name."""
     bounds = dict.fromkeys(names, Dimension())
     for port, per_axis in zip(inputs, axis_names, strict=True):
+        if (implied := port.bytes_dimension) is not None:
+            bounds[implied] = Dimension(0, port.at_most_bytes)
         for axis, dimension in enumerate(port.shape.dimensions):
             name = per_axis[axis] or port.shape.names[axis]
             if name not in bounds:
@@ -760,5 +814,14 @@ class Ruled:
             raise SignatureError(
                 f"{where} is counted by {name!r}, which has more than one number per row: [{counter.shape}]"
             )
-        if counter.element_type == "boolean":
-            raise SignatureError(f"{where} is counted by {name!r}: a boolean is no count")
+        if counter.element_type in _UNCOUNTED:
+            raise SignatureError(f"{where} is counted by {name!r}: a {counter.element_type} is no count")
+
+    def check_counts(self, what: str) -> None:
+        """Raise `SignatureError` if the output's element type holds no counts; `what` is a count of it in words."""
+        if self.output.element_type in _UNCOUNTED:
+            raise SignatureError(f"{self.where}: a {self.output.element_type} is no {what}")
+
+
+_UNCOUNTED = ("boolean", *STRING_TYPES)
+"""Element types that hold no counts."""

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from shapestream_engine.array_bytes import array_dtype, sent_array
 from shapestream_engine.element_types import dtype_of
 from shapestream_engine.errors import ElementTypeError, EngineError, ShapeError, SignatureError
 from shapestream_engine.layout import Layout, RequestShape, Tensors
@@ -26,6 +27,7 @@ from shapestream_engine.ports import (
 )
 from shapestream_engine.shapes import MAX_SIZE, Dimension, exact_nbytes
 from shapestream_engine.strategy import Sizes, Strategy, parse_strategy
+from shapestream_engine.string_arrays import LENGTH
 
 # ---------------------------------------------------------------- requests
 
@@ -55,6 +57,8 @@ def _resolved(signature: ModelSignature, layout: Any) -> RequestShape:
                     f"input {port.name!r}: dimension {table.names[dimension]!r} is {shape[axis]}, "
                     f"but {known} in input {first_port[dimension]!r}; the same name is the same size"
                 )
+        if (implied := table.strings[number]) is not None:
+            sizes[implied], first_port[implied] = _mean_bytes(port, shape), port.name
         nbytes[position] = _nbytes(port, shape)
     total = sum(nbytes)
     if total > MAX_SIZE:
@@ -106,11 +110,16 @@ def _check_tensor(port: InputPort, element_type: Any, shape: Any) -> None:
         )
     if not isinstance(shape, tuple):
         raise ShapeError(f"input {port.name!r}: a shape is a tuple of integers, not {shape!r}")
-    if len(shape) != port.shape.rank:
+    rank = port.shape.rank + port.is_string
+    if len(shape) != rank:
+        last = ", and the bytes of all its strings" if port.is_string else ""
         raise ShapeError(
-            f"input {port.name!r} has {port.shape.rank} dimensions, [{port.shape}], "
+            f"input {port.name!r} has {port.shape.rank} dimensions, [{port.shape}]{last}, "
             f"not {len(shape)}: {list(shape)}"
         )
+    if port.is_string:
+        _check_bytes(port, shape)
+        shape = shape[:-1]
     for axis, (size, admitted) in enumerate(zip(shape, port.shape.dimensions, strict=True)):
         if size in admitted:
             continue
@@ -123,8 +132,30 @@ def _check_tensor(port: InputPort, element_type: Any, shape: Any) -> None:
         raise ShapeError(f"{where} is {size}, the model takes {admitted}: [{port.shape}]")
 
 
+def _check_bytes(port: InputPort, shape: tuple[Any, ...]) -> None:
+    """Check the bytes of all strings, the last size."""
+    *sizes, nbytes = shape
+    where = f"input {port.name!r}: the bytes of all its strings"
+    if type(nbytes) is not int or not 0 <= nbytes <= MAX_SIZE:
+        raise ShapeError(f"{where} are an integer within 0..{MAX_SIZE}, not {nbytes!r}")
+    if nbytes and 0 in sizes:
+        raise ShapeError(f"{where} are {nbytes}, but there are none: {sizes}")
+
+
+def _mean_bytes(port: InputPort, shape: tuple[int, ...]) -> int:
+    """Return the mean bytes of the strings, rounded up.
+
+    If it exceeds the bound, so does a string, which is refused by its index where its bytes are at hand. So the bound
+    stands for such a mean here.
+    """
+    assert port.at_most_bytes is not None  # of strings
+    return min(port.at_most_bytes, -(-shape[-1] // (prod(shape[:-1]) or 1)))
+
+
 def _nbytes(port: InputPort, shape: tuple[int, ...]) -> int:
     try:
+        if port.is_string:
+            return exact_nbytes(LENGTH.itemsize, shape[:-1]) + shape[-1]
         return exact_nbytes(dtype_of(port.element_type).itemsize, shape)
     except ShapeError as error:
         raise ShapeError(f"input {port.name!r}: {error}") from error
@@ -209,10 +240,11 @@ def _shape(port: OutputPort, own: Mapping[str, int], *, has_rows: bool) -> tuple
 def _tensors(outputs: Sequence[OutputPort], shapes: Sequence[tuple[int, ...]]) -> Tensors:
     layout, buffers = [], []
     for number, (port, shape) in enumerate(zip(outputs, shapes, strict=True)):
-        dtype = dtype_of(port.element_type)
+        dtype = array_dtype(port.element_type)
         exact_nbytes(dtype.itemsize, shape)  # a shape that no array can have cannot be received either
-        layout.append((number, port.element_type, shape))
-        buffers.append(np.zeros(prod(shape), dtype).tobytes())
+        sent_shape, buffer = sent_array(port.element_type, np.zeros(shape, dtype))
+        layout.append((number, port.element_type, sent_shape))
+        buffers.append(buffer)
     return Tensors(layout=tuple(layout), buffers=buffers)
 
 
@@ -355,11 +387,14 @@ class ModelSignature:
         lines = [f"model {self.name}"]
         lines += [f"  input  {port}" for port in self.inputs]
         lines += [f"  output {port}" for port in self.outputs]
-        for name, bounds, paddable in zip(self.dimensions, self.bounds, self.paddable, strict=True):
+        dimensions = zip(self.dimensions, self.bounds, self.paddable, strict=True)
+        for number, (name, bounds, paddable) in enumerate(dimensions):
             if (planned := self.strategy.words(name)) is not None:
                 use = planned
             elif name == BATCH and self.has_batch:
                 use = self._sharing()
+            elif number in self.table.strings:
+                use = "mean bytes of a string; requests of any share a call, and nothing is padded"
             else:
                 use = "may be padded" if paddable else self._why_not_padded(name)
             lines.append(f"  {name}: {bounds}, {use}")

@@ -170,7 +170,8 @@ def _about_empty(batch: BatchInputs, pool: RequestPool) -> str:
     for member in batch.members:
         for number, _, shape in member.layout:
             port = pool.signature.inputs[number]
-            empty = [name or "?" for name, size in zip(port.axis_names, shape, strict=True) if size == 0]
+            # Not strict: the shape of strings ends with their bytes, which may be 0.
+            empty = [name or "?" for name, size in zip(port.axis_names, shape, strict=False) if size == 0]
             if empty:
                 bounds = ", ".join(f"{name}:1.." for name in empty)
                 return (

@@ -116,6 +116,7 @@ class Strategy:
         for dimension, sizes in self.sizes.items():
             self._check_sizes(dimension, sizes, table)
         if self.max_prepared is not None:
+            self._check_strings("max_prepared", table)
             for name, bounds, paddable in zip(table.names, table.bounds, table.paddable, strict=True):
                 if (paddable or (name == BATCH and self.fill_rows)) and bounds.maximum is None:
                     raise _refused(
@@ -131,6 +132,10 @@ class Strategy:
             has = f"it has {', '.join(table.names)}" if table.names else "all of its dimensions are fixed"
             raise _refused(f"{about} is no dynamic dimension of the model; {has}", dimension)
         number = table.names.index(dimension)
+        if number in table.strings:
+            raise _refused(
+                f"{about} is the mean bytes of strings, which are never padded; leave it out", dimension
+            )
         if dimension != BATCH and not table.paddable[number]:
             raise _refused(
                 f"{about} may not be padded, which its sizes need; allow it by pad: {{{dimension}: VALUE}} "
@@ -153,7 +158,19 @@ class Strategy:
 
         Raises `SignatureError` for a shape that lacks a dimension, has an unknown one, or exceeds the model's bounds.
         """
+        if self.static_shapes:
+            self._check_strings("static", table)
         return tuple([_static_sizes(shape, table) for shape in self.static_shapes])
+
+    def _check_strings(self, key: str, table: DimensionTable) -> None:
+        """Raise `SignatureError` for a limit on shapes, or fixed shapes, of a model that takes strings."""
+        number = next((number for number in table.strings if number is not None), None)
+        if number is not None:
+            raise _refused(
+                f"strategy {self.name}: {key} is for models of fixed and padded sizes, and this one takes strings of "
+                f"any length ({table.names[number]!r}); leave it out",
+                key,
+            )
 
     def words(self, dimension: str) -> str | None:
         """Describe the use of a dimension as text; None if it may have any size."""

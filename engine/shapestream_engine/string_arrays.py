@@ -18,10 +18,14 @@ import numpy as np
 
 from shapestream_engine.errors import ElementTypeError, ShapeError
 from shapestream_engine.layout import Buffer
-from shapestream_engine.tensor import Array
+
+Array: TypeAlias = "np.ndarray[Any, Any]"
 
 STRING_TYPES = ("str", "bytes")
 """The element types whose elements have any length."""
+
+_KINDS = "OSUT"
+"""Kinds of the NumPy types that hold strings: objects, `S`, `U` and `StringDType`."""
 
 LENGTH = np.dtype("<u4")
 """Type of the lengths at the beginning of the buffer."""
@@ -56,6 +60,22 @@ def unpack(element_type: str, shape: Sizes, buffer: Buffer) -> Array:
     except UnicodeDecodeError as error:
         raise ShapeError(f"element {index} is no UTF-8: {error.reason}") from None
     return array.reshape(shape[:-1])
+
+
+def as_strings(element_type: str, value: Any) -> Array:
+    """Return strings as an array of objects: of an array, or of nested lists. Raises `ElementTypeError` for others.
+
+    A list does not become an array of the type `S` first, which would lose zeros at the end of its elements.
+    """
+    array = value if isinstance(value, np.ndarray) else np.array(value, object)
+    if isinstance(array, np.ma.MaskedArray) and np.ma.is_masked(array):
+        raise ElementTypeError("masked elements are no strings; fill them, with .filled(value)")
+    if array.dtype.kind not in _KINDS:
+        raise ElementTypeError(f"elements are {element_type}, not {array.dtype}")
+    objects = array if array.dtype == object else array.astype(object)
+    for element in objects.ravel().tolist():
+        _check_element(element_type, element)
+    return objects
 
 
 def check(element_type: str, shape: Sizes, buffer: Buffer) -> int:
@@ -93,16 +113,18 @@ def _parts(shape: Sizes, buffer: Buffer) -> tuple[memoryview, list[int]]:
     return whole[begin:], ends
 
 
+def _check_element(element_type: str, element: Any) -> None:
+    if not isinstance(element, str if element_type == "str" else bytes):
+        raise ElementTypeError(f"elements are {element_type}, not {type(element).__name__}")
+
+
 def _encoded(element_type: str, element: Any) -> bytes:
-    if element_type == "str":
-        if not isinstance(element, str):
-            raise ElementTypeError(f"elements are str, not {type(element).__name__}")
+    _check_element(element_type, element)
+    if isinstance(element, str):
         try:
             return element.encode()
         except UnicodeEncodeError as error:
             raise ElementTypeError(
                 f"an element has {error.object[error.start]!r}, a lone surrogate, which is no character"
             ) from None
-    if not isinstance(element, bytes):
-        raise ElementTypeError(f"elements are bytes, not {type(element).__name__}")
-    return element
+    return bytes(element)

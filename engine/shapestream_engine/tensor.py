@@ -274,7 +274,9 @@ def output_bounds(signature: ModelSignature) -> tuple[int | None, ...]:
 
 
 def _most_nbytes(port: InputPort | OutputPort, most: Sequence[int | None]) -> int | None:
-    """Return the size in bytes of a tensor of these sizes; None if one of them is unbounded."""
+    """Return the size in bytes of a tensor of these sizes; None if one of them is unbounded, and for strings."""
+    if port.is_string:
+        return None  # objects lie anywhere
     sizes = [size for size in most if size is not None]
     return prod(sizes, start=dtype_of(port.element_type).itemsize) if len(sizes) == len(most) else None
 

@@ -15,9 +15,9 @@ from shapestream_engine import (
     RequestPool,
     Runner,
     Tensors,
-    dtype_of,
     element_type_of,
 )
+from shapestream_engine.array_bytes import array_of, sent_array
 from shapestream_engine.batching.calls import merge_sizes
 
 Array = np.ndarray[Any, Any]
@@ -29,13 +29,15 @@ def tensors_of(signature: ModelSignature, request: Request) -> Tensors:
     """The request as it arrives."""
     arrays = request if isinstance(request, Mapping) else {signature.inputs[0].name: request}
     numbers = {port.name: number for number, port in enumerate(signature.inputs)}
-    return Tensors(
-        layout=tuple(
-            (numbers[name], element_type_of(array.dtype), array.shape) for name, array in arrays.items()
-        ),
+    layout, buffers = [], []
+    for name, array in arrays.items():
+        port = signature.inputs[numbers[name]]
+        element_type = port.element_type if port.is_string else element_type_of(array.dtype)
+        shape, buffer = sent_array(element_type, array)
+        layout.append((numbers[name], element_type, shape))
         # An odd offset, as received frames have: nothing may depend on the alignment of a buffer.
-        buffers=tuple(memoryview(b"\0" + array.tobytes())[1:] for array in arrays.values()),
-    )
+        buffers.append(memoryview(b"\0" + buffer)[1:])
+    return Tensors(layout=tuple(layout), buffers=buffers)
 
 
 def arrays_of(signature: ModelSignature, result: Tensors | None) -> dict[str, Array]:
@@ -43,7 +45,7 @@ def arrays_of(signature: ModelSignature, result: Tensors | None) -> dict[str, Ar
     assert result is not None
     assert list(range(len(signature.outputs))) == [number for number, *_ in result.layout]
     return {
-        port.name: np.frombuffer(buffer, dtype_of(element_type)).reshape(shape)
+        port.name: array_of(element_type, shape, buffer)
         for port, (_, element_type, shape), buffer in zip(
             signature.outputs, result.layout, result.buffers, strict=True
         )

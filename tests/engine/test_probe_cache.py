@@ -156,7 +156,13 @@ CHANGED: dict[type, dict[str, object]] = {
         "hang_s": 7.0,
         "seed": 1,
     },
-    InputSpec: {"shape": "batch, n", "element_type": "f64", "pad": {"n": 1}, "mask_of": "b"},
+    InputSpec: {
+        "shape": "batch, n",
+        "element_type": "f64",
+        "pad": {"n": 1},
+        "mask_of": "b",
+        "at_most_bytes": 64,
+    },
     OutputSpec: {"rule": {"rule": "shared"}, "shape": "n", "element_type": "f64"},
 }
 """Another value for each field of what describes a question."""

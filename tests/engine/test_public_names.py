@@ -53,6 +53,7 @@ def test_the_public_names_of_the_engine() -> None:
         "Shared",
         "SignatureError",
         "Strategy",
+        "StringTensor",
         "Tensor",
         "TensorLike",
         "Tensors",

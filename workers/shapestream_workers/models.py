@@ -99,6 +99,7 @@ def model_spec(model: ModelSettings) -> ModelSpec:
                 element_type=port.element_type,
                 pad=port.pad,
                 mask_of=port.mask_of,
+                at_most_bytes=port.at_most_bytes,
             )
             for name, port in model.inputs.items()
         },

@@ -329,7 +329,8 @@ def _check_rank(kind: str, name: str, port: FilePort, shape: NamedShape) -> None
 def _input(port: FilePort, name: str, spec: InputSpec, shape: NamedShape, names: _Names) -> InputPort:
     mask_of = None if spec.mask_of is None else names.resolve(spec.mask_of)
     with EngineError.about("inputs", name):
-        return InputPort(name, _element_type("input", name, port, spec), shape, dict(spec.pad), mask_of)
+        element_type = _element_type("input", name, port, spec)
+        return InputPort(name, element_type, shape, dict(spec.pad), mask_of, spec.at_most_bytes)
 
 
 def _output(

@@ -1,8 +1,8 @@
 """The engine for Python callables over NumPy arrays: `function: package.module:name`.
 
 The callable gets each input as a keyword argument. Arguments are views of the request's tensors, valid during the call. It
-returns a mapping from output names to arrays; a single output may be returned as the array alone. An output with the rule
-`list` is a list of arrays, which `array_lists.py` packs.
+returns a mapping from output names to arrays; a single output may be returned as the array alone. Strings come as arrays of
+objects, and may be returned as lists. An output with the rule `list` is a list of arrays, which `array_lists.py` packs.
 """
 
 from __future__ import annotations
@@ -133,6 +133,7 @@ def _signature(spec: ModelSpec) -> ModelSignature:
                 _shape(name, port),
                 port.pad,
                 port.mask_of,
+                port.at_most_bytes,
             )
             for name, port in spec.inputs.items()
         )

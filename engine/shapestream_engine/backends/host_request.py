@@ -7,40 +7,31 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from shapestream_engine.array_bytes import array_dtype
 from shapestream_engine.compiled_model import CompiledModel
-from shapestream_engine.element_types import dtype_of
 from shapestream_engine.errors import InferenceError
 from shapestream_engine.infer_request import BackgroundCall, InferRequest, InferResults
 from shapestream_engine.input_arrays import InputArrays
 from shapestream_engine.ports import InputPort, OutputPort
 from shapestream_engine.signature import ModelSignature
+from shapestream_engine.string_tensor import StringTensor
 from shapestream_engine.tensor import RESERVE_BYTES, Array, Tensor, TensorLike, reserved, upper_bounds
 
 
-class InputTensor(Tensor):
-    """An input tensor of a request. It takes the shapes of its port, and no new shape while the request runs.
+class _OfRequest:
+    """What the tensors of a request have in common: they take the shapes of their port, and no new shape while it runs."""
 
-    `outside` may be a tensor of the caller's, which the engine then reads instead.
-    """
-
-    __slots__ = ("_port", "_request", "outside")
-
-    def __init__(
-        self, request: HostRequest, port: InputPort, *, upper_bound_bytes: int | None, reserve_bytes: int
-    ) -> None:
-        self._request = request
-        self.outside: TensorLike | None = None
-        super().__init__(
-            port.element_type,
-            _empty_shape(port),
-            upper_bound_bytes=upper_bound_bytes,
-            reserve_bytes=reserve_bytes,
-        )
-        self._port = port
+    __slots__ = ()
+    _request: HostRequest
+    _port: InputPort
+    _shape: tuple[int, ...]
+    _data: Array
+    outside: TensorLike | None
+    """A tensor of the caller's, which the engine then reads instead."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -71,6 +62,41 @@ class InputTensor(Tensor):
         else:
             self.outside.shape = sizes
 
+    if TYPE_CHECKING:  # of the tensor that this class is mixed into
+
+        def _resize(self, sizes: tuple[int, ...]) -> None: ...
+
+
+class InputTensor(_OfRequest, Tensor):
+    """An input tensor of numbers of a request."""
+
+    __slots__ = ("_port", "_request", "outside")
+
+    def __init__(
+        self, request: HostRequest, port: InputPort, *, upper_bound_bytes: int | None, reserve_bytes: int
+    ) -> None:
+        self._request = request
+        self.outside = None
+        super().__init__(
+            port.element_type,
+            _empty_shape(port),
+            upper_bound_bytes=upper_bound_bytes,
+            reserve_bytes=reserve_bytes,
+        )
+        self._port = port
+
+
+class StringInputTensor(_OfRequest, StringTensor):
+    """An input tensor of strings of a request."""
+
+    __slots__ = ("_port", "_request", "outside")
+
+    def __init__(self, request: HostRequest, port: InputPort) -> None:
+        self._request = request
+        self.outside = None
+        super().__init__(port.element_type, _empty_shape(port))
+        self._port = port
+
 
 def _empty_shape(port: InputPort | OutputPort) -> list[int]:
     return [0 if axis.is_dynamic else axis.minimum for axis in port.shape.dimensions]
@@ -88,11 +114,13 @@ class HostRequest(InferRequest):
         """True during a call; the tensors must not change then."""
         bounds = upper_bounds(signature)
         self._tensors = tuple(
-            kind(self, port, upper_bound_bytes=bound, reserve_bytes=RESERVE_BYTES if at_once else 0)
+            StringInputTensor(self, port)
+            if port.is_string
+            else kind(self, port, upper_bound_bytes=bound, reserve_bytes=RESERVE_BYTES if at_once else 0)
             for port, bound, at_once in zip(signature.inputs, bounds, reserved(bounds), strict=True)
         )
         self._outputs: list[Array] = [
-            np.empty(_empty_shape(port), dtype_of(port.element_type)) for port in signature.outputs
+            np.empty(_empty_shape(port), array_dtype(port.element_type)) for port in signature.outputs
         ]
         self._outside = False
         """True if an input uses a tensor of the caller's."""

@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from shapestream_engine.array_bytes import array_of, sent_array
 from shapestream_engine.batching.gather import InputGatherer
+from shapestream_engine.batching.gather_strings import StringGatherer
 from shapestream_engine.batching.split import Column, Division, splitters_of
-from shapestream_engine.element_types import dtype_of
 from shapestream_engine.errors import RuleError, ShapeError
 from shapestream_engine.layout import RequestShape, Tensors
 from shapestream_engine.signature import ModelSignature
@@ -29,7 +30,8 @@ class Assembly:
     def __init__(self, signature: ModelSignature) -> None:
         self._signature = signature
         self._gatherers = tuple(
-            InputGatherer(number, port, signature.table) for number, port in enumerate(signature.inputs)
+            (StringGatherer if port.is_string else InputGatherer)(number, port, signature.table)
+            for number, port in enumerate(signature.inputs)
         )
         self._splitters = splitters_of(signature)
         self._in_order = sorted(self._splitters, key=lambda splitter: splitter.number)
@@ -92,12 +94,13 @@ class Assembly:
         buffers = []
         for splitter in self._in_order:
             number = splitter.number
-            dtype = dtype_of(self._signature.outputs[number].element_type)
+            element_type = self._signature.outputs[number].element_type
             whole = splitter.join(
-                [np.ndarray(part.layout[number][2], dtype, part.buffers[number]) for part in parts], rows
+                [array_of(element_type, part.layout[number][2], part.buffers[number]) for part in parts], rows
             )
-            layout.append((number, parts[0].layout[number][1], whole.shape))
-            buffers.append(whole.tobytes())
+            shape, buffer = sent_array(element_type, whole)
+            layout.append((number, element_type, shape))
+            buffers.append(buffer)
         return Tensors(layout=tuple(layout), buffers=buffers)
 
     def _check_call(self, sizes: tuple[int, ...], shapes: Sequence[RequestShape]) -> None:

@@ -1,7 +1,7 @@
 """Divides a batch over several calls: the rows of each request in each call, and the rows that fill calls up.
 
 A request in one call is passed on unchanged. A piece of a divided request is a view of its bytes if its rows are
-contiguous.
+contiguous. Strings are copied.
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ from math import prod
 
 import numpy as np
 
+from shapestream_engine import string_arrays
 from shapestream_engine.batching.calls import PlannedCall
 from shapestream_engine.element_types import dtype_of
 from shapestream_engine.errors import ShapeError
 from shapestream_engine.layout import Buffer, RequestShape, Tensors
 from shapestream_engine.signature import ModelSignature
+from shapestream_engine.string_arrays import STRING_TYPES
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +71,11 @@ class PieceCutter:
         for (number, element_type, own), buffer in zip(member.layout, member.buffers, strict=True):
             axis = self._batch_axes[number]
             assert axis is not None  # a request without a batch axis is never divided
-            cut_shape = (*own[:axis], rows, *own[axis + 1 :])
+            cut_shape, cut_buffer = _cut(buffer, element_type, own, axis, piece)
             layout.append((number, element_type, cut_shape))
-            nbytes.append(dtype_of(element_type).itemsize * prod(cut_shape))
-            buffers.append(_cut(buffer, element_type, own, axis, piece) if nbytes[-1] else b"")
+            nbytes.append(memoryview(cut_buffer).nbytes)
+            buffers.append(cut_buffer)
+        # The means of strings stay those of the whole request: what they cost is not known by the piece.
         sizes = (rows, *shape.sizes[1:])
         cut = replace(
             shape, sizes=sizes, rows=rows, nbytes=tuple(nbytes), total_nbytes=sum(nbytes), rounded=sizes
@@ -92,10 +95,21 @@ class PieceCutter:
         return [self.cut(Piece(place, 0, 1), members, shapes)] * missing
 
 
-def _cut(buffer: Buffer, element_type: str, own: tuple[int, ...], axis: int, piece: Piece) -> Buffer:
+def _cut(
+    buffer: Buffer, element_type: str, own: tuple[int, ...], axis: int, piece: Piece
+) -> tuple[tuple[int, ...], Buffer]:
+    """Return the shape and the bytes of the piece."""
+    rows = (slice(None),) * axis + (slice(piece.start, piece.stop),)
+    if element_type in STRING_TYPES:
+        return string_arrays.pack(
+            "bytes", string_arrays.unpack("bytes", own, buffer)[rows]
+        )  # valid text stays so
+    shape = (*own[:axis], piece.stop - piece.start, *own[axis + 1 :])
+    if 0 in shape:
+        return shape, b""
     if prod(own[:axis]) == 1:
         row_nbytes = dtype_of(element_type).itemsize * prod(own[axis + 1 :])
-        return np.frombuffer(buffer, np.uint8)[piece.start * row_nbytes : piece.stop * row_nbytes]
+        return shape, np.frombuffer(buffer, np.uint8)[piece.start * row_nbytes : piece.stop * row_nbytes]
     # The rows are not contiguous, so they are copied once more.
     array = np.frombuffer(buffer, dtype_of(element_type)).reshape(own)
-    return array[(slice(None),) * axis + (slice(piece.start, piece.stop),)].tobytes()
+    return shape, array[rows].tobytes()

@@ -29,8 +29,9 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
+from shapestream_engine.array_bytes import array_dtype, sent_array
 from shapestream_engine.element_types import EXACT_BITS, dtype_of
-from shapestream_engine.errors import RuleError
+from shapestream_engine.errors import ElementTypeError, InferenceError, RuleError
 from shapestream_engine.layout import RequestShape
 from shapestream_engine.ports import (
     Counts,
@@ -115,7 +116,7 @@ class OutputSplitter(ABC):
         """Number of the output in the signature."""
         self._port = port
         self._rank = port.shape.rank
-        self._dtype = dtype_of(port.element_type)
+        self._dtype = array_dtype(port.element_type)
         self._follows: tuple[_Follow, ...] = tuple(
             (axis, table.names.index(extent.dimension), extent)
             for axis, extent in enumerate(port.extents)
@@ -187,7 +188,7 @@ class OutputSplitter(ABC):
         """Cut the output into consecutive runs of `counts` along `axis`, trimmed; with `axis` None, everyone gets
         everything."""
         trims = self._trims(output, division) if self._follows else ()
-        if trims or axis is None or (axis and prod(output.shape[:axis]) != 1):
+        if self._port.is_string or trims or axis is None or (axis and prod(output.shape[:axis]) != 1):
             return self._column(self._pieces(output, counts, division, axis, trims))
         head, tail = output.shape[:axis], output.shape[axis + 1 :]
         entries = {
@@ -216,9 +217,14 @@ class OutputSplitter(ABC):
 
     def _column(self, pieces: Iterable[Array]) -> Column:
         column = Column([], [])
-        for own in pieces:
-            column.entries.append((self.number, self._port.element_type, own.shape))
-            column.buffers.append(own.tobytes())
+        element_type = self._port.element_type
+        try:
+            for own in pieces:
+                shape, buffer = sent_array(element_type, own)
+                column.entries.append((self.number, element_type, shape))
+                column.buffers.append(buffer)
+        except ElementTypeError as error:
+            raise InferenceError(f"output {self._port.name!r}: {error}") from None
         return column
 
 

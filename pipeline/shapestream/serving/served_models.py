@@ -28,6 +28,7 @@ from shapestream_engine.element_types import dtype_of
 from shapestream_engine.memo import Memo
 from shapestream_engine.ports import BATCH, InputPort, OutputPort
 from shapestream_engine.signature import ModelSignature
+from shapestream_engine.string_arrays import LENGTH
 
 log = structlog.get_logger()
 
@@ -108,21 +109,19 @@ def _profile(name: str, signature: ModelSignature, settings: ModelSettings) -> M
 
 
 def _input_bytes(signature: ModelSignature) -> tuple[InputBytes, ...]:
-    """Return the bytes of each input as a function of the sizes of a call."""
-    return tuple(
-        InputBytes(
-            nbytes=prod(
-                [
-                    dimension.minimum
-                    for number, dimension in zip(axes, port.shape.dimensions, strict=True)
-                    if number is None
-                ],
-                start=dtype_of(port.element_type).itemsize,
-            ),
-            axes=tuple([number for number in axes if number is not None]),
-        )
-        for port, axes in zip(signature.inputs, signature.table.axes, strict=True)
-    )
+    """Return the bytes of each input as a function of the sizes of a call; of strings, those of lengths and contents."""
+    found = []
+    for port, axes, strings in zip(
+        signature.inputs, signature.table.axes, signature.table.strings, strict=True
+    ):
+        pairs = zip(axes, port.shape.dimensions, strict=True)
+        elements = prod([dimension.minimum for number, dimension in pairs if number is None])
+        dynamic = tuple([number for number in axes if number is not None])
+        itemsize = LENGTH.itemsize if port.is_string else dtype_of(port.element_type).itemsize
+        found.append(InputBytes(nbytes=itemsize * elements, axes=dynamic))
+        if strings is not None:
+            found.append(InputBytes(nbytes=elements, axes=(*dynamic, strings)))
+    return tuple(found)
 
 
 def _max_batch(signature: ModelSignature, settings: ModelSettings) -> int:

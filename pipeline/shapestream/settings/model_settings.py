@@ -35,9 +35,10 @@ from shapestream.settings.yaml_source import Location
 from shapestream_engine.backends.registry import known_engines
 from shapestream_engine.element_types import ELEMENT_TYPES
 from shapestream_engine.errors import ShapeError, SignatureError
-from shapestream_engine.ports import BATCH, RULES, FollowingRule, List, shapes_of
+from shapestream_engine.ports import BATCH, MAX_AT_MOST_BYTES, RULES, FollowingRule, List, shapes_of
 from shapestream_engine.shapes import Dimension, NamedShape
 from shapestream_engine.strategy import Strategy, parse_strategy
+from shapestream_engine.string_arrays import STRING_TYPES
 
 MAX_ALLOWED_SIZE = (1 << 31) - 1
 """Largest size in `shapes`: `shapestream_engine.strategy` takes no larger one."""
@@ -93,7 +94,7 @@ Shape: TypeAlias = Annotated[
 ]
 ElementType: TypeAlias = Annotated[
     str,
-    BeforeValidator(partial(check_name, what="element type", known=ELEMENT_TYPES)),
+    BeforeValidator(partial(check_name, what="element type", known=[*ELEMENT_TYPES, *STRING_TYPES])),
     WithJsonSchema(TEXT),
 ]
 PadValue: TypeAlias = Annotated[
@@ -117,6 +118,8 @@ class InputSettings(Section):
     """Dimensions that may be padded, each with the value to pad with."""
     mask_of: str | None = None
     """Make this input (1 = data, 0 = padding) from the named one where the client sends none."""
+    at_most_bytes: Bytes | None = Field(default=None, ge=1, le=MAX_AT_MOST_BYTES)
+    """Bytes of each string, at most, of an input of the element type str or bytes. Default: 1 MiB."""
 
     @property
     def has_batch(self) -> bool:
@@ -205,6 +208,10 @@ class _Dimensions:
         """Bounds that all inputs allow. `batch` is always known: the model file may name that axis."""
         self.unpaddable: dict[str, list[str]] = {}
         """The inputs that do not allow a dimension to be padded."""
+        self.strings = {
+            f"{port}.bytes" for port, settings in inputs.items() if settings.element_type in STRING_TYPES
+        }
+        """The dimensions of the mean bytes of strings, which have no allowed sizes."""
         for port, settings in inputs.items():
             if settings.shape is None:
                 continue
@@ -219,7 +226,9 @@ class _Dimensions:
 
     def complaints(self, name: str, sizes: Sequence[int], known: Sequence[str]) -> Iterator[str]:
         """Yield the problems of these sizes of a dimension. `known`: the keys to suggest instead."""
-        if (bounds := self.bounds.get(name)) is None:
+        if name in self.strings:
+            yield f'"{name}" is the mean bytes of strings, which are never padded (remove it)'
+        elif (bounds := self.bounds.get(name)) is None:
             yield f'no input has a dimension "{name}" {did_you_mean(name, known)}'
         elif outside := [size for size in sizes if size not in bounds]:
             yield f'{outside[0]} is outside the bounds {bounds} of "{name}" (change it, or the shape of the input)'
