@@ -54,6 +54,8 @@ def files_of_model(path: Path) -> list[Path]:
     if suffix in _BESIDE:
         weights = path.with_suffix(_BESIDE[suffix])
         return [path, weights] if os.path.lexists(weights) else [path]
+    if suffix == ".json":
+        return [path]  # a tokenizer
     try:
         names = sorted(_external_data(path))
     except ModelLoadError:
