@@ -26,6 +26,8 @@ T = TypeVar("T")
 FilePorts: TypeAlias = "dict[str, tuple[int | None, ...] | None]"
 """The size of each axis by the port's name; None for an open size, and for an open rank."""
 
+MOST_TOKENIZER_BYTES = 64 << 20
+"""Largest tokenizer.json that is read. The largest known, of 262,144 tokens, has 33 MB."""
 _CHUNK_BYTES = 1 << 20
 _BESIDE = {".xml": ".bin", ".pdmodel": ".pdiparams"}
 """Suffix of OpenVINO and PaddlePaddle files -> suffix of the weights file beside them."""

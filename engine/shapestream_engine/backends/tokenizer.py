@@ -5,12 +5,12 @@
     counts  i64 [texts]      the number of tokens of each text
 
 `properties` has the options: `max_tokens`, `truncate`, `add_special_tokens`, and `outputs`, the names of the lists. The
-padding and the truncation that a file asks for are switched off: texts of other lengths need no padding here, and a text that
-is cut is cut by the configuration only.
+padding and the truncation that a file asks for are switched off: texts of several lengths need no padding here, and only
+the configuration has texts cut.
 
 The library encodes without the GIL, so other threads go on (`tests/engine/test_tokenizer.py` sees it). It would encode one
-request on all CPUs, beside the slots' threads; a slot has its own thread, so this is off unless `TOKENIZERS_PARALLELISM` says
-otherwise. The library is Rust: a defect of it is a panic, which is no `Exception`.
+request on all CPUs, beside the slots' threads; a slot has its own thread, so this is off unless `TOKENIZERS_PARALLELISM`
+says otherwise. The library is Rust: a defect of it is a panic, which is no `Exception`.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from shapestream_engine.errors import (
     message_of,
 )
 from shapestream_engine.model import ModelSpec
+from shapestream_engine.model_files import MOST_TOKENIZER_BYTES
 from shapestream_engine.ports import InputPort, OutputPort, Whole, list_ports
 from shapestream_engine.regular_files import read_regular
 from shapestream_engine.shapes import NamedShape
@@ -50,8 +51,6 @@ COUNTS = "counts"
 """The output with the number of tokens of each text."""
 LISTS = {"input_ids": "ids", "token_type_ids": "type_ids", "attention_mask": "attention_mask"}
 """Name of an output -> the attribute of the library's encoding that it is."""
-MOST_FILE_BYTES = 256 << 20
-"""Largest tokenizer.json that is read. The largest known, of 262,144 tokens, has 33 MB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +132,7 @@ def _load(spec: ModelSpec) -> tuple[Any, list[str]]:
     if spec.path is None:
         raise spec.refused_by("tokenizer", "the path of a tokenizer.json")
     try:
-        data = read_regular(spec.path, MOST_FILE_BYTES)
+        data = read_regular(spec.path, MOST_TOKENIZER_BYTES)
     except OSError as error:
         raise ModelLoadError(f"cannot read the tokenizer {spec.path}: {error.strerror}") from error
     try:

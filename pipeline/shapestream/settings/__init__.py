@@ -21,7 +21,7 @@ from shapestream.settings.server_settings import (
     AdminSettings,
     ServerSettings,
 )
-from shapestream.settings.text_settings import PoolingSettings
+from shapestream.settings.text_settings import PoolingSettings, TokenizerSettings
 from shapestream.settings.yaml_source import Location
 
 __all__ = [
@@ -41,6 +41,7 @@ __all__ = [
     "ServerSettings",
     "Settings",
     "ShapesSettings",
+    "TokenizerSettings",
     "WorkerGroupSettings",
     "json_schema",
     "load_models",
