@@ -251,7 +251,7 @@ class CalibrationBench:
         own = sizes if alone else (1, *sizes[1:])
         try:
             different = [
-                make_request(signature, self._values, own, number=number)
+                make_request(signature, self._values, own, number=number, exact=True)
                 for number in range(1 if alone else min(sizes[0], DIFFERENT))
             ]
             members: list[Tensors] = (

@@ -14,6 +14,7 @@ from shapestream_engine.cost_table import MAX_ELEMENTS
 from shapestream_engine.element_types import dtype_of
 from shapestream_engine.shapes import Dimension
 from shapestream_engine.signature import ModelSignature
+from shapestream_engine.string_arrays import nbytes_of
 
 Sizes = tuple[int, ...]
 
@@ -119,14 +120,22 @@ def _axes(
             yield list(sizes)
         elif signature.has_batch and number == 0:
             yield _ladder(bounds, first=1, last=most_rows(signature, max_batch), factor=factor)
+        elif number in signature.table.strings:
+            # The bound of strings is a limit against abuse, not a length that is usual.
+            yield _ladder(
+                bounds, first=FIRST, last=min(bounds.maximum or UNBOUNDED, UNBOUNDED), factor=factor
+            )
         else:
             yield _ladder(bounds, first=FIRST, last=bounds.maximum or UNBOUNDED, factor=factor)
 
 
 def call_nbytes(signature: ModelSignature, sizes: Sizes) -> int:
     """Return the size in bytes of all inputs of a call."""
-    shapes = zip(signature.inputs, signature.input_shapes(sizes), strict=True)
-    return sum(prod(shape) * dtype_of(port.element_type).itemsize for port, shape in shapes)
+    shapes = zip(signature.inputs, signature.sent_shapes(sizes), strict=True)
+    return sum(
+        nbytes_of(shape) if port.is_string else prod(shape) * dtype_of(port.element_type).itemsize
+        for port, shape in shapes
+    )
 
 
 def _affordable(signature: ModelSignature, shapes: Iterable[Sizes], known: Sequence[Sizes]) -> list[Sizes]:

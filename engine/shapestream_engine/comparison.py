@@ -20,12 +20,12 @@ from time import monotonic
 
 import numpy as np
 
+from shapestream_engine.array_bytes import array_of
 from shapestream_engine.batch import BatchInputs
 from shapestream_engine.batching.calls import merge_sizes
 from shapestream_engine.calibration import CalibrationBench
 from shapestream_engine.calibration_shapes import stages
 from shapestream_engine.compiled_model import CompiledModel
-from shapestream_engine.element_types import dtype_of
 from shapestream_engine.errors import EngineError
 from shapestream_engine.layout import Tensors
 from shapestream_engine.machine import thread_times
@@ -142,7 +142,7 @@ class AnswerDistance:
         if self.vectors:
             said.append(f"argmax equal in {self.same_argmax:,} of {self.vectors:,}")
         if self.exact:
-            said.append(f"whole numbers equal in {self.same_exact:,} of {self.exact:,}")
+            said.append(f"whole numbers and strings equal in {self.same_exact:,} of {self.exact:,}")
         if self.other_shapes:
             said.append(f"outputs of another shape in {self.other_shapes:,} of {self.answers:,} answers")
         return ", ".join(said)
@@ -192,7 +192,7 @@ class _Account:
             if one.shape != other.shape:
                 continue
             self.values += one.size
-            if one.dtype.kind in "biu":
+            if one.dtype.kind in "biuO":
                 counts["exact"] += one.size
                 counts["same_exact"] += int((one == other).sum())
                 continue
@@ -233,6 +233,6 @@ def _answer(runner: Runner, signature: ModelSignature, request: Tensors, number:
     (answer,) = report.outputs
     assert answer is not None  # without a deadline no request is left out
     return [
-        np.frombuffer(buffer, dtype_of(element_type)).reshape(sizes)
+        array_of(element_type, sizes, buffer)
         for (_, element_type, sizes), buffer in zip(answer.layout, answer.buffers, strict=True)
     ]

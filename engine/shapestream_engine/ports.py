@@ -728,7 +728,7 @@ def _bounds(
     bounds = dict.fromkeys(names, Dimension())
     for port, per_axis in zip(inputs, axis_names, strict=True):
         if (implied := port.bytes_dimension) is not None:
-            bounds[implied] = Dimension(0, port.at_most_bytes)
+            bounds[implied] = Dimension(1, port.at_most_bytes)
         for axis, dimension in enumerate(port.shape.dimensions):
             name = per_axis[axis] or port.shape.names[axis]
             if name not in bounds:

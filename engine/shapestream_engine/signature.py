@@ -143,13 +143,13 @@ def _check_bytes(port: InputPort, shape: tuple[Any, ...]) -> None:
 
 
 def _mean_bytes(port: InputPort, shape: tuple[int, ...]) -> int:
-    """Return the mean bytes of the strings, rounded up.
+    """Return the mean bytes of the strings, rounded up, and at least 1: empty strings are elements, too.
 
     If it exceeds the bound, so does a string, which is refused by its index where its bytes are at hand. So the bound
     stands for such a mean here.
     """
     assert port.at_most_bytes is not None  # of strings
-    return min(port.at_most_bytes, -(-shape[-1] // (prod(shape[:-1]) or 1)))
+    return max(1, min(port.at_most_bytes, -(-shape[-1] // (prod(shape[:-1]) or 1))))
 
 
 def _nbytes(port: InputPort, shape: tuple[int, ...]) -> int:
@@ -349,6 +349,13 @@ class ModelSignature:
                 for number, dimension in zip(axes, port.shape.dimensions, strict=True)
             )
             for port, axes in zip(self.inputs, self.table.axes, strict=True)
+        )
+
+    def sent_shapes(self, sizes: Sizes) -> tuple[Sizes, ...]:
+        """Return the shape of each input in a layout of these sizes: that of strings ends with the bytes of all."""
+        return tuple(
+            shape if number is None else (*shape, prod(shape) * sizes[number])
+            for shape, number in zip(self.input_shapes(sizes), self.table.strings, strict=True)
         )
 
     def to_dict(self) -> dict[str, Any]:

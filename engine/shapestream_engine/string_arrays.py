@@ -10,6 +10,7 @@ as well.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from itertools import accumulate, pairwise
 from math import prod
 from typing import Any, TypeAlias
@@ -43,7 +44,7 @@ def pack(element_type: str, array: Array) -> tuple[Sizes, bytes]:
 
     A `str` may have no lone surrogate, since UTF-8 has none.
     """
-    elements = [_encoded(element_type, each) for each in array.ravel().tolist()]
+    elements = [_encoded(element_type, index, each) for index, each in enumerate(array.ravel().tolist())]
     lengths = np.fromiter(map(len, elements), LENGTH, len(elements))
     contents = b"".join(elements)
     return (*array.shape, len(contents)), lengths.tobytes() + contents
@@ -51,10 +52,10 @@ def pack(element_type: str, array: Array) -> tuple[Sizes, bytes]:
 
 def unpack(element_type: str, shape: Sizes, buffer: Buffer) -> Array:
     """Return the elements as an array of objects; raises `ShapeError` where `check` does."""
-    contents, ends = _parts(shape, buffer)
-    array = np.empty(len(ends) - 1, object)
+    contents, lengths = _parts(shape, buffer)
+    array = np.empty(len(lengths), object)
     try:
-        for index, (begin, end) in enumerate(pairwise(ends)):
+        for index, (begin, end) in enumerate(pairwise(accumulate(lengths.tolist(), initial=0))):
             element = contents[begin:end]
             array[index] = str(element, "utf-8") if element_type == "str" else bytes(element)
     except UnicodeDecodeError as error:
@@ -73,58 +74,98 @@ def as_strings(element_type: str, value: Any) -> Array:
     if array.dtype.kind not in _KINDS:
         raise ElementTypeError(f"elements are {element_type}, not {array.dtype}")
     objects = array if array.dtype == object else array.astype(object)
-    for element in objects.ravel().tolist():
-        _check_element(element_type, element)
+    for index, element in enumerate(objects.ravel().tolist()):
+        _check_element(element_type, index, element)
     return objects
 
 
 def check(element_type: str, shape: Sizes, buffer: Buffer) -> int:
-    """Return the bytes of the longest element.
+    """Return the bytes of the longest element; no object is made of any.
 
     Raises `ShapeError` where the lengths do not fit the bytes, and for an element of the type `str` that is no UTF-8.
     """
-    contents, ends = _parts(shape, buffer)
+    contents, lengths = _parts(shape, buffer)
     if element_type == "str":
         try:
-            str(contents, "utf-8")
+            ascii_only = str(contents, "utf-8").isascii()
         except UnicodeDecodeError as error:
-            index = next(index for index, end in enumerate(ends) if end > error.start) - 1
+            index = int(np.searchsorted(_ends(lengths), error.start, side="right"))
             raise ShapeError(f"element {index} is no UTF-8: {error.reason}") from None
-        # Together they may be UTF-8 although a character is cut: no element begins within one.
-        for index, begin in enumerate(ends[:-1]):
-            if begin < len(contents) and contents[begin] & 0xC0 == 0x80:
-                raise ShapeError(f"element {index} is no UTF-8: it begins within a character")
-    return max((end - begin for begin, end in pairwise(ends)), default=0)
+        if not ascii_only:
+            _check_beginnings(contents, lengths)
+    return int(lengths.max(initial=0))
 
 
-def _parts(shape: Sizes, buffer: Buffer) -> tuple[memoryview, list[int]]:
-    """Return the bytes of all elements, and where each begins; the last number is their end."""
-    whole = memoryview(buffer).cast("B")
+def divided(shape: Sizes, buffer: Buffer, counts: Sequence[int]) -> list[tuple[int, bytes]]:
+    """Return the elements in groups of these counts, in order: of each group the bytes of its elements, and its buffer.
+
+    Raises `ShapeError` where the lengths do not fit the bytes, or the counts do not add up to the elements.
+    """
+    contents, lengths = _parts(shape, buffer)
+    if sum(counts) != len(lengths):
+        raise ShapeError(f"there are {len(lengths)} strings, and {sum(counts)} are asked for")
+    ends = [0, *_ends(lengths).tolist()]
+    groups, first = [], 0
+    for last in accumulate(counts):
+        begin, end = ends[first], ends[last]
+        groups.append((end - begin, lengths[first:last].tobytes() + contents[begin:end]))
+        first = last
+    return groups
+
+
+def joined(parts: Iterable[tuple[Sizes, Buffer]]) -> tuple[int, bytes]:
+    """Return the bytes of the elements of all parts, one part after the other, and their buffer; `divided` undoes it."""
+    lengths, contents = [], []
+    for shape, buffer in parts:
+        own, lengths_ = _parts(shape, buffer)
+        lengths.append(lengths_.tobytes())
+        contents.append(own)
+    return sum(map(len, contents)), b"".join([*lengths, *contents])
+
+
+def _check_beginnings(contents: memoryview, lengths: Array) -> None:
+    """Together they are UTF-8, although a character may be cut: no element begins within one."""
+    begins = _ends(lengths)[:-1]
+    begins = begins[begins < len(contents)]
+    cut = np.frombuffer(contents, np.uint8)[begins] & 0xC0 == 0x80
+    if cut.any():
+        raise ShapeError(f"element {int(cut.argmax()) + 1} is no UTF-8: it begins within a character")
+
+
+def _parts(shape: Sizes, buffer: Buffer) -> tuple[memoryview, Array]:
+    """Return the bytes of all elements, and the length of each."""
+    whole = memoryview(buffer)
+    whole = whole.cast("B") if whole.nbytes else memoryview(b"")  # a view without elements cannot be cast
     count, nbytes = prod(shape[:-1]), shape[-1]
     if whole.nbytes != nbytes_of(shape):
         raise ShapeError(
             f"{count} strings of {nbytes} bytes have {nbytes_of(shape)} bytes, not {whole.nbytes}"
         )
-    begin = LENGTH.itemsize * count
-    lengths: list[int] = np.frombuffer(whole[:begin], LENGTH).tolist()
-    ends = list(accumulate(lengths, initial=0))
-    if ends[-1] != nbytes:
-        raise ShapeError(f"{count} strings have lengths of {ends[-1]} bytes in all, but {nbytes} bytes came")
-    return whole[begin:], ends
+    lengths = np.frombuffer(whole, LENGTH, count)
+    if (total := int(lengths.sum(dtype=np.uint64))) != nbytes:
+        raise ShapeError(f"{count} strings have lengths of {total} bytes in all, but {nbytes} bytes came")
+    return whole[lengths.nbytes :], lengths
 
 
-def _check_element(element_type: str, element: Any) -> None:
+def _ends(lengths: Array) -> Array:
+    """Return where each element ends."""
+    return np.cumsum(lengths, dtype=np.int64)
+
+
+def _check_element(element_type: str, index: int, element: Any) -> None:
     if not isinstance(element, str if element_type == "str" else bytes):
-        raise ElementTypeError(f"elements are {element_type}, not {type(element).__name__}")
+        raise ElementTypeError(
+            f"elements are {element_type}, not {type(element).__name__}, as element {index} is"
+        )
 
 
-def _encoded(element_type: str, element: Any) -> bytes:
-    _check_element(element_type, element)
+def _encoded(element_type: str, index: int, element: Any) -> bytes:
+    _check_element(element_type, index, element)
     if isinstance(element, str):
         try:
             return element.encode()
         except UnicodeEncodeError as error:
             raise ElementTypeError(
-                f"an element has {error.object[error.start]!r}, a lone surrogate, which is no character"
+                f"element {index} has {error.object[error.start]!r}, a lone surrogate, which is no character"
             ) from None
     return bytes(element)

@@ -493,7 +493,7 @@ def test_text_that_is_no_utf8_fails_the_call_by_name() -> None:
 def test_a_lone_surrogate_of_a_function_is_its_error() -> None:
     """UTF-8 has none."""
     report = SlotBench(compile_model(spec_of(lambda text: ["\ud800"]))).run(objects("a"))
-    assert ("model_error", True) == (report.code, "output 'y': an element has '\\ud800'" in report.message)
+    assert ("model_error", True) == (report.code, "output 'y': element 0 has '\\ud800'" in report.message)
 
 
 def test_arrays_of_numbers_are_views_of_their_buffers() -> None:

@@ -213,7 +213,7 @@ class OutputSplitter(ABC):
                 start += count
             for trimmed, dimension, extent in trims:
                 region[trimmed] = slice(extent.of(shape.sizes[dimension]))
-            yield output[tuple(region)]
+            yield output[(*region, ...)]  # an array also without axes, where an object would come alone
 
     def _column(self, pieces: Iterable[Array]) -> Column:
         column = Column([], [])

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 
+from shapestream_engine.array_bytes import sent_array
 from shapestream_engine.ports import Shared
 from shapestream_engine.probing.inputs import Samples, Values, default_values, spell_sizes
 from shapestream_engine.probing.model_calls import DirectCalls
 from shapestream_engine.probing.probe_requests import ProbeRequests
+from shapestream_engine.probing.texts import given_texts
 from shapestream_engine.probing.tolerances import ENOUGH_ROWS, OutputTolerance, coarser
 from shapestream_engine.shapes import Dimension
 from shapestream_engine.signature import ModelSignature
@@ -33,7 +36,7 @@ _SAMPLES = 3
 """Requests per set of sizes."""
 _MOST_STARTS = 14
 _MOST_ELEMENTS = 1 << 22
-"""Largest number of elements of one request, over all inputs."""
+"""Largest number of elements of one request, over all inputs; of strings the bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +86,7 @@ class Baseline:
         """Tell whether all values of an output are whole: then only requests near a threshold show that it moved."""
         if isinstance(self.signature.outputs[output].rule, Shared):
             return False
-        if self.tolerances[output].tolerance is None:
+        if self.signature.outputs[output].is_string or self.tolerances[output].tolerance is None:
             return True
         # Whole floats within one tolerance of each other are treated as ordinary floats.
         floats = [r.astype(np.float64) for _, r in self.requests.all_results(output) if r.size]
@@ -135,7 +138,7 @@ def find_baseline(
 
 def starts(signature: ModelSignature, given: Mapping[str, Values]) -> Iterator[Start]:
     """Yield the combinations of values and sizes to try, the most likely first."""
-    defaults = {port.name: default_values(port.element_type) for port in signature.inputs}
+    defaults = {port.name: default_values(port) for port in signature.inputs}
     variants = max((len(values) for name, values in defaults.items() if name not in given), default=1)
     seen: list[tuple[int, tuple[tuple[int, ...], ...]]] = []
     for variant in range(variants):
@@ -163,7 +166,8 @@ def rungs(bounds: Dimension, ladder: Sequence[int]) -> list[int]:
 
 def is_affordable(signature: ModelSignature, sizes: tuple[int, ...]) -> bool:
     """Tell whether a request of these sizes is small enough to run many times."""
-    return sum(int(np.prod(shape)) for shape in signature.input_shapes(sizes)) <= _MOST_ELEMENTS
+    shapes = zip(signature.inputs, signature.sent_shapes(sizes), strict=True)
+    return sum(shape[-1] if port.is_string else prod(shape) for port, shape in shapes) <= _MOST_ELEMENTS
 
 
 def _size_sets(signature: ModelSignature, ladder: Sequence[int], *, tied: bool) -> Iterator[tuple[int, ...]]:
@@ -187,7 +191,8 @@ def _sizes_of_samples(signature: ModelSignature, given: Mapping[str, Values]) ->
     sets = []
     for row in range(_SETS):
         sizes = [max(1, bounds.minimum) for bounds in signature.bounds]
-        for port, axes in zip(signature.inputs, signature.table.axes, strict=True):
+        table = signature.table
+        for port, axes, strings in zip(signature.inputs, table.axes, table.strings, strict=True):
             values = given.get(port.name)
             if not isinstance(values, Samples):
                 continue
@@ -195,6 +200,10 @@ def _sizes_of_samples(signature: ModelSignature, given: Mapping[str, Values]) ->
             for axis, number in enumerate(axes[: len(shape)]):
                 if number is not None and axis != values.batch_axis:
                     sizes[number] = shape[axis]
+            if strings is not None:
+                texts = given_texts(port.element_type, values.rows[row % len(values.rows)], None)
+                (*_, nbytes), _ = sent_array(port.element_type, texts)
+                sizes[strings] = max(1, -(-nbytes // texts.size))
         within = all(size in bounds for size, bounds in zip(sizes, signature.bounds, strict=True))
         if within and is_affordable(signature, tuple(sizes)):
             sets.append(tuple(sizes))
@@ -222,7 +231,7 @@ def _baseline(
 def tells(result: Array) -> bool:
     """Tell whether a result has elements in which a neighbour or padding could show: finite or whole ones."""
     return bool(result.size) and (
-        result.dtype.kind in "iub" or bool(np.isfinite(result.astype(np.float64)).any())
+        result.dtype.kind in "iubO" or bool(np.isfinite(result.astype(np.float64)).any())
     )
 
 
@@ -244,6 +253,6 @@ def blank_reason(requests: ProbeRequests, output: int, *, contents: bool = False
 
 
 def _equal(one: Array, other: Array) -> bool:
-    if one.dtype.kind in "iub":
+    if one.dtype.kind in "iubO":
         return np.array_equal(one, other)
     return np.array_equal(one.astype(np.float64), other.astype(np.float64), equal_nan=True)

@@ -30,6 +30,8 @@ _FAR = 512
 """Size to which a dimension without an upper bound is padded."""
 _TYPICAL = 3
 """Different ordinary requests of a static shape, and of a call with a fixed number of rows."""
+_LONGER = 8
+"""Ratio of the lengths of strings that share a call."""
 _CONTENTS = 12
 """Contents of one size per round; each size has a first round before any size has a second."""
 _WAYS = 2
@@ -89,12 +91,32 @@ def batching_cases(baseline: Baseline, rows: int) -> Iterator[Case]:
             else None
         )
         yield from case_of(baseline, "a request of several rows between two others", [one, double, two], rows)
+        yield from _of_lengths(baseline, sizes, rows)
         crowd = [baseline.requests.typical(sizes, number % 3) for number in range(min(room, SMALL_BATCH))]
         yield from case_of(baseline, f"{len(crowd)} requests", crowd, rows)
     for turn in range(_rounds(baseline)):
         for sizes in baseline.sizes:
             for group in _grouped(_varied(baseline, sizes, turn), min(rows // sizes[0], SMALL_BATCH)):
                 yield from case_of(baseline, "requests of many contents", group, rows)
+
+
+def _of_lengths(baseline: Baseline, sizes: tuple[int, ...], rows: int) -> Iterator[Case]:
+    """Yield calls of requests whose strings are shorter and longer than each other's."""
+    table = baseline.signature.table
+    for factor in (1 / _LONGER, _LONGER):
+        other = list(sizes)
+        for port, number in zip(baseline.signature.inputs, table.strings, strict=True):
+            if number is not None:
+                assert port.at_most_bytes is not None  # of strings
+                other[number] = min(port.at_most_bytes, max(1, int(sizes[number] * factor)))
+        if tuple(other) != sizes:
+            one, two, three = (
+                baseline.requests.typical(own, number)
+                for number, own in enumerate((sizes, tuple(other), sizes))
+            )
+            words = "strings of other lengths"
+            yield from case_of(baseline, f"{words} between", [one, two, three], rows)
+            yield from case_of(baseline, f"{words} first", [two, one], rows)
 
 
 def crowds(baseline: Baseline, padded: Sequence[int], rows: int) -> Iterator[Case]:

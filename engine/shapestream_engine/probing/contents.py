@@ -22,7 +22,8 @@ import numpy as np
 from shapestream_engine.element_types import dtype_of
 from shapestream_engine.layout import Tensors
 from shapestream_engine.ports import InputPort
-from shapestream_engine.probing.inputs import Samples, Values, held, request_of
+from shapestream_engine.probing.inputs import Samples, Values, drawn_texts, held, request_of
+from shapestream_engine.probing.texts import Texts
 from shapestream_engine.signature import ModelSignature
 from shapestream_engine.tensor import Array
 
@@ -74,6 +75,7 @@ class Domain:
     @classmethod
     def of(cls, port: InputPort, values: Values, *, is_declared: bool, largest: int | None) -> Domain:
         """Return the domain of an input with these ordinary values; `largest` is the largest id, or None without ids."""
+        assert not isinstance(values, Texts)
         ordinary = values.range()
         low, high = ordinary
         kind = dtype_of(port.element_type).kind
@@ -124,6 +126,8 @@ class Domain:
 
 def has_ids(port: InputPort, declared: frozenset[str]) -> bool:
     """Tell whether an input may hold ids whose number is not declared."""
+    if port.is_string:
+        return False
     is_whole = dtype_of(port.element_type).kind in "iu" and port.element_type not in ("u8", "i8")
     return is_whole and port.mask_of is None and port.name not in declared
 
@@ -134,13 +138,13 @@ def domains(
     declared: frozenset[str],
     largest_ids: Mapping[str, int],
 ) -> dict[str, Domain]:
-    """Return the domain of each input; the user described the values of those in `declared`."""
+    """Return the domain of each input of numbers; the user described the values of those in `declared`."""
     return {
         port.name: Domain.of(
             port, values[port.name], is_declared=port.name in declared, largest=largest_ids.get(port.name)
         )
         for port in signature.inputs
-        if port.mask_of is None
+        if port.mask_of is None and not port.is_string
     }
 
 
@@ -177,6 +181,8 @@ def content_request(
     def array(port: InputPort, shape: tuple[int, ...]) -> Array | None:
         if port.mask_of is not None:
             return None
+        if port.is_string:
+            return drawn_texts(port, values[port.name], shape, random, number=number)
         recipe = own_recipe or all_recipes[int(random.integers(len(all_recipes)))]
         own, domain = values[port.name], known[port.name]
         if isinstance(own, Samples) and recipe.pattern != "end":

@@ -30,6 +30,7 @@ from shapestream_engine.batching.calls import CallPlanner
 from shapestream_engine.calibration_shapes import call_nbytes
 from shapestream_engine.compiled_model import CompiledModel
 from shapestream_engine.errors import EngineError, SignatureError
+from shapestream_engine.ports import InputPort
 from shapestream_engine.probing.baseline import Baseline, find_baseline, tells
 from shapestream_engine.probing.cases import (
     Case,
@@ -42,7 +43,7 @@ from shapestream_engine.probing.cases import (
     static_cases,
     strategy_cases,
 )
-from shapestream_engine.probing.inputs import Values, read_samples
+from shapestream_engine.probing.inputs import Samples, Values, read_samples
 from shapestream_engine.probing.model_calls import Announce, DirectCalls, ModelCalls, ProbeRequest, SlotCalls
 from shapestream_engine.probing.probe_requests import ProbeRequests, same_bits
 from shapestream_engine.probing.report import Finding, Treatment, Verdict, refuted, unproved
@@ -109,7 +110,11 @@ def treatments(signature: ModelSignature, options: ProbeOptions) -> list[Treatme
     found = []
     if most_rows(signature, options.max_batch) > 1:
         found.append(Treatment(kind="batching"))
-    padded = [name for name, may in zip(signature.dimensions, signature.paddable, strict=True) if may]
+    padded = [
+        name
+        for number, (name, may) in enumerate(zip(signature.dimensions, signature.paddable, strict=True))
+        if may and number not in signature.table.strings
+    ]
     found += [Treatment(kind="padding", dimensions=(name,)) for name in padded]
     if len(padded) > 1:
         found.append(Treatment(kind="padding", dimensions=tuple(padded)))
@@ -479,11 +484,24 @@ def values_of(signature: ModelSignature, options: ProbeOptions) -> dict[str, Val
         if samples_of_all is not None:
             known |= read_samples(samples_of_all, axes)
         if for_all is not None:
-            known |= dict.fromkeys(axes, for_all)
+            numbers = [port.name for port in signature.inputs if not port.is_string]
+            known |= dict.fromkeys(numbers, for_all)
         known |= values
         for name, path in samples.items():
             known |= read_samples(path, axes, only=name)
+        for port in signature.inputs:
+            _check_kind(port, known.get(port.name))
     return known
+
+
+def _check_kind(port: InputPort, values: Values | None) -> None:
+    """Raise `SignatureError` for numbers of an input of strings, and for strings of an input of numbers."""
+    if values is None:
+        return
+    are_strings = isinstance(values, Samples) and values.rows[0].dtype.kind in "SUT"
+    if port.is_string != are_strings:
+        remedy = "give samples, an .npz of strings, or leave it out" if port.is_string else "give numbers"
+        raise SignatureError(f"input {port.name!r} is {port.element_type}, and {values} are not; {remedy}")
 
 
 def computed_in(properties: Mapping[str, object]) -> str | None:

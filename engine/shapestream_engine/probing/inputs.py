@@ -15,11 +15,13 @@ from zipfile import BadZipFile, ZipInfo
 
 import numpy as np
 
+from shapestream_engine.array_bytes import sent_array
 from shapestream_engine.element_types import dtype_of
 from shapestream_engine.errors import SignatureError
 from shapestream_engine.layout import Tensors
 from shapestream_engine.machine import memory_bytes
 from shapestream_engine.ports import InputPort
+from shapestream_engine.probing.texts import Texts, extreme_texts, given_texts, has_extreme
 from shapestream_engine.regular_files import open_regular
 from shapestream_engine.signature import ModelSignature
 from shapestream_engine.tensor import Array
@@ -118,12 +120,14 @@ class Samples:
         return f"{len(self.rows)} sample{'s' if len(self.rows) != 1 else ''}"
 
 
-Values: TypeAlias = Integers | Uniform | Normal | Samples
+Values: TypeAlias = Integers | Uniform | Normal | Samples | Texts
 
 
-def default_values(element_type: str) -> tuple[Values, ...]:
+def default_values(port: InputPort) -> tuple[Values, ...]:
     """Return default values of an input without a description, the most likely first."""
-    match element_type:
+    if port.at_most_bytes is not None:
+        return (Texts(port.element_type, port.at_most_bytes),)
+    match port.element_type:
         case "boolean":
             return (Integers(0, 1),)
         case "u8":
@@ -139,15 +143,14 @@ def default_values(element_type: str) -> tuple[Values, ...]:
 
 def complete_values(signature: ModelSignature, given: Mapping[str, Values]) -> dict[str, Values]:
     """Return the values of every input; inputs without given values get the first default of their element type."""
-    return {
-        port.name: given.get(port.name) or default_values(port.element_type)[0] for port in signature.inputs
-    }
+    return {port.name: given.get(port.name) or default_values(port)[0] for port in signature.inputs}
 
 
 def drawn(
     values: Values, element_type: str, shape: tuple[int, ...], random: np.random.Generator, *, number: int
 ) -> Array:
-    """Draw an input. Every second picture is blocky, because many models see nothing in noise."""
+    """Draw an input of numbers. Every second picture is blocky, because many models see nothing in noise."""
+    assert not isinstance(values, Texts)  # they are drawn for inputs of strings only
     dtype = dtype_of(element_type)
     if isinstance(values, Samples):
         return values.cut(shape, number).astype(dtype)
@@ -159,8 +162,31 @@ def drawn(
     return held(blocks[..., : shape[-2], : shape[-1]], dtype)
 
 
+def drawn_texts(
+    port: InputPort,
+    values: Values,
+    shape: tuple[int, ...],
+    random: np.random.Generator,
+    *,
+    number: int,
+    exact: bool = False,
+) -> Array:
+    """Draw an input of strings; `shape` has the bytes of all together last. Samples have them only if `exact`.
+
+    Raises `SignatureError` for values that are numbers.
+    """
+    if isinstance(values, Samples):
+        return given_texts(port.element_type, values.cut(shape[:-1], number), shape[-1] if exact else None)
+    if not isinstance(values, Texts):
+        raise SignatureError(
+            f"input {port.name!r} is {port.element_type}, and its values are {values}; give samples, or leave them out"
+        )
+    return values.draw(shape, random)
+
+
 def extremes(values: Values, element_type: str) -> Iterator[tuple[Extreme, float]]:
-    """Yield extreme values for a whole input; only floats go beyond their range."""
+    """Yield extreme values for a whole input of numbers; only floats go beyond their range."""
+    assert not isinstance(values, Texts)
     low, high = values.range()
     yield "smallest", low
     yield "largest", high
@@ -264,11 +290,17 @@ def make_request(
     *,
     number: int = 0,
     seed: int = 0,
+    exact: bool = False,
 ) -> Tensors:
-    """Make a request of these sizes. Every second request lacks the masks that the server can make."""
+    """Make a request of these sizes. Every second request lacks the masks that the server can make.
+
+    Texts of samples keep their lengths, whatever the sizes say, unless `exact`.
+    """
     random = np.random.default_rng([seed, number, *sizes])
 
     def array(port: InputPort, shape: tuple[int, ...]) -> Array | None:
+        if port.is_string:
+            return drawn_texts(port, values[port.name], shape, random, number=number, exact=exact)
         if port.mask_of is None:
             return drawn(values[port.name], port.element_type, shape, random, number=number)
         return None if number % 2 == 0 else filled(1, port.element_type, shape)
@@ -283,12 +315,15 @@ def extreme_request(
     known: dict[str, dict[Extreme, float]] = {
         port.name: dict(extremes(values[port.name], port.element_type))
         for port in signature.inputs
-        if port.mask_of is None
+        if port.mask_of is None and not port.is_string
     }
-    if not any(kind in each for each in known.values()):
+    has_texts = has_extreme(kind) and any(port.is_string for port in signature.inputs)
+    if not has_texts and not any(kind in each for each in known.values()):
         return None
 
     def array(port: InputPort, shape: tuple[int, ...]) -> Array | None:
+        if port.is_string:
+            return extreme_texts(port.element_type, kind, shape)
         own = known.get(port.name)
         return None if own is None else filled(own.get(kind, own["largest"]), port.element_type, shape)
 
@@ -300,12 +335,16 @@ def request_of(
     sizes: tuple[int, ...],
     make: Callable[[InputPort, tuple[int, ...]], Array | None],
 ) -> Tensors:
-    """Make a request of the arrays that `make` returns for each input and its shape; None leaves a mask out."""
+    """Make a request of the arrays that `make` returns for each input and its shape; None leaves a mask out.
+
+    The shape of strings ends with the bytes of all.
+    """
     layout, buffers = [], []
-    for number, (port, shape) in enumerate(zip(signature.inputs, signature.input_shapes(sizes), strict=True)):
+    for number, (port, shape) in enumerate(zip(signature.inputs, signature.sent_shapes(sizes), strict=True)):
         if (array := make(port, shape)) is not None:
-            layout.append((number, port.element_type, tuple(array.shape)))
-            buffers.append(array.tobytes())
+            own, buffer = sent_array(port.element_type, array)
+            layout.append((number, port.element_type, own))
+            buffers.append(buffer)
     return Tensors(layout=tuple(layout), buffers=buffers)
 
 

@@ -10,11 +10,11 @@ from typing import TypeAlias
 
 import numpy as np
 
+from shapestream_engine.array_bytes import array_of
 from shapestream_engine.batch import BatchInputs
 from shapestream_engine.batching.assembly import Assembly
 from shapestream_engine.batching.calls import merge_sizes
 from shapestream_engine.compiled_model import CompiledModel
-from shapestream_engine.element_types import dtype_of
 from shapestream_engine.errors import InferenceError
 from shapestream_engine.layout import RequestShape, Tensors
 from shapestream_engine.request_pool import RequestPool
@@ -117,7 +117,7 @@ class DirectCalls(ModelCalls):
 def arrays_of(result: Tensors) -> list[Array]:
     """Return the arrays of a result, in the order of the outputs."""
     return [
-        np.frombuffer(buffer, dtype_of(element_type)).reshape(shape)
+        array_of(element_type, shape, buffer)
         for (_, element_type, shape), buffer in zip(result.layout, result.buffers, strict=True)
     ]
 

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from time import monotonic
 from typing import Any
 
 import numpy as np
 
+from shapestream_engine.array_bytes import sent_array
 from shapestream_engine.errors import EngineError, RuleError
 from shapestream_engine.layout import Tensors
 from shapestream_engine.probing.contents import MOST_ID, content_request, domains, has_ids, recipes
@@ -31,6 +32,7 @@ from shapestream_engine.probing.inputs import (
     spell_sizes,
 )
 from shapestream_engine.probing.model_calls import ModelCalls, ProbeRequest, arrays_of
+from shapestream_engine.probing.texts import Texts
 from shapestream_engine.probing.tolerances import Moments, OutputTolerance, Tolerance, coarser, compare
 from shapestream_engine.tensor import Array
 
@@ -38,6 +40,8 @@ _HALVINGS = 24
 """Most steps of a bisection: from a thousand to a ten-thousandth."""
 _NUDGES = 3
 """Random changes per request that imitate rounding."""
+_TEXTS = 24
+"""Contents of a model that takes only strings: there are no values to lie above or below."""
 _MOST_NBYTES = 256 << 20
 """Bytes of the contents that are kept; when the limit is reached, no more are made."""
 
@@ -103,6 +107,8 @@ class ProbeRequests:
             for (index, *_), array in zip(request.tensors.layout, arrays_of(request.tensors), strict=True)
             if index == number and array.size
         ]
+        if isinstance(values, Texts) or self.signature.inputs[number].is_string:
+            return str(values)
         low, high = values.range()
         least = min((float(array.min()) for array in found), default=low)
         most = max((float(array.max()) for array in found), default=high)
@@ -110,7 +116,12 @@ class ProbeRequests:
 
     @property
     def contents(self) -> int:
-        """Number of contents per size: one per recipe, and as many mixtures where there are several inputs or ids."""
+        """Number of contents per size: one per recipe, and as many mixtures where there are several inputs or ids.
+
+        Where all inputs are strings, `_TEXTS`.
+        """
+        if not self._domains:
+            return _TEXTS
         mixes = len(self._domains) > 1 or any(domain.is_whole for domain in self._domains.values())
         return len(self._recipes) * (1 + mixes)
 
@@ -232,7 +243,9 @@ class ProbeRequests:
         signature = self.signature
         port, shape = signature.inputs[number], signature.input_shapes(sizes)[number]
         usual = make_request(signature, self.values, sizes, seed=self._seed)
-        least, refused = int(self.values[port.name].range()[1]), MOST_ID + 1
+        values = self.values[port.name]
+        assert not isinstance(values, Texts)  # the input may hold ids
+        least, refused = int(values.range()[1]), MOST_ID + 1
         tried = MOST_ID
         while refused - least > 1 and monotonic() <= self.ends_at:
             own = filled(tried, port.element_type, shape).tobytes()
@@ -318,12 +331,14 @@ class ProbeRequests:
             if part is not None and array.size:
                 floats = array.astype(np.float64)
                 # The model's weights fit ordinary values, and round at their magnitude.
-                ordinary = self.values[self.signature.inputs[port].name].range()
+                values = self.values[self.signature.inputs[port].name]
+                assert not isinstance(values, Texts)
+                ordinary = values.range()
                 largest = max(float(np.abs(floats).max()), *map(abs, ordinary))
                 changes = part.of_magnitude * largest * random.uniform(-1, 1, array.shape)
                 array = held(floats + changes, array.dtype)
             changed.append(array)
-        return Tensors(layout=tensors.layout, buffers=[array.tobytes() for array in changed])
+        return _with_arrays(tensors, changed)
 
     def _made_up(self, tensors: Tensors, words: str, kind: str) -> ProbeRequest | None:
         """Run a request that users may never send, in a phase of its own: if the model crashes on it alone, no
@@ -349,9 +364,8 @@ class ProbeRequests:
 
 
 def _largest(request: ProbeRequest) -> float:
-    return max(
-        float(np.abs(array.astype(np.float64)).max(initial=0.0)) for array in arrays_of(request.tensors)
-    )
+    numbers = [array for array in arrays_of(request.tensors) if array.dtype != object]
+    return max(float(np.abs(array.astype(np.float64)).max(initial=0.0)) for array in numbers)
 
 
 def _apart(one: ProbeRequest, other: ProbeRequest, output: int, tolerance: OutputTolerance) -> float:
@@ -362,6 +376,8 @@ def _apart(one: ProbeRequest, other: ProbeRequest, output: int, tolerance: Outpu
 def same_bits(one: Array, other: Array) -> bool:
     """Tell whether two results are equal to the bit. Most are, and a comparison with tolerances takes 20 times as
     long."""
+    if one.dtype == object:
+        return np.array_equal(one, other)
     return one.shape == other.shape and one.tobytes() == other.tobytes()
 
 
@@ -369,13 +385,28 @@ def _between(one: Tensors, other: Tensors, share: float) -> Tensors:
     """Interpolate between two requests of the same layout; `share` 0.0 is the first, 1.0 the second."""
     mixed = []
     for number, (first, second) in enumerate(zip(arrays_of(one), arrays_of(other), strict=True)):
+        if first.dtype == object:
+            # As integers do, each string steps at a random point.
+            steps = np.random.default_rng(number).random(first.shape)
+            mixed.append(np.where(steps < share, second, first))
+            continue
         start = first.astype(np.float64)
         way = start + (second.astype(np.float64) - start) * share
         if first.dtype.kind in "biu":
             # Each integer steps at a random point, so that two neighbours on the way differ in one number.
             way = np.floor(way + np.random.default_rng(number).random(first.shape))
         mixed.append(held(way, first.dtype))
-    return Tensors(layout=one.layout, buffers=[array.tobytes() for array in mixed])
+    return _with_arrays(one, mixed)
+
+
+def _with_arrays(tensors: Tensors, arrays: Sequence[Array]) -> Tensors:
+    """Return a request of the same inputs with other arrays; the bytes of strings may differ."""
+    layout, buffers = [], []
+    for (port, element_type, _), array in zip(tensors.layout, arrays, strict=True):
+        shape, buffer = sent_array(element_type, array)
+        layout.append((port, element_type, shape))
+        buffers.append(buffer)
+    return Tensors(layout=tuple(layout), buffers=buffers)
 
 
 def _same(one: Tensors, other: Tensors) -> bool:

@@ -37,6 +37,9 @@ _MARK_GAP = 1e3
 """Smallest ratio of a mark to every ordinary value. Beyond it, f32's rounding of the mark is below a hundredth of
 the ordinary values."""
 
+_MOST_SHOWN = 40
+"""Characters of a string in a message."""
+
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
@@ -315,7 +318,19 @@ def distances(one: Array, other: Array) -> Array:
     return np.where(same, 0.0, np.where(np.isnan(off), np.inf, np.maximum(off, np.finfo(np.float64).tiny)))
 
 
+def _shown(string: Any) -> str:
+    shown = repr(string)
+    return shown if len(shown) <= _MOST_SHOWN else f"{shown[:_MOST_SHOWN]}…"
+
+
 def _exact(alone: Array, together: Array) -> Difference:
+    if alone.dtype == object:
+        wrong = np.not_equal(alone, together).astype(bool)
+        if not wrong.any():
+            return Difference(amount=0.0, allowed=0.0)
+        place = int(wrong.argmax())
+        words = f"{_shown(together.flat[place])} where it was {_shown(alone.flat[place])} alone"
+        return Difference(amount=math.inf, allowed=0.0, words=words)
     if alone.tobytes() == together.tobytes():
         return Difference(amount=0.0, allowed=0.0)
     if alone.dtype.kind not in "biu":

@@ -254,7 +254,7 @@ class _Planner:
                 tuple(ROWS if each == BATCH else each for each in names), port.shape.dimensions
             )
             self._types[Source(None, name)] = Type(port.element_type, shape)
-            yield InputPort(name, port.element_type, shape)
+            yield InputPort(name, port.element_type, shape, at_most_bytes=port.at_most_bytes)
 
     def _before_spread(self, name: str, stage: StageSpec, port: InputPort) -> InputPort:
         """Return the port of a chain's input that this stage takes: all rows where the stage takes one at a time."""
@@ -269,7 +269,8 @@ class _Planner:
         names, dimensions = port.shape.names, port.shape.dimensions
         if self._has_rows(stage, port):
             names, dimensions = names[1:], dimensions[1:]
-        return InputPort(name, port.element_type, NamedShape((None, *names), (Dimension(), *dimensions)))
+        shape = NamedShape((None, *names), (Dimension(), *dimensions))
+        return InputPort(name, port.element_type, shape, at_most_bytes=port.at_most_bytes)
 
     def _has_rows(self, stage: StageSpec, port: InputPort) -> bool:
         """Tell whether the first axis of this input is its model's batch axis."""

@@ -14,7 +14,7 @@ from typing import Final
 from shapestream.chains.lead_times import LeadTimes
 from shapestream.chains.plan import OF_NO_MODEL, Chain, Gathering, Stage, StageOutput
 from shapestream.chains.spec import Source, Spread
-from shapestream.chains.values import Items, Tensor, Value, listed, stacked
+from shapestream.chains.values import Items, Tensor, Value, blank, listed, stacked
 from shapestream_engine.layout import Tensors
 
 ROW_FAULTS: Final = frozenset({"model_error", "poisoned", "invalid", "too_large", "worker_lost"})
@@ -355,7 +355,7 @@ def _nothing(output: StageOutput) -> Value:
     element_type, shape = output.type.element_type, output.type.shape
     if output.type.is_list:
         return Items(element_type, shape.rank, ())
-    return Tensor(element_type, (0, *[dimension.minimum for dimension in shape.dimensions[1:]]), b"")
+    return blank(element_type, (0, *[dimension.minimum for dimension in shape.dimensions[1:]]))
 
 
 def _tensor(result: Tensors, number: int) -> Tensor:

@@ -1,6 +1,6 @@
 """Tensors between stages: as received, taken apart without a copy, and put together from the results of a stage.
 
-The bytes of an array of a list, or of a row, are a view of the frame that they came in.
+The bytes of an array of a list, or of a row, are a view of the frame that they came in; those of strings are copies.
 """
 
 from __future__ import annotations
@@ -9,9 +9,11 @@ from collections.abc import Iterator, Sequence
 from math import prod
 from typing import NamedTuple, TypeAlias
 
+from shapestream_engine import string_arrays
 from shapestream_engine.element_types import dtype_of
 from shapestream_engine.layout import Buffer
 from shapestream_engine.shapes import exact_nbytes
+from shapestream_engine.string_arrays import STRING_TYPES
 
 
 class Tensor(NamedTuple):
@@ -19,6 +21,7 @@ class Tensor(NamedTuple):
 
     element_type: str
     shape: tuple[int, ...]
+    """As in a layout: that of strings ends with their bytes (`string_arrays`)."""
     buffer: Buffer
 
     @property
@@ -26,15 +29,35 @@ class Tensor(NamedTuple):
         """Return the length of its bytes."""
         return memoryview(self.buffer).nbytes
 
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Return the size of each axis: the shape, without the bytes with which that of strings ends."""
+        return self.shape[:-1] if self.element_type in STRING_TYPES else self.shape
+
     def rows(self, *, keep_axis: bool) -> list[Tensor]:
-        """Return a tensor for each index of the first axis, as views: `[1, …]` if that axis is kept, else without it."""
-        count, inner = self.shape[0], self.shape[1:]
-        shape = (1, *inner) if keep_axis else inner
-        nbytes = exact_nbytes(dtype_of(self.element_type).itemsize, inner)
-        view = _bytes_of(self.buffer)
-        return [
-            Tensor(self.element_type, shape, view[row * nbytes : (row + 1) * nbytes]) for row in range(count)
-        ]
+        """Return a tensor for each index of the first axis: `[1, …]` if that axis is kept, else without it.
+
+        Rows of numbers are views, those of strings copies.
+        """
+        count, inner = self.sizes[0], self.sizes[1:]
+        return self.divided([(1, *inner) if keep_axis else inner] * count)
+
+    def divided(self, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
+        """Return tensors of these shapes, whose elements follow each other here. Raises ValueError for other elements."""
+        element_type, view = self.element_type, _bytes_of(self.buffer)
+        if element_type in STRING_TYPES:
+            groups = string_arrays.divided(self.shape, view, [prod(shape) for shape in shapes])
+            return [
+                Tensor(element_type, (*shape, nbytes), buffer)
+                for shape, (nbytes, buffer) in zip(shapes, groups, strict=True)
+            ]
+        itemsize, end, tensors = dtype_of(element_type).itemsize, 0, []
+        for shape in shapes:
+            begin, end = end, end + exact_nbytes(itemsize, shape)
+            tensors.append(Tensor(element_type, shape, view[begin:end]))
+        if end != view.nbytes:
+            raise ValueError(f"there are {view.nbytes} bytes, and {end} are asked for")
+        return tensors
 
 
 class Items(NamedTuple):
@@ -49,32 +72,21 @@ class Items(NamedTuple):
         """Read the two outputs of a list (`list_ports`). Raises ValueError if they contradict each other."""
         count, rank = shapes.shape
         numbers = _bytes_of(shapes.buffer).cast("q").tolist()
-        itemsize = dtype_of(elements.element_type).itemsize
-        view, end, tensors = _bytes_of(elements.buffer), 0, []
-        for place in range(0, count * rank, rank or 1):
-            shape = tuple(numbers[place : place + rank])
+        rows = [tuple(numbers[place * rank : (place + 1) * rank]) for place in range(count)]
+        for shape in rows:
             if min(shape, default=0) < 0:
                 raise ValueError(f"a list has an array of the shape {list(shape)}")
-            begin, end = end, end + exact_nbytes(itemsize, shape)
-            tensors.append(Tensor(elements.element_type, shape, view[begin:end]))
-        if rank == 0:
-            tensors = [
-                Tensor(elements.element_type, (), view[place * itemsize : (place + 1) * itemsize])
-                for place in range(count)
-            ]
-            end = count * itemsize
-        if end != view.nbytes:
-            raise ValueError(f"a list has {view.nbytes} bytes, and its shapes ask for {end}")
-        return cls(elements.element_type, rank, tensors)
+        try:
+            return cls(elements.element_type, rank, elements.divided(rows))
+        except ValueError as error:
+            raise ValueError(f"a list does not have what its shapes ask for: {error}") from None
 
     def write(self) -> tuple[Tensor, Tensor]:
         """Return the two outputs of a list: the elements of all tensors, and their shapes."""
-        sizes = [size for tensor in self.tensors for size in tensor.shape]
-        elements = sum(prod(tensor.shape) for tensor in self.tensors)
+        sizes = [size for tensor in self.tensors for size in tensor.sizes]
+        elements = sum(prod(tensor.sizes) for tensor in self.tensors)
         return (
-            Tensor(
-                self.element_type, (elements,), b"".join(_bytes_of(tensor.buffer) for tensor in self.tensors)
-            ),
+            _joined(self.element_type, (elements,), self.tensors),
             Tensor(
                 "i64", (len(self.tensors), self.rank), b"".join(size.to_bytes(8, "little") for size in sizes)
             ),
@@ -82,15 +94,12 @@ class Items(NamedTuple):
 
     def as_batch(self) -> Tensor:
         """Return one tensor with the items along a new first axis. Raises ValueError if their shapes differ."""
-        shapes = {tensor.shape for tensor in self.tensors}
+        shapes = {tensor.sizes for tensor in self.tensors}
         if len(shapes) > 1:
             first, second = sorted(shapes)[:2]
             raise ValueError(f"a batch needs arrays of one shape, not {list(first)} and {list(second)}")
         inner = shapes.pop() if shapes else (0,) * self.rank
-        parts = [_bytes_of(tensor.buffer) for tensor in self.tensors]
-        return Tensor(
-            self.element_type, (len(parts), *inner), parts[0] if len(parts) == 1 else b"".join(parts)
-        )
+        return _joined(self.element_type, (len(self.tensors), *inner), self.tensors)
 
 
 Value: TypeAlias = Tensor | Items
@@ -98,21 +107,37 @@ Value: TypeAlias = Tensor | Items
 
 
 def stacked(tensors: Sequence[Tensor | None], element_type: str, inner: tuple[int, ...]) -> Tensor:
-    """Return tensors of the shape `inner`, or `[1, *inner]`, along one first axis; zeros in place of None."""
-    nbytes = exact_nbytes(dtype_of(element_type).itemsize, inner)
-    parts = [bytes(nbytes) if tensor is None else _bytes_of(tensor.buffer) for tensor in tensors]
-    if any(len(part) != nbytes for part in parts):
+    """Return tensors of the shape `inner`, or `[1, *inner]`, along one first axis; zeros, or empty strings, for None."""
+    nothing = blank(element_type, inner)
+    parts = [nothing if tensor is None else tensor for tensor in tensors]
+    if any(part.sizes not in (inner, (1, *inner)) for part in parts):
         raise ValueError(f"a row is not of the shape {list(inner)}")
-    return Tensor(element_type, (len(parts), *inner), b"".join(parts))
+    return _joined(element_type, (len(parts), *inner), parts)
 
 
 def listed(tensors: Sequence[Tensor | None], element_type: str, rank: int, *, drop_row: bool) -> Items:
     """Return tensors as a list, without their first axis of size 1 if `drop_row`.
 
-    In place of None is an empty tensor; in a list of scalars, a zero.
+    In place of None is an empty tensor; in a list of scalars, a zero or an empty string.
     """
-    nothing = Tensor(element_type, (0,) * rank, b"" if rank else bytes(dtype_of(element_type).itemsize))
-    return Items(element_type, rank, [*_listed(tensors, nothing, drop_row=drop_row)])
+    return Items(element_type, rank, [*_listed(tensors, blank(element_type, (0,) * rank), drop_row=drop_row)])
+
+
+def blank(element_type: str, sizes: tuple[int, ...]) -> Tensor:
+    """Return a tensor of zeros, or of empty strings."""
+    if element_type in STRING_TYPES:
+        shape = (*sizes, 0)
+        return Tensor(element_type, shape, bytes(string_arrays.nbytes_of(shape)))
+    return Tensor(element_type, sizes, bytes(exact_nbytes(dtype_of(element_type).itemsize, sizes)))
+
+
+def _joined(element_type: str, sizes: tuple[int, ...], parts: Sequence[Tensor]) -> Tensor:
+    """Return the elements of all parts, one part after the other, as one tensor. One part alone is not copied."""
+    if element_type in STRING_TYPES:
+        nbytes, buffer = string_arrays.joined([(part.shape, _bytes_of(part.buffer)) for part in parts])
+        return Tensor(element_type, (*sizes, nbytes), buffer)
+    buffers = [_bytes_of(part.buffer) for part in parts]
+    return Tensor(element_type, sizes, buffers[0] if len(buffers) == 1 else b"".join(buffers))
 
 
 def _listed(tensors: Sequence[Tensor | None], nothing: Tensor, *, drop_row: bool) -> Iterator[Tensor]:

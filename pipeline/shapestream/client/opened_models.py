@@ -1,7 +1,7 @@
 """An opened model, as the faces use it: its inputs, encoded for sending, and the names of its outputs.
 
-Callers pass NumPy arrays or plain numbers by name. Inputs that the signature does not admit are refused here, before they
-cost a round trip; the server checks them all again.
+Callers pass NumPy arrays, plain numbers or strings by name. Inputs that the signature does not admit are refused here,
+before they cost a round trip; the server checks them all again.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from shapestream.client.string_inputs import encoded_strings
 from shapestream.client.tickets import ModelHandle
 from shapestream.errors import InternalError, InvalidRequest
 from shapestream.wire.tensor_frames import COPY_BELOW_BYTES, from_array
@@ -21,7 +22,7 @@ from shapestream_engine.errors import ElementTypeError, EngineError, ShapeError
 from shapestream_engine.input_arrays import plain_array, same_numbers
 from shapestream_engine.layout import Buffer, Layout, RequestShape, Tensors
 from shapestream_engine.memo import Memo
-from shapestream_engine.ports import List, shapes_of
+from shapestream_engine.ports import InputPort, List, shapes_of
 from shapestream_engine.signature import ModelSignature
 
 
@@ -53,24 +54,31 @@ class Model(ModelHandle):
         return Memo(self.signature.resolve)
 
     @cached_property
-    def _ports(self) -> list[tuple[int, str, str, np.dtype[Any]]]:
+    def _ports(self) -> list[tuple[int, InputPort, str, np.dtype[Any] | None]]:
+        """Each input with its number, its name and its type; None for strings."""
         return [
-            (number, port.name, port.element_type, dtype_of(port.element_type))
+            (number, port, port.name, None if port.is_string else dtype_of(port.element_type))
             for number, port in enumerate(self.signature.inputs)
         ]
 
     def encode(self, inputs: Mapping[str, Any]) -> tuple[Tensors, int]:
         """Return the tensors, in the order of the model's ports, and their number of bytes; raises `InvalidRequest`.
 
-        Arrays of 64 KiB and more are not copied: they must not change until the result is there.
+        Arrays of numbers of 64 KiB and more are not copied: they must not change until the result is there.
         """
         if type(inputs) is not dict and not isinstance(inputs, Mapping):
             raise InvalidRequest(f"inputs must be a mapping of names to arrays, not {type(inputs).__name__}")
         rows: list[tuple[int, str, tuple[int, ...]]] = []
         buffers: list[Buffer] = []
-        for number, name, element_type, dtype in self._ports:
+        for number, port, name, dtype in self._ports:
             value = inputs.get(name)
             if value is None:
+                continue
+            element_type = port.element_type
+            if dtype is None:
+                shape, strings = encoded_strings(port, value)
+                rows.append((number, element_type, shape))
+                buffers.append(strings)
                 continue
             if type(value) is not np.ndarray or value.dtype != dtype:
                 value = _converted(name, value, element_type, dtype)
@@ -80,13 +88,13 @@ class Model(ModelHandle):
             self._refuse_names(inputs)
         layout: Layout = tuple(rows)
         try:
-            shape = self._resolve(layout)
+            request = self._resolve(layout)
         except ShapeError as error:
             raise InvalidRequest(f"model {self.name!r}: {error}") from error
-        return Tensors(layout=layout, buffers=buffers), shape.total_nbytes
+        return Tensors(layout=layout, buffers=buffers), request.total_nbytes
 
     def _refuse_names(self, inputs: Mapping[str, Any]) -> None:
-        names = [name for _, name, _, _ in self._ports]
+        names = [name for _, _, name, _ in self._ports]
         extra = [str(name) for name in inputs if name not in names]
         if extra:
             known = ", ".join(names)

@@ -14,10 +14,13 @@ from shapestream.wire.messages import Timings
 from shapestream.wire.tensor_frames import to_array
 from shapestream_engine.array_lists import unpack
 from shapestream_engine.errors import ShapeError
+from shapestream_engine.string_arrays import STRING_TYPES
 
 
 class Result(Mapping[str, Any]):
     """The outputs of one request, by name, as read-only arrays (`numpy.ndarray`) over the received bytes.
+
+    Strings are arrays of objects, `str` or `bytes`, which are made when they are looked up.
 
     An output with the rule `list` is a `list` of such arrays. It replaces its two tensors, which `tensor` gives.
 
@@ -104,7 +107,8 @@ class Result(Mapping[str, Any]):
 
     def __repr__(self) -> str:
         shapes = ", ".join(
-            f"{self._outputs.get(number, number)}: {element_type} {list(shape)}"
+            f"{self._outputs.get(number, number)}: {element_type} "
+            f"{list(shape[:-1] if element_type in STRING_TYPES else shape)}"
             for number, element_type, shape in self._answer.tensors.layout
         )
         return f"<Result {self.key!r} {shapes}>"

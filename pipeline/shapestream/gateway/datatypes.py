@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Any
+
+import numpy.typing as npt
+
+from shapestream_engine.element_types import element_type_of
 
 DATATYPES: Mapping[str, str] = MappingProxyType(
     {
@@ -20,11 +25,19 @@ DATATYPES: Mapping[str, str] = MappingProxyType(
         "f32": "FP32",
         "f64": "FP64",
         "bf16": "BF16",
+        "str": "BYTES",
+        "bytes": "BYTES",
     }
 )
-"""Element type -> datatype. The protocol's `BYTES` is missing: no model here takes strings."""
+"""Element type -> datatype. `BYTES` is text for one model, and bytes of any meaning for another."""
+
+
+def datatype_of(array: npt.NDArray[Any]) -> str:
+    """Return the datatype of an output's array."""
+    return "BYTES" if array.dtype == object else DATATYPES[element_type_of(array.dtype)]
 
 
 def config_datatype(element_type: str) -> str:
     """Return the name of an element type in a Triton model configuration, such as `TYPE_FP32`."""
-    return f"TYPE_{DATATYPES[element_type]}"
+    datatype = DATATYPES[element_type]
+    return "TYPE_STRING" if datatype == "BYTES" else f"TYPE_{datatype}"

@@ -27,6 +27,7 @@ from shapestream.gateway.infer_tensors import (
     admitted_shape,
     array_over,
     check_datatype,
+    check_nbytes,
     check_output,
     check_truth_values,
     input_port,
@@ -34,6 +35,8 @@ from shapestream.gateway.infer_tensors import (
     refuse_shared_memory,
 )
 from shapestream.gateway.open_inference_pb2 import InferTensorContents, ModelInferRequest
+from shapestream.gateway.strings import BYTES, from_contents
+from shapestream.slices import at_once
 from shapestream.wire.limits import MAX_RANK, MAX_TENSORS
 from shapestream_engine.element_types import dtype_of
 from shapestream_engine.ports import InputPort
@@ -60,6 +63,7 @@ _CONTENTS = {
     "UINT64": ("uint64_contents", "u8"),
     "FP32": ("fp32_contents", "f4"),
     "FP64": ("fp64_contents", "f8"),
+    BYTES: ("bytes_contents", "O"),
 }
 """The list of typed contents by datatype, and the type of its elements. FP16 and BF16 have none."""
 
@@ -203,12 +207,8 @@ def read_inputs(message: InferMessage, signature: ModelSignature) -> dict[str, n
 
 
 def _raw(port: InputPort, shape: tuple[int, ...], nbytes: int, data: memoryview) -> npt.NDArray[Any]:
-    if len(data) != nbytes:
-        raise InvalidRequest(
-            f"input {port.name!r}: {DATATYPES[port.element_type]} {list(shape)} takes {nbytes} bytes, and "
-            f"raw_input_contents has {len(data)}"
-        )
-    return array_over(port, shape, data)
+    check_nbytes(port, shape, nbytes, len(data), "raw_input_contents has")
+    return at_once(array_over(port, shape, data))
 
 
 def _typed(port: InputPort, shape: tuple[int, ...], contents: InferTensorContents) -> npt.NDArray[Any]:
@@ -226,6 +226,8 @@ def _typed(port: InputPort, shape: tuple[int, ...], contents: InferTensorContent
         raise InvalidRequest(
             f"input {port.name!r}: {name} has {len(elements)} elements; the shape {list(shape)} has {count}"
         )
+    if port.is_string:
+        return from_contents(port, shape, elements)
     numbers, left = np.empty(count, code), iter(elements)
     for start in range(0, count, STEP_ELEMENTS):
         step = numbers[start : start + STEP_ELEMENTS]

@@ -7,14 +7,15 @@ from collections.abc import Sequence
 import numpy as np
 
 from shapestream.client.results import Result
-from shapestream.gateway.datatypes import DATATYPES
+from shapestream.gateway.datatypes import datatype_of
 from shapestream.gateway.model_pages import VERSION
 from shapestream.gateway.open_inference_pb2 import (
     InferParameter,
     ModelInferResponse,
     ModelStreamInferResponse,
 )
-from shapestream_engine.element_types import element_type_of
+from shapestream.gateway.strings import to_binary
+from shapestream.slices import at_once
 
 RAW_TAG = bytes([ModelInferResponse.RAW_OUTPUT_CONTENTS_FIELD_NUMBER << 3 | 2])
 RESPONSE_TAG = bytes([ModelStreamInferResponse.INFER_RESPONSE_FIELD_NUMBER << 3 | 2])
@@ -55,9 +56,10 @@ def _pieces(response: ModelInferResponse, names: Sequence[str], result: Result) 
     raw: list[bytes | memoryview] = []
     for name in names:
         array = result.tensor(name)
-        response.outputs.add(name=name, datatype=DATATYPES[element_type_of(array.dtype)], shape=array.shape)
+        response.outputs.add(name=name, datatype=datatype_of(array), shape=array.shape)
         # As bytes: not every element type (bfloat16) can be exported as a memoryview of its own.
-        raw += [RAW_TAG, _varint(array.nbytes), array.reshape(-1).view(np.uint8).data]
+        data = at_once(to_binary(array)) if array.dtype == object else array.reshape(-1).view(np.uint8).data
+        raw += [RAW_TAG, _varint(len(data)), data]
     return [response.SerializeToString(), *raw]
 
 

@@ -22,14 +22,15 @@ from shapestream.gateway.infer_tensors import (
     admitted_shape,
     array_over,
     check_datatype,
+    check_nbytes,
     check_output,
     check_truth_values,
     input_port,
     refuse_classification,
     refuse_shared_memory,
-    shown,
 )
 from shapestream.gateway.json_text import SLICE_NUMBERS, read_object, type_name
+from shapestream.gateway.strings import from_json
 from shapestream.slices import Slices
 from shapestream.wire.limits import MAX_TENSORS
 from shapestream_engine.element_types import dtype_of
@@ -148,8 +149,8 @@ def read_inputs(body: InferBody, signature: ModelSignature) -> Slices[dict[str, 
         else:
             if "data" in entry:
                 raise HttpError(400, f'input {name!r} has both "data" and "binary_data_size"')
-            inputs[name] = _from_binary(port, shape, nbytes, size, body.binary, offset)
-            offset += nbytes
+            inputs[name] = yield from _from_binary(port, shape, nbytes, size, body.binary, offset)
+            offset += size
     if offset != len(body.binary):
         raise HttpError(
             400, f"{len(body.binary)} bytes follow the JSON object; the inputs take {offset} of them"
@@ -175,18 +176,13 @@ def _shape(port: InputPort, shape: Any) -> tuple[tuple[int, ...], int]:
 
 def _from_binary(
     port: InputPort, shape: tuple[int, ...], nbytes: int, size: Any, binary: memoryview, offset: int
-) -> npt.NDArray[Any]:
+) -> Slices[npt.NDArray[Any]]:
     if type(size) is not int or size < 0:
         raise HttpError(400, f'input {port.name!r}: "binary_data_size" is an integer of 0 or more')
-    if size != nbytes:
-        raise HttpError(
-            400,
-            f"input {port.name!r}: {DATATYPES[port.element_type]} {list(shape)} takes {nbytes} bytes, and "
-            f'"binary_data_size" is {shown(size)}',
-        )
+    check_nbytes(port, shape, nbytes, size, '"binary_data_size" is')
     if size > len(binary) - offset:
         raise HttpError(400, f"input {port.name!r}: {size} bytes; the body has {len(binary) - offset} left")
-    return array_over(port, shape, binary[offset : offset + size])
+    return (yield from array_over(port, shape, binary[offset : offset + size]))
 
 
 _INTEGER_CODES = {"i1": "b", "i2": "h", "i4": "i", "i8": "q", "u1": "B", "u2": "H", "u4": "I", "u8": "Q"}
@@ -194,7 +190,7 @@ _INTEGER_CODES = {"i1": "b", "i2": "h", "i4": "i", "i8": "q", "u1": "B", "u2": "
 
 
 def _from_json(port: InputPort, shape: tuple[int, ...], data: Any) -> Slices[npt.NDArray[Any]]:
-    """Return the array of a list of numbers, flat or nested as its shape. Booleans and integers are numbers as well."""
+    """Return the array of a list, flat or nested as its shape, of numbers or strings. Booleans are numbers as well."""
     if not isinstance(data, list):
         raise HttpError(
             400,
@@ -207,6 +203,8 @@ def _from_json(port: InputPort, shape: tuple[int, ...], data: Any) -> Slices[npt
             f'input {port.name!r}: "data" has {len(flat)} elements; the shape {list(shape)} has '
             f"{math.prod(shape)}",
         )
+    if port.is_string:
+        return (yield from from_json(port, shape, flat))
     dtype = dtype_of(port.element_type)
     # `array` takes numbers alone, in C. NumPy would make room for the longest string beside each number.
     code = _INTEGER_CODES.get(dtype.str[1:], "B" if dtype.kind == "b" else "d")

@@ -9,14 +9,14 @@ import numpy as np
 import numpy.typing as npt
 
 from shapestream.client.results import Result
-from shapestream.gateway.datatypes import DATATYPES
+from shapestream.gateway.datatypes import datatype_of
 from shapestream.gateway.http_messages import Buffer, HttpError, HttpResponse
 from shapestream.gateway.infer_options import OWN_ID
 from shapestream.gateway.infer_request import AskedOutput
 from shapestream.gateway.json_text import SLICE_NUMBERS, flat_numbers, list_of, write_json
 from shapestream.gateway.model_pages import VERSION
+from shapestream.gateway.strings import strings_nbytes, to_binary, to_json
 from shapestream.slices import Slices
-from shapestream_engine.element_types import element_type_of
 
 HEAD_LENGTH = "Inference-Header-Content-Length"
 
@@ -28,7 +28,7 @@ def infer_response(
 
     Many numbers are written as JSON in slices.
 
-    Raises `HttpError` 400 for a number that JSON does not have.
+    Raises `HttpError` 400 for a number that JSON does not have, and `InvalidRequest` for bytes that are no text.
     """
     outputs: list[dict[str, Any]] = []
     pieces: list[Buffer] = []
@@ -36,14 +36,18 @@ def infer_response(
         array = result.tensor(output.name)
         told: dict[str, Any] = {
             "name": output.name,
-            "datatype": DATATYPES[element_type_of(array.dtype)],
+            "datatype": datatype_of(array),
             "shape": array.shape,
         }
+        is_string = array.dtype == object
         if output.binary:
-            told["parameters"] = {"binary_data_size": array.nbytes}
-            if array.nbytes:
-                # As bytes: not every element type (bfloat16) can be exported as a memoryview of its own.
-                pieces.append(array.reshape(-1).view(np.uint8).data)
+            # As bytes: not every element type (bfloat16) can be exported as a memoryview of its own.
+            data = (yield from to_binary(array)) if is_string else array.reshape(-1).view(np.uint8).data
+            told["parameters"] = {"binary_data_size": len(data)}
+            if len(data):
+                pieces.append(data)
+        elif is_string:
+            told["data"] = yield from to_json(output.name, array)
         else:
             told["data"] = yield from _written(output.name, flat_numbers(array))
         outputs.append(told)
@@ -61,9 +65,16 @@ def infer_response(
     )
 
 
-def numbers_nbytes(asked: Sequence[AskedOutput], result: Result) -> int:
-    """Return the bytes of the outputs that are sent as JSON."""
-    return sum([result.tensor(output.name).nbytes for output in asked if not output.binary])
+def converted_nbytes(asked: Sequence[AskedOutput], result: Result) -> int:
+    """Return the bytes of the outputs that are not sent as they are: numbers in JSON, and strings."""
+    arrays = [(result.tensor(output.name), output.binary) for output in asked]
+    return sum(
+        [
+            strings_nbytes(array) if array.dtype == object else array.nbytes
+            for array, binary in arrays
+            if array.dtype == object or not binary
+        ]
+    )
 
 
 def _written(name: str, numbers: npt.NDArray[Any]) -> Slices[Any]:

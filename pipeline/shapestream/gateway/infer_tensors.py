@@ -14,12 +14,15 @@ import numpy.typing as npt
 from shapestream.errors import InvalidRequest
 from shapestream.gateway.datatypes import DATATYPES
 from shapestream.gateway.gateway_errors import Unsupported
+from shapestream.gateway.strings import from_binary
+from shapestream.slices import Slices
 from shapestream.wire.limits import MAX_RANK
 from shapestream_engine.element_types import dtype_of
 from shapestream_engine.errors import ShapeError
 from shapestream_engine.ports import InputPort
 from shapestream_engine.shapes import exact_nbytes
 from shapestream_engine.signature import ModelSignature
+from shapestream_engine.string_arrays import LENGTH
 
 
 def input_port(signature: ModelSignature, name: str, given: Container[str]) -> InputPort:
@@ -61,13 +64,11 @@ def check_datatype(port: InputPort, datatype: Any) -> None:
     wanted = DATATYPES[port.element_type]
     if datatype == wanted:
         return
-    if datatype == "BYTES":
-        raise Unsupported(f"input {port.name!r}: BYTES is not supported; the model takes {wanted}")
     raise InvalidRequest(f'input {port.name!r}: "datatype" is {wanted}, not {shown(datatype)}')
 
 
 def admitted_shape(port: InputPort, shape: Sequence[Any]) -> tuple[tuple[int, ...], int]:
-    """Return a shape that the input takes and that arrays can have, and the bytes that it needs."""
+    """Return a shape that the input takes and that arrays can have, and the bytes that it needs: of strings, the least."""
     if len(shape) > MAX_RANK:
         raise InvalidRequest(
             f"input {port.name!r}: a shape of {len(shape)} axes; at most {MAX_RANK} are taken"
@@ -77,13 +78,25 @@ def admitted_shape(port: InputPort, shape: Sequence[Any]) -> tuple[tuple[int, ..
     except ShapeError as error:
         raise InvalidRequest(str(error)) from None
     try:
-        return sizes, exact_nbytes(dtype_of(port.element_type).itemsize, sizes)
+        itemsize = LENGTH.itemsize if port.is_string else dtype_of(port.element_type).itemsize
+        return sizes, exact_nbytes(itemsize, sizes)
     except ShapeError as error:
         raise InvalidRequest(f"input {port.name!r}: {error}") from None
 
 
-def array_over(port: InputPort, shape: tuple[int, ...], data: memoryview) -> npt.NDArray[Any]:
-    """Return an array over the bytes of an input, of which there are as many as the shape needs."""
+def check_nbytes(port: InputPort, shape: tuple[int, ...], nbytes: int, given: int, where: str) -> None:
+    """Raise `InvalidRequest` unless so many bytes are `given` as the shape needs; of strings, at least so many."""
+    if given < nbytes or (given > nbytes and not port.is_string):
+        needs = f"at least {nbytes}" if port.is_string else f"{nbytes}"
+        raise InvalidRequest(
+            f"input {port.name!r}: {DATATYPES[port.element_type]} {list(shape)} takes {needs} bytes, and {where} {given}"
+        )
+
+
+def array_over(port: InputPort, shape: tuple[int, ...], data: memoryview) -> Slices[npt.NDArray[Any]]:
+    """Return the array of the binary data of an input, `check_nbytes` of them. Numbers lie over them; strings are copies."""
+    if port.is_string:
+        return (yield from from_binary(port, shape, data))
     dtype = dtype_of(port.element_type)
     if dtype.kind == "b":
         check_truth_values(port, np.frombuffer(data, np.uint8))

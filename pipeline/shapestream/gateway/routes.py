@@ -20,7 +20,7 @@ from shapestream.gateway.gateway_errors import UnknownModel
 from shapestream.gateway.http_messages import HttpError, HttpRequest, HttpResponse
 from shapestream.gateway.infer_options import DEFAULT_PRIORITY_LEVEL, OWN_ID, flag, own_id
 from shapestream.gateway.infer_request import json_nbytes, read_body, read_inputs, read_outputs
-from shapestream.gateway.infer_response import infer_response, numbers_nbytes
+from shapestream.gateway.infer_response import converted_nbytes, infer_response
 from shapestream.gateway.json_text import read_object, write_json
 from shapestream.gateway.long_steps import LongSteps
 from shapestream.gateway.model_pages import (
@@ -191,6 +191,8 @@ class Routes:
         body = await steps.run(nbytes, partial(read_body, request, self._default_priority_level))
         deadline_s = body.options.deadline_s
         signature = await self._signature(model, deadline_s)
+        if any(port.is_string for port in signature.inputs):
+            nbytes = len(request.body)  # strings are read one by one, also those of binary data
         inputs = await steps.run_slices(nbytes, read_inputs(body, signature))
         asked = read_outputs(body, signature)
         result = await self._client.infer(
@@ -203,7 +205,7 @@ class Routes:
             caller=request.peer,
         )
         return await steps.run_slices(
-            numbers_nbytes(asked, result), infer_response(model, body.id, asked, result)
+            converted_nbytes(asked, result), infer_response(model, body.id, asked, result)
         )
 
 

@@ -14,10 +14,11 @@ from math import inf
 from shapestream.chains.lead_times import LeadTimes
 from shapestream.chains.room import ChainRoom
 from shapestream.chains.run import ChainRun, StageRequest
-from shapestream.errors import Cancelled, DeadlineExceeded, Draining, Unavailable
+from shapestream.errors import Cancelled, DeadlineExceeded, Draining, TooLarge, Unavailable
 from shapestream.scheduling.batches import Batch
 from shapestream.serving.served_models import ServedModel, ServedModels
 from shapestream.serving.sessions import RequestRecord
+from shapestream.serving.string_check import check_longest_inputs
 from shapestream_engine.errors import ShapeError
 from shapestream_engine.layout import Tensors, value
 
@@ -221,8 +222,13 @@ class ChainDesk:
         model = self._models.by_name[name]
         try:
             shape = model.resolve(part.tensors.layout)
+            if model.takes_strings:
+                check_longest_inputs(model.signature.inputs, part.tensors)
         except ShapeError as error:
             run.failed(part, "invalid", f"model {name!r}: {error}", now)
+            return
+        except TooLarge as error:
+            run.failed(part, error.code, f"model {name!r}: {error.message}", now)
             return
         id_ = request.ids[part] = next(self._ids)
         record = RequestRecord(

@@ -13,7 +13,7 @@ from typing import Any
 import structlog
 import trio
 
-from shapestream.errors import AlreadyAnswered, Conflict, ProtocolError, Unavailable
+from shapestream.errors import AlreadyAnswered, Conflict, ProtocolError, RequestError, Unavailable
 from shapestream.scheduling.events import Overload
 from shapestream.serving.callers import CallerUse
 from shapestream.serving.dispatcher import Dispatcher
@@ -23,6 +23,7 @@ from shapestream.serving.kept_replies import ClientId, same_tensors
 from shapestream.serving.outgoing import GONE, PeerLink
 from shapestream.serving.served_models import ServedModel, ServedModels
 from shapestream.serving.sessions import ClientSession, RequestRecord, Sessions
+from shapestream.serving.string_check import BYTES_PER_POINT, check_inputs
 from shapestream.settings import ServerSettings
 from shapestream.slices import SlicedWork, Slices
 from shapestream.telemetry.logging import PRESENT, RateLimit
@@ -138,7 +139,8 @@ class ClientPort:
         session = self.sessions.by_peer.get(peer)
         if type(item) is RequestEntry and session is not None:
             admitted = self._admit(peer, session, item, now)
-            return len(item.tensors.buffers) // TENSORS_PER_POINT + (1 if admitted else DEAR)
+            price = len(item.tensors.buffers) // TENSORS_PER_POINT + (1 if admitted else DEAR)
+            return price + self._strings_price(item)
         if type(item) is Clock and session is not None:
             session.clock.heard(item.sent_us, now)
             return 1
@@ -277,6 +279,14 @@ class ClientPort:
             self._statistics.overloaded[Overload.CREDIT] += 1
             self._fail(session, sequence, "overloaded", excess, entry.tags)
             return False
+        if model.takes_strings:
+            try:
+                check_inputs(model.signature.inputs, entry.tensors)
+            except RequestError as error:
+                self._fail(
+                    session, sequence, error.code, f"model {model.name!r}: {error.message}", entry.tags
+                )
+                return False
         remaining_ms = entry.remaining_ms
         record = RequestRecord(
             id=next(self._ids),
@@ -300,6 +310,13 @@ class ClientPort:
         self._statistics.requests += 1
         self._arrived.append(record)
         return True
+
+    def _strings_price(self, entry: RequestEntry) -> int:
+        """Return the points that checking the strings of a request costs."""
+        models, number = self._models.by_number, entry.model
+        if number >= len(models) or not models[number].takes_strings:
+            return 0
+        return sum(memoryview(buffer).nbytes for buffer in entry.tensors.buffers) // BYTES_PER_POINT
 
     def _caller(self, peer: bytes, session: ClientSession, tags: dict[str, str]) -> CallerUse | None:
         """Return the caller that a gateway names, for whom the request counts; None if it counts for its session.

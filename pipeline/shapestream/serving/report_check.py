@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from math import prod
 
+from shapestream.serving.string_check import check_outputs
 from shapestream_engine.batch import BatchInputs, BatchReport
 from shapestream_engine.layout import Layout
 from shapestream_engine.ports import OutputPort, With
@@ -30,6 +31,7 @@ class ReportCheck:
 
     def __init__(self, signature: ModelSignature) -> None:
         self._signature = signature
+        self._gives_strings = any(port.is_string for port in signature.outputs)
         self._good: set[tuple[tuple[int, ...], Layout]] = set()
 
     def check(self, batch: BatchInputs, report: BatchReport) -> None:
@@ -45,12 +47,16 @@ class ReportCheck:
                     raise ReportRefused(f"member {index} has no result, but no deadline could have passed")
                 continue
             key = (batch.shapes[index].sizes, tensors.layout)
-            if key in self._good:
-                continue
-            self._check_layout(*key)
-            if len(self._good) >= MAX_REMEMBERED:
-                self._good.clear()
-            self._good.add(key)
+            if key not in self._good:
+                self._check_layout(*key)
+                if len(self._good) >= MAX_REMEMBERED:
+                    self._good.clear()
+                self._good.add(key)
+            if self._gives_strings:
+                try:
+                    check_outputs(self._signature.outputs, tensors)
+                except ValueError as error:
+                    raise ReportRefused(str(error)) from None
 
     def _check_calls(self, batch: BatchInputs, report: BatchReport) -> None:
         """Check times and calls, which statistics and costs use. Each call runs a row that no other call runs."""
@@ -91,7 +97,7 @@ class ReportCheck:
             if element_type != port.element_type:
                 raise ReportRefused(f"output {port.name!r} is {element_type}, not {port.element_type}")
             _check_shape(port, shape, own)
-            leading[port.name] = shape[0] if shape else 0
+            leading[port.name] = shape[0] if port.shape.rank else 0
         for port in signature.outputs:
             if isinstance(port.rule, With) and leading[port.name] != leading[port.rule.output]:
                 text = f"{leading[port.name]} rows, {port.rule.output!r} has {leading[port.rule.output]}"
@@ -101,8 +107,11 @@ class ReportCheck:
 def _check_shape(port: OutputPort, shape: tuple[int, ...], own: dict[str, int]) -> None:
     """Check that dimensions follow the request's sizes, or lie within the signature's bounds.
 
-    Of the axis along which the data decides a request may have any part, nothing included.
+    Of the axis along which the data decides a request may have any part, nothing included. The shape of strings ends with
+    their bytes, which may be any.
     """
+    if port.is_string:
+        shape = shape[:-1]
     if len(shape) != port.shape.rank:
         raise ReportRefused(f"output {port.name!r} has shape {list(shape)}, not [{port.shape}]")
     for axis, (size, wanted, admitted) in enumerate(

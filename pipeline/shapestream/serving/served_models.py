@@ -58,7 +58,17 @@ _BATCH_ITEMS = 64
 class ServedModel:
     """One model: its number on the wire, its signature, and how it is batched."""
 
-    __slots__ = ("chain", "description", "name", "number", "profile", "resolve", "settings", "signature")
+    __slots__ = (
+        "chain",
+        "description",
+        "name",
+        "number",
+        "profile",
+        "resolve",
+        "settings",
+        "signature",
+        "takes_strings",
+    )
 
     def __init__(
         self,
@@ -75,6 +85,7 @@ class ServedModel:
         self.chain = chain
         """The stages, if it is a chain of other models; no slot serves it, and the scheduler does not know it."""
         self.profile = _profile(name, signature, settings)
+        self.takes_strings = any(port.is_string for port in signature.inputs)
         self.description = signature.to_dict()
         """The signature as plain data."""
         self.resolve = Memo(signature.resolve)

@@ -16,13 +16,17 @@ from shapestream.errors import InvalidRequest
 from shapestream.wire.limits import MAX_INTEGER, MAX_RANK, MAX_TENSORS
 from shapestream_engine.element_types import ELEMENT_TYPES
 from shapestream_engine.layout import Layout
+from shapestream_engine.string_arrays import LENGTH, STRING_TYPES
 
 # Layouts remembered; when full, the book starts afresh. A longer encoding than this is checked every time, so
 # that hostile layouts cannot make the book large.
 MAX_REMEMBERED = 4096
 MAX_REMEMBERED_BYTES = 512
-_MAX_PACKED_BYTES = MAX_TENSORS * (16 + 9 * MAX_RANK)
-_ITEM_BYTES = {name: dtype.itemsize for name, dtype in ELEMENT_TYPES.items()}
+_MAX_PACKED_BYTES = MAX_TENSORS * (16 + 9 * (MAX_RANK + 1))
+_ITEM_BYTES = {name: dtype.itemsize for name, dtype in ELEMENT_TYPES.items()} | dict.fromkeys(
+    STRING_TYPES, LENGTH.itemsize
+)
+"""Bytes of one element; of a string those of its length, since the shape ends with the bytes of all strings."""
 
 
 class LayoutError(InvalidRequest):
@@ -49,18 +53,21 @@ def _check_row(index: int, row: Any) -> int:
         known = ", ".join(_ITEM_BYTES)
         shown = element_type[:32] if type(element_type) is str else type(element_type).__name__
         raise LayoutError(f"tensor {index}: element type {shown!r} is not one of {known}")
-    if type(shape) is not tuple or len(shape) > MAX_RANK:
-        raise LayoutError(f"tensor {index}: the shape must be an array of at most {MAX_RANK} integers")
+    of_strings = element_type in STRING_TYPES
+    if type(shape) is not tuple or not of_strings <= len(shape) <= MAX_RANK + of_strings:
+        most = f"{MAX_RANK} integers" + of_strings * ", and one more: the bytes of all strings"
+        raise LayoutError(f"tensor {index}: the shape must be an array of at most {most}")
     for axis, size in enumerate(shape):
         if type(size) is not int:
             raise LayoutError(f"tensor {index}: dimension {axis} is {type(size).__name__}, not an integer")
         if not 0 <= size <= MAX_INTEGER:
             raise LayoutError(f"tensor {index}: dimension {axis} is {size}, and not from 0 to 2^63-1")
+    sizes, contents = (shape[:-1], shape[-1]) if of_strings else (shape, 0)
     item_bytes = _ITEM_BYTES[element_type]
     # As NumPy counts: dimensions of 0 do not excuse the others.
-    if prod(size or 1 for size in shape) * item_bytes > MAX_INTEGER:
+    if prod(size or 1 for size in sizes) * item_bytes + contents > MAX_INTEGER:
         raise LayoutError(f"tensor {index}: shape {list(shape)} of {element_type} overflows 2^63-1 bytes")
-    return prod(shape) * item_bytes
+    return prod(sizes) * item_bytes + contents
 
 
 def _check(layout: Any) -> tuple[int, ...]:

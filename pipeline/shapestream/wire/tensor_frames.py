@@ -1,4 +1,7 @@
-"""NumPy arrays to and from the wire: an element type, a shape and contiguous little-endian bytes."""
+"""NumPy arrays to and from the wire: an element type, a shape and contiguous little-endian bytes.
+
+A string tensor's shape on the wire ends with the bytes of all its strings (`string_arrays`).
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from shapestream.errors import InvalidRequest
+from shapestream_engine import string_arrays
 from shapestream_engine.element_types import dtype_of, element_type_of
-from shapestream_engine.errors import ShapeError
+from shapestream_engine.errors import ElementTypeError, ShapeError
 from shapestream_engine.layout import Buffer
+from shapestream_engine.string_arrays import STRING_TYPES
 
 # Below this size a copy costs less than a reference that must be kept; the transport copies such frames too.
 COPY_BELOW_BYTES = 64 * 1024
@@ -21,8 +26,11 @@ def from_array(array: npt.NDArray[Any]) -> tuple[str, tuple[int, ...], Buffer]:
     """Return the element type, the shape and the bytes of `array`.
 
     Big-endian and non-contiguous arrays are converted, which copies. A large contiguous array is *not*
-    copied: it must not change before its result arrives. Raises `InvalidRequest` for other types.
+    copied: it must not change before its result arrives. Strings are copied, and may be objects: all `str`, or all `bytes`.
+    Raises `InvalidRequest` for other types.
     """
+    if (strings := string_type_of(array)) is not None:
+        return from_strings(strings, array)
     if array.dtype.byteorder == ">" or (array.dtype.byteorder == "=" and not _NATIVE_IS_LITTLE):
         array = array.astype(array.dtype.newbyteorder("<"))
     try:
@@ -36,11 +44,41 @@ def from_array(array: npt.NDArray[Any]) -> tuple[str, tuple[int, ...], Buffer]:
     return element_type, array.shape, contiguous.reshape(-1).view(np.uint8).data
 
 
+def string_type_of(array: npt.NDArray[Any]) -> str | None:
+    """Return the element type of an array of strings, `str` or `bytes`; None for an array of numbers."""
+    if array.dtype.kind == "O":
+        return "bytes" if array.size and type(array.flat[0]) is bytes else "str"
+    return _STRING_KINDS.get(array.dtype.kind)
+
+
+_STRING_KINDS = {"U": "str", "T": "str", "S": "bytes"}
+"""NumPy's kinds of arrays of strings; `T` is `StringDType`."""
+
+
+def from_strings(element_type: str, array: npt.NDArray[Any]) -> tuple[str, tuple[int, ...], bytes]:
+    """Return the element type, the shape on the wire and the bytes of an array of strings, `str` or `bytes`.
+
+    Raises `InvalidRequest` for other elements, lone surrogates among them.
+    """
+    try:
+        return (element_type, *string_arrays.pack(element_type, array))
+    except ElementTypeError as error:
+        raise InvalidRequest(str(error)) from error
+
+
 def to_array(element_type: str, shape: tuple[int, ...], data: Buffer) -> npt.NDArray[Any]:
     """Return a read-only array over the given bytes, without a copy; raises `InvalidRequest` where they do not fit.
 
-    It keeps `data` alive, and is unaligned where the bytes are.
+    It keeps `data` alive, and is unaligned where the bytes are. Strings become an array of objects, `str` or `bytes`, which
+    are copies.
     """
+    if element_type in STRING_TYPES:
+        try:
+            strings = string_arrays.unpack(element_type, shape, data)
+        except ShapeError as error:
+            raise InvalidRequest(str(error)) from error
+        strings.flags.writeable = False
+        return strings
     try:
         dtype = dtype_of(element_type)
     except ShapeError as error:

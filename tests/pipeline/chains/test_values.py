@@ -16,29 +16,41 @@ from shapestream.chains.plan import plan_chain
 from shapestream.chains.run import ChainRun, RunState
 from shapestream.chains.spec import ChainSpec, StageSpec
 from shapestream.chains.values import Items, Tensor, listed, stacked
-from shapestream_engine.element_types import dtype_of, element_type_of
+from shapestream.wire.tensor_frames import from_array, to_array
+from shapestream_engine.element_types import dtype_of
 from shapestream_engine.ports import InputPort, OutputPort, Whole
 from shapestream_engine.shapes import NamedShape
 from shapestream_engine.signature import ModelSignature
 
-TYPES = st.sampled_from(["f32", "f64", "i64", "u8", "boolean"])
+TYPES = st.sampled_from(["f32", "f64", "i64", "u8", "boolean", "str"])
+TEXTS = st.text(st.characters(codec="utf-8"), max_size=5)
 
 
 def tensor_of(array: Array) -> Tensor:
-    """The same bytes."""
-    return Tensor(element_type_of(array.dtype), array.shape, array.tobytes())
+    """The same elements; objects are `str`."""
+    return Tensor(*from_array(array))
 
 
 def array_of(tensor: Tensor) -> Array:
-    """The same numbers."""
-    bytes_ = bytes(memoryview(tensor.buffer))
-    return np.frombuffer(bytes_, dtype_of(tensor.element_type)).reshape(tensor.shape)
+    """The same elements."""
+    return to_array(tensor.element_type, tensor.shape, tensor.buffer)
+
+
+def any_arrays(element_type: str, shape: Any) -> st.SearchStrategy[Array]:
+    """Arrays of numbers, or of texts."""
+    if element_type == "str":
+        return arrays(object, shape, elements=TEXTS, fill=st.nothing())
+    return arrays(dtype_of(element_type), shape)
 
 
 def assert_same(expected: Array, tensor: Tensor) -> None:
-    """Type, shape and bytes."""
-    assert (element_type_of(expected.dtype), expected.shape) == (tensor.element_type, tensor.shape)
-    assert expected.tobytes() == array_of(tensor).tobytes()
+    """Type, shape and elements, to the bit."""
+    found = array_of(tensor)
+    assert (expected.dtype, expected.shape, expected.shape) == (found.dtype, found.shape, tensor.sizes)
+    if expected.dtype == object:
+        assert expected.tolist() == found.tolist()
+    else:
+        assert expected.tobytes() == found.tobytes()
 
 
 @st.composite
@@ -46,7 +58,7 @@ def lists(draw: st.DrawFn, *, least_rank: int = 0) -> tuple[str, int, list[Array
     """Arrays of one element type and rank."""
     element_type, rank = draw(TYPES), draw(st.integers(least_rank, 3))
     shape = st.tuples(*[st.integers(0, 3)] * rank)
-    return element_type, rank, draw(st.lists(arrays(dtype_of(element_type), shape), max_size=6))
+    return element_type, rank, draw(st.lists(any_arrays(element_type, shape), max_size=6))
 
 
 @given(given_list=lists())
@@ -54,7 +66,7 @@ def test_a_list_is_read_as_it_was_written(given_list: tuple[str, int, list[Array
     """With none, with empty ones, with scalars."""
     element_type, rank, expected = given_list
     elements, shapes = Items(element_type, rank, [tensor_of(array) for array in expected]).write()
-    assert (sum(array.size for array in expected),) == elements.shape
+    assert (sum(array.size for array in expected),) == elements.sizes
     assert ("i64", (len(expected), rank)) == (shapes.element_type, shapes.shape)
     assert [list(array.shape) for array in expected] == array_of(shapes).tolist()
     again = Items.read(elements, shapes)
@@ -72,6 +84,11 @@ def test_a_list_whose_bytes_are_not_those_of_its_shapes_is_refused(
     elements, shapes = Items(element_type, rank, [tensor_of(array) for array in expected]).write()
     raw = bytes(memoryview(elements.buffer))
     changed = raw[:more] if more < 0 else raw + bytes(more)
+    if element_type == "str":
+        # The codec has checked that the bytes are those of the shape: one string more or less is what can be wrong.
+        count = elements.sizes[0] + more
+        elements = elements._replace(shape=(max(count, 0), 0))
+        changed = bytes(4 * count) if count >= 0 else raw
     if changed != raw:
         with pytest.raises(ValueError, match="its shapes ask for"):
             Items.read(elements._replace(buffer=changed), shapes)
@@ -90,13 +107,14 @@ def test_rows_are_put_together_to_what_they_were_taken_from(
 ) -> None:
     """As a stack, and as a list."""
     shape = data.draw(st.lists(st.integers(0, 4), min_size=1, max_size=4).map(tuple))
-    array: Array = data.draw(arrays(dtype_of(element_type), shape))
+    array: Array = data.draw(any_arrays(element_type, shape))
     rows = tensor_of(array).rows(keep_axis=keep_axis)
-    for expected, row in zip(array, rows, strict=True):
+    parts = [array[index, ...] for index in range(len(array))]  # a text is a scalar array of one
+    for expected, row in zip(parts, rows, strict=True):
         assert_same(expected[None] if keep_axis else expected, row)
     assert_same(array, stacked(rows, element_type, shape[1:]))
     items = listed(rows, element_type, len(shape) - 1, drop_row=keep_axis)
-    for expected, row in zip(array, items.tensors, strict=True):
+    for expected, row in zip(parts, items.tensors, strict=True):
         assert_same(expected, row)
     if len(array):
         assert_same(array, items.as_batch())
@@ -113,19 +131,29 @@ def test_a_batch_is_made_of_arrays_of_one_shape(given_list: tuple[str, int, list
     elif arrays_:
         assert_same(np.stack(arrays_), items.as_batch())
     else:
-        assert (0, *[0] * rank) == items.as_batch().shape
+        assert (0, *[0] * rank) == items.as_batch().sizes
 
 
 @given(given_list=lists(), data=st.data())
 def test_rows_without_a_result_leave_the_bytes_right(
     given_list: tuple[str, int, list[Array]], data: st.DataObject
 ) -> None:
-    """An empty array is in their place; in a list of scalars, a zero."""
+    """An empty array is in their place; in a list of scalars, a zero or an empty text."""
     element_type, rank, arrays_ = given_list
     rows = [tensor_of(array) if data.draw(st.booleans()) else None for array in arrays_]
     again = Items.read(*listed(rows, element_type, rank, drop_row=False).write())
     for array, row, tensor in zip(arrays_, rows, again.tensors, strict=True):
-        assert_same(np.zeros((0,) * rank, array.dtype) if row is None else array, tensor)
+        nothing = np.full((0,) * rank, "" if array.dtype == object else 0, array.dtype)
+        assert_same(nothing if row is None else array, tensor)
+
+
+def test_rows_without_a_result_are_empty_texts_in_a_stack() -> None:
+    """As zeros are among numbers."""
+    texts = np.array([["a", "é"]], object)
+    assert_same(
+        np.array([["", ""], ["a", "é"], ["", ""]], object),
+        stacked([None, tensor_of(texts), None], "str", (2,)),
+    )
 
 
 def test_a_row_of_another_shape_is_no_part_of_a_stack() -> None:

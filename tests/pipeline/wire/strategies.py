@@ -43,6 +43,7 @@ from shapestream.wire.messages import (
 from shapestream_engine.batch import BatchReport
 from shapestream_engine.element_types import ELEMENT_TYPES
 from shapestream_engine.layout import Tensors
+from shapestream_engine.string_arrays import STRING_TYPES, nbytes_of
 
 integers = st.one_of(st.integers(0, 300), st.integers(0, 2**63 - 1))
 names = st.text(max_size=20)
@@ -62,8 +63,14 @@ def tensors(draw: st.DrawFn) -> Tensors:
     ports = draw(st.lists(st.integers(0, 63), unique=True, max_size=4))
     layout, buffers = [], []
     for port in ports:
-        element_type = draw(st.sampled_from(sorted(ELEMENT_TYPES)))
+        element_type = draw(st.sampled_from([*sorted(ELEMENT_TYPES), *STRING_TYPES]))
         shape = tuple(draw(st.lists(st.sampled_from([0, 1, 2, 3, 17, 40]), max_size=3)))
+        if element_type in STRING_TYPES:
+            # The codec does not look at lengths and contents: bytes of any meaning fit.
+            shape = (*shape, draw(st.sampled_from([0, 1, 7, 1500])))
+            layout.append((port, element_type, shape))
+            buffers.append(bytes(nbytes_of(shape)))
+            continue
         nbytes = prod(shape) * ELEMENT_TYPES[element_type].itemsize
         layout.append((port, element_type, shape))
         largest = 1 if element_type == "boolean" else 255

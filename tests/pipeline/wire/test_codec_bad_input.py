@@ -252,7 +252,11 @@ def assert_valid(value: Any) -> None:
         for (port, element_type, shape), buffer in zip(value.layout, value.buffers, strict=True):
             assert {int} >= {type(port), *map(type, shape)}
             assert min((port, *shape)) >= 0
-            assert ELEMENT_TYPES[element_type].itemsize * prod(shape) == memoryview(buffer).nbytes
+            if element_type in ("str", "bytes"):
+                nbytes = 4 * prod(shape[:-1]) + shape[-1]
+            else:
+                nbytes = ELEMENT_TYPES[element_type].itemsize * prod(shape)
+            assert nbytes == memoryview(buffer).nbytes
     elif isinstance(value, Timings) or hasattr(value, "__dataclass_fields__"):
         hints = get_type_hints(type(value))
         for name in value._fields if isinstance(value, Timings) else value.__dataclass_fields__:

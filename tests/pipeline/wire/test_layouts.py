@@ -10,14 +10,20 @@ from shapestream.wire import layouts
 from shapestream.wire.layouts import LayoutBook, LayoutError
 from shapestream_engine.layout import Layout
 
-LAYOUT: Layout = ((0, "f32", (2, 3)), (1, "boolean", ()), (2, "f16", (0, 5)))
+LAYOUT: Layout = (
+    (0, "f32", (2, 3)),
+    (1, "boolean", ()),
+    (2, "f16", (0, 5)),
+    (3, "str", (2, 3, 40)),
+    (4, "bytes", (7,)),
+)
 
 
 def test_a_layout_is_read_as_it_was_written() -> None:
     """The bytes of a layout give it back, with the exact length of each tensor."""
     written = LayoutBook().write(LAYOUT)
     read = LayoutBook().read(written.packed)
-    assert (LAYOUT, (24, 1, 0)) == (read.layout, read.nbytes)
+    assert (LAYOUT, (24, 1, 0, 64, 11)) == (read.layout, read.nbytes)
     assert written == read
 
 
@@ -41,7 +47,11 @@ def test_layouts_that_msgpack_can_encode_in_several_ways_are_all_read() -> None:
         ((0, "f32", (np.int64(3),)),),
         ((0, "f32", (True,)),),
         ((0, "f32", (2.0,)),),
-        ((0, "str", (2,)),),
+        ((0, "text", (2,)),),
+        ((0, "str", ()),),
+        ((0, "str", (1,) * 34),),
+        ((0, "str", (2**61, 2)),),
+        ((0, "bytes", (1, 2**63 - 4)),),
     ],
 )
 def test_a_wrong_layout_is_not_written(bad: Layout) -> None:
@@ -50,6 +60,12 @@ def test_a_wrong_layout_is_not_written(bad: Layout) -> None:
     with pytest.raises(LayoutError):
         book.write(bad)
     assert ((0, "f32", (1,)),) == LayoutBook().read(book.write(((0, "f32", (1,)),)).packed).layout
+
+
+def test_strings_have_one_size_more_than_numbers() -> None:
+    """The last is the bytes of all of them: the largest rank and the most bytes are taken."""
+    for shape, nbytes in ((1,) * 32 + (9,), 13), ((0, 2**63 - 5), 2**63 - 5), ((1, 2**63 - 5), 2**63 - 1):
+        assert (nbytes,) == LayoutBook().write(((0, "str", shape),)).nbytes
 
 
 def test_an_equal_layout_is_written_as_the_integers_that_it_equals() -> None:

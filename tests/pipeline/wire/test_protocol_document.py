@@ -25,9 +25,11 @@ from shapestream.wire.messages import (
     Timings,
     Welcome,
 )
+from shapestream.wire.tensor_frames import from_array
 from shapestream_engine.batch import BatchReport
 from shapestream_engine.element_types import ELEMENT_TYPES
 from shapestream_engine.layout import Tensors
+from shapestream_engine.string_arrays import STRING_TYPES
 
 DOCUMENT = (Path(__file__).parents[3] / "docs" / "protocol.md").read_text()
 BLOCKS = dict(re.findall(r"```hex (\w+)\n(.*?)```", DOCUMENT, re.DOTALL))
@@ -75,6 +77,20 @@ EXAMPLES: dict[str, tuple[Role, list[Entry]]] = {
                 priority=0,
                 tensors=Tensors(
                     layout=((0, "u8", (2000,)), (1, "boolean", ())), buffers=[b"\x07" * 2000, b"\x01"]
+                ),
+            )
+        ],
+    ),
+    "texts": (
+        Role.SERVER_OF_CLIENTS,
+        [
+            RequestEntry(
+                sequence=4,
+                model=0,
+                remaining_ms=None,
+                priority=0,
+                tensors=Tensors(
+                    layout=((0, "str", (2, 3)),), buffers=(from_array(np.array(["né", ""], object))[2],)
                 ),
             )
         ],
@@ -264,6 +280,8 @@ def test_the_limits_are_those_of_the_code() -> None:
         f"{limits.MAX_TAGS_CHARACTERS} characters in all",
         f"1 to {limits.MAX_REQUEST_ID_CHARACTERS} printable ASCII characters",
         f"1 to {limits.MAX_TRACE_CHARACTERS} of them each",
+        f"more than {limits.MAX_STRINGS} strings",
+        f"more than {limits.MAX_TEXT_BYTES} bytes",
     ):
         assert phrase in " ".join(DOCUMENT.split())
     assert 2**63 - 1 == limits.MAX_INTEGER
@@ -292,3 +310,4 @@ def test_the_element_types_are_those_of_the_engine() -> None:
         name: size for name, size in documented.items() if name in ELEMENT_TYPES
     }
     assert set(documented) - set(ELEMENT_TYPES) <= {"bf16"}
+    assert all(f"\n| {name} | any |" in table for name in STRING_TYPES)

@@ -93,9 +93,6 @@ def test_unaligned_bytes_are_usable() -> None:
 @pytest.mark.parametrize(
     "array",
     [
-        np.array([object()]),
-        np.array(["text"]),
-        np.array([b"bytes"]),
         np.array(["2026-01-01"], "M8[D]"),
         np.array([1j]),
         np.zeros(2, [("a", "f4")]),
@@ -103,13 +100,67 @@ def test_unaligned_bytes_are_usable() -> None:
     ],
 )
 def test_types_that_mean_nothing_elsewhere_are_refused(array: npt.NDArray[Any]) -> None:
-    """Objects, text, dates, complex and structured arrays get an error that names the type."""
+    """Dates, complex and structured arrays get an error that names the type."""
     with pytest.raises(InvalidRequest, match="known are"):
         from_array(array)
 
 
-@pytest.mark.parametrize("arguments", [("f32", (3,), bytes(8)), ("f32", (2,), b""), ("O", (1,), bytes(8))])
+@given(st.data())
+@settings(deadline=None)
+def test_strings_survive_the_round_trip(data: st.DataObject) -> None:
+    """Any shape and content: empty ones, zeros within, every character, bytes that are no UTF-8."""
+    elements = data.draw(st.sampled_from([st.text(st.characters(codec="utf-8")), st.binary()]))
+    array = data.draw(
+        hnp.arrays(object, hnp.array_shapes(min_dims=0, min_side=0, max_side=4), elements=elements)
+    )
+    came = to_array(*from_array(array))
+    assert (array.shape, array.tolist()) == (came.shape, came.tolist())
+    assert not came.flags.writeable
+
+
+@pytest.mark.parametrize(
+    ("array", "element_type"),
+    [
+        (np.array(["é", "bc"]), "str"),
+        (np.array(["é", "bc"], np.dtypes.StringDType()), "str"),
+        (np.array([b"\xff", b"bc"]), "bytes"),
+        (np.array([["é", "a"], ["bc", ""]], object).T, "str"),
+    ],
+)
+def test_strings_of_every_kind_travel(array: npt.NDArray[Any], element_type: str) -> None:
+    """NumPy's own types of text and bytes, and objects; strided ones too."""
+    sent = from_array(array)
+    assert element_type == sent[0]
+    assert array.tolist() == to_array(*sent).tolist()
+
+
+@pytest.mark.parametrize(
+    ("elements", "words"),
+    [
+        ([object()], "str, not object"),
+        (["a", b"b"], "not bytes"),
+        ([b"a", "b"], "not str"),
+        (["\ud800"], "lone surrogate"),
+    ],
+)
+def test_objects_that_are_no_strings_are_refused(elements: list[Any], words: str) -> None:
+    """One tensor has text or bytes, and nothing else."""
+    with pytest.raises(InvalidRequest, match=words):
+        from_array(np.array(elements, object))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("f32", (3,), bytes(8)),
+        ("f32", (2,), b""),
+        ("O", (1,), bytes(8)),
+        ("str", (1, 1), bytes(4)),
+        ("str", (1, 1), b"\2\0\0\0a"),
+        ("str", (1, 1), b"\1\0\0\0\xff"),
+    ],
+)
 def test_bytes_that_are_no_such_tensor_are_refused(arguments: Any) -> None:
-    """A wrong length or an unknown element type never becomes an array."""
+    """A wrong length, an unknown element type or text that is no UTF-8 never becomes an array."""
     with pytest.raises(InvalidRequest):
         to_array(*arguments)

@@ -14,7 +14,7 @@ from shapestream.client.async_face import Client
 from shapestream.errors import ConfigurationError
 from shapestream.settings import ModelSettings
 from shapestream.telemetry.trace import TraceReader, TraceRequest
-from shapestream_engine.element_types import dtype_of
+from shapestream.wire.tensor_frames import to_array
 from shapestream_engine.probing.examination import values_of
 from shapestream_engine.probing.inputs import complete_values, make_request
 from shapestream_engine.signature import ModelSignature
@@ -86,10 +86,10 @@ class InputMaker:
             return known
         tensors = make_request(self._signature, self._values, sizes)
         made = {
-            self._signature.inputs[number].name: np.frombuffer(buffer, dtype_of(element_type)).reshape(shape)
+            self._signature.inputs[number].name: to_array(element_type, shape, buffer)
             for (number, element_type, shape), buffer in zip(tensors.layout, tensors.buffers, strict=True)
         }
-        nbytes = sum(array.nbytes for array in made.values())
+        nbytes = sum(memoryview(buffer).nbytes for buffer in tensors.buffers)
         if self._kept_bytes + nbytes > MAX_KEPT_BYTES:
             self._kept.clear()
             self._kept_bytes = 0
