@@ -21,6 +21,7 @@ from shapestream.settings.server_settings import (
     AdminSettings,
     ServerSettings,
 )
+from shapestream.settings.text_folder import TextFolder
 from shapestream.settings.text_settings import PoolingSettings, TokenizerSettings
 from shapestream.settings.yaml_source import Location
 
@@ -41,6 +42,7 @@ __all__ = [
     "ServerSettings",
     "Settings",
     "ShapesSettings",
+    "TextFolder",
     "TokenizerSettings",
     "WorkerGroupSettings",
     "json_schema",

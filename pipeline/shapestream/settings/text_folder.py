@@ -131,6 +131,11 @@ class TextFolder:
         yield from (f"  {fact}" for fact in self.facts)
         yield from (f"  note: {note}" for note in self.notes)
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return facts and notes for a script."""
+        facts = [{"fact": fact.words, "file": fact.file} for fact in self.facts]
+        return {"name": self.name, "folder": self.folder, "facts": facts, "notes": self.notes}
+
 
 def expand(name: str, given: Mapping[str, Any], contents: FolderContents) -> TextFolder:
     """Return the models and the chain of a folder; `given` is the model in the YAML, whose `path` is the folder."""
