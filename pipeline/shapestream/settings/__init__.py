@@ -21,6 +21,8 @@ from shapestream.settings.server_settings import (
     AdminSettings,
     ServerSettings,
 )
+from shapestream.settings.text_folder import TextFolder
+from shapestream.settings.text_settings import PoolingSettings, TokenizerSettings
 from shapestream.settings.yaml_source import Location
 
 __all__ = [
@@ -36,10 +38,13 @@ __all__ = [
     "ModelSettings",
     "OpenAiSettings",
     "OutputSettings",
+    "PoolingSettings",
     "ProbeSettings",
     "ServerSettings",
     "Settings",
     "ShapesSettings",
+    "TextFolder",
+    "TokenizerSettings",
     "WorkerGroupSettings",
     "json_schema",
     "load_models",
