@@ -18,7 +18,6 @@ SERVED = """\
     models:
       - name: tokens
         function: words:tokenise
-        trust: true
         inputs: {text: {shape: "texts", element_type: str}}
         outputs:
           input_ids: {rule: list, shape: "tokens", element_type: i64}
