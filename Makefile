@@ -78,7 +78,9 @@ test-engines: $(READY) ## Run the conformance suite on every engine that install
 	@.venv-client-$*/bin/python -m pip --disable-pip-version-check --quiet install --no-deps -r $<
 	@touch $@
 
-test-clients: $(READY) .venv-client-triton/.ready .venv-client-kserve/.ready .venv-client-pytriton/.ready ## Run the clients of others, unchanged, each in an environment of its own, and compare answers with Triton's.
+CLIENTS := triton kserve pytriton openai huggingface langchain
+
+test-clients: $(READY) $(CLIENTS:%=.venv-client-%/.ready) ## Run the clients of others, unchanged, each in an environment of its own, and compare answers with Triton's.
 	@$(BIN)/python -m pytest tests/e2e/test_foreign_clients.py
 	@# Skipped where Python has no shared library, which Triton's models in Python need.
 	@$(BIN)/python -m pytest tests/e2e/test_beside_triton.py
@@ -169,4 +171,4 @@ constraints: ## Resolve all dependencies anew and pin them.
 	   build/constraints-venv/bin/python -m pip freeze --all --exclude shapestream; } > constraints.txt
 
 clean: ## Remove everything that make has made.
-	@rm -rf $(VENV) .venv-torch .venv-xla .venv-peer .venv-client-triton .venv-client-kserve .venv-client-pytriton .venv-protos .cache .demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	@rm -rf $(VENV) .venv-torch .venv-xla .venv-peer $(CLIENTS:%=.venv-client-%) .venv-protos .cache .demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

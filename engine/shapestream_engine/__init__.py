@@ -20,6 +20,7 @@ from shapestream_engine.errors import (
 from shapestream_engine.infer_request import InferRequest, InferResults, OutputTensor
 from shapestream_engine.layout import Buffer, Layout, RequestShape, Tensors
 from shapestream_engine.model import InputSpec, ModelSpec, OutputSpec, ReadModel, compile_model, read_model
+from shapestream_engine.pooling import Pooling
 from shapestream_engine.ports import (
     Counts,
     Crop,
@@ -73,6 +74,7 @@ __all__ = [
     "OutputTensor",
     "PaddedCounts",
     "PartialShape",
+    "Pooling",
     "Preparations",
     "PreparedLimits",
     "ReadModel",

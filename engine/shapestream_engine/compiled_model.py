@@ -18,7 +18,7 @@ from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, TypeAlias
 
 from shapestream_engine.infer_request import InferRequest
 from shapestream_engine.ports import InputPort, OutputPort
@@ -52,7 +52,7 @@ class Preparations:
 class CompiledModel(ABC):
     """A model that is ready to run; any number of requests may use it at a time."""
 
-    prepares: ClassVar[bool] = False
+    prepares: bool = False
     """True if the engine prepares a model for each allowed shape; see `prepare`."""
 
     def __init__(self, signature: ModelSignature, properties: Mapping[str, Any]) -> None:

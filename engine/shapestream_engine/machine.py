@@ -22,6 +22,7 @@ _MODULES = {
     "onnxruntime": ("onnxruntime",),
     "torch": ("torch", "torch_xla"),
     "function": (),
+    "tokenizer": ("tokenizers",),
 }
 """Engine -> the modules that it uses besides NumPy."""
 

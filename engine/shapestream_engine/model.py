@@ -23,6 +23,7 @@ from shapestream_engine.batching.calls import CallPlanner
 from shapestream_engine.compiled_model import CompiledModel, PreparedLimits, PreparedModels
 from shapestream_engine.errors import EngineError, SignatureError
 from shapestream_engine.infer_request import port_number
+from shapestream_engine.pooling import PooledModel, Pooling
 from shapestream_engine.ports import InputPort, OutputPort, PadValue
 from shapestream_engine.shapes import NamedShape, ShapeLike
 from shapestream_engine.signature import ModelSignature
@@ -85,6 +86,8 @@ class ModelSpec:
     """The call shapes of the model."""
     prepared: PreparedLimits = PreparedLimits()  # noqa: RUF009 - frozen
     """Limits of the prepared models, if strategy and engine use them."""
+    pooling: Pooling | None = None
+    """Pooling of an output of the model, after each call; None: the outputs as they are."""
 
     def __post_init__(self) -> None:
         if self.path is not None:
@@ -180,9 +183,19 @@ def compile_model(
         raise SignatureError(
             f"model {spec.name!r}: the engine {spec.effective_engine} does not do the strategy {spec.strategy.name}"
         )
+    if spec.pooling is not None:
+        compiled = _pooled(compiled, spec.pooling)
     if compiled.prepares:
         _warm_up(compiled, spec)
     return compiled
+
+
+def _pooled(model: CompiledModel, pooling: Pooling) -> CompiledModel:
+    try:
+        return PooledModel(model, pooling)
+    except SignatureError:
+        model.close()
+        raise
 
 
 def _warm_up(model: CompiledModel, spec: ModelSpec) -> None:
@@ -300,7 +313,9 @@ def read_model(model: ModelSpec | Path | str) -> ReadModel:
     backend: Backend = load_backend(spec.effective_engine)
     read_spec = getattr(backend, "read_spec", None)
     if read_spec is not None:
-        return ReadModel(spec, read_spec(spec))
-    compiled = backend.compile_spec(spec, slots=1, threads=1)
-    compiled.close()
-    return ReadModel(spec, compiled.signature)
+        signature: ModelSignature = read_spec(spec)
+    else:
+        compiled = backend.compile_spec(spec, slots=1, threads=1)
+        compiled.close()
+        signature = compiled.signature
+    return ReadModel(spec, signature if spec.pooling is None else spec.pooling.signature(signature))

@@ -23,7 +23,11 @@ from shapestream_engine.machine import memory_bytes
 from shapestream_engine.regular_files import open_regular
 
 T = TypeVar("T")
+FilePorts: TypeAlias = "dict[str, tuple[int | None, ...] | None]"
+"""The size of each axis by the port's name; None for an open size, and for an open rank."""
 
+MOST_TOKENIZER_BYTES = 64 << 20
+"""Largest tokenizer.json that is read. The largest known, of 262,144 tokens, has 33 MB."""
 _CHUNK_BYTES = 1 << 20
 _BESIDE = {".xml": ".bin", ".pdmodel": ".pdiparams"}
 """Suffix of OpenVINO and PaddlePaddle files -> suffix of the weights file beside them."""
@@ -52,6 +56,8 @@ def files_of_model(path: Path) -> list[Path]:
     if suffix in _BESIDE:
         weights = path.with_suffix(_BESIDE[suffix])
         return [path, weights] if os.path.lexists(weights) else [path]
+    if suffix == ".json":
+        return [path]  # a tokenizer
     try:
         names = sorted(_external_data(path))
     except ModelLoadError:
@@ -143,6 +149,34 @@ def input_symbols(path: Path) -> dict[str, tuple[str | None, ...]]:
     return _read_onnx(path, read) or {}
 
 
+def onnx_ports(path: Path) -> tuple[FilePorts, FilePorts] | None:
+    """Read the sizes of an ONNX file's inputs and outputs by name; None for a damaged file. Raises `OSError`.
+
+    Constants that old files list among the inputs are left out. Ports that are no tensors have no sizes.
+    """
+
+    def read(file: BinaryIO, whole: list[_Span]) -> tuple[FilePorts, FilePorts]:
+        graph = _inner(file, whole, _GRAPH)
+        constants = set(_texts(file, _inner(file, graph, _CONSTANT), _CONSTANT_NAME))
+        inputs = _ports_of(file, _inner(file, graph, _INPUT))
+        return (
+            {name: sizes for name, sizes in inputs.items() if name not in constants},
+            _ports_of(file, _inner(file, graph, _OUTPUT)),
+        )
+
+    return _read_onnx(path, read)
+
+
+def _ports_of(file: BinaryIO, values: list[_Span]) -> FilePorts:
+    ports: FilePorts = {}
+    for value in values:
+        shapes = _inner(file, [value], _TYPE, _TENSOR_TYPE, _SHAPE)
+        axes = [_fields(file, *axis) for shape in shapes for axis in _inner(file, [shape], _AXIS)]
+        sizes = [next((size for number, size, *_ in axis if number == _AXIS_SIZE), None) for axis in axes]
+        ports["".join(_texts(file, [value], KEY))] = tuple(sizes) if shapes else None
+    return ports
+
+
 def _read_onnx(path: Path, read: Callable[[BinaryIO, list[_Span]], T]) -> T | None:
     """Return what `read` finds in the file; None for a damaged file and for another format. Raises `OSError`."""
     if path.suffix.lower() in _BESIDE:
@@ -182,6 +216,10 @@ _GRAPH, _INPUT, _OUTPUT = 7, 11, 12
 """Field number of a model's graph, and of a graph's inputs and outputs."""
 _TYPE, _TENSOR_TYPE, _SHAPE, _AXIS, _AXIS_NAME = 2, 1, 2, 1, 2
 """Field numbers from an input to the names of its axes; the input's name has the number of an entry's key."""
+_AXIS_SIZE = 1
+"""Field number of an axis's fixed size."""
+_CONSTANT, _CONSTANT_NAME = 5, 8
+"""Field number of a graph's constants, and of a constant's name."""
 _OPSET, _OPSET_DOMAIN, _OPSET_VERSION = 8, 1, 2
 """Field number of a model's opsets, and of an opset's domain and version."""
 _MOST_NAME_BYTES = 1 << 16

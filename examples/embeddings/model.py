@@ -1,7 +1,8 @@
 """MiniLM as an OpenVINO model, from safetensors: token ids and mask in, one L2-normalised vector per row out.
 
 `input_ids [batch, seq]` and `attention_mask [batch, seq]`, both i64; `embedding [batch, 384]`, f32. Positions
-whose mask is 0 have no influence: their attention weight is exactly zero, and the mean leaves them out.
+whose mask is 0 have no influence: their attention weight is exactly zero, and the mean leaves them out. Without the
+pooling, the output is `last_hidden_state [batch, seq, 384]`; folder.py writes that, as a folder for a server that pools.
 
     python -m examples.embeddings.model OUT.xml     writes the model that configs/embeddings.yaml and sentences.yaml serve
 """
@@ -22,8 +23,8 @@ from examples.model_file import write
 MASKED_SCORE = np.float32(-10_000.0)
 
 
-def build(weights: BertWeights) -> ov.Model:
-    """The encoder, mean pooling under the mask, and normalisation."""
+def build(weights: BertWeights, *, pooled: bool = True) -> ov.Model:
+    """The encoder; if `pooled`, with mean pooling under the mask, and normalisation."""
     ids = op.parameter([-1, -1], np.int64, name="input_ids")
     mask = op.parameter([-1, -1], np.int64, name="attention_mask")
     for parameter in (ids, mask):
@@ -35,6 +36,10 @@ def build(weights: BertWeights) -> ov.Model:
     bias = op.multiply(op.unsqueeze(op.subtract(np.float32(1), present), [1, 2]), MASKED_SCORE)
     for layer in range(weights.layers):
         hidden = encoder.layer(f"encoder.layer.{layer}", hidden, bias)
+    if not pooled:
+        result = op.result(hidden)
+        result.output(0).set_names({"last_hidden_state"})
+        return ov.Model([result], [ids, mask], "minilm")
 
     column = op.unsqueeze(present, [2])
     total = op.reduce_sum(op.multiply(hidden, column), [1], keep_dims=False)

@@ -34,6 +34,7 @@ def test_the_public_names_of_the_engine() -> None:
         "OutputTensor",
         "PaddedCounts",
         "PartialShape",
+        "Pooling",
         "PreparedLimits",
         "Preparations",
         "ReadModel",

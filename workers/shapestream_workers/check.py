@@ -18,7 +18,7 @@ from typing import Any
 
 from shapestream.chains.plan import Chain
 from shapestream.errors import ConfigurationError
-from shapestream.settings import LoadedSettings, ModelSettings, load_models
+from shapestream.settings import LoadedSettings, ModelSettings, TextFolder, load_models
 from shapestream_engine.batch import BatchInputs, BatchReport
 from shapestream_engine.batch_axis import inputs_line
 from shapestream_engine.batching.calls import merge_sizes
@@ -40,6 +40,7 @@ from shapestream_workers.padding_advice import PaddingAdvice, advise_padding
 from shapestream_workers.proof import probe_options, try_model
 from shapestream_workers.security import server_security
 from shapestream_workers.speed_advice import SpeedAdvice, advise_speed
+from shapestream_workers.text_services import service_problems
 
 # Sizes of open dimensions in the second run: large enough to be different, small enough for any model.
 TYPICAL_SIZE = 16
@@ -66,6 +67,8 @@ class ModelReport:
 class CheckReport:
     """Findings of a check."""
 
+    folders: tuple[TextFolder, ...] = ()
+    """The folders with a text model, and which file says what."""
     models: list[ModelReport] = field(default_factory=list)
     chains: list[Chain] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
@@ -78,6 +81,8 @@ class CheckReport:
             for value in shown.effective_values():
                 yield f"{value.key} = {value.value!r}  ({value.origin})"
             yield ""
+        for folder in self.folders:
+            yield from folder.lines()
         for model in self.models:
             yield from model.signature.describe()
             if shown is not None:
@@ -102,6 +107,7 @@ class CheckReport:
             "ok": not self.problems,
             "problems": self.problems,
             "warnings": self.warnings,
+            "folders": [folder.to_dict() for folder in self.folders],
             "models": [
                 {
                     "signature": model.signature.to_dict(),
@@ -142,7 +148,7 @@ def check_configuration(loaded: LoadedSettings, *, measure_s: float = 0.0) -> Ch
 
     `measure_s`: seconds for the measurements of each model's speed.
     """
-    report = CheckReport(warnings=[*placement_warnings(loaded)])
+    report = CheckReport(folders=loaded.folders, warnings=[*placement_warnings(loaded)])
     if loaded.settings.in_process is not None:
         report.warnings.append(
             loaded.problem(
@@ -158,12 +164,13 @@ def check_configuration(loaded: LoadedSettings, *, measure_s: float = 0.0) -> Ch
             _check_model(loaded, index, settings, report, measure_s)
         except EngineError as error:
             report.problems.append(problem_of(loaded, settings, error))
+    signatures = {model.signature.name: model.signature for model in report.models}
     try:
-        report.chains = plan_chains(
-            loaded, {model.signature.name: model.signature for model in report.models}
-        )
+        report.chains = plan_chains(loaded, signatures)
     except ConfigurationError as error:
         report.problems += error.problems
+    signatures |= {chain.spec.name: chain.signature for chain in report.chains}
+    report.problems += service_problems(loaded, signatures)
     return report
 
 

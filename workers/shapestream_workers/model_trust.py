@@ -42,12 +42,12 @@ def require_trusted(model: ModelSettings) -> str | None:
     """
     if model.function is not None:
         _require_registered(model.function)
-    if model.path is None:
+    if model.file is None:
         return None
-    digest = _digest(Path(model.path))
+    digest = _digest(Path(model.file))
     if model.sha256 is not None and digest != model.sha256:
         raise Distrusted(
-            f"{model.path} has another sha256, {digest} (restore the file, or write this digest)",
+            f"{model.file} has another sha256, {digest} (restore the file, or write this digest)",
             key=("sha256",),
         )
     return digest
@@ -57,9 +57,9 @@ def digests_of(models: Iterable[ModelSettings]) -> dict[str, str]:
     """Return the sha256 of the files of each model, by its name; what cannot be read now is left out."""
     digests: dict[str, str] = {}
     for model in models:
-        if model.path is not None:
+        if model.file is not None:
             with suppress(ModelLoadError):
-                digests[model.name] = _digest(Path(model.path))
+                digests[model.name] = _digest(Path(model.file))
     return digests
 
 

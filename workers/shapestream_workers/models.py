@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import structlog
 
@@ -16,8 +17,10 @@ from shapestream.settings import (
     LoadedSettings,
     Location,
     ModelSettings,
+    PoolingSettings,
     Settings,
     ShapesSettings,
+    TokenizerSettings,
     WorkerGroupSettings,
 )
 from shapestream_engine.batch_axis import states_batch
@@ -25,6 +28,7 @@ from shapestream_engine.compiled_model import CompiledModel, PreparedLimits
 from shapestream_engine.errors import EngineError, ModelLoadError, RuleMissing
 from shapestream_engine.machine import divide_cpus
 from shapestream_engine.model import InputSpec, ModelSpec, OutputSpec, compile_model, read_model
+from shapestream_engine.pooling import Pooling
 from shapestream_engine.ports import BATCH
 from shapestream_engine.signature import ModelSignature
 from shapestream_engine.strategy import Strategy
@@ -87,7 +91,7 @@ def model_spec(model: ModelSettings) -> ModelSpec:
     rows = model.batching.invariant_rows
     spec = ModelSpec(
         name=model.name,
-        path=None if model.path is None else Path(model.path),
+        path=None if model.file is None else Path(model.file),
         function=model.function,
         engine=model.effective_engine,
         device=model.device,
@@ -105,9 +109,10 @@ def model_spec(model: ModelSettings) -> ModelSpec:
             name: OutputSpec(rule=port.rule_arguments(), shape=port.shape, element_type=port.element_type)
             for name, port in model.outputs.items()
         },
-        properties=model.properties,
+        properties=model.properties if model.tokenizer is None else _tokenizer_options(model.tokenizer),
         strategy=_strategy(model),
         prepared=_limits(model.shapes),
+        pooling=_pooling(model.pooling),
     )
     if rows is None:
         return spec
@@ -124,6 +129,16 @@ def _strategy(model: ModelSettings) -> Strategy:
     if strategy.max_prepared is not None and most != 1:
         return replace(strategy, fill_rows=True)
     return replace(strategy, most_rows=most)
+
+
+def _tokenizer_options(settings: TokenizerSettings) -> dict[str, Any]:
+    return settings.model_dump(exclude={"path"})
+
+
+def _pooling(settings: PoolingSettings | None) -> Pooling | None:
+    if settings is None:
+        return None
+    return Pooling(mode=settings.mode, of=settings.of, mask=settings.mask, normalize=settings.normalize)
 
 
 def _limits(shapes: ShapesSettings) -> PreparedLimits:
@@ -235,7 +250,7 @@ def _compile_unchanged(
             return ready, judgement
         ready.close()
     raise ModelLoadError(
-        f"{model.path} changes while it is read (replace a model's files by renaming others)"
+        f"{model.file} changes while it is read (replace a model's files by renaming others)"
     )
 
 
@@ -276,5 +291,9 @@ def problem_of(loaded: LoadedSettings, model: ModelSettings, error: EngineError)
             key = ("shapes", *rest)
         case ("path",) if model.function is not None:
             key = ("function",)
+        case ("path",) if model.tokenizer is not None:
+            key = ("tokenizer",)
+        case ("properties", *rest) if model.tokenizer is not None:
+            key = ("tokenizer", *rest)
     location = ("models", loaded.settings.models.index(model), *key)
     return loaded.problem(loaded.source.written(location), str(error))

@@ -91,9 +91,11 @@ def rows_together(model: ModelSettings) -> int | None:
 def may_share(model: ModelSettings) -> bool:
     """Tell whether the configuration lets requests share calls of a model that has a batch axis.
 
-    A function that returns a list of arrays has none.
+    A tokenizer, and a function that returns a list of arrays, have none.
     """
-    returns_lists = any(output.rule == List.NAME for output in model.outputs.values())
+    returns_lists = model.tokenizer is not None or any(
+        output.rule == List.NAME for output in model.outputs.values()
+    )
     return rows_together(model) != 1 and not returns_lists
 
 

@@ -158,7 +158,7 @@ def _chosen(settings: Settings, model: ModelSettings, slots: int, threads: int) 
         ]
         place, counts = next(iter(groups), ("workers", WorkerGroupSettings()))
     other = None
-    if model.device == "CPU" and model.effective_engine != "function":
+    if model.device == "CPU" and model.effective_engine not in ("function", "tokenizer"):
         other = other_slots(slots, threads)
     return SlotsAdvice(place=place, slots=slots, threads=threads, auto=counts.slots == "auto", other=other)
 

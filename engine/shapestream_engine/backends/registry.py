@@ -24,6 +24,7 @@ _OURS = {
     "onnxruntime": "shapestream_engine.backends.onnxruntime",
     "torch": "shapestream_engine.backends.torch",
     "function": "shapestream_engine.backends.function",
+    "tokenizer": "shapestream_engine.backends.tokenizer",
 }
 """Engine -> module with its `compile_spec`. Modules are imported on demand, because engines are optional."""
 

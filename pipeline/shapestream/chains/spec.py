@@ -87,6 +87,10 @@ class ChainSpec:
     skips: bool = False
     """True if failed rows are marked in the output `ok` of their stage. If not, the first one fails the request."""
 
+    def stage(self, name: str | None) -> StageSpec | None:
+        """Return the stage of this name, or None."""
+        return next((stage for stage in self.stages if stage.name == name), None)
+
     def problems(self) -> Iterator[Problem]:
         """Yield the mistakes in names and edges, each with its place and the remedy."""
         stages: dict[str, int] = {}

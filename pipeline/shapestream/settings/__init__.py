@@ -7,7 +7,7 @@ from shapestream.settings.document import (
     WorkerGroupSettings,
     json_schema,
 )
-from shapestream.settings.gateway_settings import GatewaySettings, GrpcSettings, HttpSettings
+from shapestream.settings.gateway_settings import GatewaySettings, GrpcSettings, HttpSettings, OpenAiSettings
 from shapestream.settings.loader import LoadedSettings, load_models, load_settings
 from shapestream.settings.model_settings import (
     BatchingSettings,
@@ -21,6 +21,8 @@ from shapestream.settings.server_settings import (
     AdminSettings,
     ServerSettings,
 )
+from shapestream.settings.text_folder import TextFolder
+from shapestream.settings.text_settings import PoolingSettings, TokenizerSettings
 from shapestream.settings.yaml_source import Location
 
 __all__ = [
@@ -34,11 +36,15 @@ __all__ = [
     "LoadedSettings",
     "Location",
     "ModelSettings",
+    "OpenAiSettings",
     "OutputSettings",
+    "PoolingSettings",
     "ProbeSettings",
     "ServerSettings",
     "Settings",
     "ShapesSettings",
+    "TextFolder",
+    "TokenizerSettings",
     "WorkerGroupSettings",
     "json_schema",
     "load_models",

@@ -189,7 +189,8 @@ class Settings(Section):
                 yield ("models", index, "name"), words
             yield from below(("models", index), model.problems())
             if (words_of_path := self._outside_model_root(model)) is not None:
-                yield ("models", index, "path"), words_of_path
+                key = "path" if model.tokenizer is None else "tokenizer"
+                yield ("models", index, key), words_of_path
             hang_after_s = model.batching.hang_limit_s
             if (words_of_hang := self.server.too_short_for_hangs(hang_after_s)) is not None:
                 yield ("models", index, "batching", "hang_after_s"), words_of_hang
@@ -203,6 +204,14 @@ class Settings(Section):
                 )
             yield from below(("chains", index), chain.problems([model.name for model in self.models]))
         yield from below(("server",), self.server.problems())
+        if self.server.http is not None:
+            names = [model.name for model in self.models] + [chain.name for chain in self.chains]
+            for place, name in self.server.http.services():
+                if name not in names:
+                    yield (
+                        ("server", "http", *place),
+                        f'there is no model or chain "{name}" {did_you_mean(name, names)}',
+                    )
         yield from self._problems_of_workers()
 
     def _problems_of_workers(self) -> Iterator[Finding]:
@@ -231,12 +240,12 @@ class Settings(Section):
 
     def _outside_model_root(self, model: ModelSettings) -> str | None:
         """Return the problem of a model with a file outside of `model_root`, weights included; links are followed."""
-        if self.server.model_root is None or model.path is None:
+        if self.server.model_root is None or model.file is None:
             return None
         try:
-            files = files_of_model(Path(model.path))
+            files = files_of_model(Path(model.file))
         except (OSError, ModelLoadError):
-            files = [Path(model.path)]  # the loader of the model reports that it cannot be read
+            files = [Path(model.file)]  # the loader of the model reports that it cannot be read
         for file in files:
             # For links in a circle resolve() raises RuntimeError, or OSError from Python 3.13 on.
             try:

@@ -16,6 +16,8 @@ from pydantic_core import ErrorDetails
 
 from shapestream.errors import ConfigurationError
 from shapestream.settings.document import DISAGREEMENT, Settings
+from shapestream.settings.folders import expand_folders
+from shapestream.settings.text_folder import TextFolder
 from shapestream.settings.values import Section, address_meant, closest, describe
 from shapestream.settings.yaml_source import MAX_BYTES, Location, Place, YamlSource, read_yaml
 
@@ -54,10 +56,12 @@ class LoadedSettings:
     settings: Settings
     path: Path
     source: YamlSource
+    folders: tuple[TextFolder, ...] = ()
+    """The folders with a model, and what was read in them."""
 
     def problem(self, location: Location, message: str) -> str:
         """Return the line for a problem that is found later, such as a model file that contradicts its settings."""
-        return _line(self.path, self.source.place_of(location), location, message)
+        return _line(self.path, self.source.place_of(location), self.source.origin(location), message)
 
     def with_server(self, **changes: Any) -> LoadedSettings:
         """Return these settings with other values of `server`, which are not checked."""
@@ -67,9 +71,12 @@ class LoadedSettings:
     def effective_values(self) -> Iterator[EffectiveValue]:
         """Yield every setting, in the order of the schema, with its origin."""
         for location, value in leaves(self.settings.effective().model_dump(by_alias=True)):
-            place = self.source.places.get(location)
-            if place is None and location[:-1] in self.source.places and isinstance(location[-1], int):
-                place = self.source.places[location[:-1]]
+            written = self.source.origin(location)
+            place = self.source.places.get(written)
+            if place is None and written[:-1] in self.source.places and isinstance(written[-1], int):
+                place = self.source.places[written[:-1]]
+            if place is None and self.source.holds(location):  # made of a folder
+                place = self.source.place_of(written)
             origin = "default" if place is None else f"{self.path}:{place.line}"
             yield EffectiveValue(key=spell_location(location), value=value, origin=origin)
 
@@ -106,6 +113,7 @@ def _source(path: Path) -> YamlSource:
 
 
 def _loaded(path: Path, source: YamlSource, *, files_must_exist: bool, serves: bool) -> LoadedSettings:
+    folders = expand_folders(source, path.parent)
     findings = _Findings(source)
     context = {
         "base": path.parent,
@@ -116,7 +124,7 @@ def _loaded(path: Path, source: YamlSource, *, files_must_exist: bool, serves: b
     if findings.found or settings is None:
         findings.found.sort(key=lambda finding: finding[0] or Place(0, 0))
         raise ConfigurationError([_line(path, *finding) for finding in findings.found])
-    return LoadedSettings(settings=settings, path=path, source=source)
+    return LoadedSettings(settings=settings, path=path, source=source, folders=folders)
 
 
 class _Findings:
@@ -131,7 +139,8 @@ class _Findings:
         """Add a problem. One that `follows` from a comparison of settings does not hide others at its place."""
         if any(location[:length] in self._faulty for length in range(1, len(location) + 1)):
             return
-        self.found.append((self._source.place_of(location), location, message))
+        place = self._source.place_of(location)
+        self.found.append((place, self._source.origin(location), message))
         if not follows:
             self._faulty.add(location)
 

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationInfo, WithJsonSchema
 
+from shapestream.settings.text_settings import PoolingSettings, TokenizerSettings, read_tokenizer
 from shapestream.settings.values import (
     COUNT,
     TEXT,
@@ -480,6 +481,11 @@ class ModelSettings(Section):
     """IR (.xml), ONNX (.onnx) or an exported program of PyTorch (.pt2), relative to this file."""
     function: Annotated[str, BeforeValidator(check_function)] | None = None
     """A NumPy callable instead of `path`: `package.module:name` that an installed package registers, or its name there."""
+    tokenizer: Annotated[
+        TokenizerSettings | None,
+        BeforeValidator(read_tokenizer, json_schema_input_type=str | TokenizerSettings | None),
+    ] = None
+    """A tokenizer.json instead of `path`: texts in, token ids out. With a folder as `path`: options of its tokenizer."""
     sha256: Annotated[str, BeforeValidator(check_digest)] | None = None
     """The sha256 that the model's files must have, one after the other: the file itself, then its weights."""
     engine: Engine | None = None
@@ -492,6 +498,8 @@ class ModelSettings(Section):
     """Outputs by their names in the model file; unnamed ones are output0, output1, ..."""
     properties: dict[str, PropertyValue] = Field(default_factory=dict)
     """Properties of the engine, by its own names, such as INFERENCE_PRECISION_HINT: bf16."""
+    pooling: PoolingSettings | None = None
+    """Pooling of the vectors of a text's tokens into one, after each call. Default: the outputs as they are."""
     probe: Annotated[
         dict[str, ProbeSettings],
         BeforeValidator(_read_probe, json_schema_input_type=str | dict[str, ProbeSettings]),
@@ -509,8 +517,15 @@ class ModelSettings(Section):
     batching: BatchingSettings = BatchingSettings()
 
     @property
+    def file(self) -> str | None:
+        """The file of the model, or of its tokenizer; None for a function."""
+        return self.path if self.tokenizer is None else self.tokenizer.path
+
+    @property
     def effective_engine(self) -> str:
         """The engine of the model: the configured one, or the default for its kind of file."""
+        if self.tokenizer is not None:
+            return "tokenizer"
         return self.engine or ("function" if self.path is None else engine_of_path(self.path))
 
     @property
@@ -520,7 +535,9 @@ class ModelSettings(Section):
 
     def problems(self) -> Iterator[Finding]:
         """Yield the contradictions between the settings of this model."""
-        yield from self._source_problems()
+        yield from (
+            self._source_problems() if self.tokenizer is None else self._tokenizer_problems(self.tokenizer)
+        )
         if "audit" in self.model_fields_set and self.audit > self.effective_audit:
             words = "runs requests twice, which idempotent: false forbids"
             if self.trust:
@@ -532,11 +549,11 @@ class ModelSettings(Section):
                     ("inputs", name, "mask_of"),
                     "an input cannot be the mask of itself (name another input)",
                 )
-            elif port.mask_of is not None and self.path is None and port.mask_of not in self.inputs:
+            elif port.mask_of is not None and self.function is not None and port.mask_of not in self.inputs:
                 words = f'there is no input "{port.mask_of}" {did_you_mean(port.mask_of, list(self.inputs))}'
                 yield ("inputs", name, "mask_of"), words
         for name, output in self.outputs.items():
-            complete = self.path is None
+            complete = self.function is not None
             yield from below(("outputs", name), output.problems(name, self.outputs, complete=complete))
             if output.rule == List.NAME:
                 yield from below(("outputs", name), self._list_problems(name))
@@ -566,7 +583,7 @@ class ModelSettings(Section):
     def _source_problems(self) -> Iterator[Finding]:
         """Yield the problems of `path`, `function` and `engine`."""
         if self.path is None and self.function is None:
-            yield (), 'neither "path" nor "function" (one of them says what to run)'
+            yield (), 'neither "path" nor "function" nor "tokenizer" (one of them says what to run)'
         elif self.path is not None and self.function is not None:
             yield ("function",), 'both "path" and "function" are given (remove one)'
         elif self.engine == "function" if self.function is None else self.engine in _SUFFIXES:
@@ -590,6 +607,17 @@ class ModelSettings(Section):
                 missing = [field for field in ("shape", "element_type") if getattr(port, field) is None]
                 if missing:
                     yield (key, name), f"a function needs {' and '.join(missing)} here (add them)"
+
+    def _tokenizer_problems(self, tokenizer: TokenizerSettings) -> Iterator[Finding]:
+        """Yield what a tokenizer does not take: another source, and ports and options of an engine."""
+        yield from below(("tokenizer",), tokenizer.problems())
+        for key in ("path", "function", "engine", "properties", "pooling", "outputs", "probe"):
+            if getattr(self, key):
+                yield (key,), f'a tokenizer has no "{key}" (remove one of them)'
+        for name, port in self.inputs.items():
+            if name != "text" or port.model_fields_set - {"at_most_bytes"}:
+                words = "the only input of a tokenizer is text, and only its at_most_bytes is open (remove the rest)"
+                yield ("inputs", name), words
 
     def _suffix_problems(self, path: PurePath) -> Iterator[Finding]:
         """Yield the problem of a file that the engine does not read. Engines of packages may read any file."""

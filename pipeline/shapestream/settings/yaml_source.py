@@ -63,9 +63,29 @@ class YamlSource:
     values: Any = None
     places: dict[Location, Place] = field(default_factory=dict)
     problems: list[SourceProblem] = field(default_factory=list)
+    origins: dict[Location, Location] = field(default_factory=dict)
+    """The entry of the file from which an entry of `values` was made, such as a model of a folder's."""
+
+    def origin(self, location: Location) -> Location:
+        """Return `location` in the file, for a value that was made from another entry."""
+        return (*self.origins.get(location[:2], location[:2]), *location[2:])
+
+    def holds(self, location: Location) -> bool:
+        """Tell whether `values` has this value: it is in the file, or made from another entry of it."""
+        value = self.values
+        for key in location:
+            match value, key:
+                case (dict(), str()) if key in value:
+                    value = value[key]
+                case (list(), int()) if key < len(value):
+                    value = value[key]
+                case _:
+                    return False
+        return True
 
     def written(self, location: Location) -> Location:
         """Return `location`, or the innermost value around it that is in the file."""
+        location = self.origin(location)
         while location and location not in self.places:
             location = location[:-1]
         return location

@@ -1,0 +1,133 @@
+"""Models whose path is a folder, in the values of a YAML: each becomes what `text_folder.expand` makes of it.
+
+The tokenizer takes the place of the model, and the encoder comes after all models, so that no index changes. The source
+keeps the entry from which each was made, so that errors point to it. A group of workers that names the folder serves both.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from shapestream.settings.text_folder import (
+    CONFIG,
+    DOCUMENTS,
+    MODEL_FILES,
+    MODULES,
+    TOKENIZER,
+    FolderContents,
+    TextFolder,
+    expand,
+)
+from shapestream.settings.yaml_source import Location, SourceProblem, YamlSource
+from shapestream_engine.errors import ModelLoadError
+from shapestream_engine.model_files import MOST_TOKENIZER_BYTES
+from shapestream_engine.port_names import PortNames, port_names
+from shapestream_engine.regular_files import read_regular
+
+_MOST_BYTES = 4 << 20
+"""Largest document beside the tokenizer that is read."""
+
+
+def expand_folders(source: YamlSource, base: Path) -> tuple[TextFolder, ...]:
+    """Replace the models of `source.values` whose path is a folder with a text model; problems go to the source.
+
+    `base`: the folder at which relative paths start. Folders without the files of a text model are left as they are.
+    """
+    values = source.values
+    models = values.get("models") if isinstance(values, dict) else None
+    if not isinstance(models, list):
+        return ()
+    found = []
+    for index, model in enumerate(models.copy()):
+        folder = _folder_of(model, base)
+        if folder is None:
+            continue
+        made = expand(model["name"], model, read_contents(folder))
+        found.append(made)
+        place: Location = ("models", index)
+        for key, words in made.problems:
+            location = (*place, *key)
+            source.problems.append(
+                SourceProblem(message=words, location=location, place=source.place_of(location))
+            )
+        if not made.problems:
+            _put(source, place, made)
+    return tuple(found)
+
+
+def _folder_of(model: Any, base: Path) -> Path | None:
+    """Return the folder with a text model that is the path of a model; None for any other."""
+    match model:
+        case {"name": str(), "path": str(path)} if path and "\0" not in path:
+            pass
+        case _:
+            return None
+    try:
+        folder = (base / Path(path).expanduser()).absolute()
+        is_one = any((folder / name).exists() for name in (TOKENIZER, CONFIG, MODULES))
+    except (OSError, RuntimeError):
+        return None  # the path is checked with the other values
+    return folder if is_one else None
+
+
+def _put(source: YamlSource, place: Location, made: TextFolder) -> None:
+    """Put the models and the chain of a folder in the place of its model."""
+    values = source.values
+    values["models"][place[1]] = made.tokens
+    added: tuple[tuple[str, dict[str, Any]], ...] = (("models", made.encoder), ("chains", made.chain))
+    for section, value in added:
+        entries = values.setdefault(section, [])
+        if isinstance(entries, list):  # anything else is refused with the other values
+            source.origins[section, len(entries)] = place
+            entries.append(value)
+    workers = values.get("workers")
+    for group in workers if isinstance(workers, list) else []:
+        names = group.get("models") if isinstance(group, dict) else None
+        if isinstance(names, list) and made.name in names:
+            names[names.index(made.name)] = made.tokens["name"]
+            names.append(made.encoder["name"])
+
+
+def read_contents(folder: Path) -> FolderContents:
+    """Read the documents of a folder and the ports of its model files; what cannot be read is in `unreadable`."""
+    documents: dict[str, Any] = {}
+    unreadable: dict[str, str] = {}
+    ports: dict[str, PortNames] = {}
+    for name in DOCUMENTS:
+        _read(folder, name, documents, unreadable)
+    for name in _named_by(documents.get(MODULES)):
+        _read(folder, name, documents, unreadable)
+    for name in MODEL_FILES:
+        if (folder / name).exists():
+            try:
+                ports[name] = port_names(folder / name)
+            except ModelLoadError as error:
+                unreadable[name] = str(error)
+    return FolderContents(folder=str(folder), documents=documents, ports=ports, unreadable=unreadable)
+
+
+def _named_by(modules: Any) -> Iterator[str]:
+    """Yield the documents in the folders of a modules.json that lie within the folder."""
+    for module in modules if isinstance(modules, list) else []:
+        match module:
+            case {"path": str(path)} if path and "\0" not in path:
+                place = PurePosixPath(path)
+                if not place.is_absolute() and ".." not in place.parts:
+                    yield from (f"{place}/{name}" for name in DOCUMENTS if name not in (TOKENIZER, MODULES))
+
+
+def _read(folder: Path, name: str, documents: dict[str, Any], unreadable: dict[str, str]) -> None:
+    try:
+        data = read_regular(folder / name, MOST_TOKENIZER_BYTES if name == TOKENIZER else _MOST_BYTES)
+        documents[name] = json.loads(data)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except OSError as error:
+        unreadable[name] = error.strerror or str(error)
+    except RecursionError:
+        unreadable[name] = "it is nested too deeply"
+    except ValueError as error:  # UTF-8 as well
+        unreadable[name] = f"it is no JSON: {error}"
