@@ -18,12 +18,8 @@ from shapestream.chains.run import ChainRun, StageRequest
 from shapestream.errors import Cancelled, DeadlineExceeded, Draining, TooLarge, Unavailable
 from shapestream.scheduling.batches import Batch
 from shapestream.serving.served_models import ServedModel, ServedModels
-<<<<<<< HEAD
 from shapestream.serving.sessions import Parent, RequestRecord
-=======
-from shapestream.serving.sessions import RequestRecord
 from shapestream.serving.string_check import check_longest_inputs
->>>>>>> w/strwire
 from shapestream_engine.errors import ShapeError
 from shapestream_engine.layout import Tensors, value
 
