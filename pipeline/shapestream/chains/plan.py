@@ -7,7 +7,7 @@ its stages call `batch` is called `rows` there.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -53,6 +53,11 @@ class Type:
     """The shape of the tensor, or of one array."""
     is_list: bool = False
 
+    @property
+    def smallest(self) -> tuple[int, ...]:
+        """The smallest shape of it, or of one array."""
+        return tuple([dimension.minimum for dimension in self.shape.dimensions])
+
     def __str__(self) -> str:
         return f"{'list of ' if self.is_list else ''}{self.element_type} [{self.shape}]"
 
@@ -89,6 +94,8 @@ class StageOutput:
     """True if the arrays of the list lack the first axis of the results, which has size 1."""
     shapes: int | None = None
     """Number of the output with a list's shapes."""
+    empty: tuple[int, ...] | None = None
+    """Its shape after a batch without rows; None: its signature has no empty shape."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +113,17 @@ class Stage:
     at_most_bytes: int
     outputs: Mapping[str, StageOutput]
     """The outputs that are used, by name."""
+    may_lack_rows: bool = False
+    """True if it has a batch, which may have no rows: then it has no request, and its outputs are empty."""
+
+    @property
+    def never_empty(self) -> list[str]:
+        """The outputs without which a request of the chain ends if the batch has no rows."""
+        if not self.may_lack_rows:
+            return []
+        return [
+            name for name, output in self.outputs.items() if output.empty is None and not output.type.is_list
+        ]
 
     @property
     def is_counted(self) -> bool:
@@ -162,6 +180,10 @@ class Chain:
             yield f"  {stage.name} = {stage.model}({arguments}){stage.limits}"
             yield from (f"    {stage.name}.{name}: {output.type}" for name, output in stage.outputs.items())
         yield from (f"  output {name}: {types[source]} = {source}" for name, source in self.outputs.items())
+        for stage in self.stages:
+            for name in stage.never_empty:
+                source = Source(stage.name, name)
+                yield f"  a batch without rows in {stage.name} fails the request: {source} is never empty"
         for name in (stage.name for stage in self.stages if stage.fans_out):
             mark = Source(name, OK)
             used = "" if mark in self.users else ", which nothing takes"
@@ -304,7 +326,9 @@ class _Planner:
         several = {Spread.ITEM, Spread.ROW}
         fans_out = any(spread in several for spread in spreads.values())
         one_row = fans_out and all(feed.adds_row for feed in feeds if feed.spread in several)
-        outputs = dict(_outputs(signature, fans_out=fans_out, one_row=one_row))
+        batches = [feed for feed in feeds if feed.spread is Spread.BATCH]
+        rows = {name for feed in batches for name in signature.inputs[feed.port].shape.names[:1]}
+        outputs = dict(_outputs(signature, rows - {None}, fans_out=fans_out, one_row=one_row))
         if fans_out and self._spec.skips:
             if OK in outputs:
                 self._add(
@@ -324,6 +348,7 @@ class _Planner:
             at_most=spec.at_most,
             at_most_bytes=spec.at_most_bytes,
             outputs=outputs,
+            may_lack_rows=bool(batches) and all(_may_lack_rows(self._types[feed.source]) for feed in batches),
         )
 
     def _feed(
@@ -393,10 +418,17 @@ def _port(ports: Sequence[InputPort], name: str) -> InputPort | None:
     return next((port for port in ports if port.name == name), None)
 
 
+def _may_lack_rows(type_: Type) -> bool:
+    return type_.is_list or not (type_.shape.rank and type_.shape.dimensions[0].minimum)
+
+
 def _outputs(
-    signature: ModelSignature, *, fans_out: bool, one_row: bool
+    signature: ModelSignature, rows: Set[str | None], *, fans_out: bool, one_row: bool
 ) -> Iterator[tuple[str, StageOutput]]:
-    """Yield the outputs that a stage of this model has, with the way in which they are gathered."""
+    """Yield the outputs that a stage of this model has, with the way in which they are gathered.
+
+    `rows` are the names of the axes along which its inputs are batches.
+    """
     numbers = {port.name: number for number, port in enumerate(signature.outputs)}
     shapes = {f"{port.name}.shapes" for port in signature.outputs if port.item is not None}
     for number, port in enumerate(signature.outputs):
@@ -408,15 +440,43 @@ def _outputs(
                     StageOutput(number, type_, Gathering.ONLY, shapes=numbers[f"{port.name}.shapes"]),
                 )
         elif port.name not in shapes:
-            yield port.name, _output(number, port, signature, fans_out=fans_out, one_row=one_row)
+            if fans_out:
+                yield port.name, _output(number, port, signature, one_row=one_row)
+            else:
+                yield port.name, _only_output(number, port, rows)
 
 
-def _output(
-    number: int, port: OutputPort, signature: ModelSignature, *, fans_out: bool, one_row: bool
-) -> StageOutput:
+def _only_output(number: int, port: OutputPort, rows: Set[str | None]) -> StageOutput:
+    """Return the output of a stage that has one request, or none if its batch has no rows."""
     shape = _unnamed(port.shape)
-    if not fans_out:
+    row_axis = _row_axis(port, rows)
+    if row_axis is None:
         return StageOutput(number, Type(port.element_type, shape), Gathering.ONLY)
+    dimensions = [*shape.dimensions]
+    if rows:
+        dimensions[row_axis] = Dimension(0, dimensions[row_axis].maximum)
+    empty = [0 if axis == row_axis else each.minimum for axis, each in enumerate(dimensions)]
+    type_ = Type(port.element_type, NamedShape(shape.names, tuple(dimensions)))
+    return StageOutput(number, type_, Gathering.ONLY, empty=tuple(empty))
+
+
+def _row_axis(port: OutputPort, rows: Set[str | None]) -> int | None:
+    """Return the axis of an output whose size is 0 where the inputs have no rows; None if it has no such axis.
+
+    It is the axis named like that of the inputs, or that whose size the data decides, or else the first that may be 0.
+    """
+    axes = [*enumerate(port.shape.dimensions)]
+    named = [axis for axis, each in axes if each.is_dynamic and port.shape.names[axis] in rows]
+    if named:
+        return named[0]
+    if port.data_axis is not None:
+        return port.data_axis
+    return next((axis for axis, each in axes if not each.minimum), None)
+
+
+def _output(number: int, port: OutputPort, signature: ModelSignature, *, one_row: bool) -> StageOutput:
+    """Return the output of a stage that has a request for each row."""
+    shape = _unnamed(port.shape)
     is_row = one_row and isinstance(port.rule, Rows) and port.batch_axis == 0
     inner = NamedShape(shape.names[1:], shape.dimensions[1:]) if is_row else shape
     if (is_row or not signature.has_batch) and not inner.is_dynamic:

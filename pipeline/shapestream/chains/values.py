@@ -106,13 +106,15 @@ def stacked(tensors: Sequence[Tensor | None], element_type: str, inner: tuple[in
     return Tensor(element_type, (len(parts), *inner), b"".join(parts))
 
 
-def listed(tensors: Sequence[Tensor | None], element_type: str, rank: int, *, drop_row: bool) -> Items:
+def listed(
+    tensors: Sequence[Tensor | None], element_type: str, smallest: tuple[int, ...], *, drop_row: bool
+) -> Items:
     """Return tensors as a list, without their first axis of size 1 if `drop_row`.
 
-    In place of None is an empty tensor; in a list of scalars, a zero.
+    In place of None are zeros of the `smallest` shape, which is that of an empty tensor unless all its sizes are fixed.
     """
-    nothing = Tensor(element_type, (0,) * rank, b"" if rank else bytes(dtype_of(element_type).itemsize))
-    return Items(element_type, rank, [*_listed(tensors, nothing, drop_row=drop_row)])
+    nothing = Tensor(element_type, smallest, bytes(exact_nbytes(dtype_of(element_type).itemsize, smallest)))
+    return Items(element_type, len(smallest), [*_listed(tensors, nothing, drop_row=drop_row)])
 
 
 def _listed(tensors: Sequence[Tensor | None], nothing: Tensor, *, drop_row: bool) -> Iterator[Tensor]:
