@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from math import prod
 from typing import NamedTuple, TypeAlias
 
+from shapestream_engine.array_lists import places
 from shapestream_engine.element_types import dtype_of
 from shapestream_engine.layout import Buffer
 from shapestream_engine.shapes import exact_nbytes
@@ -46,26 +47,15 @@ class Items(NamedTuple):
 
     @classmethod
     def read(cls, elements: Tensor, shapes: Tensor) -> Items:
-        """Read the two outputs of a list (`list_ports`). Raises ValueError if they contradict each other."""
+        """Read the two outputs of a list (`list_ports`). Raises `ShapeError` if they contradict each other."""
         count, rank = shapes.shape
-        numbers = _bytes_of(shapes.buffer).cast("q").tolist()
-        itemsize = dtype_of(elements.element_type).itemsize
-        view, end, tensors = _bytes_of(elements.buffer), 0, []
-        for place in range(0, count * rank, rank or 1):
-            shape = tuple(numbers[place : place + rank])
-            if min(shape, default=0) < 0:
-                raise ValueError(f"a list has an array of the shape {list(shape)}")
-            begin, end = end, end + exact_nbytes(itemsize, shape)
-            tensors.append(Tensor(elements.element_type, shape, view[begin:end]))
-        if rank == 0:
-            tensors = [
-                Tensor(elements.element_type, (), view[place * itemsize : (place + 1) * itemsize])
-                for place in range(count)
-            ]
-            end = count * itemsize
-        if end != view.nbytes:
-            raise ValueError(f"a list has {view.nbytes} bytes, and its shapes ask for {end}")
-        return cls(elements.element_type, rank, tensors)
+        view, element_type = _bytes_of(elements.buffer), elements.element_type
+        rows = _bytes_of(shapes.buffer).cast("q", [count, rank]).tolist() if count and rank else [()] * count
+        tensors = [
+            Tensor(element_type, shape, view[begin:end])
+            for shape, begin, end in places(rows, dtype_of(element_type).itemsize, view.nbytes)
+        ]
+        return cls(element_type, rank, tensors)
 
     def write(self) -> tuple[Tensor, Tensor]:
         """Return the two outputs of a list: the elements of all tensors, and their shapes."""
