@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from shapestream.chains.spec import OK, ChainSpec, Key, Problem, Source, Spread, StageSpec
+from shapestream.spelling import closest, did_you_mean
 from shapestream_engine.errors import ShapeError, SignatureError
 from shapestream_engine.ports import BATCH, InputPort, OutputPort, Rows, Whole, list_ports
 from shapestream_engine.shapes import Dimension, NamedShape
@@ -196,7 +197,8 @@ def plan_chain(spec: ChainSpec, signatures: Mapping[str, ModelSignature]) -> Cha
     problems = [*spec.problems()]
     for index, stage in enumerate(spec.stages):
         if stage.model not in signatures:
-            problems.append((("stages", index, "model"), f'there is no model "{stage.model}"'))
+            hint = did_you_mean(stage.model, [*signatures])
+            problems.append((("stages", index, "model"), f'there is no model "{stage.model}" {hint}'))
     if problems:
         raise ChainRefused(spec.name, problems)
     planner = _Planner(spec, signatures)
@@ -263,7 +265,9 @@ class _Planner:
             stage = next(stage for stage in self._spec.stages if stage.name == source.stage)
             port = _port(self._signatures[stage.model].inputs, source.name)
             if port is None:
-                self._add(("inputs", name), f'model "{stage.model}" has no input "{source.name}"')
+                known = [port.name for port in self._signatures[stage.model].inputs]
+                hint = did_you_mean(source.name, known)
+                self._add(("inputs", name), f'model "{stage.model}" has no input "{source.name}" {hint}')
                 continue
             found.append((name, stage.name, self._before_spread(name, stage, port)))
         users: dict[str, set[str]] = {}
@@ -303,10 +307,12 @@ class _Planner:
         signature, place = self._signatures[spec.model], ("stages", index)
         spreads = spec.spreads()
         feeds = []
+        names = [port.name for port in signature.inputs]
+        misspelt = {closest(name, names) for name in spec.inputs if name not in names}
         for number, port in enumerate(signature.inputs):
             text = spec.inputs.get(port.name)
             if text is None:
-                if port.mask_of is None:
+                if port.mask_of is None and port.name not in misspelt:
                     self._add((*place, "in"), f'model "{spec.model}" needs the input "{port.name}"')
                 continue
             source = Source.parse(text)
@@ -318,11 +324,9 @@ class _Planner:
                     self._feed(number, port, source, type_, spread, has_rows, (*place, "in", port.name))
                 )
         for name in spec.inputs:
-            if _port(signature.inputs, name) is None:
-                known = ", ".join(port.name for port in signature.inputs)
-                self._add(
-                    (*place, "in", name), f'model "{spec.model}" has no input "{name}" (it has {known})'
-                )
+            if name not in names:
+                hint = did_you_mean(name, names)
+                self._add((*place, "in", name), f'model "{spec.model}" has no input "{name}" {hint}')
         several = {Spread.ITEM, Spread.ROW}
         fans_out = any(spread in several for spread in spreads.values())
         one_row = fans_out and all(feed.adds_row for feed in feeds if feed.spread in several)
@@ -397,9 +401,18 @@ class _Planner:
 
     def _type_of(self, source: Source, place: Key) -> Type | None:
         known = self._types.get(source)
-        if known is None and not self.problems:
-            names = ", ".join(str(each) for each in self._types if each.stage == source.stage)
-            self._add(place, f'there is no "{source}" (there are {names})')
+        if known is None and source.stage is not None:  # a chain's input without a type has been told
+            stage = next(stage for stage in self._spec.stages if stage.name == source.stage)
+            output = next(
+                (port for port in self._signatures[stage.model].outputs if port.name == source.name), None
+            )
+            if output is not None and output.item is not None:
+                hint = f'(each request of "{stage.name}" returns a list, and chains have no lists of lists)'
+            else:
+                hint = did_you_mean(
+                    str(source), [str(each) for each in self._types if each.stage == stage.name]
+                )
+            self._add(place, f'there is no "{source}" {hint}')
         return known
 
     def _add(self, place: Key, text: str) -> None:

@@ -50,7 +50,9 @@ class Items(NamedTuple):
         """Read the two outputs of a list (`list_ports`). Raises `ShapeError` if they contradict each other."""
         count, rank = shapes.shape
         view, element_type = _bytes_of(elements.buffer), elements.element_type
-        rows = _bytes_of(shapes.buffer).cast("q", [count, rank]).tolist() if count and rank else [()] * count
+        rows: Sequence[Sequence[int]] = [()] * count
+        if count and rank:
+            rows = _bytes_of(shapes.buffer).cast("q", [count, rank]).tolist()  # type: ignore[assignment] # typeshed knows one axis
         tensors = [
             Tensor(element_type, shape, view[begin:end])
             for shape, begin, end in places(rows, dtype_of(element_type).itemsize, view.nbytes)

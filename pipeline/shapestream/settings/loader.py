@@ -16,8 +16,9 @@ from pydantic_core import ErrorDetails
 
 from shapestream.errors import ConfigurationError
 from shapestream.settings.document import DISAGREEMENT, Settings
-from shapestream.settings.values import Section, address_meant, closest, describe
+from shapestream.settings.values import Section, address_meant, describe
 from shapestream.settings.yaml_source import MAX_BYTES, Location, Place, YamlSource, read_yaml
+from shapestream.spelling import closest
 
 _EXPECTED: Mapping[str, str] = {
     "int_type": "an integer",

@@ -73,7 +73,7 @@ def test_a_list_whose_bytes_are_not_those_of_its_shapes_is_refused(
     raw = bytes(memoryview(elements.buffer))
     changed = raw[:more] if more < 0 else raw + bytes(more)
     if changed != raw:
-        with pytest.raises(ValueError, match="arrays of .* bytes came with"):
+        with pytest.raises(ValueError, match=r"arrays of .* bytes came with"):
             Items.read(elements._replace(buffer=changed), shapes)
 
 
