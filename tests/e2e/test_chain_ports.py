@@ -1,6 +1,7 @@
 """A chain through the HTTP port, by JSON and binary tensor data, and through gRPC: each answer equals its stages run alone.
 
-Requests have 0 to 200 rows. `CHAIN_REQUESTS=10000` tries as many by hand; every tenth goes through gRPC beside that.
+Requests have 0 to 200 rows. `CHAIN_REQUESTS=10000` tries as many by hand, and a tenth of that through gRPC; `CHAIN_SEED=1`
+tries others.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from tests.e2e.reading_chain import MODELS, PLACES, Array, expected, picture
 pytestmark = pytest.mark.e2e
 
 REQUESTS = int(os.environ.get("CHAIN_REQUESTS", "160"))
+SEED = int(os.environ.get("CHAIN_SEED", "0"))
 AT_ONCE = 12
 TYPES = {"INT64": np.int64, "FP32": np.float32}
 HAS_GRPC = find_spec("grpc") is not None
@@ -65,7 +67,7 @@ def ask_all(count: int, ask: Callable[[int, Array], tuple[str, dict[str, Array]]
         return f"{way}, {'some rows' if len(boxes) else 'no rows'}"
 
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        return Counter(pool.map(one, range(count)))
+        return Counter(pool.map(one, range(SEED << 32, (SEED << 32) + count)))
 
 
 def assert_each_has_some(ways: list[str], told: Counter[str], count: int) -> None:
