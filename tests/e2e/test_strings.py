@@ -15,12 +15,14 @@ import numpy as np
 import pytest
 import trio
 import zmq
+from tests.e2e.conftest import until
 from tests.e2e.importable import wording
 
 import shapestream
 from shapestream import aio
 from shapestream.client.results import Result
 from shapestream.errors import InvalidRequest, TooLarge
+from shapestream.telemetry.trace import TraceReader
 
 pytestmark = pytest.mark.e2e
 
@@ -323,3 +325,59 @@ def test_http_gives_and_takes_json_and_binary_data(text_server: Any) -> None:
     status, answer, _ = post("shout", {"inputs": [bad]}, lengths(1) + b"\xff")
     assert (400, True) == (status, "'text', element 0: no UTF-8" in answer["error"])
     connection.close()
+
+
+def test_a_resent_request_shares_its_reply_and_another_text_is_a_conflict(text_server: Any) -> None:
+    """Kept replies are found by the bytes of the strings."""
+    raw = Raw(text_server.address)
+    first = raw.ask([1, 1], lengths(1) + b"a")
+    raw.sequence -= 1
+    assert first == raw.ask([1, 1], lengths(1) + b"a")
+    raw.sequence -= 1
+    assert [25, "conflict"] == raw.ask([1, 1], lengths(1) + b"b")[::3][:2]
+    raw.socket.close()
+
+
+AUDITED = """\
+    server: {listen: [ipc://s.sock], record_trace: traffic.jsonl}
+    models:
+      - name: company
+        function: wording:company
+        inputs: {text: {shape: "batch:1..64", element_type: str}}
+        outputs: {y: {rule: rows, shape: "batch", element_type: str}}
+        audit: 1.0
+        calibration_s: 0.2
+    workers: [{count: 1, slots: 1}]
+"""
+
+
+def test_strings_are_audited_and_their_sizes_recorded(workplace: Any) -> None:
+    """What company changes is found in service; `simulate` and `tune` play a recording, with texts of their own."""
+    served = workplace.serve(AUDITED)
+
+    def ask(client: Any, texts: list[str]) -> list[str]:
+        with client.stream("company", ({"text": [text]} for text in texts)) as results:
+            return [result["y"].item() for result in results]
+
+    def state(client: Any) -> Any:
+        return client.statistics()["audit"]["company"]
+
+    with served.client() as client:
+        assert ["", "né", "a" * 100] == ask(client, ["", "né", "a" * 100])
+        ask(client, ["a", "né"] * 15)
+        until("the audits of what is right", lambda: state(client)["audited"] >= 5)
+        assert 0 == state(client)["mismatches"]
+        while not state(client)["stopped"]:
+            assert state(client)["sampled"] < 3000
+            ask(client, ["a", wording.RARE, "né"] * 10)
+            until("the audits", lambda: state(client)["waiting"] == 0)
+        assert ["a", wording.RARE] * 2 == ask(client, ["a", wording.RARE] * 2)
+    served.send(signal.SIGTERM)
+    assert 0 == served.wait()
+    reader = TraceReader(workplace.folder / "traffic.jsonl")
+    recorded = [request.sizes for request in reader]
+    assert {"company": ("batch", "text.bytes")} == reader.models
+    assert (1, 2 + 1) in recorded  # "né" has three bytes
+    ran = workplace.run("simulate", "--trace", "traffic.jsonl", "--cost", "fixed_ms=1", "--json")
+    assert 0 == ran.returncode, ran.stderr
+    assert len(recorded) == json.loads(ran.stdout)["runs"][0]["done"]
