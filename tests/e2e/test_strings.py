@@ -189,6 +189,7 @@ def test_one_text_without_an_axis_and_lists_of_words(text_server: Any) -> None:
         ([["a"], ["b", "c"]], InvalidRequest, "'text'"),
         (["a", "b" * (2**20 + 1)], TooLarge, "'text', element 1: 1048577 bytes; at most 1048576"),
         (["b" * 2**20] * 9, TooLarge, "'text' has 9437220 bytes of text"),
+        ([""] * (2**16 + 1), TooLarge, "'text' has 65537 elements"),
     ],
 )
 def test_what_is_no_text_is_refused_before_it_is_sent(
@@ -228,10 +229,13 @@ class Raw:
         raise AssertionError(f"no entry of {kinds}")
 
     def ask(self, shape: list[int], buffer: bytes) -> list[Any]:
-        """The terminal reply to a request with one `str` tensor inline."""
+        """The terminal reply to a request with one `str` tensor, inline or as a frame."""
         self.sequence += 1
         layout = msgpack.packb([[0, "str", shape]])
-        self.say([12, 0, self.sequence, self.model, None, 0, layout, [buffer]])
+        frames = [buffer] if len(buffer) > 1024 else []
+        inline = [None] if frames else [buffer]
+        entry = [12, len(frames), self.sequence, self.model, None, 0, layout, inline]
+        self.socket.send_multipart([msgpack.packb([1, [entry]]), *frames])
         (reply,) = self.heard(24, 25)
         return reply
 
@@ -263,6 +267,14 @@ def test_a_client_of_the_document_alone(text_server: Any) -> None:
     ):
         reply = raw.ask(shape, buffer)
         assert (25, "invalid") == (reply[0], reply[3]), (shape, reply)
+        assert words in reply[4]
+    for shape, buffer, words in (
+        ([2, 2**20 + 1], lengths(0, 2**20 + 1) + b"a" * (2**20 + 1), "'text', element 1: 1048577 bytes"),
+        ([2**16 + 1, 0], bytes(4 * (2**16 + 1)), "'text' has 65537 elements"),
+        ([9, 9 * 2**20], lengths(*[2**20] * 9) + b"a" * (9 * 2**20), "'text' has 9437220 bytes of text"),
+    ):
+        reply = raw.ask(shape, buffer)
+        assert (25, "too_large") == (reply[0], reply[3]), reply
         assert words in reply[4]
     assert 24 == raw.ask([1, 0], lengths(0))[0]
     raw.socket.close()

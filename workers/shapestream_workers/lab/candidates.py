@@ -132,7 +132,9 @@ def propose(
     others = {key: said for key, said in baseline.items() if key not in tuned}
     left_out: list[str] = []
     choices: list[dict[str, Any]] = [{}]
-    if signature.dimensions and (hot := hot_shapes(counts)):
+    if _has_strings(signature):
+        left_out.append("static shapes: none is the same for strings of other lengths")
+    elif signature.dimensions and (hot := hot_shapes(counts)):
         choices.append({"static": [dict(zip(signature.dimensions, sizes, strict=True)) for sizes in hot]})
     else:
         left_out.append(f"static shapes: none has {HOT_SHARE:.0%} of the requests")
@@ -146,6 +148,11 @@ def propose(
     return [choice for shapes in choices if (choice := {**shapes, **others}) != mine], left_out
 
 
+def _has_strings(signature: ModelSignature) -> bool:
+    """Tell whether a dimension is the mean bytes of strings, which no choice of shapes may name."""
+    return any(number is not None for number in signature.table.strings)
+
+
 def hot_shapes(counts: Counter[tuple[int, ...]]) -> list[tuple[int, ...]]:
     """Return the `MOST_STATIC` most frequent sizes, each of at least `HOT_SHARE`; small ones first among equals."""
     least = HOT_SHARE * counts.total()
@@ -157,7 +164,7 @@ def _caps(shapes: int, signature: ModelSignature, left_out: list[str]) -> list[i
     rounded = [
         bounds.maximum is None
         for number, bounds in enumerate(signature.bounds)
-        if signature.paddable[number]
+        if (signature.paddable[number] and number not in signature.table.strings)
         or (signature.has_batch and number == 0 and not signature.strategy.alone)
     ]
     if not rounded or any(rounded):
@@ -178,7 +185,9 @@ def _buckets(
     names = {
         number: name
         for number, name in enumerate(signature.dimensions)
-        if signature.paddable[number] and not (signature.has_batch and number == 0)
+        if signature.paddable[number]
+        and number not in signature.table.strings
+        and not (signature.has_batch and number == 0)
     }
     if not names:
         left_out.append("bucketed: `pad` allows no dimension to be padded")
