@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.e2e.test_strings import PLACES, SERVED
+from tests.e2e.string_models import PLACES, SERVED
 
 pytestmark = pytest.mark.e2e
 

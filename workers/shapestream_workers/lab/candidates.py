@@ -132,8 +132,8 @@ def propose(
     others = {key: said for key, said in baseline.items() if key not in tuned}
     left_out: list[str] = []
     choices: list[dict[str, Any]] = [{}]
-    if _has_strings(signature):
-        left_out.append("static shapes: none is the same for strings of other lengths")
+    if _takes_strings(signature):
+        left_out.append("static shapes: strings may have any length")
     elif signature.dimensions and (hot := hot_shapes(counts)):
         choices.append({"static": [dict(zip(signature.dimensions, sizes, strict=True)) for sizes in hot]})
     else:
@@ -148,11 +148,6 @@ def propose(
     return [choice for shapes in choices if (choice := {**shapes, **others}) != mine], left_out
 
 
-def _has_strings(signature: ModelSignature) -> bool:
-    """Tell whether a dimension is the mean bytes of strings, which no choice of shapes may name."""
-    return any(number is not None for number in signature.table.strings)
-
-
 def hot_shapes(counts: Counter[tuple[int, ...]]) -> list[tuple[int, ...]]:
     """Return the `MOST_STATIC` most frequent sizes, each of at least `HOT_SHARE`; small ones first among equals."""
     least = HOT_SHARE * counts.total()
@@ -160,13 +155,20 @@ def hot_shapes(counts: Counter[tuple[int, ...]]) -> list[tuple[int, ...]]:
     return [sizes for _, sizes in hot[:MOST_STATIC]]
 
 
+def _takes_strings(signature: ModelSignature) -> bool:
+    return any(port.is_string for port in signature.inputs)
+
+
 def _caps(shapes: int, signature: ModelSignature, left_out: list[str]) -> list[int]:
     rounded = [
         bounds.maximum is None
         for number, bounds in enumerate(signature.bounds)
-        if (signature.paddable[number] and number not in signature.table.strings)
+        if signature.paddable[number]
         or (signature.has_batch and number == 0 and not signature.strategy.alone)
     ]
+    if _takes_strings(signature):
+        left_out.append("max_prepared: strings may have any length")
+        return []
     if not rounded or any(rounded):
         why = "nothing may be padded" if not rounded else "a dimension to round has no upper bound"
         left_out.append(f"max_prepared: {why}")
