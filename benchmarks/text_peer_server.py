@@ -31,12 +31,13 @@ def main() -> None:
     model = SentenceTransformer(folder, device="cpu")
     application = FastAPI()
 
-    @application.post("/v1/embeddings")
     def embeddings(texts: Texts) -> dict[str, Any]:
+        """Embed the texts of one call; FastAPI runs it in a thread."""
         vectors = model.encode(texts.input)
         data = [{"embedding": base64.b64encode(vector.tobytes()).decode()} for vector in vectors]
         return {"data": data}
 
+    application.post("/v1/embeddings")(embeddings)
     model.encode(["ready"])
     Path(ready).touch()
     uvicorn.run(application, host="127.0.0.1", port=int(port), log_level="warning")

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from tests.e2e import string_models
 from tests.e2e.text_chain import SERVED, TEXTS, expected, tokens, words
 
 pytestmark = pytest.mark.e2e
@@ -187,3 +188,13 @@ def test_langchains_client_embeds_documents(text_server: str) -> None:
         if text
     ]
     assert_vectors(np.stack(of_bytes), found["tokens"])
+
+
+def test_tritonclient_sends_strings(workplace: Any) -> None:
+    """BYTES over HTTP and gRPC, to functions of text and of bytes."""
+    text = string_models.SERVED.replace('http: "127.0.0.1:0"', 'http: "127.0.0.1:0", grpc: "127.0.0.1:0"')
+    served = workplace.serve(text + f"    {string_models.PLACES['worker']}\n")
+    served.wait_for("gateways ready")
+    addresses = [str(served.wait_for(event)[0]["address"]) for event in ("http ready", "grpc ready")]
+    found = output_of("triton", CALLS / "triton_strings.py", ",".join(addresses))
+    assert "all right" in found
