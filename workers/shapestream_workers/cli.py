@@ -204,6 +204,10 @@ def gateway(
         list[str] | None,
         typer.Option(metavar="NAME=MODEL", help="Its model that makes tokens. Default: NAME.tokens."),
     ] = None,
+    largest_token: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=NUMBER", help="The largest token that its encoder knows."),
+    ] = None,
     key: Key = None,
     server_key: ServerKey = None,
     timeout: Timeout = 60.0,
@@ -257,6 +261,7 @@ def gateway(
                 tei,
                 encoders=_pairs("--encoder", encoder),
                 tokenizers=_pairs("--tokenizer", tokenizer),
+                largest_tokens=_numbers("--largest-token", largest_token),
             )
             status = run_http(
                 request, http or "127.0.0.1:8000", inherited=listener, max_body=max_body, services=services
@@ -270,6 +275,14 @@ def _pairs(option: str, texts: list[str] | None) -> dict[str, str]:
     if any(not name or not model for name, _, model in pairs):
         raise typer.BadParameter(f"{option} is NAME=MODEL")
     return {name: model for name, _, model in pairs}
+
+
+def _numbers(option: str, texts: list[str] | None) -> dict[str, int]:
+    """Read NAME=NUMBER."""
+    try:
+        return {name: int(number) for name, number in _pairs(option, texts).items()}
+    except ValueError:
+        raise typer.BadParameter(f"{option} is NAME=NUMBER") from None
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from importlib.util import find_spec
 from typing import Literal, TypeAlias
 
 from shapestream.errors import ConfigurationError
-from shapestream.settings import ChainSettings, GatewaySettings, GrpcSettings, HttpSettings, LoadedSettings
+from shapestream.settings import GatewaySettings, GrpcSettings, HttpSettings, LoadedSettings, Settings
 from shapestream.transport.http_listener import listen_at, place_of, reserve_at
 from shapestream_workers.supervisor.core import RestartPolicy
 from shapestream_workers.supervisor.processes import SupervisedProcesses
@@ -99,11 +99,11 @@ class HttpPort(GatewayPort):
     kind = "http"
     prefix = "g"
 
-    def __init__(self, settings: HttpSettings, chains: Sequence[ChainSettings]) -> None:
+    def __init__(self, settings: HttpSettings, whole: Settings) -> None:
         """Raise `ConfigurationError` where the address cannot be used."""
         super().__init__(settings, listen_at(settings.address, backlog=BACKLOG))
         self._max_body = settings.max_body
-        self._services = service_options(settings, chains)
+        self._services = service_options(settings, whole)
 
     @property
     def descriptors(self) -> list[int]:
@@ -170,7 +170,7 @@ def open_ports(loaded: LoadedSettings) -> GatewayPorts | None:
     for kind, settings in (("http", server.http), ("grpc", server.grpc)):
         if settings is not None:
             try:
-                ports.append(_open(settings, loaded.settings.chains))
+                ports.append(_open(settings, loaded.settings))
             except ConfigurationError as error:
                 for port in ports:
                     port.close()
@@ -179,8 +179,8 @@ def open_ports(loaded: LoadedSettings) -> GatewayPorts | None:
     return GatewayPorts(ports) if ports else None
 
 
-def _open(settings: HttpSettings | GrpcSettings, chains: Sequence[ChainSettings]) -> GatewayPort:
+def _open(settings: HttpSettings | GrpcSettings, whole: Settings) -> GatewayPort:
     kind: Kind = "http" if isinstance(settings, HttpSettings) else "grpc"
     if (missing := missing_library(kind)) is not None:
         raise ConfigurationError([missing])
-    return HttpPort(settings, chains) if isinstance(settings, HttpSettings) else GrpcPort(settings)
+    return HttpPort(settings, whole) if isinstance(settings, HttpSettings) else GrpcPort(settings)

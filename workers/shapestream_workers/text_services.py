@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 from shapestream.chains.spec import ChainSpec, Source
 from shapestream.gateway.gateway_errors import NotGiven
-from shapestream.gateway.text_ports import EMBEDDING, text_ports
-from shapestream.settings import ChainSettings, HttpSettings, LoadedSettings
+from shapestream.gateway.text_ports import EMBEDDING, IDS, text_ports
+from shapestream.settings import HttpSettings, LoadedSettings, ModelSettings, Settings
 from shapestream_engine.signature import ModelSignature
 
+ENCODER = "--encoder"
 
-def service_options(settings: HttpSettings, chains: Sequence[ChainSettings]) -> list[str]:
+
+def service_options(settings: HttpSettings, loaded: Settings) -> list[str]:
     """Return the options of a gateway's command line for its services."""
     options: list[str] = []
-    specs = {chain.name: chain.spec() for chain in chains}
+    specs = {chain.name: chain.spec() for chain in loaded.chains}
+    models = loaded.models_by_name
     for name in settings.openai.embeddings if settings.openai is not None else ():
         options += ["--openai", name]
     if settings.tei is not None:
@@ -23,6 +26,8 @@ def service_options(settings: HttpSettings, chains: Sequence[ChainSettings]) -> 
         if (spec := specs.get(name)) is not None:
             for option, model in _parts(spec):
                 options += [option, f"{name}={model}"]
+                if option == ENCODER and (most := _largest_token(models[model])) is not None:
+                    options += ["--largest-token", f"{name}={most}"]
     return options
 
 
@@ -34,11 +39,17 @@ def _parts(chain: ChainSpec) -> Iterator[tuple[str, str]]:
     source = next((chain.outputs[name] for name in EMBEDDING if name in chain.outputs), "")
     encoder = chain.stage(Source.parse(source).stage)
     if encoder is not None and any(Source.parse(text).stage for text in encoder.inputs.values()):
-        yield "--encoder", encoder.model
+        yield ENCODER, encoder.model
     for text in chain.inputs.values():
         tokenizer = chain.stage(Source.parse(text).stage)
         if tokenizer is not None and tokenizer is not encoder:
             yield "--tokenizer", tokenizer.model
+
+
+def _largest_token(encoder: ModelSettings) -> int | None:
+    """Return the largest token that the encoder was proved with, which its `probe` tells."""
+    probe = encoder.probe.get(IDS) if isinstance(encoder.probe, dict) else None
+    return None if probe is None or probe.integers is None else probe.integers[1]
 
 
 def service_problems(loaded: LoadedSettings, signatures: Mapping[str, ModelSignature]) -> Iterator[str]:

@@ -15,7 +15,7 @@ import trio
 
 from shapestream.client.async_face import Client
 from shapestream.client.results import Result
-from shapestream.errors import RequestError
+from shapestream.errors import InvalidRequest, RequestError
 from shapestream.gateway.embeddings import Matrix, VectorForm, check_dimensions, matrix_of
 from shapestream.gateway.gateway_errors import NotGiven, UnknownModel
 from shapestream.gateway.http_messages import HttpRequest
@@ -100,10 +100,21 @@ class TextCalls:
 
     async def _embed_tokens(self, inputs: TokenLists, form: VectorForm, request: HttpRequest) -> Embedded:
         ports = await self.encoder()
+        self._check_tokens(inputs)
         results = await self._all_tokens(inputs, ports, request)
         vectors = matrix_of([result[ports.embedding] for result in results], len(inputs))
         check_dimensions(form, vectors.shape[1])
         return Embedded(vectors=vectors, tokens=sum(map(len, inputs.lists)), request_id=results[0].request_id)
+
+    def _check_tokens(self, inputs: TokenLists) -> None:
+        """Raise `InvalidRequest` for tokens that the encoder does not know: engines read any row of their table for them."""
+        most = self._service.largest_token
+        for index, tokens in enumerate(inputs.lists):
+            if most is not None and tokens.max() > most:
+                raise InvalidRequest(
+                    f"text {index} has the token {tokens.max()}, and {self._service.name!r} knows those up to {most}: "
+                    "they are another model's; send the text (LangChain: check_embedding_ctx_length=False)"
+                )
 
     async def encoder(self) -> EncoderPorts:
         """Return the ports of the model that embeds tokens. Raises `NotGiven` where none is known."""

@@ -18,6 +18,8 @@ class TextService:
     """The model that embeds tokens."""
     tokenizer: str
     """The model that makes them."""
+    largest_token: int | None = None
+    """The largest number of a token that the encoder knows; None: it is not known."""
 
 
 @value
@@ -36,6 +38,7 @@ def text_services(
     *,
     encoders: Mapping[str, str] = MappingProxyType({}),
     tokenizers: Mapping[str, str] = MappingProxyType({}),
+    largest_tokens: Mapping[str, int] = MappingProxyType({}),
 ) -> TextServices:
     """Return the services of these names. By default their models are called as those of a folder are: `NAME.encoder`."""
 
@@ -44,6 +47,7 @@ def text_services(
             name=name,
             encoder=encoders.get(name, f"{name}.encoder"),
             tokenizer=tokenizers.get(name, f"{name}.tokens"),
+            largest_token=largest_tokens.get(name),
         )
 
     return TextServices(

@@ -106,6 +106,18 @@ async def test_a_token_beyond_the_encoders_numbers_is_refused(site: TextSite) ->
     assert [] == site.server.requests
 
 
+@on_text_site(openai=["sentences"], largest_tokens={"sentences": 500})
+async def test_tokens_of_another_model_are_refused(site: TextSite) -> None:
+    """Where the largest one is known, before anything runs."""
+    reply = await site.ask("POST", "/v1/embeddings", openai([[1, 500], [1, 501, 2]]))
+    assert 400 == reply.status
+    assert (
+        "text 1 has the token 501, and 'sentences' knows those up to 500" in reply.content["error"]["message"]
+    )
+    assert [] == site.server.requests
+    assert 1 == len((await site.post("/v1/embeddings", openai([[1, 500]])))["data"])
+
+
 @on_text_site(**BOTH)
 async def test_a_model_of_other_things_is_refused(site: TextSite) -> None:
     """It is told what is needed, also for a name that the server lacks."""
