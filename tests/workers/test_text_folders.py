@@ -91,6 +91,7 @@ def test_everything_is_read_from_its_file(tmp_path: Path) -> None:
         ({"pooling_mode_max_tokens": True, "pooling_mode_mean_tokens": False}, "max"),
         ({"pooling_mode_lasttoken": True, "pooling_mode_mean_tokens": False}, "last"),
         ({"pooling_mode": "lasttoken"}, "last"),
+        ({"pooling_mode": ["cls"], "embedding_dimension": HIDDEN}, "cls"),
         ({"pooling_mode": "mean", "pooling_mode_mean_tokens": None}, "mean"),
     ],
 )
@@ -165,6 +166,20 @@ POOLING = "1_Pooling/config.json"
             "pooling_mode_mean_tokens and pooling_mode_max_tokens",
         ),
         (
+            changed(POOLING, pooling_mode=["mean", "cls"]),
+            {},
+            {},
+            "pooling",
+            "the pooling is mean and cls, and there are",
+        ),
+        (
+            changed(POOLING, embedding_dimension=7),
+            {},
+            {},
+            "path",
+            "7 (1_Pooling/config.json: embedding_dimension)",
+        ),
+        (
             changed(POOLING, pooling_mode="weightedmean"),
             {},
             {},
@@ -203,6 +218,7 @@ POOLING = "1_Pooling/config.json"
             "tokenizer",
             "the model has 32 positions, config.json: max_position_embeddings",
         ),
+        ({}, {}, {"pooling": "mean"}, "pooling", "expected a mapping (write {mode: mean})"),
         ({}, {}, {"tokenizer": "other.json"}, "tokenizer", "the folder has its tokenizer"),
         ({}, {}, {"tokenizer": {"path": "other.json"}}, "tokenizer", "the folder has its tokenizer"),
         (
@@ -381,7 +397,8 @@ def test_the_yaml_is_put_over_the_files(tmp_path: Path) -> None:
 """
     settings = load(tmp_path, more).settings
     tokens, encoder = settings.models
-    assert tokens.tokenizer is not None and encoder.pooling is not None
+    assert tokens.tokenizer is not None
+    assert encoder.pooling is not None
     assert (12, True) == (tokens.tokenizer.max_tokens, tokens.tokenizer.truncate)
     assert ("cls", True) == (encoder.pooling.mode, encoder.pooling.normalize)
     assert ("onnxruntime", 128) == (encoder.engine, encoder.batching.max_batch)
@@ -391,7 +408,8 @@ def test_the_yaml_is_put_over_the_files(tmp_path: Path) -> None:
 def test_two_models_and_a_chain(tmp_path: Path) -> None:
     """They take the model's place; groups of workers that name it serve both."""
     write_folder(tmp_path / "model")
-    rest = "  - {name: sort, function: 'numpy:sort', inputs: {a: {shape: n, element_type: f32}}, outputs: {b: {shape: n, element_type: f32}}}\n"
+    port = "{shape: n, element_type: f32}"
+    rest = f"  - {{name: sort, function: 'numpy:sort', inputs: {{a: {port}}}, outputs: {{b: {port}}}}}\n"
     rest += "workers: [{models: [texts]}, {models: [sort]}]\n"
     settings = load(tmp_path, rest=rest).settings
     assert ["texts.tokens", "sort", "texts.encoder"] == [model.name for model in settings.models]
@@ -487,6 +505,12 @@ def test_a_model_with_fewer_embeddings_than_its_config_says(tmp_path: Path) -> N
     )
 
 
+PARAMETER = """
+<net><layers><layer id="0" type="Parameter" name="x">
+<output><port id="0"><dim>%s</dim></port></output></layer></layers></net>
+"""
+
+
 def test_ports_of_damaged_files(tmp_path: Path) -> None:
     """Each is an error with the path, whatever the bytes are."""
     for name, data in (
@@ -495,10 +519,7 @@ def test_ports_of_damaged_files(tmp_path: Path) -> None:
         ("c.xml", b"<net><layers><layer/></layers></net>"),
         ("d.xml", b"<net"),
         ("e.xml", b'<!DOCTYPE a [<!ENTITY b "c">]><net>&b;</net>'),
-        (
-            "f.xml",
-            b"<net><layers><layer id='0' type='Parameter' name='x'><output><port id='0'><dim>x</dim></port></output></layer></layers></net>",
-        ),
+        ("f.xml", (PARAMETER % "x").encode()),
     ):
         path = tmp_path / name
         path.write_bytes(data)
