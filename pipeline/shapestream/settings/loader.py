@@ -135,6 +135,7 @@ class _Findings:
         self._source = source
         self.found = [(problem.place, problem.location, problem.message) for problem in source.problems]
         self._faulty = {problem.location for problem in source.problems if problem.location}
+        self._faulty |= source.refused
 
     def add(self, location: Location, message: str, *, follows: bool = False) -> None:
         """Add a problem. One that `follows` from a comparison of settings does not hide others at its place."""
