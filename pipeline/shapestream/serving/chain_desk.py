@@ -244,5 +244,6 @@ class ChainDesk:
             tags=root.tags,
             caller=root.caller,
             stage=part,
+            parent=root.id,
         )
         self._submit.append(record)

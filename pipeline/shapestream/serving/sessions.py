@@ -42,6 +42,8 @@ class RequestRecord(Arrival):
     stage: StageRequest | None = None
     """The stage of a chain that it is for. Session, number and caller are those of the chain's request, whose reply is the
     only one. None: a client sent it."""
+    parent: int | None = None
+    """The id of the chain's request."""
 
     def __repr__(self) -> str:
         return f"<request {self.id}: {self.model} {self.shape.sizes}, {self.session.label}:{self.sequence}>"
