@@ -106,9 +106,9 @@ async def _send_small(
         while True:
             if pause is not None:
                 at += pause(chance)
-                await trio.sleep(max(0.0, at - time.perf_counter()))
             if at > until:
                 return
+            await trio.sleep(max(0.0, at - time.perf_counter()))
             rows = chance.randint(-1, MOST_SMALL)  # -1: no chain, but the recogniser itself
             model, x = ("read", _ROWS[1]) if rows < 0 else ("reading", _ROWS[rows])
             if pause is None:
