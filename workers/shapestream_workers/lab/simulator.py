@@ -438,8 +438,11 @@ class _Simulation:
         self._now = at
         finished = self._finished
         self._decide(event, at)
+        due = isinstance(event, BatchFinished) and event.followed
         while self._chains.is_busy:
-            self._follow_chains(at)
+            due = not self._follow_chains(at) and due
+        if due:
+            self._decide(TimePassed(), at)
         if self._scenario.in_loops and self._finished > finished:
             self._returning.append((at + self._scenario.round_trip_s, self._finished - finished))
 
@@ -450,8 +453,8 @@ class _Simulation:
         for action in actions:
             self._act(action, at)
 
-    def _follow_chains(self, at: float) -> None:
-        """Submit and withdraw requests of stages, and end the chains' requests that are over."""
+    def _follow_chains(self, at: float) -> bool:
+        """Submit and withdraw requests of stages, and end the chains' requests that are over; tell if any was submitted."""
         submit, withdraw, ended = self._chains.take()
         for run in ended:
             self._end_chain(run, at)
@@ -460,6 +463,7 @@ class _Simulation:
         if submit:
             arrived = tuple([self._part_arrived(part, at) for part in submit])
             self._decide(RequestsArrived(requests=arrived), at)
+        return bool(submit)
 
     def _end_chain(self, run: PlayedRun, at: float) -> None:
         if run.failure is not None:
@@ -595,7 +599,11 @@ class _Simulation:
         if job.code is not None:
             return BatchFailed(batch=batch, code=job.code, message=job.code)
         return BatchFinished(
-            batch=batch, busy_s=job.busy_s, expired=job.expired, preparations=job.preparations
+            batch=batch,
+            busy_s=job.busy_s,
+            expired=job.expired,
+            preparations=job.preparations,
+            followed=bool(self._scenario.chains),
         )
 
     def _begin(self, job: _Job, now: float) -> None:
