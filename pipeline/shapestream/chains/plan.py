@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from shapestream.chains.spec import OK, ChainSpec, Key, Problem, Source, Spread, StageSpec
@@ -106,11 +106,12 @@ class Stage:
     at_most_bytes: int
     outputs: Mapping[str, StageOutput]
     """The outputs that are used, by name."""
+    is_counted: bool = field(init=False)
+    """True if the number of its requests, or the rows of its batch, depends on the data."""
 
-    @property
-    def is_counted(self) -> bool:
-        """Tell whether the number of its requests, or the rows of its batch, depends on the data."""
-        return self.fans_out or any(feed.spread is Spread.BATCH for feed in self.feeds)
+    def __post_init__(self) -> None:
+        counted = self.fans_out or any(feed.spread is Spread.BATCH for feed in self.feeds)
+        object.__setattr__(self, "is_counted", counted)  # it is asked at every answer
 
     @property
     def limits(self) -> str:

@@ -122,7 +122,8 @@ class ChainDesk:
         request.label = batch.slot.peer.label
         request.critical[record.stage.stage.stage.name] = record.id
         request.run.answered(record.stage, outputs, now)
-        self._follow(request, now)
+        if not record.stage.stage.left:  # or nothing follows yet
+            self._follow(request, now)
 
     def failed(self, record: RequestRecord, code: str, message: str, now: float) -> None:
         """Take in the failure of a stage's request."""
