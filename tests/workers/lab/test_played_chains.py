@@ -105,6 +105,14 @@ def test_a_chain_that_is_too_late_ends_once_and_its_rows_are_withdrawn() -> None
     assert simulated.batches < 30
 
 
+def test_a_row_that_fails_fails_its_chain_and_the_others_are_withdrawn() -> None:
+    """One of ten rows fails; those behind it do not run."""
+    simulated = play([reading(rows=100)], failing={0: 0.1}, seed=3)
+    assert 1 == figures_of(simulated)["failed"]
+    assert 0 == simulated.requests.outcome.count(LEFT)
+    assert 1 < simulated.batches < 50
+
+
 def test_a_closed_loop_counts_chains_and_not_their_stages() -> None:
     """The next one follows the answer."""
     simulated = play([reading() for _ in range(10)], in_flight=1, round_trip_s=0.001)
