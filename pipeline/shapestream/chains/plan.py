@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from shapestream.chains.spec import OK, ChainSpec, Key, Problem, Source, Spread, StageSpec
@@ -116,6 +116,8 @@ class Stage:
     """The outputs that are used, by name."""
     may_lack_rows: bool = False
     """True if it has a batch, which may have no rows: then it has no request, and its outputs are empty."""
+    is_counted: bool = field(init=False)
+    """True if the number of its requests, or the rows of its batch, depends on the data."""
 
     @property
     def never_empty(self) -> list[str]:
@@ -126,10 +128,9 @@ class Stage:
             name for name, output in self.outputs.items() if output.empty is None and not output.type.is_list
         ]
 
-    @property
-    def is_counted(self) -> bool:
-        """Tell whether the number of its requests, or the rows of its batch, depends on the data."""
-        return self.fans_out or any(feed.spread is Spread.BATCH for feed in self.feeds)
+    def __post_init__(self) -> None:
+        counted = self.fans_out or any(feed.spread is Spread.BATCH for feed in self.feeds)
+        object.__setattr__(self, "is_counted", counted)  # it is asked at every answer
 
     @property
     def limits(self) -> str:

@@ -216,7 +216,7 @@ class ChainRun:
         stage = run.stage
         run.began = now
         try:
-            rows = [*_requests_of(stage, self._values)]
+            rows = self.rows_of(stage)
         except ValueError as error:
             raise ChainFailure("invalid", f"stage {stage.name!r}: {error}") from None
         if not rows and (never_empty := stage.never_empty):
@@ -236,6 +236,13 @@ class ChainRun:
             self._release(feed.source)
         if not rows:
             self._finish(run, now)
+
+    def rows_of(self, stage: Stage) -> Sequence[tuple[Tensors, int]]:
+        """Return the tensors of each request of a stage that begins, and their bytes. The simulator has other rows.
+
+        Raises ValueError if counts or shapes differ.
+        """
+        return _requests_of(stage, self._values)
 
     def _hold_to_limits(self, run: StageRun, rows: Sequence[tuple[Tensors, int]]) -> None:
         stage = run.stage

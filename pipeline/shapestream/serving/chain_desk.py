@@ -143,7 +143,8 @@ class ChainDesk:
         request.label = batch.slot.peer.label
         _note_last(request, record.stage, record.id)
         request.run.answered(record.stage, outputs, now)
-        self._follow(request, now)
+        if not record.stage.stage.left:  # or nothing follows yet
+            self._follow(request, now)
 
     def failed(self, record: RequestRecord, code: str, message: str, now: float) -> bool:
         """Take in the failure of a stage's request. Returns False if its chain has ended before."""

@@ -87,6 +87,10 @@ class Dispatcher:
         """The slots that have a batch."""
         self._held = HeldReports()
         self._desk = desk
+        self._followed = False
+        """Whether the reports that are taken in have results of chains' stages."""
+        self._is_start_due = False
+        """Whether the scheduler waits for what follows from a batch, before it starts others."""
         self._handed_back = False
         self._alarm_at = math.inf
         """When the alarm rings: at the earliest time that the scheduler waits for."""
@@ -275,7 +279,12 @@ class Dispatcher:
             self._take_reports(now)
 
     def _take_reports(self, now: float) -> None:
-        for report, batch, ended_at in self._held.take():
+        taken = self._held.take()
+        # Requests of chains' next stages arrive before any slot gets its next batch: they may be older than what is queued.
+        self._followed = self._desk.has_chains and any(
+            record.stage is not None for _, batch, _ in taken for record in batch.arrivals
+        )
+        for report, batch, ended_at in taken:
             if batch.id not in self._scheduler.batches or self._handed_back:
                 continue  # it is dropped
             slot: SlotRecord = batch.slot.peer
@@ -285,6 +294,11 @@ class Dispatcher:
                 self._batch_ran(batch, slot, report, report.outputs, now)
             else:
                 self._batch_failed(batch, slot, report, now)
+        if self._followed:
+            self._followed = False
+            self._follow_chains(now)
+            if self._is_start_due:
+                self._handle(events.TimePassed(), now)
 
     def audit(self, record: RequestRecord, slots: frozenset[int], now: float, *, copies: int = 1) -> AuditRun:
         """Run an answered request again, alone, on one of these slots, when none is needed for anything else.
@@ -347,8 +361,10 @@ class Dispatcher:
             busy_s=report.busy_s,
             expired=batch.left_out,
             preparations=report.preparations,
+            followed=self._followed,
         )
         self._handle(event, now)
+        self._is_start_due = self._followed
         self._reported = None  # or its tensors would stay until the next report
 
     def _batch_failed(self, batch: Batch, slot: SlotRecord, report: BatchReport, now: float) -> None:
@@ -371,6 +387,7 @@ class Dispatcher:
         began = perf_counter()  # the decision is timed here, since the scheduler knows no clock
         actions = self._scheduler.handle(event, now)
         self._journal.statistics.scheduling_s += perf_counter() - began
+        self._is_start_due = False
         for action in actions:
             self._carry_out(action, now)
 

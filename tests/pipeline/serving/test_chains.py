@@ -298,6 +298,36 @@ async def test_the_page_has_what_waits_in_each_stage_and_where_time_went() -> No
 
 
 @virtual_time
+async def test_rows_of_a_chain_that_has_begun_go_before_the_first_stage_of_a_younger_one() -> None:
+    """The slot that ends the older one's first stage gets its rows next, though the younger one was queued before them."""
+    async with chain_served() as (_, client, slots):
+        client.ask(1, 3, 2)
+        first = await slots.next_batch()
+        await trio.sleep(1.0)
+        client.ask(2, 4)
+        await wait_all_tasks_blocked()
+        slots.finish(first, cut(first))
+        assert ["read", "read", "cut", "read"] == [await run_next(slots) for _ in range(4)]
+        results = await client.peer.hear_each(ResultEntry, 2)
+        assert [(1, [[3.0, 2.0]]), (2, [[4.0]])] == [
+            (result.sequence, outputs_of(result)) for result in results
+        ]
+
+
+@virtual_time
+async def test_what_is_queued_beside_a_chain_begins_when_nothing_of_it_follows() -> None:
+    """The end of its last stage, of a row that others follow, and of a request without rows."""
+    async with chain_served() as (_, client, slots):
+        client.ask(1, 3, 2)
+        assert ["cut", "read"] == [await run_next(slots) for _ in range(2)]
+        await trio.sleep(1.0)
+        client.ask(2, 4)
+        async with played(slots):
+            results = await client.peer.hear_each(ResultEntry, 2)
+        assert [1, 2] == [result.sequence for result in results]
+
+
+@virtual_time
 async def test_no_stage_begins_after_the_deadline() -> None:
     """The first stage ends too late; its answer is of no use."""
     async with chain_served() as (_, client, slots):
