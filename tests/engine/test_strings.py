@@ -503,3 +503,11 @@ def test_arrays_of_numbers_are_views_of_their_buffers() -> None:
     """`array_of` copies strings only."""
     buffer = np.arange(4, dtype=np.float32).tobytes()
     assert not array_of("f32", (2, 2), buffer).flags.owndata
+
+
+def test_texts_of_another_length_are_no_new_shape() -> None:
+    """The tensors of the call have the same shapes, so nothing is prepared."""
+    bench = SlotBench(compile_model(spec_of(upper)))
+    batches = [bench.batch(objects(text), batch=number) for number, text in enumerate(("a", "bcd"))]
+    reports = [bench.slots[0].run(batch) for batch in batches]
+    assert [1, 0] == [report.preparations for report in reports if report is not None]
