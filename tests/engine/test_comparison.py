@@ -96,7 +96,7 @@ def test_whole_numbers_are_counted_by_value() -> None:
         model(lambda x: (np.arange(x.size) % 2).reshape(x.shape), "i64"),
     )
     assert (128, 256, 0) == (found.same_exact, found.exact, found.vectors)
-    assert found.words().endswith("whole numbers equal in 128 of 256")
+    assert found.words().endswith("whole numbers and strings equal in 128 of 256")
 
 
 def test_outputs_of_another_shape_are_counted_and_not_compared() -> None:

@@ -11,8 +11,10 @@ import pytest
 
 from shapestream_engine.element_types import ELEMENT_TYPES, dtype_of
 from shapestream_engine.errors import EngineError
+from shapestream_engine.ports import InputPort
 from shapestream_engine.probing.inputs import Integers, Normal, Uniform, default_values, drawn, filled
 from shapestream_engine.probing.tolerances import TOLERANCES, OutputTolerance, coarser, compare
+from shapestream_engine.shapes import NamedShape
 
 EXACT = OutputTolerance.of(None, [])
 
@@ -87,7 +89,8 @@ def test_the_coarser_of_two_types_counts() -> None:
 def test_values_are_of_their_type_and_in_range(element_type: str) -> None:
     """Every default, drawn and filled, without a wrap-around."""
     random = np.random.default_rng(0)
-    for values in (*default_values(element_type), Integers(-300, 300), Uniform(-1, 1e9), Normal(0, 1e9)):
+    port = InputPort("x", element_type, NamedShape.parse("?, ?, ?, ?"))
+    for values in (*default_values(port), Integers(-300, 300), Uniform(-1, 1e9), Normal(0, 1e9)):
         for number in range(2):
             array = drawn(values, element_type, (2, 3, 9, 10), random, number=number)
             assert (dtype_of(element_type), (2, 3, 9, 10)) == (array.dtype, array.shape)
