@@ -248,8 +248,24 @@ def test_texts_go_through_a_chain(text_server: Any) -> None:
         assert ["A-NÉ", "", "THREE-MORE-WORDS"] == result["loud"].tolist()
         result = client.infer("hyphenate", {"text": []})
         assert [(0,), (0,)] == [result["line"].shape, result["loud"].shape]
-        with pytest.raises(TooLarge, match="'text', element 0"):
+        with pytest.raises(TooLarge, match=r"^too_large: input 'text', element 0"):
             client.infer("hyphenate", {"text": ["a" * (2**20 + 1)]})
+        with pytest.raises(
+            TooLarge, match="stage 'join', row 1: model 'join': input 'words', element 1: 65 bytes"
+        ):
+            client.infer("hyphenate", {"text": ["a", "b " + "a" * 65]})
+
+
+def test_the_rows_of_a_chain_are_texts(text_server: Any) -> None:
+    """Each runs for itself; one that fails is an empty text."""
+    with text_server.client() as client:
+        result = client.infer("by_row", {"text": ODD})
+        assert [each.upper() for each in ODD] == result["loud"].tolist()
+        assert [each[::-1].encode() for each in ODD] == result["back"].tolist()
+        assert [(each.upper().split() or [""])[0] for each in ODD] == result["word"].tolist()
+        assert [(0,)] * 3 == [value.shape for value in client.infer("by_row", {"text": []}).values()]
+        result = client.infer("skipping", {"text": ["a b", "to fail", "né"]})
+        assert (["a-b", "", "né"], [True, False, True]) == (result["line"].tolist(), result["ok"].tolist())
 
 
 def test_http_gives_and_takes_json_and_binary_data(text_server: Any) -> None:
