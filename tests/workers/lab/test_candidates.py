@@ -12,7 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shapestream.telemetry.trace import TraceRequest
+from shapestream_engine.ports import InputPort, OutputPort, Rows
+from shapestream_engine.shapes import NamedShape
 from shapestream_engine.signature import ModelSignature
+from shapestream_engine.strategy import parse_strategy
 from shapestream_workers.lab import candidates
 from shapestream_workers.lab.candidates import (
     best_boundaries,
@@ -168,3 +171,14 @@ def test_many_distinct_sizes_are_looked_at_as_quantiles(monkeypatch: pytest.Monk
 def test_rows_are_powers_of_two_up_to_the_most(most: int, expected: tuple[int, ...]) -> None:
     """The most is one of them, so that full batches take one call."""
     assert expected == powers_of_two(most)
+
+
+def test_nothing_is_proposed_for_the_bytes_of_strings() -> None:
+    """No size, no static shape and no cap: none is possible. Rows in set numbers are."""
+    text = InputPort("text", "str", NamedShape.parse("batch:1..8"))
+    signature = ModelSignature("m", (text,), (OutputPort("y", "f32", NamedShape.parse("batch"), Rows()),))
+    found, left_out = propose(requests_of(*[(1, 8)] * 9), signature, {}, max_batch=8)
+    assert [{"strategy": "partitioned", "batch": [1, 2, 4, 8]}] == [choice for choice in found if choice]
+    assert {"static shapes", "max_prepared", "bucketed"} <= {line.partition(":")[0] for line in left_out}
+    for choice in found:
+        ModelSignature("m", signature.inputs, signature.outputs, parse_strategy(choice))
