@@ -17,7 +17,7 @@ from shapestream_engine.calibration_shapes import call_nbytes, stages
 from shapestream_engine.comparison import compare_answers
 from shapestream_engine.ports import InputPort
 from shapestream_engine.probing.examination import ProbeOptions, examine, treatments, values_of
-from shapestream_engine.probing.inputs import Uniform, complete_values, extreme_request, make_request
+from shapestream_engine.probing.inputs import Samples, Uniform, complete_values, extreme_request, make_request
 from shapestream_engine.probing.report import Finding
 from shapestream_engine.probing.texts import Texts, extreme_texts, given_texts
 from shapestream_engine.probing.tolerances import OutputTolerance, compare
@@ -211,6 +211,15 @@ def test_costs_are_measured_over_rows_and_mean_bytes() -> None:
     assert (3, 10) == model.signature.resolve(request.layout).sizes
     found = calibrate(model, slots=1, max_batch=4, budget_s=0.5, values={}, key="k")
     assert ((), ("batch", "text.bytes")) == (found.findings, found.table.dimensions)
+    assert len(found.table.points) > 3
+
+
+def test_costs_are_measured_with_samples_of_other_lengths() -> None:
+    """They are cut and repeated: a point is of its own sizes."""
+    model = compile_model(spec_of(reversed_text))
+    values = {"text": Samples((np.array(["x" * 500]), np.array(["日本"])), 0)}
+    found = calibrate(model, slots=1, max_batch=2, budget_s=0.2, values=values, key="k")
+    assert () == found.findings
     assert len(found.table.points) > 3
 
 

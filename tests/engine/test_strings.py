@@ -99,7 +99,7 @@ def test_an_input_of_strings_implies_the_dimension_of_its_mean_bytes() -> None:
     ids = InputPort("ids", "i64", NamedShape.parse("batch, seq"))
     model = signature(port("batch:1..8, n", at_most_bytes=64), ids)
     assert ("batch", "n", "text.bytes", "seq") == model.dimensions
-    assert ["1..8", "?", "..64", "?"] == list(map(str, model.bounds))
+    assert ["1..8", "?", "1..64", "?"] == list(map(str, model.bounds))
     assert (False, False, True, False) == model.paddable
     assert (2, None) == model.table.strings
     assert ((3, 4), (3, 5)) == model.input_shapes((3, 4, 9, 5))
@@ -118,7 +118,7 @@ def test_the_description_names_the_bound_and_the_implied_dimension() -> None:
     lines = signature(port("batch", at_most_bytes=64)).describe()
     assert "  input  text: str [batch], at most 64 bytes each" in lines
     assert (
-        "  text.bytes: ..64, mean bytes of a string; requests of any share a call, and nothing is padded"
+        "  text.bytes: 1..64, mean bytes of a string; requests of any share a call, and nothing is padded"
         in lines
     )
 
@@ -128,15 +128,18 @@ def test_the_description_names_the_bound_and_the_implied_dimension() -> None:
     [
         ((2, 3, 13), (2, 3, 3), 4 * 6 + 13),
         ((2, 3, 12), (2, 3, 2), 4 * 6 + 12),
-        ((2, 3, 0), (2, 3, 0), 4 * 6),
-        ((0, 3, 0), (0, 3, 0), 0),
+        ((2, 3, 0), (2, 3, 1), 4 * 6),
+        ((0, 3, 0), (0, 3, 1), 0),
         ((1, 1, 65), (1, 1, 64), 4 + 65),
     ],
 )
 def test_a_layout_tells_the_mean_and_the_exact_bytes(
     shape: tuple[int, ...], sizes: tuple[int, ...], nbytes: int
 ) -> None:
-    """Beyond the bound the mean is the bound: the string that is too long is refused by its index, elsewhere."""
+    """Beyond the bound the mean is the bound: the string that is too long is refused by its index, elsewhere.
+
+    Empty strings count as 1 byte, since a request of them has elements.
+    """
     model = signature(port("batch, n", at_most_bytes=64))
     request = model.resolve(((0, "str", shape),))
     assert (sizes, (nbytes,)) == (request.sizes, request.nbytes)
@@ -500,3 +503,11 @@ def test_arrays_of_numbers_are_views_of_their_buffers() -> None:
     """`array_of` copies strings only."""
     buffer = np.arange(4, dtype=np.float32).tobytes()
     assert not array_of("f32", (2, 2), buffer).flags.owndata
+
+
+def test_texts_of_another_length_are_no_new_shape() -> None:
+    """The tensors of the call have the same shapes, so nothing is prepared."""
+    bench = SlotBench(compile_model(spec_of(upper)))
+    batches = [bench.batch(objects(text), batch=number) for number, text in enumerate(("a", "bcd"))]
+    reports = [bench.slots[0].run(batch) for batch in batches]
+    assert [1, 0] == [report.preparations for report in reports if report is not None]
