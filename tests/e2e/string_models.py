@@ -28,7 +28,7 @@ SERVED = """\
         calibration_s: 0
       - name: join
         function: wording:join
-        inputs: {words: {shape: "n", element_type: str}}
+        inputs: {words: {shape: "n", element_type: str, at_most_bytes: 64}}
         outputs: {line: {shape: "", element_type: str}}
         calibration_s: 0
     chains:
@@ -39,5 +39,18 @@ SERVED = """\
           - {name: join, model: join, in: {words: words.words}, each: item of words.words}
           - {name: loud, model: shout, in: {text: join.line}, each: batch of join.line}
         outputs: {line: join.line, loud: loud.loud}
+      - name: by_row
+        inputs: {text: shout.text}
+        stages:
+          - {name: shout, model: shout, in: {text: text}, each: row of text}
+          - {name: first, model: first, in: {text: shout.loud}, each: row of shout.loud}
+        outputs: {loud: shout.loud, back: shout.back, word: first.word}
+      - name: skipping
+        on_error: skip
+        inputs: {text: words.text}
+        stages:
+          - {name: words, model: words, in: {text: text}}
+          - {name: join, model: join, in: {words: words.words}, each: item of words.words}
+        outputs: {line: join.line, ok: join.ok}
 """
 PLACES = {"in process": "in_process: true", "worker": "workers: [{count: 1, slots: 2}]"}

@@ -145,11 +145,11 @@ def test_one_text_without_an_axis_and_lists_of_words(text_server: Any) -> None:
         ([1.5], InvalidRequest, "'text'.*not float"),
         (np.zeros(2), InvalidRequest, "'text'.*not float64"),
         (["a", None], InvalidRequest, "'text'.*not NoneType, as element 1 is"),
-        ("a", InvalidRequest, "'text'.*give a list or array of str"),
+        ("a", InvalidRequest, "^invalid: input 'text' has 1 dimensions.*give a list or array of str"),
         ([["a"], ["b", "c"]], InvalidRequest, "'text'"),
         (["a", "b" * (2**20 + 1)], TooLarge, "'text', element 1: 1048577 bytes; at most 1048576"),
-        (["b" * 2**20] * 9, TooLarge, "'text' has 9437220 bytes of text"),
-        ([""] * (2**16 + 1), TooLarge, "'text' has 65537 elements"),
+        (["b" * 2**20] * 9, TooLarge, "9437220 bytes of text"),
+        ([""] * (2**16 + 1), TooLarge, "65537 strings"),
     ],
 )
 def test_what_is_no_text_is_refused_before_it_is_sent(
@@ -230,8 +230,8 @@ def test_a_client_of_the_document_alone(text_server: Any) -> None:
         assert words in reply[4]
     for shape, buffer, words in (
         ([2, 2**20 + 1], lengths(0, 2**20 + 1) + b"a" * (2**20 + 1), "'text', element 1: 1048577 bytes"),
-        ([2**16 + 1, 0], bytes(4 * (2**16 + 1)), "'text' has 65537 elements"),
-        ([9, 9 * 2**20], lengths(*[2**20] * 9) + b"a" * (9 * 2**20), "'text' has 9437220 bytes of text"),
+        ([2**16 + 1, 0], bytes(4 * (2**16 + 1)), "65537 strings"),
+        ([9, 9 * 2**20], lengths(*[2**20] * 9) + b"a" * (9 * 2**20), "9437220 bytes of text"),
     ):
         reply = raw.ask(shape, buffer)
         assert (25, "too_large") == (reply[0], reply[3]), reply
@@ -248,8 +248,24 @@ def test_texts_go_through_a_chain(text_server: Any) -> None:
         assert ["A-NÉ", "", "THREE-MORE-WORDS"] == result["loud"].tolist()
         result = client.infer("hyphenate", {"text": []})
         assert [(0,), (0,)] == [result["line"].shape, result["loud"].shape]
-        with pytest.raises(TooLarge, match="'text', element 0"):
+        with pytest.raises(TooLarge, match=r"^too_large: input 'text', element 0"):
             client.infer("hyphenate", {"text": ["a" * (2**20 + 1)]})
+        with pytest.raises(
+            TooLarge, match="stage 'join', row 1: model 'join': input 'words', element 1: 65 bytes"
+        ):
+            client.infer("hyphenate", {"text": ["a", "b " + "a" * 65]})
+
+
+def test_the_rows_of_a_chain_are_texts(text_server: Any) -> None:
+    """Each runs for itself; one that fails is an empty text."""
+    with text_server.client() as client:
+        result = client.infer("by_row", {"text": ODD})
+        assert [each.upper() for each in ODD] == result["loud"].tolist()
+        assert [each[::-1].encode() for each in ODD] == result["back"].tolist()
+        assert [(each.upper().split() or [""])[0] for each in ODD] == result["word"].tolist()
+        assert [(0,)] * 3 == [value.shape for value in client.infer("by_row", {"text": []}).values()]
+        result = client.infer("skipping", {"text": ["a b", "to fail", "né"]})
+        assert (["a-b", "", "né"], [True, False, True]) == (result["line"].tolist(), result["ok"].tolist())
 
 
 def test_http_gives_and_takes_json_and_binary_data(text_server: Any) -> None:

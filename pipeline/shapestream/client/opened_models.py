@@ -16,6 +16,7 @@ import numpy.typing as npt
 from shapestream.client.string_inputs import encoded_strings
 from shapestream.client.tickets import ModelHandle
 from shapestream.errors import InternalError, InvalidRequest
+from shapestream.wire.string_limits import check_strings_fit
 from shapestream.wire.tensor_frames import COPY_BELOW_BYTES, from_array
 from shapestream_engine.element_types import dtype_of
 from shapestream_engine.errors import ElementTypeError, EngineError, ShapeError
@@ -61,8 +62,14 @@ class Model(ModelHandle):
             for number, port in enumerate(self.signature.inputs)
         ]
 
+    @cached_property
+    def _takes_strings(self) -> bool:
+        return any(port.is_string for port in self.signature.inputs)
+
     def encode(self, inputs: Mapping[str, Any]) -> tuple[Tensors, int]:
-        """Return the tensors, in the order of the model's ports, and their number of bytes; raises `InvalidRequest`.
+        """Return the tensors, in the order of the model's ports, and their number of bytes.
+
+        Raises `InvalidRequest`, and `TooLarge` for strings.
 
         Arrays of numbers of 64 KiB and more are not copied: they must not change until the result is there.
         """
@@ -91,7 +98,10 @@ class Model(ModelHandle):
             request = self._resolve(layout)
         except ShapeError as error:
             raise InvalidRequest(f"model {self.name!r}: {error}") from error
-        return Tensors(layout=layout, buffers=buffers), request.total_nbytes
+        tensors = Tensors(layout=layout, buffers=buffers)
+        if self._takes_strings:
+            check_strings_fit(self.signature.inputs, tensors)
+        return tensors, request.total_nbytes
 
     def _refuse_names(self, inputs: Mapping[str, Any]) -> None:
         names = [name for _, _, name, _ in self._ports]

@@ -19,7 +19,7 @@ from shapestream.errors import Cancelled, DeadlineExceeded, Draining, TooLarge, 
 from shapestream.scheduling.batches import Batch
 from shapestream.serving.served_models import ServedModel, ServedModels
 from shapestream.serving.sessions import Parent, RequestRecord
-from shapestream.serving.string_check import check_longest_inputs
+from shapestream.wire.string_limits import check_longest
 from shapestream_engine.errors import ShapeError
 from shapestream_engine.layout import Tensors, value
 
@@ -247,7 +247,7 @@ class ChainDesk:
         try:
             shape = model.resolve(part.tensors.layout)
             if model.takes_strings:
-                check_longest_inputs(model.signature.inputs, part.tensors)
+                check_longest(model.signature.inputs, part.tensors)
         except ShapeError as error:
             run.failed(part, "invalid", f"model {name!r}: {error}", now)
             return

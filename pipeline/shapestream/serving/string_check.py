@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from shapestream.errors import InvalidRequest
-from shapestream.wire.string_limits import check_longest, check_strings_fit
+from shapestream.wire.string_limits import check_strings_fit
 from shapestream_engine import string_arrays
 from shapestream_engine.errors import ShapeError
 from shapestream_engine.layout import Tensors
@@ -20,23 +20,14 @@ BYTES_PER_POINT = 16 * 1024
 
 
 def check_inputs(ports: Sequence[InputPort], tensors: Tensors) -> None:
-    """Raise `InvalidRequest` or `TooLarge` for strings that their input does not take, by its name and the element."""
+    """Raise `TooLarge` as `check_strings_fit` does, and `InvalidRequest` for wrong strings, by input and element."""
+    check_strings_fit(ports, tensors)
     for (number, element_type, shape), buffer in zip(tensors.layout, tensors.buffers, strict=True):
-        port = ports[number]
-        if not port.is_string:
-            continue
-        check_strings_fit(port, shape, buffer)
-        try:
-            string_arrays.check(element_type, shape, buffer)
-        except ShapeError as error:
-            raise InvalidRequest(f"input {port.name!r}: {error}") from None
-
-
-def check_longest_inputs(ports: Sequence[InputPort], tensors: Tensors) -> None:
-    """Raise `TooLarge` for a string beyond its input's bound. What a chain hands on was checked, except for that."""
-    for (number, _, shape), buffer in zip(tensors.layout, tensors.buffers, strict=True):
         if ports[number].is_string:
-            check_longest(ports[number], shape, buffer)
+            try:
+                string_arrays.check(element_type, shape, buffer)
+            except ShapeError as error:
+                raise InvalidRequest(f"input {ports[number].name!r}: {error}") from None
 
 
 def check_outputs(ports: Sequence[OutputPort], tensors: Tensors) -> None:

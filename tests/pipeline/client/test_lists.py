@@ -40,7 +40,7 @@ def test_a_list_takes_the_place_of_its_two_tensors() -> None:
 @pytest.mark.parametrize(
     ("arrays", "complaint"),
     [
-        ([np.zeros(5), np.array([[2, 2]])], "the server's list 'y' cannot be read: a list of 1 arrays of 4 elements"),
+        ([np.zeros(5), np.array([[2, 2]])], "the server's list 'y' cannot be read: a list of 1 arrays of 32 bytes"),
         ([np.zeros(4), np.array([[-2, -2]])], "the server's list 'y' cannot be read: array 0"),
         ([np.zeros(4), np.array([2, 2])], "the server's list 'y' cannot be read: a list has elements"),
         ([np.zeros(4)], "the server sent the list 'y' without 'y.shapes', the shapes of its arrays"),

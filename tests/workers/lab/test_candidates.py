@@ -72,23 +72,6 @@ def test_what_pads_is_proposed_only_where_padding_is_allowed() -> None:
     assert any("bucketed" in line for line in left_out)
 
 
-def test_no_choice_names_the_mean_bytes_of_strings() -> None:
-    """Calls have any of them, and are never padded along them."""
-    signature = ModelSignature.from_dict(
-        {
-            "name": "m",
-            "inputs": [{"name": "text", "element_type": "str", "shape": "batch:1..8"}],
-            "outputs": [{"name": "y", "element_type": "str", "shape": "batch", "rule": {"rule": "rows"}}],
-        }
-    )
-    requests = requests_of(*[(1, 5)] * 30, (2, 7))
-    found, left_out = propose(requests, signature, {}, max_batch=8)
-    assert [{"strategy": "partitioned", "batch": [1, 2, 4, 8]}] == [
-        choice for choice in found if choice and "max_prepared" not in choice
-    ]
-    assert any(text.startswith("static shapes") for text in left_out)
-
-
 def test_learned_sizes_refuse_nothing_that_was_served_before() -> None:
     """The last bucket is what the model takes, not what the trace happened to hold; without a bound there are none."""
     requests = requests_of(*[(1, 8), (1, 16), (1, 24)] * 4)
