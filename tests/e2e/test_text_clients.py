@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
-from tests.e2e.test_foreign_clients import CALLS, output_of
+from tests.e2e.client_programs import told_by
 from tests.e2e.text_chain import SERVED, TEXTS, expected, tokens, words
 
 pytestmark = pytest.mark.e2e
@@ -36,7 +35,7 @@ def assert_vectors(wanted: npt.NDArray[Any], found: list[list[float]]) -> None:
 
 def test_openais_client_embeds_texts(text_server: str) -> None:
     """In base64, which it asks for unasked, and numbers; sync and async; cut; by tokens; with its own errors."""
-    found = json.loads(output_of("openai", CALLS / "openai_embeddings.py", text_server, TEXTS))
+    found = told_by("openai", "openai_embeddings.py", text_server, TEXTS)
     vectors = expected(TEXTS)
     assert (["sentences"], "sentences") == (found["models"], found["model"])
     for form in ("base64", "float", "tokens"):
@@ -57,7 +56,7 @@ def test_openais_client_embeds_texts(text_server: str) -> None:
 
 def test_huggingfaces_client_extracts_features(text_server: str) -> None:
     """From the server's root, and from the page; of length 1 unless that is not wanted."""
-    found = json.loads(output_of("huggingface", CALLS / "huggingface_features.py", text_server, TEXTS))
+    found = told_by("huggingface", "huggingface_features.py", text_server, TEXTS)
     vectors = expected(TEXTS)
     for form in ("root", "page"):
         assert_vectors(normal(vectors), found[form])
@@ -74,7 +73,7 @@ def test_huggingfaces_client_extracts_features(text_server: str) -> None:
 
 def test_langchains_client_embeds_documents(text_server: str) -> None:
     """Texts, and by default the tokens of its own encoding."""
-    found = json.loads(output_of("langchain", CALLS / "langchain_embeddings.py", text_server, TEXTS))
+    found = told_by("langchain", "langchain_embeddings.py", text_server, TEXTS)
     vectors = expected(TEXTS)
     for form in ("documents", "in_chunks", "awaited"):
         assert_vectors(vectors, found[form])
