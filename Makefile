@@ -22,7 +22,7 @@ SMOKE ?=
 # Two more than there are CPUs, at most eight: tests of real processes wait much of their time, and take memory.
 TEST_PROCESSES ?= $(shell n=$$(nproc); echo $$((n > 6 ? 8 : n + 2)))
 
-.PHONY: answers chaos compiled fuzz help demo embeddings mutations peer protos reading test test-clients test-compiled test-engines test-tools lint format bench plots soak soak-reloads wheel constraints clean
+.PHONY: answers chaos compiled fuzz help demo embeddings mutations peer protos reading test text-peer test-clients test-compiled test-engines test-tools lint format bench plots soak soak-reloads wheel constraints clean
 
 help: ## Show this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -123,6 +123,7 @@ bench: $(READY) ## Measure against bare pyzmq and the best possible batching, as
 	@$(BIN)/python -m benchmarks.chains $(if $(SMOKE),--smoke)
 	@$(if $(SMOKE),$(BIN)/python -m benchmarks.memory --smoke,true)
 	@$(BIN)/python -m benchmarks.gateway $(if $(SMOKE),--smoke)
+	@$(BIN)/python -m benchmarks.text $(if $(SMOKE),--smoke)
 
 peer: .venv-peer/.ready ## Set up the environment of the benchmarks' peer, mosec (then: python -m benchmarks.endless --peer).
 
@@ -131,6 +132,16 @@ peer: .venv-peer/.ready ## Set up the environment of the benchmarks' peer, mosec
 	@$(PYTHON) -m venv .venv-peer
 	@.venv-peer/bin/python -m pip --disable-pip-version-check --quiet install \
 		--no-deps -c constraints.txt -r constraints-peer.txt numpy openvino
+	@touch $@
+
+text-peer: .venv-text-peer/.ready ## Set up FastAPI with sentence-transformers, a peer (then: python -m benchmarks.text --peer).
+
+.venv-text-peer/.ready: constraints-text-peer.txt constraints-torch.txt constraints.txt
+	@echo "setting up .venv-text-peer (once; minutes)"
+	@$(PYTHON) -m venv .venv-text-peer
+	@.venv-text-peer/bin/python -m pip --disable-pip-version-check --quiet install -c constraints-torch.txt torch
+	@.venv-text-peer/bin/python -m pip --disable-pip-version-check --quiet install \
+		-c constraints.txt -c constraints-torch.txt -r constraints-text-peer.txt
 	@touch $@
 
 chaos: $(READY) ## Kill, stop, starve and lie to real processes under load (SEED=, DURATION= seconds); a ledger of its own counts.

@@ -69,7 +69,7 @@ def _read_strings(port: InputPort, text: str) -> Any:
     if isinstance(value, list):
         return _as_bytes(value) if port.element_type == "bytes" else value
     if port.element_type == "bytes" and isinstance(value, str):
-        value = value.encode()
+        value = value.encode(errors="surrogateescape")  # as the shell gave them
     array = np.empty((1,) * port.shape.rank, object)
     array[...] = value
     return array

@@ -23,10 +23,10 @@ from shapestream.settings.values import (
     Section,
     below,
     describe,
-    did_you_mean,
     read_bytes,
     wrong,
 )
+from shapestream.spelling import did_you_mean
 from shapestream_engine.errors import ModelLoadError
 from shapestream_engine.machine import MAX_SLOTS
 from shapestream_engine.model_files import files_of_model

@@ -53,7 +53,9 @@ def expand_folders(source: YamlSource, base: Path) -> tuple[TextFolder, ...]:
             source.problems.append(
                 SourceProblem(message=words, location=location, place=source.place_of(location))
             )
-        if not made.problems:
+        if made.problems:
+            source.refused.add(place)
+        else:
             _put(source, place, made)
     return tuple(found)
 

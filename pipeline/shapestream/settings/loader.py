@@ -18,8 +18,9 @@ from shapestream.errors import ConfigurationError
 from shapestream.settings.document import DISAGREEMENT, Settings
 from shapestream.settings.folders import expand_folders
 from shapestream.settings.text_folder import TextFolder
-from shapestream.settings.values import Section, address_meant, closest, describe
+from shapestream.settings.values import Section, address_meant, describe
 from shapestream.settings.yaml_source import MAX_BYTES, Location, Place, YamlSource, read_yaml
+from shapestream.spelling import closest
 
 _EXPECTED: Mapping[str, str] = {
     "int_type": "an integer",
@@ -134,6 +135,7 @@ class _Findings:
         self._source = source
         self.found = [(problem.place, problem.location, problem.message) for problem in source.problems]
         self._faulty = {problem.location for problem in source.problems if problem.location}
+        self._faulty |= source.refused
 
     def add(self, location: Location, message: str, *, follows: bool = False) -> None:
         """Add a problem. One that `follows` from a comparison of settings does not hide others at its place."""

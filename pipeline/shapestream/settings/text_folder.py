@@ -153,6 +153,8 @@ class _Expansion:
         self._contents = contents
         self._transformer = ""
         """The folder of the encoder's documents in the folder; `modules.json` may name another."""
+        self._misread = False
+        """True if modules.json is there and says nothing of use, which is told."""
 
     def run(self) -> None:
         """Collect everything; problems do not end the search for others."""
@@ -217,6 +219,7 @@ class _Expansion:
                 case {"type": str(kind), "path": str(path)}:
                     kinds.append((kind.rpartition(".")[2], path.strip("/")))
                 case _:
+                    self._misread = True
                     self._problem(
                         ("path",),
                         f"{MODULES} is no list of modules, each with a type and a path (restore it)",
@@ -246,7 +249,10 @@ class _Expansion:
     def _pooling(self, file: str, ports: PortNames, read: tuple[str, bool] | None) -> dict[str, Any] | None:
         """Return the pooling's settings; None for a model that pools by itself."""
         given = self._given.get("pooling")
-        stated = dict(given) if isinstance(given, Mapping) else {}
+        if given is not None and not isinstance(given, Mapping):
+            self._problem(("pooling",), "expected a mapping (write {mode: mean})")
+            return None
+        stated = dict(given or {})
         if POOLED in ports.outputs and not stated:
             self._fact(f"the model pools by itself: {POOLED}", file)
             if len(ports.outputs) > 1:
@@ -261,13 +267,14 @@ class _Expansion:
             )
             return None
         found: dict[str, Any] = {"of": of}
-        if read is not None and read[0]:
-            mode = self._mode(read[0]) if "mode" not in stated else None
-            found |= {} if mode is None else {"mode": mode}
+        told = len(self._made.problems)
+        if read is not None:
             found["normalize"] = read[1]
+            if read[0] and "mode" not in stated and (mode := self._mode(read[0])) is not None:
+                found["mode"] = mode
         settings = {**found, **stated}
         if "mode" not in settings:
-            if not any(key == ("pooling",) for key, _ in self._made.problems):
+            if told == len(self._made.problems) and not self._misread:
                 words = f"no file says how tokens become one vector: there is no {MODULES} with a Pooling"
                 self._problem(
                     ("pooling",),
@@ -290,10 +297,9 @@ class _Expansion:
             )
             return None
         word = config.get("pooling_mode")
+        older = [key for key in config if key.startswith("pooling_mode_") and config[key] is True]
         chosen = (
-            [word]
-            if isinstance(word, str)
-            else [key for key in config if key.startswith("pooling_mode_") and config[key] is True]
+            list(map(str, word)) if isinstance(word, list) else [word] if isinstance(word, str) else older
         )
         modes = [_WORDS.get(each, _POOLINGS.get(each)) for each in chosen]
         if len(modes) == 1 and modes[0] is not None:
@@ -478,9 +484,9 @@ class _Expansion:
         if (hidden := self._count(CONFIG, "hidden_size")) is not None:
             said[f"{self._place(CONFIG)}: hidden_size"] = hidden
         for place, document in self._contents.documents.items():
-            size = document.get("word_embedding_dimension") if isinstance(document, Mapping) else None
-            if type(size) is int:
-                said[f"{place}: word_embedding_dimension"] = size
+            for key in ("embedding_dimension", "word_embedding_dimension"):
+                if isinstance(document, Mapping) and type(size := document.get(key)) is int:
+                    said[f"{place}: {key}"] = size
         sizes = ports.outputs.get(POOLED if pooling is None else str(pooling.get("of"))) or ()
         if sizes and (own := sizes[-1]) is not None:
             said[file] = own

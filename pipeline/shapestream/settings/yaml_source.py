@@ -66,6 +66,9 @@ class YamlSource:
     origins: dict[Location, Location] = field(default_factory=dict)
     """The entry of the file from which an entry of `values` was made, such as a model of a folder's."""
 
+    refused: set[Location] = field(default_factory=set)
+    """Entries whose problems are told: what else is wrong with them follows from these."""
+
     def origin(self, location: Location) -> Location:
         """Return `location` in the file, for a value that was made from another entry."""
         return (*self.origins.get(location[:2], location[:2]), *location[2:])

@@ -99,6 +99,37 @@ def test_a_number_beyond_its_type_is_refused(element_type: str, field: str, numb
         read(message_of(element_type, [1], **{field: [number]}), element_type)
 
 
+def raw_strings(*contents: bytes) -> bytes:
+    """Each with its length before it."""
+    return b"".join(len(each).to_bytes(4, "little") + each for each in contents)
+
+
+@pytest.mark.parametrize(
+    ("element_type", "elements"), [("str", ["né", "", "a\0b"]), ("bytes", [b"\xff", b"", b"a"])]
+)
+def test_strings_are_typed_or_raw(element_type: str, elements: list[Any]) -> None:
+    """As `bytes_contents`, or each with its length in the raw contents."""
+    contents = [each.encode() if isinstance(each, str) else each for each in elements]
+    assert elements == read(message_of(element_type, [3], bytes_contents=contents), element_type).tolist()
+    assert elements == read(message_of(element_type, [3], raw_strings(*contents)), element_type).tolist()
+
+
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        (message_of("str", [1], bytes_contents=[b"\xff"]), "'x', element 0: no UTF-8"),
+        (message_of("str", [1], raw_strings(b"\xff")), "'x', element 0: no UTF-8"),
+        (message_of("str", [3], bytes_contents=[b"a", b"b"]), "2 elements"),
+        (message_of("str", [1], int_contents=[1]), "not in int_contents"),
+        (message_of("str", [2], b"abc"), "at least 8 bytes, and raw_input_contents has 3"),
+    ],
+)
+def test_wrong_strings_are_refused(message: bytes, words: str) -> None:
+    """By the input and the element."""
+    with pytest.raises(InvalidRequest, match=words):
+        read(message, "str")
+
+
 def test_raw_truth_values_are_0_and_1() -> None:
     """As over HTTP."""
     with pytest.raises(InvalidRequest, match="takes BOOL"):

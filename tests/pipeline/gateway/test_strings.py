@@ -10,15 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.pipeline.gateway.test_infer_request import (
-    Array,
-    answered,
-    entry,
-    posted,
-    read,
-    refuse,
-    signature_of,
-)
+from tests.pipeline.gateway.infer_bodies import Array, answered, entry, posted, read, refuse, signature_of
 
 from shapestream.errors import InvalidRequest
 from shapestream.gateway.http_messages import HttpError
@@ -152,29 +144,6 @@ def test_many_and_long_strings_are_read_in_slices() -> None:
     assert (3, many) == (count, found.tolist())
     assert many == answered(found, binary=False)[0]["data"]
     assert as_binary(many) == answered(found, binary=True)[1]
-
-
-def test_protobuf_has_them_typed_and_raw() -> None:
-    """As `bytes_contents`, or each with its length in the raw contents."""
-    pytest.importorskip("google.protobuf", reason="the extra [grpc] is not installed")
-    from tests.pipeline.gateway import test_grpc_request as grpc
-
-    texts = ["né", "", "a\0b"]
-    for element_type, elements in ("str", texts), ("bytes", [b"\xff", b"", b"a"]):
-        contents = [each.encode() if isinstance(each, str) else each for each in elements]
-        typed = grpc.message_of(element_type, [3], bytes_contents=contents)
-        raw = grpc.message_of(element_type, [3], as_binary(elements))
-        assert [elements, elements] == [grpc.read(each, element_type).tolist() for each in (typed, raw)]
-    for message in (
-        grpc.message_of("str", [1], bytes_contents=[b"\xff"]),
-        grpc.message_of("str", [1], as_binary([b"\xff"])),
-    ):
-        with pytest.raises(InvalidRequest, match="'x', element 0: no UTF-8"):
-            grpc.read(message, "str")
-    with pytest.raises(InvalidRequest, match="2 elements"):
-        grpc.read(grpc.message_of("str", [3], bytes_contents=[b"a", b"b"]), "str")
-    with pytest.raises(InvalidRequest, match="not in int_contents"):
-        grpc.read(grpc.message_of("str", [1], int_contents=[1]), "str")
 
 
 @given(st.binary(max_size=40), SHAPES)
