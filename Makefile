@@ -81,7 +81,7 @@ test-engines: $(READY) ## Run the conformance suite on every engine that install
 CLIENTS := triton kserve pytriton openai huggingface langchain
 
 test-clients: $(READY) $(CLIENTS:%=.venv-client-%/.ready) ## Run the clients of others, unchanged, each in an environment of its own, and compare answers with Triton's.
-	@$(BIN)/python -m pytest tests/e2e/test_foreign_clients.py
+	@$(BIN)/python -m pytest tests/e2e/test_foreign_clients.py tests/e2e/test_text_clients.py
 	@# Skipped where Python has no shared library, which Triton's models in Python need.
 	@$(BIN)/python -m pytest tests/e2e/test_beside_triton.py
 

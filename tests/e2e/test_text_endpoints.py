@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from examples.embeddings.folder import ensure
 from tests.e2e.text_chain import SERVED, TEXTS, expected, tokens, words
 
 pytestmark = pytest.mark.e2e
@@ -153,3 +154,40 @@ def test_check_takes_the_chain(workplace: Any) -> None:
     ran = workplace.invoke("check", str(workplace.write(SERVED.replace("tei: sentences", "tei: encoder"))))
     assert 3 == ran.exit_code
     assert "server.http.tei: 'encoder' embeds no texts: it needs one input of element type str" in ran.output
+
+
+FOLDER = """\
+    server:
+      listen: [ipc://s.sock]
+      http: {address: "127.0.0.1:0", openai: {embeddings: sentences}, tei: sentences}
+    models: [{name: sentences, path: FOLDER, calibration_s: 0}]
+    workers: [{count: 1, slots: 1}]
+"""
+
+
+def test_a_folder_is_served_to_clients_of_texts(workplace: Any) -> None:
+    """MiniLM: vectors as the SDK has them, tokens counted, its tokenizer and bounds known. Other tokens are refused."""
+    folder = workplace.folder / "minilm"
+    ensure(folder)
+    served = start(workplace, FOLDER.replace("FOLDER", str(folder)))
+    with served.client() as client:
+        result = client.infer("sentences", {"text": TEXTS[:5]})
+        wanted, counts = result["embedding"], result["tokens"]
+    status, content = ask(served, "POST", "/v1/embeddings", openai(TEXTS[:5]))
+    assert 200 == status, content
+    assert int(counts.sum()) == content["usage"]["total_tokens"]
+    np.testing.assert_allclose(vectors_of(content), wanted, atol=1e-5)
+    status, content = ask(served, "POST", "/tokenize", {"inputs": TEXTS[:5]})
+    lists = [[token["id"] for token in text] for text in content]
+    assert counts.tolist() == [*map(len, lists)]
+    status, content = ask(served, "POST", "/embed", {"inputs": lists})
+    assert 200 == status, content
+    np.testing.assert_allclose(np.array(content, np.float32), wanted, atol=1e-5)
+    assert 256 == ask(served, "GET", "/info")[1]["max_input_length"]
+    long = "word " * 300
+    status, content = ask(served, "POST", "/v1/embeddings", openai(["short", long]))
+    assert (400, "model_error") == (status, content["error"]["code"])
+    assert "text 1 has 302 tokens" in content["error"]["message"]
+    assert 422 == ask(served, "POST", "/embed", {"inputs": long})[0]
+    status, content = ask(served, "POST", "/v1/embeddings", openai([101, 50_256, 102]))
+    assert (400, True) == (status, "knows those up to 30521" in content["error"]["message"])
