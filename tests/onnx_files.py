@@ -24,8 +24,13 @@ def write_onnx(
     *,
     types: Mapping[str, int] | None = None,
     extra: Sequence[Any] = (),
+    opset: int = 17,
+    domains: Mapping[str, int] | None = None,
 ) -> Path:
-    """Write a graph with the constants `known`. Ports are f32 unless `types` says else; `extra` are other outputs."""
+    """Write a graph with the constants `known`. Ports are f32 unless `types` says else; `extra` are other outputs.
+
+    `domains`: versions of operator sets beside ONNX's own.
+    """
     found = types or {}
 
     def infos(ports: Ports) -> list[Any]:
@@ -36,8 +41,9 @@ def write_onnx(
 
     constants = [numpy_helper.from_array(np.asarray(value), name) for name, value in (known or {}).items()]
     graph = helper.make_graph(list(nodes), "graph", infos(inputs), [*infos(outputs), *extra], constants)
-    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.ml", 1)]
-    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=8), path)
+    versions = {"": opset, "ai.onnx.ml": 1, **(domains or {})}
+    opsets = [helper.make_opsetid(domain, version) for domain, version in versions.items()]
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=8 if opset < 20 else 9), path)
     return path
 
 

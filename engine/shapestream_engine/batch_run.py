@@ -177,11 +177,12 @@ class BatchRun:
         if prepared is None or sizes is None:
             assert self._request is not None  # only a pool whose shapes are all prepared has no requests
             results = self._run_on(self._request, call, places, members, shapes)
-            if results is not None and call.sizes not in self._seen:
+            known = self._pool.signature.shape_of_tensors(call.sizes)
+            if results is not None and known not in self._seen:
                 self._preparations += 1
                 if len(self._seen) >= _REMEMBERED_SHAPES:
                     self._seen.clear()
-                self._seen.add(call.sizes)
+                self._seen.add(known)
             return results
         request, new = prepared.lease(sizes)
         self._preparations += new

@@ -351,6 +351,13 @@ class ModelSignature:
             for port, axes in zip(self.inputs, self.table.axes, strict=True)
         )
 
+    def shape_of_tensors(self, sizes: Sizes) -> Sizes:
+        """Return the sizes of a call with 1 in place of mean bytes, which are no size of a tensor."""
+        strings = self.table.strings
+        if strings.count(None) == len(strings):
+            return sizes
+        return tuple([1 if number in strings else size for number, size in enumerate(sizes)])
+
     def sent_shapes(self, sizes: Sizes) -> tuple[Sizes, ...]:
         """Return the shape of each input in a layout of these sizes: that of strings ends with the bytes of all."""
         return tuple(

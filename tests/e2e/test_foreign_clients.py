@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.e2e.string_models import PLACES, SERVED
 
 pytestmark = pytest.mark.e2e
 
@@ -101,3 +102,13 @@ def test_a_program_runs_over_grpc(grpc_server: str, client: str, program: Path, 
     """Examples, and all that tritonclient can do: calls, futures, streams, asyncio, compression, errors."""
     found = output_of(client, program, grpc_server)
     assert [] == [word for word in words if word not in found], found
+
+
+def test_tritonclient_sends_strings(workplace: Any) -> None:
+    """BYTES over HTTP and gRPC, to functions of text and of bytes."""
+    text = SERVED.replace('http: "127.0.0.1:0"', 'http: "127.0.0.1:0", grpc: "127.0.0.1:0"')
+    served = workplace.serve(text + f"    {PLACES['worker']}\n")
+    served.wait_for("gateways ready")
+    addresses = [str(served.wait_for(event)[0]["address"]) for event in ("http ready", "grpc ready")]
+    found = output_of("triton", CALLS / "triton_strings.py", ",".join(addresses))
+    assert "all right" in found

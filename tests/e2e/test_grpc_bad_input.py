@@ -102,8 +102,8 @@ BAD: dict[str, tuple[Any, str, str]] = {
     ),
     "strings": (
         changed(lambda m: setattr(m.inputs[0], "datatype", "BYTES")),
-        "UNIMPLEMENTED",
-        "BYTES is not supported",
+        "INVALID_ARGUMENT",
+        "FP32",
     ),
     "a negative size": (shaped(1, -2), "INVALID_ARGUMENT", "a size lies within 0.."),
     "a huge size": (shaped(1, HUGE), "INVALID_ARGUMENT", "n"),

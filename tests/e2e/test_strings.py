@@ -15,56 +15,18 @@ import numpy as np
 import pytest
 import trio
 import zmq
+from tests.e2e.conftest import until
 from tests.e2e.importable import wording
+from tests.e2e.string_models import PLACES, SERVED
 
 import shapestream
 from shapestream import aio
 from shapestream.client.results import Result
 from shapestream.errors import InvalidRequest, TooLarge
+from shapestream.telemetry.trace import TraceReader
 
 pytestmark = pytest.mark.e2e
 
-SERVED = """\
-    server: {listen: [ipc://s.sock], http: "127.0.0.1:0"}
-    models:
-      - name: shout
-        function: wording:shout
-        inputs: {text: {shape: "batch", element_type: str}}
-        outputs:
-          loud: {rule: rows, shape: "batch", element_type: str}
-          back: {rule: rows, shape: "batch", element_type: bytes}
-          sizes: {rule: rows, shape: "batch, 2", element_type: i64}
-        calibration_s: 0
-      - name: reverse
-        function: wording:reverse
-        inputs: {blob: {shape: "batch, n", element_type: bytes, at_most_bytes: 2 MiB}}
-        outputs: {reversed: {rule: rows, shape: "batch, n", element_type: bytes}}
-        calibration_s: 0
-      - name: words
-        function: wording:words
-        inputs: {text: {shape: "texts", element_type: str}}
-        outputs: {words: {rule: list, shape: "n", element_type: str}}
-        calibration_s: 0
-      - name: first
-        function: wording:first
-        inputs: {text: {shape: "", element_type: str}}
-        outputs: {word: {shape: "", element_type: str}}
-        calibration_s: 0
-      - name: join
-        function: wording:join
-        inputs: {words: {shape: "n", element_type: str}}
-        outputs: {line: {shape: "", element_type: str}}
-        calibration_s: 0
-    chains:
-      - name: hyphenate
-        inputs: {text: words.text}
-        stages:
-          - {name: words, model: words, in: {text: text}}
-          - {name: join, model: join, in: {words: words.words}, each: item of words.words}
-          - {name: loud, model: shout, in: {text: join.line}, each: batch of join.line}
-        outputs: {line: join.line, loud: loud.loud}
-"""
-PLACES = {"in process": "in_process: true", "worker": "workers: [{count: 1, slots: 2}]"}
 ODD = [
     "",
     "a",
@@ -187,6 +149,7 @@ def test_one_text_without_an_axis_and_lists_of_words(text_server: Any) -> None:
         ([["a"], ["b", "c"]], InvalidRequest, "'text'"),
         (["a", "b" * (2**20 + 1)], TooLarge, "'text', element 1: 1048577 bytes; at most 1048576"),
         (["b" * 2**20] * 9, TooLarge, "'text' has 9437220 bytes of text"),
+        ([""] * (2**16 + 1), TooLarge, "'text' has 65537 elements"),
     ],
 )
 def test_what_is_no_text_is_refused_before_it_is_sent(
@@ -226,10 +189,13 @@ class Raw:
         raise AssertionError(f"no entry of {kinds}")
 
     def ask(self, shape: list[int], buffer: bytes) -> list[Any]:
-        """The terminal reply to a request with one `str` tensor inline."""
+        """The terminal reply to a request with one `str` tensor, inline or as a frame."""
         self.sequence += 1
         layout = msgpack.packb([[0, "str", shape]])
-        self.say([12, 0, self.sequence, self.model, None, 0, layout, [buffer]])
+        frames = [buffer] if len(buffer) > 1024 else []
+        inline = [None] if frames else [buffer]
+        entry = [12, len(frames), self.sequence, self.model, None, 0, layout, inline]
+        self.socket.send_multipart([msgpack.packb([1, [entry]]), *frames])
         (reply,) = self.heard(24, 25)
         return reply
 
@@ -262,6 +228,14 @@ def test_a_client_of_the_document_alone(text_server: Any) -> None:
         reply = raw.ask(shape, buffer)
         assert (25, "invalid") == (reply[0], reply[3]), (shape, reply)
         assert words in reply[4]
+    for shape, buffer, words in (
+        ([2, 2**20 + 1], lengths(0, 2**20 + 1) + b"a" * (2**20 + 1), "'text', element 1: 1048577 bytes"),
+        ([2**16 + 1, 0], bytes(4 * (2**16 + 1)), "'text' has 65537 elements"),
+        ([9, 9 * 2**20], lengths(*[2**20] * 9) + b"a" * (9 * 2**20), "'text' has 9437220 bytes of text"),
+    ):
+        reply = raw.ask(shape, buffer)
+        assert (25, "too_large") == (reply[0], reply[3]), reply
+        assert words in reply[4]
     assert 24 == raw.ask([1, 0], lengths(0))[0]
     raw.socket.close()
 
@@ -274,8 +248,24 @@ def test_texts_go_through_a_chain(text_server: Any) -> None:
         assert ["A-NÉ", "", "THREE-MORE-WORDS"] == result["loud"].tolist()
         result = client.infer("hyphenate", {"text": []})
         assert [(0,), (0,)] == [result["line"].shape, result["loud"].shape]
-        with pytest.raises(TooLarge, match="'text', element 0"):
+        with pytest.raises(TooLarge, match=r"^too_large: input 'text', element 0"):
             client.infer("hyphenate", {"text": ["a" * (2**20 + 1)]})
+        with pytest.raises(
+            TooLarge, match="stage 'join', row 1: model 'join': input 'words', element 1: 65 bytes"
+        ):
+            client.infer("hyphenate", {"text": ["a", "b " + "a" * 65]})
+
+
+def test_the_rows_of_a_chain_are_texts(text_server: Any) -> None:
+    """Each runs for itself; one that fails is an empty text."""
+    with text_server.client() as client:
+        result = client.infer("by_row", {"text": ODD})
+        assert [each.upper() for each in ODD] == result["loud"].tolist()
+        assert [each[::-1].encode() for each in ODD] == result["back"].tolist()
+        assert [(each.upper().split() or [""])[0] for each in ODD] == result["word"].tolist()
+        assert [(0,)] * 3 == [value.shape for value in client.infer("by_row", {"text": []}).values()]
+        result = client.infer("skipping", {"text": ["a b", "to fail", "né"]})
+        assert (["a-b", "", "né"], [True, False, True]) == (result["line"].tolist(), result["ok"].tolist())
 
 
 def test_http_gives_and_takes_json_and_binary_data(text_server: Any) -> None:
@@ -323,3 +313,59 @@ def test_http_gives_and_takes_json_and_binary_data(text_server: Any) -> None:
     status, answer, _ = post("shout", {"inputs": [bad]}, lengths(1) + b"\xff")
     assert (400, True) == (status, "'text', element 0: no UTF-8" in answer["error"])
     connection.close()
+
+
+def test_a_resent_request_shares_its_reply_and_another_text_is_a_conflict(text_server: Any) -> None:
+    """Kept replies are found by the bytes of the strings."""
+    raw = Raw(text_server.address)
+    first = raw.ask([1, 1], lengths(1) + b"a")
+    raw.sequence -= 1
+    assert first == raw.ask([1, 1], lengths(1) + b"a")
+    raw.sequence -= 1
+    assert [25, "conflict"] == raw.ask([1, 1], lengths(1) + b"b")[::3][:2]
+    raw.socket.close()
+
+
+AUDITED = """\
+    server: {listen: [ipc://s.sock], record_trace: traffic.jsonl}
+    models:
+      - name: company
+        function: wording:company
+        inputs: {text: {shape: "batch:1..64", element_type: str}}
+        outputs: {y: {rule: rows, shape: "batch", element_type: str}}
+        audit: 1.0
+        calibration_s: 0.2
+    workers: [{count: 1, slots: 1}]
+"""
+
+
+def test_strings_are_audited_and_their_sizes_recorded(workplace: Any) -> None:
+    """What company changes is found in service; `simulate` and `tune` play a recording, with texts of their own."""
+    served = workplace.serve(AUDITED)
+
+    def ask(client: Any, texts: list[str]) -> list[str]:
+        with client.stream("company", ({"text": [text]} for text in texts)) as results:
+            return [result["y"].item() for result in results]
+
+    def state(client: Any) -> Any:
+        return client.statistics()["audit"]["company"]
+
+    with served.client() as client:
+        assert ["", "né", "a" * 100] == ask(client, ["", "né", "a" * 100])
+        ask(client, ["a", "né"] * 15)
+        until("the audits of what is right", lambda: state(client)["audited"] >= 5)
+        assert 0 == state(client)["mismatches"]
+        while not state(client)["stopped"]:
+            assert state(client)["sampled"] < 3000
+            ask(client, ["a", wording.RARE, "né"] * 10)
+            until("the audits", lambda: state(client)["waiting"] == 0)
+        assert ["a", wording.RARE] * 2 == ask(client, ["a", wording.RARE] * 2)
+    served.send(signal.SIGTERM)
+    assert 0 == served.wait()
+    reader = TraceReader(workplace.folder / "traffic.jsonl")
+    recorded = [request.sizes for request in reader]
+    assert {"company": ("batch", "text.bytes")} == reader.models
+    assert (1, 2 + 1) in recorded  # "né" has three bytes
+    ran = workplace.run("simulate", "--trace", "traffic.jsonl", "--cost", "fixed_ms=1", "--json")
+    assert 0 == ran.returncode, ran.stderr
+    assert len(recorded) == json.loads(ran.stdout)["runs"][0]["done"]

@@ -250,6 +250,7 @@ models:
       ids: {shape: "batch:1..64, seq:1..512, 3", pad: {seq: 0}}
       mask: {shape: "batch, seq", mask_of: ids}
       rest: {shape: "batch, width:1..9"}
+      text: {shape: "batch", element_type: str}
     shapes: """
 SHAPES = [
     ("{strategy: bucketed, seq: [64, 1024]}",
@@ -275,6 +276,8 @@ SHAPES = [
     ("{strategy: bucketed, seq: 2147483648}", ".seq: expected sizes, integers from 1 to 2147483647, got 2147483648"),
     ('{strategy: bucketed, seq: "32"}',
      '.seq: expected a size or a list of sizes, got "32" (write [32, 64]; other keys are dimensions)'),
+    ("{strategy: bucketed, text.bytes: [64]}",
+     '["text.bytes"]: "text.bytes" is the mean bytes of strings, which are never padded (remove it)'),
     ("{strategy: bucketed}", ": strategy bucketed: name the dimensions and their sizes: seq: [32, 64, 128]"),
     ("{strategy: padded}", ": strategy padded: name the dimensions to pad, each with its size: seq: 512"),
     ("{strategy: padded, seq: [64, 128]}",
@@ -293,7 +296,7 @@ def test_each_mistake_of_shapes_has_its_own_words(tmp_path: Path, shapes: str, e
     """With its line and column, and what to do; nothing else is complained about."""
     (problem,) = problems_of(tmp_path, SHAPED + shapes)
     place, _, words = problem.partition(" models[0].shapes")
-    assert place.startswith("x.yaml:8:")
+    assert place.startswith("x.yaml:9:")
     assert expected == words
 
 

@@ -356,4 +356,9 @@ def _spell(signature: ModelSignature, sizes: tuple[int, ...]) -> str:
 
 def _spell_outputs(signature: ModelSignature, outputs: Tensors | None) -> str:
     assert outputs is not None  # without a deadline no request is left out
-    return ", ".join(f"{signature.outputs[number].name} {list(shape)}" for number, _, shape in outputs.layout)
+    said = []
+    for number, _, shape in outputs.layout:
+        port = signature.outputs[number]
+        words = f"{list(shape[:-1])}, {shape[-1]} bytes" if port.is_string else str(list(shape))
+        said.append(f"{port.name} {words}")
+    return ", ".join(said)

@@ -296,7 +296,7 @@ def infer(
         list[str] | None,
         typer.Argument(
             metavar="NAME=VALUE...",
-            help="An input. VALUE is a .npy file or JSON: ids=[[1, 2, 3]]",
+            help="An input. VALUE is a .npy file or JSON: ids=[[1, 2, 3]]; for strings also text, or @FILE.",
             show_default=False,
         ),
     ] = None,
@@ -315,11 +315,11 @@ def infer(
     with reported(as_json=as_json):
         import trio
 
-        from shapestream_workers.inference import format_result, read_inputs, run_one, save_outputs
+        from shapestream_workers.inference import format_result, read_arguments, run_one, save_outputs
 
-        arrays = read_inputs(inputs or [])
+        given = read_arguments(inputs or [])
         access = server_access(target, timeout, key, server_key)
-        result = trio.run(run_one, access, model, arrays, deadline, partial(typer.echo, err=True))
+        result = trio.run(run_one, access, model, given, deadline, partial(typer.echo, err=True))
         if save is not None:
             save_outputs(result, save)
         typer.echo(format_result(result, as_json=as_json))

@@ -87,13 +87,14 @@ def advise_padding(settings: ModelSettings, tried: TriedModel, *, slots: int, th
 
 
 def _never_padded(signature: ModelSignature) -> tuple[str, ...]:
-    """Return the dimensions of which requests share calls only at the same size."""
+    """Return the dimensions of which requests share calls only at the same size, but those of strings: none is padded."""
     if not signature.has_batch or signature.strategy.alone:
         return ()
+    of_strings = {name for port in signature.inputs if port.is_string for name in port.axis_names}
     return tuple(
         name
         for name, may in zip(signature.dimensions, signature.paddable, strict=True)
-        if not may and name != BATCH and signature.strategy.words(name) is None
+        if not (may or name == BATCH or name in of_strings) and signature.strategy.words(name) is None
     )
 
 

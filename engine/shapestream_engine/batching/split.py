@@ -25,7 +25,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from math import prod
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -205,7 +205,8 @@ class OutputSplitter(ABC):
         axis: int | None,
         trims: Sequence[_Follow],
     ) -> Iterator[Array]:
-        region = [slice(None)] * output.ndim
+        # With an ellipsis the piece is an array also without axes, where an object would come alone.
+        region: list[Any] = [*[slice(None)] * output.ndim, ...]
         start = 0
         for shape, count in zip(division.shapes, counts, strict=True):
             if axis is not None:
@@ -213,7 +214,7 @@ class OutputSplitter(ABC):
                 start += count
             for trimmed, dimension, extent in trims:
                 region[trimmed] = slice(extent.of(shape.sizes[dimension]))
-            yield output[(*region, ...)]  # an array also without axes, where an object would come alone
+            yield output[tuple(region)]
 
     def _column(self, pieces: Iterable[Array]) -> Column:
         column = Column([], [])

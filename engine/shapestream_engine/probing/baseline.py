@@ -247,7 +247,9 @@ def blank_reason(requests: ProbeRequests, output: int, *, contents: bool = False
         return ""
     first: dict[tuple[int, ...], Array] = {}
     for sizes, result in telling:
-        if not _equal(first.setdefault(sizes, result), result):
+        # Strings of other lengths are other values, not another shape.
+        shape = requests.signature.shape_of_tensors(sizes)
+        if not _equal(first.setdefault(shape, result), result):
             return ""
     return f"it never changed over {len(telling)} different requests"
 

@@ -75,7 +75,8 @@ class Movement:
         self.explains = False
         """True once rounding explains the whole difference."""
         if answer.shape == alone.shape:
-            self._excess = distances(alone, answer) - tolerance.allowed(alone.astype(np.float64))
+            numbers = np.zeros(0) if alone.dtype == object else alone.astype(np.float64)  # strings are exact
+            self._excess = distances(alone, answer) - tolerance.allowed(numbers)
             self.explains = not (self._excess > 0.0).any()
 
     def changed(self, result: Array) -> None:

@@ -309,7 +309,9 @@ def compare(alone: Array, together: Array, tolerance: OutputTolerance) -> Differ
 
 
 def distances(one: Array, other: Array) -> Array:
-    """Return the absolute difference of each element; infinite if two elements cannot be subtracted."""
+    """Return the absolute difference of each element; infinite if two elements cannot be subtracted, as unequal strings."""
+    if one.dtype == object:
+        return np.where(np.not_equal(one, other).astype(bool), np.inf, 0.0)
     first, second = one.astype(np.float64), other.astype(np.float64)
     with np.errstate(invalid="ignore"):
         off = np.abs(first - second)

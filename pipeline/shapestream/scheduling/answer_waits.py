@@ -123,8 +123,9 @@ def saved_s(
     if most is not None and costs.bytes.of_batch(rows + joined, largest) > most:
         return 0.0
     if profile.max_padding_ratio is not None:
-        real = rows * elements_of(shape) + joined * elements_of(more_shape)
-        if real < (1.0 - profile.max_padding_ratio) * (rows + joined) * elements_of(largest):
+        part = costs.padded_part
+        real = rows * elements_of(part(shape)) + joined * elements_of(part(more_shape))
+        if real < (1.0 - profile.max_padding_ratio) * (rows + joined) * elements_of(part(largest)):
             return 0.0
     saved = costs.call(rows, shape).seconds + costs.call(more_rows, more_shape).seconds
     saved -= costs.call(rows + joined, largest).seconds

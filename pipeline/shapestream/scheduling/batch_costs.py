@@ -244,9 +244,11 @@ class BatchCosts:
         new = self.worker_class.new
         if not new.measured or (not rows and self._row_calls is None) or 0 in shape:
             return 0.0
-        if self._row_calls is None and (rows, *shape) in self._known:
+        if self._row_calls is None and self._of_tensors((rows, *shape)) in self._known:
             return 0.0
-        unknown = [sizes for _, sizes in self.calls(rows, shape) if sizes not in self._known]
+        unknown = [
+            sizes for _, sizes in self.calls(rows, shape) if self._of_tensors(sizes) not in self._known
+        ]
         return sum([self.first_call_s(elements_of(sizes)) for sizes in unknown])
 
     def preparations_s(self, shape: Sizes) -> list[float]:
@@ -254,20 +256,28 @@ class BatchCosts:
         count = self.profile.max_batch
         if not self.worker_class.new.measured or 0 in shape:
             return [0.0] * count
-        known, elements = self._known, prod(shape)
+        known, elements, (_, *own) = self._known, prod(shape), self._of_tensors((1, *shape))
         return [
-            0.0 if (rows, *shape) in known else self.first_call_s(elements_of((rows, elements)))
+            0.0 if (rows, *own) in known else self.first_call_s(elements_of((rows, elements)))
             for rows in range(1, count + 1)
         ]
 
     def met(self, calls: Calls) -> None:
         """Note that the device has prepared these call shapes."""
         known = self._known
-        for _, sizes in calls:
+        for _, call_sizes in calls:
+            sizes = self._of_tensors(call_sizes)
             known.pop(sizes, None)
             if len(known) >= MOST_KNOWN_SHAPES:
                 del known[next(iter(known))]
             known[sizes] = None
+
+    def _of_tensors(self, sizes: Sizes) -> Sizes:
+        """Return `ModelProfile.shape_of_tensors` of the sizes of a call with rows first, which not all models have."""
+        profile = self.profile
+        if not profile.strings or profile.has_batch:
+            return profile.shape_of_tensors(sizes)
+        return (sizes[0], *profile.shape_of_tensors(sizes[1:]))
 
     @property
     def known(self) -> Collection[Sizes]:

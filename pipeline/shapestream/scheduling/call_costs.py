@@ -51,6 +51,10 @@ class CallCosts:
         self.profile = profile
         self.rounding = rounding
         self.bytes = CallBytes(profile, rounding)
+        first = 1 if profile.has_batch else 0
+        axes = range(first, len(profile.dimensions))
+        self._padded_axes = [axis - first for axis in axes if axis not in profile.strings]
+        """Axes of a shape along which a call may hold padding: all but mean bytes of strings."""
         self._statics = (
             [(shape[0], shape[1:]) for shape in profile.static_shapes] if profile.has_batch else []
         )
@@ -86,6 +90,14 @@ class CallCosts:
             self._calls.clear()
             self._tables.clear()
             self._best.clear()
+
+    def padded_part(self, shape: Sizes) -> Sizes:
+        """Return the sizes of a shape along which a call may hold padding: all but mean bytes of strings."""
+        return tuple([shape[axis] for axis in self._padded_axes]) if self.profile.strings else shape
+
+    def padded_columns(self, shapes: Integers) -> list[Integers]:
+        """Return `padded_part` of many shapes (n, d), as one array per size."""
+        return [shapes[:, axis] for axis in self._padded_axes]
 
     # ------------------------------------------------------------ which call
 

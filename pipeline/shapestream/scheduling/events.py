@@ -64,6 +64,8 @@ class ModelProfile:
     """Distinct call shapes that the devices may be given, at most; the scheduler then rounds shapes up. None: any."""
     fills_rows: bool = False
     """Whether rows may be rounded too, by copies of a row. If not, each number of rows has `max_shapes` for itself."""
+    strings: tuple[int, ...] = ()
+    """Numbers of the dimensions that are mean bytes of strings: a call has the largest, but nothing is added to reach it."""
     static_shapes: tuple[tuple[int, ...], ...] = ()
     """Call shapes that have a static model of their own beside the dynamic one; usually faster."""
     hang_after_s: float | None = None
@@ -77,6 +79,12 @@ class ModelProfile:
             raise ValueError(
                 f"model {self.name!r} is not idempotent, so its requests run alone: max_batch must be 1"
             )
+
+    def shape_of_tensors(self, sizes: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the sizes of a call with 1 in place of mean bytes: a device that met them knows the call's tensors."""
+        if not self.strings:
+            return sizes
+        return tuple([1 if number in self.strings else size for number, size in enumerate(sizes)])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

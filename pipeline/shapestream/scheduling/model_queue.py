@@ -363,8 +363,8 @@ class ModelQueue:
             del self._lanes[lane.key]
 
     def meet(self, sizes: tuple[int, ...]) -> bool:
-        """Remember a batch's sizes. Return whether they are new, as far as remembered."""
-        seen = self.seen
+        """Remember a batch's sizes, mean bytes of strings apart. Return whether they are new, as far as remembered."""
+        seen, sizes = self.seen, self.profile.shape_of_tensors(sizes)
         if sizes in seen:
             return False
         if len(seen) >= MAX_SEEN:

@@ -134,9 +134,10 @@ def batch_of(
 ) -> Cut:
     """Return the batch of exactly these requests, which are all in `bucket` if that is given."""
     first = members[0]
+    part = costs.padded_part
     if len(members) == 1:
         rows, shape = first.rows, first.shape
-        real = rows * prod(first.own_shape)
+        real = rows * prod(part(first.own_shape))
     else:
         if bucket is not None:
             rows = len(members) if bucket.single_rows else sum([request.rows for request in members])
@@ -145,11 +146,16 @@ def batch_of(
             shape = tuple(map(max, zip(*[request.shape for request in members], strict=True)))
             rows = sum([request.rows for request in members])
         if bucket is None or first.queue.costs.steps is not None:
-            real = sum([request.rows * prod(request.own_shape) for request in members])
+            real = sum([request.rows * prod(part(request.own_shape)) for request in members])
         else:
-            real = rows * prod(shape)
+            real = rows * prod(part(shape))
     call = costs.call(rows, shape)
-    padding = call.rows * prod(call.shape) - real
+    own = prod(part(call.shape))
+    padding = call.rows * own - real
+    if costs.profile.strings and own:
+        padding *= (
+            prod(call.shape) // own
+        )  # strings weigh as much as the longest, in the padding as in the call
     return Cut(members, rows, call.shape, padding, costs.expected_s(call), call.rows, shape, reason)
 
 
@@ -366,8 +372,9 @@ def _legal(
     if limits.most_s is not None and costs.call(rows, shape).seconds > limits.most_s:
         return False
     if limits.max_padding_ratio is not None:
-        real = sum([request.rows * elements_of(request.shape) for request in members])
-        return real >= (1.0 - limits.max_padding_ratio) * rows * elements_of(shape)
+        part = costs.padded_part
+        real = sum([request.rows * elements_of(part(request.shape)) for request in members])
+        return real >= (1.0 - limits.max_padding_ratio) * rows * elements_of(part(shape))
     return True
 
 

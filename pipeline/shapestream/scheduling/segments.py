@@ -124,8 +124,9 @@ def segment_seconds(window: Window, costs: CallCosts, limits: SegmentLimits) -> 
         nbytes = costs.bytes.of_batches(rows.ravel(), shapes[places.ravel()]).reshape(rows.shape)
         legal = _both(legal, nbytes <= limits.max_bytes)
     if limits.max_padding_ratio is not None:
-        real = _sums(window.rows * elements_of_many(list(window.shapes.T)), reach)
-        computed = rows * elements_of_many(list(shapes.T))[places]
+        real = _sums(window.rows * elements_of_many(costs.padded_columns(window.shapes)), reach)
+        own = np.broadcast_to(elements_of_many(costs.padded_columns(shapes)), len(shapes))
+        computed = rows * own[places]
         legal = _both(legal, real >= (1.0 - limits.max_padding_ratio) * computed)
     if legal is not None:
         legal[:, -1] = True

@@ -34,10 +34,10 @@ class SizeSteps:
     def __init__(self, profile: ModelProfile, prices: Callable[[], BatchCosts]) -> None:
         """`prices`: returns the costs to ask at each look."""
         self._profile = profile
-        self._first = first = 1 if profile.has_batch else 0
+        self._first = 1 if profile.has_batch else 0
         self._prices = prices
         self._bytes = CallBytes(profile, None)
-        self._padded = profile.paddable[first:]
+        self._padded = _rounds(profile)
         self._largest = (0,) * len(self._padded)
         """The largest size of each dimension that ran."""
         self._most_elements = 0
@@ -55,7 +55,7 @@ class SizeSteps:
             and profile.max_shapes is None
             and profile.max_padding_ratio is None
             and not profile.static_shapes
-            and any(profile.paddable[1 if profile.has_batch else 0 :])
+            and any(_rounds(profile))
         )
 
     def ran(self, sizes: Sizes) -> None:
@@ -123,6 +123,13 @@ class SizeSteps:
                 return
             self.step = step
             step *= 2
+
+
+def _rounds(profile: ModelProfile) -> tuple[bool, ...]:
+    """Tell for each size of a shape whether it may be rounded; mean bytes of strings make no shape."""
+    first = 1 if profile.has_batch else 0
+    pairs = enumerate(profile.paddable)
+    return tuple([padded and number not in profile.strings for number, padded in pairs][first:])
 
 
 def _multiple(size: int, step: int) -> int:

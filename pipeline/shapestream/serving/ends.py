@@ -24,7 +24,7 @@ from shapestream.serving.sessions import ClientSession, RequestRecord
 from shapestream.serving.workers import SlotRecord
 from shapestream.wire.tags import CALLER, REQUEST_ID, TRACEPARENT, trace_id
 from shapestream_engine.batch import BatchReport
-from shapestream_engine.layout import Tensors
+from shapestream_engine.layout import RequestShape, Tensors
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -201,6 +201,16 @@ class Run(NamedTuple):
         return round(min(1.0, self.facts.padding / computed), 4) if computed else 0.0
 
 
+def _useful(shape: RequestShape, batch: Batch) -> int:
+    """Return the elements of a member. Strings weigh as much as in its call, since nothing is added to any."""
+    strings = batch.queue.profile.strings
+    if not strings:
+        return shape.elements
+    return prod(
+        [batch.sizes[number] if number in strings else size for number, size in enumerate(shape.sizes)]
+    )
+
+
 def run_of(batch: Batch, end: BatchEnded | None = None) -> Run:
     """Make the record of a run: of a batch as far as it is known now, or of one that ended."""
     report, arrivals = batch.report, batch.arrivals
@@ -212,7 +222,7 @@ def run_of(batch: Batch, end: BatchEnded | None = None) -> Run:
         rows += shape.rows
         if record.id not in left_out:
             ran += 1
-            useful += shape.elements
+            useful += _useful(shape, batch)
     answered = () if end is None else end.answered
     began = batch.began
     if report is not None:

@@ -114,6 +114,7 @@ def _profile(name: str, signature: ModelSignature, settings: ModelSettings) -> M
         free_sizes=not strategy.sizes.keys() - {BATCH},
         max_shapes=strategy.chosen_shapes,
         fills_rows=strategy.fill_rows and max_batch > 1,
+        strings=tuple([number for number in signature.table.strings if number is not None]),
         static_shapes=signature.static_sizes,
         idempotent=settings.idempotent,
     )

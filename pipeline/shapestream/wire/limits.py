@@ -16,8 +16,8 @@ MAX_TENSORS = 64
 """Tensors of one request or result."""
 MAX_RANK = 32
 """Dimensions of one tensor (NumPy 1 holds no more)."""
-MAX_STRINGS = 1 << 20
-"""Strings of one tensor of a request. Each is an object of 50 bytes or more wherever one reads it."""
+MAX_STRINGS = 1 << 16
+"""Strings of one tensor of a request. To read or write so many, one by one, takes an event loop 10 to 20 ms."""
 MAX_TEXT_BYTES = 8 << 20
 """Bytes of one `str` tensor of a request, lengths included. To see that so many are UTF-8 takes the event loop 10 ms."""
 MAX_NAME_CHARACTERS = 512

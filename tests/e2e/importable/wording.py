@@ -42,3 +42,13 @@ def join(words: Array) -> dict[str, Any]:
     if "fail" in found:
         raise ValueError("the word is fail")
     return {"line": np.array("-".join(found), object)}
+
+
+RARE = "rare\0word"
+"""A text that no proof tries."""
+
+
+def company(text: Array) -> dict[str, Any]:
+    """Each text; but beside the rare one, all texts are longer."""
+    texts = text.tolist()
+    return {"y": [each + "!" * (RARE in texts and len(texts) > 1) for each in texts]}

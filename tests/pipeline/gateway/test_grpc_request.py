@@ -26,7 +26,7 @@ from shapestream.gateway.grpc_request import (
     split_raw,
 )
 from shapestream.gateway.open_inference_pb2 import InferParameter, ModelInferRequest
-from shapestream_engine.element_types import dtype_of
+from shapestream_engine.element_types import ELEMENT_TYPES, dtype_of
 from shapestream_engine.signature import ModelSignature
 
 TYPED = {
@@ -66,7 +66,7 @@ def read(message: bytes, element_type: str = "f32") -> npt.NDArray[Any]:
     return read_inputs(read_message(message, 1), signature_of(element_type))["x"]
 
 
-@pytest.mark.parametrize("element_type", DATATYPES)
+@pytest.mark.parametrize("element_type", ELEMENT_TYPES)
 def test_raw_contents_of_each_type(element_type: str) -> None:
     """They are a view of the message, without a copy."""
     dtype = dtype_of(element_type)
@@ -77,7 +77,7 @@ def test_raw_contents_of_each_type(element_type: str) -> None:
     assert np.shares_memory(found.view(np.uint8), np.frombuffer(message, np.uint8))
 
 
-@pytest.mark.parametrize("element_type", DATATYPES)
+@pytest.mark.parametrize("element_type", ELEMENT_TYPES)
 def test_typed_contents_of_each_type(element_type: str) -> None:
     """Those of 16-bit floats are none, by the protocol."""
     if element_type not in TYPED:
@@ -97,6 +97,37 @@ def test_a_number_beyond_its_type_is_refused(element_type: str, field: str, numb
     """The list of the small types holds larger ones."""
     with pytest.raises(InvalidRequest, match="beyond its range"):
         read(message_of(element_type, [1], **{field: [number]}), element_type)
+
+
+def raw_strings(*contents: bytes) -> bytes:
+    """Each with its length before it."""
+    return b"".join(len(each).to_bytes(4, "little") + each for each in contents)
+
+
+@pytest.mark.parametrize(
+    ("element_type", "elements"), [("str", ["né", "", "a\0b"]), ("bytes", [b"\xff", b"", b"a"])]
+)
+def test_strings_are_typed_or_raw(element_type: str, elements: list[Any]) -> None:
+    """As `bytes_contents`, or each with its length in the raw contents."""
+    contents = [each.encode() if isinstance(each, str) else each for each in elements]
+    assert elements == read(message_of(element_type, [3], bytes_contents=contents), element_type).tolist()
+    assert elements == read(message_of(element_type, [3], raw_strings(*contents)), element_type).tolist()
+
+
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        (message_of("str", [1], bytes_contents=[b"\xff"]), "'x', element 0: no UTF-8"),
+        (message_of("str", [1], raw_strings(b"\xff")), "'x', element 0: no UTF-8"),
+        (message_of("str", [3], bytes_contents=[b"a", b"b"]), "2 elements"),
+        (message_of("str", [1], int_contents=[1]), "not in int_contents"),
+        (message_of("str", [2], b"abc"), "at least 8 bytes, and raw_input_contents has 3"),
+    ],
+)
+def test_wrong_strings_are_refused(message: bytes, words: str) -> None:
+    """By the input and the element."""
+    with pytest.raises(InvalidRequest, match=words):
+        read(message, "str")
 
 
 def test_raw_truth_values_are_0_and_1() -> None:

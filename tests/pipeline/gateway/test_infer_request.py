@@ -4,79 +4,27 @@ from __future__ import annotations
 
 import json
 from math import prod
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
+from tests.pipeline.gateway.infer_bodies import Array, answered, entry, posted, read, refuse, signature_of
 
-from shapestream.client.results import Result
-from shapestream.errors import RequestError
 from shapestream.gateway.datatypes import DATATYPES
 from shapestream.gateway.http_messages import HttpError, HttpRequest
-from shapestream.gateway.infer_request import AskedOutput, read_body, read_inputs, read_outputs
-from shapestream.gateway.infer_response import infer_response
-from shapestream.gateway.sdk_errors import http_error
-from shapestream.slices import at_once
-from shapestream.testing import identity_signature, tensors_of
 from shapestream.wire.limits import MAX_TENSORS
-from shapestream.wire.messages import ResultEntry, Timings
-from shapestream_engine.element_types import dtype_of
+from shapestream_engine.element_types import ELEMENT_TYPES, dtype_of
 from shapestream_engine.ports import InputPort
 from shapestream_engine.shapes import NamedShape
 from shapestream_engine.signature import ModelSignature
-
-TIMINGS = Timings(queue_us=0, run_us=0, total_us=0, batch_requests=1, batch_rows=1, worker="w/0")
-Array = npt.NDArray[Any]
-
-
-def signature_of(element_type: str, rank: int = 2) -> ModelSignature:
-    """A model of one input `x` and one output `y` of any sizes."""
-    return identity_signature("m", ", ".join("abcdef"[:rank]), element_type)
-
-
-def posted(content: Any, binary: bytes = b"", **headers: str) -> HttpRequest:
-    """A request with this body, which may be text already."""
-    text = content if isinstance(content, bytes) else json.dumps(content).encode()
-    stated = {"inference-header-content-length": str(len(text))} if binary else {}
-    return HttpRequest(
-        method="POST", path="/", query="", headers={**stated, **headers}, body=text + binary, peer="127.0.0.1"
-    )
-
-
-def read(request: HttpRequest, signature: ModelSignature) -> dict[str, Array]:
-    """The arrays of a request; its options and outputs are read as well."""
-    try:
-        body = read_body(request, 1)
-        read_outputs(body, signature)
-        return at_once(read_inputs(body, signature))
-    except RequestError as error:
-        raise http_error(error) from error
-
-
-def entry(datatype: str, shape: Any, **more: Any) -> dict[str, Any]:
-    """The input `x`."""
-    return {"name": "x", "datatype": datatype, "shape": list(shape), **more}
-
-
-def answered(array: Array, *, binary: bool) -> tuple[dict[str, Any], bytes]:
-    """The output `y` of an answer, and the bytes behind the JSON."""
-    result = Result(None, ResultEntry(sequence=1, timings=TIMINGS, tensors=tensors_of([array])), {0: "y"})
-    asked = [AskedOutput(name="y", binary=binary)]
-    response = at_once(infer_response("m", None, asked, result))
-    whole = b"".join(response.body)
-    length = int(dict(response.headers).get("Inference-Header-Content-Length", len(whole)))
-    (output,) = json.loads(whole[:length])["outputs"]
-    return output, whole[length:]
 
 
 @st.composite
 def arrays(draw: st.DrawFn) -> tuple[str, Array]:
     """An array of any bits, with its element type: scalars, empty ones and NaN included."""
-    element_type = draw(st.sampled_from(sorted(DATATYPES)))
+    element_type = draw(st.sampled_from(sorted(ELEMENT_TYPES)))
     shape = draw(npst.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=4))
     dtype = dtype_of(element_type)
     size = prod(shape) * dtype.itemsize
@@ -123,7 +71,7 @@ def test_finite_numbers_go_through_json_to_the_bit(given_array: tuple[str, Array
     assert array.tobytes() == back.tobytes()
 
 
-@pytest.mark.parametrize("element_type", sorted(DATATYPES))
+@pytest.mark.parametrize("element_type", sorted(ELEMENT_TYPES))
 def test_the_largest_numbers_of_each_type_are_taken_and_those_beyond_are_not(element_type: str) -> None:
     """Both ends of integers and floats; booleans are 0 and 1 as well."""
     dtype = dtype_of(element_type)
@@ -147,14 +95,6 @@ def test_the_largest_numbers_of_each_type_are_taken_and_those_beyond_are_not(ele
         refuse(posted({"inputs": [entry(DATATYPES[element_type], [1], data=[number])]}), signature)
     other = "FP32" if element_type != "f32" else "FP16"
     refuse(posted({"inputs": [entry(other, [1], data=[1])]}), signature)
-
-
-def refuse(request: HttpRequest, signature: ModelSignature) -> str:
-    """The reason why a request is refused; its caller is to blame."""
-    with pytest.raises(HttpError) as caught:
-        read(request, signature)
-    assert caught.value.status in (400, 413)
-    return caught.value.message
 
 
 @pytest.mark.parametrize("data", [b"\x02", b"\xff", b"\0\x07", b"\1" * 70_000 + b"\x02"])

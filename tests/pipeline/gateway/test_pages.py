@@ -7,7 +7,7 @@ import json
 import pytest
 from tests.pipeline.gateway.gateway_site import PAIR, GatewaySite, on_site, port_of
 
-from shapestream.gateway.datatypes import DATATYPES
+from shapestream.gateway.datatypes import DATATYPES, config_datatype
 from shapestream.gateway.model_pages import (
     max_batch_size,
     model_config,
@@ -17,6 +17,7 @@ from shapestream.gateway.model_pages import (
 )
 from shapestream_engine.element_types import ELEMENT_TYPES
 from shapestream_engine.signature import ModelSignature
+from shapestream_engine.string_arrays import STRING_TYPES
 
 
 def model(inputs: str, outputs: str) -> ModelSignature:
@@ -28,8 +29,9 @@ def model(inputs: str, outputs: str) -> ModelSignature:
 
 def test_each_element_type_has_a_datatype() -> None:
     """The one that needs an optional package included."""
-    assert {*ELEMENT_TYPES, "bf16"} == set(DATATYPES)
-    assert len(set(DATATYPES.values())) == len(DATATYPES)
+    assert {*ELEMENT_TYPES, "bf16", *STRING_TYPES} == set(DATATYPES)
+    assert len(set(DATATYPES.values())) == len(DATATYPES) - 1  # both kinds of strings are BYTES
+    assert ["TYPE_STRING"] * 2 == [config_datatype(name) for name in STRING_TYPES]
 
 
 @on_site

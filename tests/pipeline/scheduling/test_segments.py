@@ -43,6 +43,10 @@ class Formula:
         rows = np.tile(np.arange(max_rows + 1), len(shapes))
         return self.seconds(rows, np.repeat(shapes, max_rows + 1, axis=0)).reshape(len(shapes), -1)
 
+    def padded_columns(self, shapes):
+        """Any size may be padded."""
+        return list(shapes.T)
+
     def of_batches(self, rows, shapes):
         """A byte per element."""
         return rows * shapes.prod(axis=1)

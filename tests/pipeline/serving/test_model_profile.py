@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import prod
+
 from tests.pipeline.serving.echo_model import model_settings
 
 from shapestream.serving.served_models import ServedModel
@@ -44,3 +46,21 @@ def test_no_batch_has_more_rows_than_the_bound_where_calls_are_not_divided() -> 
     assert 8 == served(parse_strategy({"max_prepared": 64}), max_batch=20).profile.max_batch
     assert 5 == served(parse_strategy({"max_prepared": 64}), max_batch=5).profile.max_batch
     assert 20 == served(Strategy({"batch": (2, 4)}), max_batch=20).profile.max_batch
+
+
+def test_the_bytes_of_strings_are_lengths_and_contents() -> None:
+    """Of 3 rows of 2 strings of 10 bytes in the mean, beside numbers."""
+    signature = ModelSignature(
+        "m",
+        (
+            InputPort("text", "str", NamedShape.parse("batch, 2")),
+            InputPort("x", "f32", NamedShape.parse("batch, 5")),
+        ),
+        (OutputPort("y", "f32", NamedShape.parse("batch"), Rows()),),
+    )
+    profile = ServedModel(0, "m", signature, model_settings()).profile
+    assert ("batch", "text.bytes") == profile.dimensions
+    assert (1,) == profile.strings
+    sizes = (3, 10)
+    nbytes = sum(entry.nbytes * prod([sizes[axis] for axis in entry.axes]) for entry in profile.inputs)
+    assert signature.resolve(((0, "str", (3, 2, 60)), (1, "f32", (3, 5)))).total_nbytes == nbytes

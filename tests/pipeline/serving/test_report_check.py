@@ -98,3 +98,61 @@ def test_shapes_that_contradict_a_rule_are_refused(change: dict[str, tuple[int, 
     """More than can be, or another size where the request's own is known; the output is named."""
     with pytest.raises(ReportRefused, match=message):
         check(GOOD | change)
+
+
+TEXTS = ModelSignature(
+    "texts",
+    (InputPort("text", "str", NamedShape.parse("batch")),),
+    (
+        OutputPort("loud", "str", NamedShape.parse("batch, ..3"), Rows()),
+        OutputPort("raw", "bytes", NamedShape.parse("batch"), Rows()),
+    ),
+)
+
+
+def check_texts(loud: Tensor, raw: Tensor) -> None:
+    """Checks the report of a request of two texts, whose outputs are these."""
+    request = Tensors(layout=((0, "str", (2, 0)),), buffers=(bytes(8),))
+    batch = batch_of(TEXTS, request)
+    layout = ((0, "str", loud[0]), (1, "bytes", raw[0]))
+    outputs = (Tensors(layout=layout, buffers=[loud[1], raw[1]]),)
+    ReportCheck(TEXTS).check(batch, report_of(batch, outputs=outputs))
+
+
+Tensor = tuple[tuple[int, ...], bytes]
+LENGTHS = b"\1\0\0\0\2\0\0\0"
+LOUD: Tensor = ((2, 1, 3), LENGTHS + b"aBC")
+RAW: Tensor = ((2, 3), LENGTHS + b"\xff\xfe\0")
+
+
+def test_strings_of_a_report_are_what_their_lengths_say() -> None:
+    """Their shape lacks the last size of the layout; text is UTF-8, bytes may be anything."""
+    check_texts(LOUD, RAW)
+
+
+@pytest.mark.parametrize(
+    ("loud", "raw", "words"),
+    [
+        (((2, 1, 3), LENGTHS + b"a\xffb"), RAW, "'loud': element 1 is no UTF-8"),
+        (((2, 1, 2), LENGTHS + b"ab"), RAW, "'loud': 2 strings have lengths of 3 bytes in all"),
+        (LOUD, ((2, 4), LENGTHS + b"abcd"), "'raw': 2 strings have lengths of 3 bytes in all"),
+        (((2, 4, 0), bytes(32)), RAW, r"'loud' has shape"),
+        (((1, 1, 0), bytes(4)), RAW, "'loud' has 1 along 'batch'"),
+        (((2, 0), bytes(8)), RAW, "'loud' has shape"),
+    ],
+)
+def test_strings_that_contradict_themselves_are_refused(loud: Tensor, raw: Tensor, words: str) -> None:
+    """Before a client, or a later stage of a chain, reads them. Also when the layout came before."""
+    with pytest.raises(ReportRefused, match=words):
+        check_texts(loud, raw)
+
+
+def test_the_strings_of_each_report_are_checked() -> None:
+    """A layout is remembered, and contents are not."""
+    request = Tensors(layout=((0, "str", (2, 0)),), buffers=(bytes(8),))
+    batch, checks = batch_of(TEXTS, request), ReportCheck(TEXTS)
+    layout = ((0, "str", LOUD[0]), (1, "bytes", RAW[0]))
+    good, bad = [LOUD[1], RAW[1]], [LENGTHS + b"a\xff\xff", RAW[1]]
+    checks.check(batch, report_of(batch, outputs=(Tensors(layout=layout, buffers=good),)))
+    with pytest.raises(ReportRefused, match="no UTF-8"):
+        checks.check(batch, report_of(batch, outputs=(Tensors(layout=layout, buffers=bad),)))

@@ -12,7 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shapestream.telemetry.trace import TraceRequest
+from shapestream_engine.ports import InputPort, OutputPort, Rows
+from shapestream_engine.shapes import NamedShape
 from shapestream_engine.signature import ModelSignature
+from shapestream_engine.strategy import parse_strategy
 from shapestream_workers.lab import candidates
 from shapestream_workers.lab.candidates import (
     best_boundaries,
@@ -67,6 +70,23 @@ def test_what_pads_is_proposed_only_where_padding_is_allowed() -> None:
     plain, left_out = propose(requests, signature_of("batch:1..8, seq:1..64"), {}, max_batch=8)
     assert "bucketed" not in [choice.get("strategy") for choice in plain]
     assert any("bucketed" in line for line in left_out)
+
+
+def test_no_choice_names_the_mean_bytes_of_strings() -> None:
+    """Calls have any of them, and are never padded along them."""
+    signature = ModelSignature.from_dict(
+        {
+            "name": "m",
+            "inputs": [{"name": "text", "element_type": "str", "shape": "batch:1..8"}],
+            "outputs": [{"name": "y", "element_type": "str", "shape": "batch", "rule": {"rule": "rows"}}],
+        }
+    )
+    requests = requests_of(*[(1, 5)] * 30, (2, 7))
+    found, left_out = propose(requests, signature, {}, max_batch=8)
+    assert [{"strategy": "partitioned", "batch": [1, 2, 4, 8]}] == [
+        choice for choice in found if choice and "max_prepared" not in choice
+    ]
+    assert any(text.startswith("static shapes") for text in left_out)
 
 
 def test_learned_sizes_refuse_nothing_that_was_served_before() -> None:
@@ -151,3 +171,14 @@ def test_many_distinct_sizes_are_looked_at_as_quantiles(monkeypatch: pytest.Monk
 def test_rows_are_powers_of_two_up_to_the_most(most: int, expected: tuple[int, ...]) -> None:
     """The most is one of them, so that full batches take one call."""
     assert expected == powers_of_two(most)
+
+
+def test_nothing_is_proposed_for_the_bytes_of_strings() -> None:
+    """No size, no static shape and no cap: none is possible. Rows in set numbers are."""
+    text = InputPort("text", "str", NamedShape.parse("batch:1..8"))
+    signature = ModelSignature("m", (text,), (OutputPort("y", "f32", NamedShape.parse("batch"), Rows()),))
+    found, left_out = propose(requests_of(*[(1, 8)] * 9), signature, {}, max_batch=8)
+    assert [{"strategy": "partitioned", "batch": [1, 2, 4, 8]}] == [choice for choice in found if choice]
+    assert {"static shapes", "max_prepared", "bucketed"} <= {line.partition(":")[0] for line in left_out}
+    for choice in found:
+        ModelSignature("m", signature.inputs, signature.outputs, parse_strategy(choice))

@@ -132,7 +132,9 @@ def propose(
     others = {key: said for key, said in baseline.items() if key not in tuned}
     left_out: list[str] = []
     choices: list[dict[str, Any]] = [{}]
-    if signature.dimensions and (hot := hot_shapes(counts)):
+    if _takes_strings(signature):
+        left_out.append("static shapes: strings may have any length")
+    elif signature.dimensions and (hot := hot_shapes(counts)):
         choices.append({"static": [dict(zip(signature.dimensions, sizes, strict=True)) for sizes in hot]})
     else:
         left_out.append(f"static shapes: none has {HOT_SHARE:.0%} of the requests")
@@ -153,6 +155,10 @@ def hot_shapes(counts: Counter[tuple[int, ...]]) -> list[tuple[int, ...]]:
     return [sizes for _, sizes in hot[:MOST_STATIC]]
 
 
+def _takes_strings(signature: ModelSignature) -> bool:
+    return any(port.is_string for port in signature.inputs)
+
+
 def _caps(shapes: int, signature: ModelSignature, left_out: list[str]) -> list[int]:
     rounded = [
         bounds.maximum is None
@@ -160,6 +166,9 @@ def _caps(shapes: int, signature: ModelSignature, left_out: list[str]) -> list[i
         if signature.paddable[number]
         or (signature.has_batch and number == 0 and not signature.strategy.alone)
     ]
+    if _takes_strings(signature):
+        left_out.append("max_prepared: strings may have any length")
+        return []
     if not rounded or any(rounded):
         why = "nothing may be padded" if not rounded else "a dimension to round has no upper bound"
         left_out.append(f"max_prepared: {why}")
@@ -178,7 +187,9 @@ def _buckets(
     names = {
         number: name
         for number, name in enumerate(signature.dimensions)
-        if signature.paddable[number] and not (signature.has_batch and number == 0)
+        if signature.paddable[number]
+        and number not in signature.table.strings
+        and not (signature.has_batch and number == 0)
     }
     if not names:
         left_out.append("bucketed: `pad` allows no dimension to be padded")

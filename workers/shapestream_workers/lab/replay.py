@@ -14,7 +14,7 @@ from shapestream.client.async_face import Client
 from shapestream.errors import ConfigurationError
 from shapestream.settings import ModelSettings
 from shapestream.telemetry.trace import TraceReader, TraceRequest
-from shapestream.wire.tensor_frames import to_array
+from shapestream_engine.array_bytes import array_of
 from shapestream_engine.probing.examination import values_of
 from shapestream_engine.probing.inputs import complete_values, make_request
 from shapestream_engine.signature import ModelSignature
@@ -86,7 +86,7 @@ class InputMaker:
             return known
         tensors = make_request(self._signature, self._values, sizes)
         made = {
-            self._signature.inputs[number].name: to_array(element_type, shape, buffer)
+            self._signature.inputs[number].name: array_of(element_type, shape, buffer)
             for (number, element_type, shape), buffer in zip(tensors.layout, tensors.buffers, strict=True)
         }
         nbytes = sum(memoryview(buffer).nbytes for buffer in tensors.buffers)

@@ -9,7 +9,11 @@ import onnxruntime as ort
 
 from shapestream_engine.backends.file_ports import FilePort, no_tensors, signature_of
 from shapestream_engine.backends.host_request import HostModel
-from shapestream_engine.backends.onnxruntime.request import OnnxRuntimeRequest, engine_words
+from shapestream_engine.backends.onnxruntime.request import (
+    OnnxRuntimeRequest,
+    OnnxRuntimeStringRequest,
+    engine_words,
+)
 from shapestream_engine.errors import ModelLoadError, SignatureError
 from shapestream_engine.model import ModelSpec
 from shapestream_engine.model_files import check_file
@@ -30,6 +34,7 @@ _ELEMENT_TYPES = {
     "float": "f32",
     "double": "f64",
     "bfloat16": "bf16",
+    "string": "str",
 }
 
 _PROVIDER = "provider."
@@ -45,7 +50,19 @@ def compile_spec(spec: ModelSpec, *, slots: int, threads: int | None) -> HostMod
     }
     session = _session(spec, options, provider, provider_options)
     signature = _signature(spec, session)
-    return HostModel(signature, properties, lambda: OnnxRuntimeRequest(signature, session))
+    ports = (*signature.inputs, *signature.outputs)
+    has_strings = any(port.is_string for port in ports)
+    for port in ports if has_strings else ():
+        if (
+            port.element_type == "bf16"
+        ):  # of its arrays NumPy knows nothing, and others cannot be bound beside strings
+            raise SignatureError(
+                f"model {spec.name!r}: {port.KIND} {port.name!r} is bf16, which ONNX Runtime does not take beside "
+                f"strings; cast it in the model",
+                key=(f"{port.KIND}s", port.name),
+            )
+    kind = OnnxRuntimeStringRequest if has_strings else OnnxRuntimeRequest
+    return HostModel(signature, properties, lambda: kind(signature, session))
 
 
 def read_spec(spec: ModelSpec) -> ModelSignature:
@@ -94,8 +111,7 @@ def _source(spec: ModelSpec) -> str | bytes:
 def _cannot_travel(kind: str, argument: Any) -> str:
     if kind == "output" and argument.type.startswith(("seq(", "map(")):
         return no_tensors([argument.name])
-    remedy = " (train or export the model with numbers instead of texts)" if "string" in argument.type else ""
-    return f"{kind} {argument.name!r} is of type {argument.type}, which cannot be sent{remedy}"
+    return f"{kind} {argument.name!r} is of type {argument.type}, which cannot be sent"
 
 
 def _ports(kind: str, arguments: Sequence[Any], spec: ModelSpec) -> list[FilePort]:

@@ -75,10 +75,7 @@ class OnnxRuntimeRequest(HostRequest):
         try:
             self._session.run_with_iobinding(self._binding)
         except Exception as error:  # its errors have no common class but this
-            words = engine_words(error)
-            if "Failed to allocate memory" in words:
-                raise MemoryError(words) from error
-            raise InferenceError(words) from error
+            raise _error_of(error) from error
 
     def _bind_inputs(self) -> bool:
         """Bind the inputs whose shape or address changed since the last call; tell whether any did."""
@@ -94,6 +91,30 @@ class OnnxRuntimeRequest(HostRequest):
     def _bind_outputs(self, numbers: Any) -> None:
         for number in numbers:
             self._binding.bind_output(self._output_names[number])
+
+
+class OnnxRuntimeStringRequest(HostRequest):
+    """An inference request of a model with strings, which ONNX Runtime binds to no memory: each call copies all tensors."""
+
+    def __init__(self, signature: ModelSignature, session: ort.InferenceSession) -> None:
+        super().__init__(signature)
+        self._session = session
+        self._input_names = tuple(argument.name for argument in session.get_inputs())
+        self._output_names = tuple(argument.name for argument in session.get_outputs())
+
+    def run(self) -> list[Array]:
+        """Run one call; its outputs are arrays of their own."""
+        arrays = {name: tensor.data for name, tensor in zip(self._input_names, self._tensors, strict=True)}
+        try:
+            outputs: list[Array] = self._session.run(self._output_names, arrays)
+        except Exception as error:  # its errors have no common class but this
+            raise _error_of(error) from error
+        return outputs
+
+
+def _error_of(error: Exception) -> MemoryError | InferenceError:
+    words = engine_words(error)
+    return MemoryError(words) if "Failed to allocate memory" in words else InferenceError(words)
 
 
 def _bound_type(element_type: str) -> Any:

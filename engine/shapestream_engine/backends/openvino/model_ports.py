@@ -44,7 +44,9 @@ def signature_of_model(model: ov.Model, spec: ModelSpec) -> ModelSignature:
 
     def reshape(inputs: tuple[InputPort, ...], table: DimensionTable) -> Reshaped:
         reshape_inputs(model, inputs)
-        return follow(model, inputs, dict(zip(table.names, table.bounds, strict=True)))
+        sizes = enumerate(zip(table.names, table.bounds, strict=True))
+        bounds = dict(named for number, named in sizes if number not in table.strings)  # no axis has those
+        return follow(model, inputs, bounds)
 
     symbols = {} if spec.path is None else input_symbols(spec.path)
     return signature_of(
@@ -78,7 +80,7 @@ def _ports(
         found.append(
             FilePort(
                 name=name,
-                element_type=str(port.element_type.get_type_name()),
+                element_type=_element_type(port),
                 symbols=named,
                 dimensions=dimensions,
                 aliases=frozenset({*own, str(port.node.friendly_name)}),
@@ -86,6 +88,11 @@ def _ports(
             )
         )
     return found
+
+
+def _element_type(port: Any) -> str:
+    name = str(port.element_type.get_type_name())
+    return "str" if name == "string" else name
 
 
 def _batch_axis(node: Any) -> int | None:

@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 import openvino as ov
 
+from shapestream_engine.array_bytes import array_dtype
 from shapestream_engine.backends.openvino.input_tensor import OpenVinoTensor, tensor_over
 from shapestream_engine.backends.openvino.runtime import engine_words
+from shapestream_engine.backends.openvino.string_tensor import OpenVinoStringTensor, strings_of
 from shapestream_engine.element_types import dtype_of
 from shapestream_engine.errors import InferenceError
 from shapestream_engine.infer_request import BackgroundCall, InferRequest, InferResults
@@ -126,6 +128,13 @@ class CopiedOutput:
         self._tensor.data[...] = data.view(self._dtype)
 
 
+def _array(tensor: ov.Tensor, dtype: np.dtype[Any]) -> Array:
+    if dtype.kind == "O":
+        return strings_of(tensor)
+    data: Array = tensor.data
+    return data if data.dtype == dtype else data.view(dtype)
+
+
 def _bytes(tensor: ov.Tensor) -> np.ndarray[Any, Any]:
     data: np.ndarray[Any, Any] = tensor.data
     return data.reshape(-1).view(np.uint8)
@@ -161,21 +170,25 @@ class OpenVinoRequest(InferRequest):
         self.engine_request = request = graph.compiled.create_infer_request()
         """OpenVINO's request."""
         self._stateful = stateful
-        self._in_caller = in_caller
+        # OpenVINO's own `infer` copies strings into a result, with a warning for each call.
+        self._in_caller = in_caller and not any(port.is_string for port in signature.outputs)
         self._background = BackgroundCall()
         """The call that `start_async` started, where OpenVINO has no thread for it."""
         self.running = False
         """True during a call."""
         bounds = upper_bounds(signature) if ports is None else port_bounds(ports)
         self._tensors = tuple(
-            OpenVinoTensor(self, number, port, bound, reserve=at_once)
+            OpenVinoStringTensor(self, number, port)
+            if port.is_string
+            else OpenVinoTensor(self, number, port, bound, reserve=at_once)
             for number, (port, bound, at_once) in enumerate(
                 zip(ports or signature.inputs, bounds, reserved(bounds), strict=True)
             )
         )
-        self._dtypes = tuple(dtype_of(port.element_type) for port in signature.outputs)
-        self._outside = False
-        """True if some input tensor stands for one of the caller's."""
+        self._dtypes = tuple(array_dtype(port.element_type) for port in signature.outputs)
+        self._outside = any(own.is_outside for own in self._tensors)
+        """True if some input tensor is shown to OpenVINO before each call: it stands for one of the caller's, or is of
+        strings."""
         self._forwarded = forwarded
         self._ports = ports
         self._set_outputs: dict[int, SetOutput | CopiedOutput] = {}
@@ -242,10 +255,7 @@ class OpenVinoRequest(InferRequest):
     def outputs(self) -> list[Array]:
         """Return the outputs of the last call, as views of OpenVINO's memory; copy them before the next call."""
         tensor = self.engine_request.get_output_tensor
-        return [
-            data if (data := tensor(number).data).dtype == dtype else data.view(dtype)
-            for number, dtype in enumerate(self._dtypes)
-        ]
+        return [_array(tensor(number), dtype) for number, dtype in enumerate(self._dtypes)]
 
     def _failed(self, error: RuntimeError) -> InferenceError:
         """Compile the model again, so that no later call waits for it, and return the error of the failed call."""
@@ -278,6 +288,10 @@ class OpenVinoRequest(InferRequest):
     def _use_output(self, number: int, tensor: Tensor) -> None:
         if self.running:
             raise InferenceError("an output tensor cannot be exchanged while its request runs")
+        if self.signature.outputs[number].is_string:
+            raise InferenceError(
+                f"output {self.signature.outputs[number].name!r} is of strings, which OpenVINO writes to no other tensor"
+            )
         # OpenVINO would use the tensor of such an output for the input as well.
         kind = CopiedOutput if number in self._forwarded else SetOutput
         self._set_outputs[number] = kind(self.signature, self.engine_request, number, tensor)
