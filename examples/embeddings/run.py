@@ -31,7 +31,7 @@ from examples.embeddings.corpus import Ids, make_corpus
 from examples.embeddings.docstrings import SEED, collect
 from examples.embeddings.report import neighbours, summary
 from examples.embeddings.similarity import Vector, cosine, nearest
-from examples.embeddings.streaming import ENCODER, MODEL, Embedded, embed_stream, embed_texts
+from examples.embeddings.streaming import MODEL, Embedded, embed_stream, embed_texts
 from examples.embeddings.tokens import SentenceTokenizer
 from examples.embeddings.weights import load_weights, model_folder
 from examples.server_process import ServerFailed, with_server
@@ -111,7 +111,7 @@ def _shortcomings(run: Run, lengths: list[int]) -> list[str]:
     problems = []
     if [each.tokens for each in run.embedded] != lengths:
         problems.append("the server counted other tokens than the tokenizer alone")
-    if run.counters["models"][ENCODER]["mean_batch_requests"] <= 1:
+    if run.counters["mean_batch_requests"] <= 1:  # a tokenizer's batch has one request
         problems.append("no batch of several requests ran")
     workers = coverage.workers_of([each.timings for each in run.embedded])
     if len(workers) < WORKERS:

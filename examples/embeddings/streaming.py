@@ -14,7 +14,6 @@ from shapestream import Timings
 
 MODEL = "sentences"
 """The chain of a tokenizer and the encoder."""
-ENCODER = "sentences.encoder"
 MAX_IN_FLIGHT = 256
 
 Vector = npt.NDArray[np.float32]
