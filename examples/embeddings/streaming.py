@@ -14,7 +14,8 @@ from shapestream import Timings
 
 MODEL = "sentences"
 """The chain of a tokenizer and the encoder."""
-MAX_IN_FLIGHT = 256
+TEXTS_PER_REQUEST = 16
+MAX_IN_FLIGHT = 16
 
 Vector = npt.NDArray[np.float32]
 
@@ -34,17 +35,17 @@ async def embed_stream(
     """The embedding of each text, in their order, and the server's counters."""
 
     def requests() -> Iterator[dict[str, list[str]]]:
-        for text in texts:
-            yield {"text": [text]}
+        for first in range(0, len(texts), TEXTS_PER_REQUEST):
+            yield {"text": list(texts[first : first + TEXTS_PER_REQUEST])}
 
     embedded = []
     async with shapestream.connect(address) as client:
         async with client.stream(MODEL, requests(), max_in_flight=MAX_IN_FLIGHT) as results:
             async for result in results:
                 assert isinstance(result, shapestream.Result)  # a failed one was raised
-                vector, tokens = result["embedding"][0].copy(), int(result["tokens"][0])
-                embedded.append(Embedded(vector=vector, tokens=tokens, timings=result.timings))
-                on_answer()
+                for vector, tokens in zip(result["embedding"], result["tokens"].tolist(), strict=True):
+                    embedded.append(Embedded(vector=vector.copy(), tokens=tokens, timings=result.timings))
+                    on_answer()
         return embedded, await client.statistics()
 
 

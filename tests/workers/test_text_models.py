@@ -81,7 +81,7 @@ def test_the_short_form_is_the_path(folder: Path) -> None:
         ),
         (
             TOKENS.replace("tokenizer.json", "{path: tokenizer.json, outputs: [ids]}"),
-            '3:48: models[0].tokenizer.outputs[0]: expected "input_ids", "token_type_ids" or "attention_mask"',
+            '3:49: models[0].tokenizer.outputs[0]: expected "input_ids", "token_type_ids" or "attention_mask"',
         ),
         (ENCODER.replace("POOLING", "mean"), "9:5: models[0].pooling: expected a mapping"),
         (ENCODER.replace("POOLING", "{of: x}"), '9:5: models[0].pooling: missing "mode"'),
@@ -97,11 +97,11 @@ def test_mistakes_that_need_no_model(folder: Path, text: str, words: str) -> Non
     [
         (
             ENCODER.replace("POOLING", "{mode: mean, of: hidden}"),
-            "9:29: models[0].pooling.of: model 'encoder': ",
+            "9:27: models[0].pooling.of: model 'encoder': ",
         ),
         (
             ENCODER.replace("POOLING", "{mode: mean, mask: m}"),
-            "9:29: models[0].pooling.mask: model 'encoder': ",
+            "9:27: models[0].pooling.mask: model 'encoder': ",
         ),
         (
             TOKENS.replace("tokenizer.json", "{path: tokenizer.json, max_tokens: 2, truncate: true}"),

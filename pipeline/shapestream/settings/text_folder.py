@@ -555,6 +555,8 @@ class _Expansion:
                     "in": feeds,
                     "each": [f"item of {source}" for source in feeds.values()],
                     "at_most": AT_MOST_TEXTS,
+                    # Less than the default, since a request reserves it before it begins.
+                    "at_most_bytes": AT_MOST_TEXTS * (most or 512) * 8 * len(lists),
                 },
             ],
             "outputs": {"embedding": f"embed.{POOLED}", "tokens": "tokenise.counts"},
