@@ -556,7 +556,7 @@ class _Expansion:
                     "each": [f"item of {source}" for source in feeds.values()],
                     "at_most": AT_MOST_TEXTS,
                     # Less than the default, since a request reserves it before it begins.
-                    "at_most_bytes": AT_MOST_TEXTS * (most or 512) * 8 * len(lists),
+                    "at_most_bytes": min(64 << 20, AT_MOST_TEXTS * (most or 512) * 8 * len(lists)),
                 },
             ],
             "outputs": {"embedding": f"embed.{POOLED}", "tokens": "tokenise.counts"},
