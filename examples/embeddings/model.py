@@ -4,7 +4,7 @@
 whose mask is 0 have no influence: their attention weight is exactly zero, and the mean leaves them out. Without the
 pooling, the output is `last_hidden_state [batch, seq, 384]`; folder.py writes that, as a folder for a server that pools.
 
-    python -m examples.embeddings.model OUT.xml     writes the model that configs/embeddings.yaml and sentences.yaml serve
+    python -m examples.embeddings.model OUT.xml     writes the model that configs/embeddings.yaml serves
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ def summary(
     lines = Table.grid(padding=(0, 2))
     lines.add_column(style="bold")
     rate = f"{len(embedded) / elapsed_s:.0f} sentences, {lengths.sum() / elapsed_s:,.0f} tokens per second"
-    lines.add_row("requests", f"{len(embedded)} in {elapsed_s:.1f} s ({rate})")
+    lines.add_row("texts", f"{len(embedded)} in {elapsed_s:.1f} s ({rate})")
     lines.add_row("lengths", f"{lengths.min()} to {lengths.max()} tokens, median {np.median(lengths):.0f}")
     lines.add_row("batches", f"{counters['batches']} on {len(workers)} workers ({', '.join(workers)})")
     lines.add_row("mean batch size", f"{counters['mean_batch_requests']:.2f} requests")

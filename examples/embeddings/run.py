@@ -2,9 +2,9 @@
 
     python -m examples.embeddings.run [--quick] [--count N] [--config FILE] [--out FOLDER]
 
-Starts `shapestream serve configs/sentences.yaml` and streams sentences of 4 to 256 tokens. Batches are padded
-under the attention mask; rows are compared with the same model run directly, one sentence at a time. The queries
-go to the chain `sentences` as text, which the server tokenises. The exit status says whether all was right.
+Starts `shapestream serve configs/text.yaml` and streams texts of 4 to 256 tokens. The server tokenises them, and
+embeds them in batches padded under the attention mask; rows are compared with the model run directly, one text at a
+time, with the pooling in its graph. The queries are one request. The exit status says whether all was right.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import argparse
 import random
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,9 +24,9 @@ import trio
 from rich.console import Console
 from rich.markup import escape
 
-from examples import coverage, model_file
+from examples import coverage
 from examples.console import make_console, progress_bars
-from examples.embeddings import model
+from examples.embeddings import folder, model
 from examples.embeddings.corpus import Ids, make_corpus
 from examples.embeddings.docstrings import SEED, collect
 from examples.embeddings.report import neighbours, summary
@@ -38,7 +38,7 @@ from examples.server_process import ServerFailed, with_server
 from shapestream import ShapestreamError
 
 ROOT = Path(__file__).parents[2]
-MODEL_FILE = ROOT / ".cache" / "minilm.xml"
+FOLDER = ROOT / ".cache" / "all-MiniLM-L6-v2"
 COUNT, QUICK_COUNT = 1200, 300
 CHECKED, QUICK_CHECKED = 200, 100
 WORKERS = 2
@@ -71,25 +71,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console.print(
         "[bold]shapestream embeddings[/bold]: MiniLM over the docstrings of Python's standard library\n"
     )
-    folder = model_folder()
-    model_file.ensure(MODEL_FILE, model, lambda: model.build(load_weights(folder)))
-    tokenizer = SentenceTokenizer(folder)
+    folder.ensure(FOLDER)
+    tokenizer = SentenceTokenizer(FOLDER)
     console.print("reading docstrings")
     corpus = make_corpus(collect(), tokenizer, options.count or (QUICK_COUNT if options.quick else COUNT))
     try:
-        run = _stream(console, corpus.ids, options)
+        run = _stream(console, [docstring.text for docstring in corpus.docstrings], options)
     except (ServerFailed, ShapestreamError) as error:
         console.print(f"[red]failed:[/red] {escape(str(error))}")
         return 1
 
-    cosines = _compare_queries(tokenizer.encode(QUERIES), run.queries)
-    cosines += _compare(console, corpus.ids, run.embedded, QUICK_CHECKED if options.quick else CHECKED)
-    problems = coverage.shortcomings([each.timings for each in run.embedded], requests=len(corpus.ids))
-    if not coverage.padded([each.timings for each in run.embedded], corpus.lengths.tolist()):
-        # On a busy machine the measured costs may say so; the answers are right all the same.
-        console.print(
-            "note: no batch held sentences of several lengths, so the agreement below is without padding"
-        )
+    alone = _alone()
+    cosines = [
+        cosine(vector, alone(ids)) for vector, ids in zip(run.queries, tokenizer.encode(QUERIES), strict=True)
+    ]
+    cosines += _compare(console, alone, corpus.ids, run.embedded, QUICK_CHECKED if options.quick else CHECKED)
+    problems = _shortcomings(run, corpus.lengths.tolist())
     wrong = sum(not value > MIN_COSINE for value in cosines)
     if wrong:
         problems.append(f"{wrong} rows differ from the model run alone: cosine {min(cosines):.6f} or more")
@@ -104,14 +101,25 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="MiniLM over the docstrings of Python's standard library.")
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_COUNT} docstrings instead of {COUNT}")
     parser.add_argument("--count", type=int, help="so many docstrings (there are about 6000)")
-    parser.add_argument(
-        "--config", type=Path, default=ROOT / "configs" / "sentences.yaml", help="what to serve"
-    )
+    parser.add_argument("--config", type=Path, default=ROOT / "configs" / "text.yaml", help="what to serve")
     parser.add_argument("--out", type=Path, default=ROOT / ".demo", help="folder for embeddings.log")
     return parser.parse_args(arguments)
 
 
-def _stream(console: Console, sentences: list[Ids], options: argparse.Namespace) -> Run:
+def _shortcomings(run: Run, lengths: list[int]) -> list[str]:
+    """What is missing: answers, the right number of tokens, a batch of several requests, a second worker."""
+    problems = []
+    if [each.tokens for each in run.embedded] != lengths:
+        problems.append("the server counted other tokens than the tokenizer alone")
+    if run.counters["mean_batch_requests"] <= 1:  # a tokenizer's batch has one request
+        problems.append("no batch of several requests ran")
+    workers = coverage.workers_of([each.timings for each in run.embedded])
+    if len(workers) < WORKERS:
+        problems.append(f"fewer than {WORKERS} workers took part: {', '.join(workers)}")
+    return problems
+
+
+def _stream(console: Console, texts: list[str], options: argparse.Namespace) -> Run:
     """Everything that is asked of the server."""
 
     async def run() -> Run:
@@ -120,11 +128,11 @@ def _stream(console: Console, sentences: list[Ids], options: argparse.Namespace)
         )
 
     async def use(address: str) -> Run:
-        console.print(f"streaming {len(sentences)} docstrings to {WORKERS} workers")
+        console.print(f"streaming {len(texts)} docstrings to {WORKERS} workers")
         with progress_bars(console) as progress:
-            bar = progress.add_task("docstrings", total=len(sentences))
+            bar = progress.add_task("docstrings", total=len(texts))
             start = time.monotonic()
-            embedded, counters = await embed_stream(address, sentences, lambda: progress.advance(bar))
+            embedded, counters = await embed_stream(address, texts, lambda: progress.advance(bar))
             elapsed_s = time.monotonic() - start
         return Run(
             embedded=embedded,
@@ -137,28 +145,33 @@ def _stream(console: Console, sentences: list[Ids], options: argparse.Namespace)
     return trio.run(run)
 
 
-def _compare(console: Console, sentences: list[Ids], embedded: list[Embedded], count: int) -> list[float]:
-    """The cosine between the server's row and the model run directly on that sentence alone, for some of them."""
+def _alone() -> Callable[[Ids], Vector]:
+    """The model run directly on the tokens of one text; it pools in its graph."""
+    core, built = ov.Core(), model.build(load_weights(model_folder()))
+    compiled = core.compile_model(built, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+
+    def run(ids: Ids) -> Vector:
+        found: Vector = compiled({"input_ids": ids[None], "attention_mask": np.ones_like(ids)[None]})[0][0]
+        return found
+
+    return run
+
+
+def _compare(
+    console: Console,
+    alone: Callable[[Ids], Vector],
+    sentences: list[Ids],
+    embedded: list[Embedded],
+    count: int,
+) -> list[float]:
+    """The cosine between the server's row and the model run directly on that text alone, for some of them."""
     chosen = random.Random(SEED).sample(range(len(embedded)), min(len(embedded), count))
-    console.print(f"comparing {len(chosen)} rows with the model run directly, one sentence at a time")
-    compiled = ov.Core().compile_model(MODEL_FILE, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
-    cosines = []
+    console.print(f"comparing {len(chosen)} rows with the model run directly, one text at a time")
     with progress_bars(console) as progress:
-        for number in progress.track(chosen, description="one at a time"):
-            ids = sentences[number][None]
-            alone = compiled({"input_ids": ids, "attention_mask": np.ones_like(ids)})["embedding"][0]
-            cosines.append(cosine(embedded[number].vector, alone))
-    return cosines
-
-
-def _compare_queries(queries: list[Ids], vectors: list[Vector]) -> list[float]:
-    """The cosine between the chain's vector of each query and the model run directly on its tokens."""
-    compiled = ov.Core().compile_model(MODEL_FILE, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
-    alone = [
-        compiled({"input_ids": ids[None], "attention_mask": np.ones_like(ids[None])})["embedding"][0]
-        for ids in queries
-    ]
-    return [cosine(vector, one) for vector, one in zip(vectors, alone, strict=True)]
+        return [
+            cosine(embedded[number].vector, alone(sentences[number]))
+            for number in progress.track(chosen, description="one at a time")
+        ]
 
 
 def _conclude(console: Console, problems: Sequence[str]) -> int:

@@ -1,4 +1,4 @@
-"""Sentences of all lengths, streamed to the server and embedded there in batches padded under the mask."""
+"""Texts of all lengths, streamed to the server, tokenised there, and embedded in batches padded under the mask."""
 
 from __future__ import annotations
 
@@ -12,44 +12,44 @@ import numpy.typing as npt
 import shapestream
 from shapestream import Timings
 
-MODEL = "embeddings"
-CHAIN = "sentences"
-MAX_IN_FLIGHT = 256
+MODEL = "sentences"
+"""The chain of a tokenizer and the encoder."""
+TEXTS_PER_REQUEST = 16
+MAX_IN_FLIGHT = 16
 
-Ids = npt.NDArray[np.int64]
 Vector = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Embedded:
-    """The server's result for one sentence."""
+    """The server's result for one text."""
 
     vector: Vector
+    tokens: int
     timings: Timings
 
 
 async def embed_stream(
-    address: str, sentences: Sequence[Ids], on_answer: Callable[[], None]
+    address: str, texts: Sequence[str], on_answer: Callable[[], None]
 ) -> tuple[list[Embedded], dict[str, Any]]:
-    """The embedding of each sentence, in their order, and the server's counters."""
+    """The embedding of each text, in their order, and the server's counters."""
 
-    def requests() -> Iterator[dict[str, Ids]]:
-        for ids in sentences:
-            yield {"input_ids": ids[None], "attention_mask": np.ones_like(ids)[None]}
+    def requests() -> Iterator[dict[str, list[str]]]:
+        for first in range(0, len(texts), TEXTS_PER_REQUEST):
+            yield {"text": list(texts[first : first + TEXTS_PER_REQUEST])}
 
     embedded = []
     async with shapestream.connect(address) as client:
         async with client.stream(MODEL, requests(), max_in_flight=MAX_IN_FLIGHT) as results:
             async for result in results:
                 assert isinstance(result, shapestream.Result)  # a failed one was raised
-                embedded.append(Embedded(vector=result["embedding"][0].copy(), timings=result.timings))
-                on_answer()
+                for vector, tokens in zip(result["embedding"], result["tokens"].tolist(), strict=True):
+                    embedded.append(Embedded(vector=vector.copy(), tokens=tokens, timings=result.timings))
+                    on_answer()
         return embedded, await client.statistics()
 
 
 async def embed_texts(address: str, texts: Sequence[str]) -> list[Vector]:
-    """The embedding of each text, one request after the other: the server's chain tokenises it, and makes the mask."""
+    """The embedding of each text, in one request: the server embeds each by its own length."""
     async with shapestream.connect(address) as client:
-        inputs = [{"text": np.frombuffer(text.encode(), np.uint8)} for text in texts]
-        results = [await client.infer(CHAIN, each) for each in inputs]
-        return [result["embedding"][0].copy() for result in results]
+        return [*(await client.infer(MODEL, {"text": list(texts)}))["embedding"]]

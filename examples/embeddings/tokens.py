@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
-
-from examples.embeddings.weights import model_folder
 
 # Both counts include the two special tokens at the ends.
 MIN_TOKENS = 4
@@ -32,13 +29,3 @@ class SentenceTokenizer:
             np.array(encoding.ids, dtype=np.int64)
             for encoding in self._tokenizer.encode_batch(list(sentences))
         ]
-
-
-def tokenise(text: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
-    """Token ids [1, seq] of a text in UTF-8, for a chain; bytes that are none become replacement characters."""
-    return _tokenizer().encode([text.tobytes().decode("utf-8", "replace")])[0][None]
-
-
-@cache
-def _tokenizer() -> SentenceTokenizer:
-    return SentenceTokenizer(model_folder())

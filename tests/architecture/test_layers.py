@@ -23,6 +23,7 @@ MODULES = sorted(path for package in PACKAGES for path in package.rglob("*.py"))
 OPTIONAL = {
     "openvino": "engine/shapestream_engine/backends/openvino/",
     "onnxruntime": "engine/shapestream_engine/backends/onnxruntime/",
+    "tokenizers": "engine/shapestream_engine/backends/tokenizer.py",
     "torch": "engine/shapestream_engine/backends/torch/",
     "torch_xla": "engine/shapestream_engine/backends/torch/devices.py",
     "hypercorn": "pipeline/shapestream/serving/admin.py",

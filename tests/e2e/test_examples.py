@@ -87,7 +87,7 @@ def test_demo_says_why_the_server_does_not_start(tmp_path: Path) -> None:
 
 def test_embeddings_succeed(tmp_path: Path) -> None:
     """Rows agree with the model run alone, and the queries are answered; the log is short and plain."""
-    config = own_configuration("sentences", tmp_path)
+    config = own_configuration("text", tmp_path)
     done = run("examples.embeddings.run", "--quick", "--config", config, "--out", tmp_path / "out")
     assert 0 == done.returncode, done.stdout
     assert "OK: cosine above 0.999" in done.stdout

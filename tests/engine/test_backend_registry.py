@@ -75,6 +75,7 @@ def test_added_engines_are_listed_after_ours(installed: Path) -> None:
         "onnxruntime",
         "torch",
         "function",
+        "tokenizer",
         "acme",
         "broken",
         "gone",

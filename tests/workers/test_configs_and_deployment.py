@@ -39,7 +39,7 @@ def test_the_examples_of_this_project_are_among_them() -> None:
         "function.yaml",
         "minimal.yaml",
         "reading.yaml",
-        "sentences.yaml",
+        "text.yaml",
         "workers_dial_in.yaml",
     } <= {path.name for path in CONFIGS}
 

@@ -20,6 +20,7 @@ from shapestream.settings.text_folder import (
     FolderContents,
     TextFolder,
     expand,
+    unread,
 )
 from shapestream.settings.yaml_source import Location, SourceProblem, YamlSource
 from shapestream_engine.errors import ModelLoadError
@@ -27,14 +28,17 @@ from shapestream_engine.model_files import MOST_TOKENIZER_BYTES
 from shapestream_engine.port_names import PortNames, port_names
 from shapestream_engine.regular_files import read_regular
 
+_SUFFIXES = (".xml", ".onnx", ".pt2")
+"""Suffixes of model files."""
 _MOST_BYTES = 4 << 20
 """Largest document beside the tokenizer that is read."""
 
 
-def expand_folders(source: YamlSource, base: Path) -> tuple[TextFolder, ...]:
+def expand_folders(source: YamlSource, base: Path, *, files_must_exist: bool) -> tuple[TextFolder, ...]:
     """Replace the models of `source.values` whose path is a folder with a text model; problems go to the source.
 
     `base`: the folder at which relative paths start. Folders without the files of a text model are left as they are.
+    Unless files must exist, a path that is not there and has no suffix of a model file is taken for such a folder.
     """
     values = source.values
     models = values.get("models") if isinstance(values, dict) else None
@@ -44,6 +48,12 @@ def expand_folders(source: YamlSource, base: Path) -> tuple[TextFolder, ...]:
     for index, model in enumerate(models.copy()):
         folder = _folder_of(model, base)
         if folder is None:
+            continue
+        if not folder.exists():
+            if not files_must_exist and folder.suffix not in _SUFFIXES:
+                _put(source, ("models", index), unread(model["name"], model, str(folder)))
+            continue
+        if not _has_text_model(folder):
             continue
         made = expand(model["name"], model, read_contents(folder))
         found.append(made)
@@ -61,7 +71,7 @@ def expand_folders(source: YamlSource, base: Path) -> tuple[TextFolder, ...]:
 
 
 def _folder_of(model: Any, base: Path) -> Path | None:
-    """Return the folder with a text model that is the path of a model; None for any other."""
+    """Return the path of a model, which may be a folder; None for a model without one."""
     match model:
         case {"name": str(), "path": str(path)} if path and "\0" not in path:
             pass
@@ -69,10 +79,13 @@ def _folder_of(model: Any, base: Path) -> Path | None:
             return None
     try:
         folder = (base / Path(path).expanduser()).absolute()
-        is_one = any((folder / name).exists() for name in (TOKENIZER, CONFIG, MODULES))
+        return folder if folder.is_dir() or not folder.exists() else None
     except (OSError, RuntimeError):
         return None  # the path is checked with the other values
-    return folder if is_one else None
+
+
+def _has_text_model(folder: Path) -> bool:
+    return any((folder / name).exists() for name in (TOKENIZER, CONFIG, MODULES))
 
 
 def _put(source: YamlSource, place: Location, made: TextFolder) -> None:

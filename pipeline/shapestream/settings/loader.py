@@ -114,7 +114,7 @@ def _source(path: Path) -> YamlSource:
 
 
 def _loaded(path: Path, source: YamlSource, *, files_must_exist: bool, serves: bool) -> LoadedSettings:
-    folders = expand_folders(source, path.parent)
+    folders = expand_folders(source, path.parent, files_must_exist=files_must_exist)
     findings = _Findings(source)
     context = {
         "base": path.parent,

@@ -144,6 +144,17 @@ def expand(name: str, given: Mapping[str, Any], contents: FolderContents) -> Tex
     return made
 
 
+def unread(name: str, given: Mapping[str, Any], folder: str) -> TextFolder:
+    """Return the models and the chain of a folder that is not there, for commands that need no files."""
+    ports = PortNames(inputs={IDS: None, MASK: None}, outputs={VECTORS[0]: None})
+    documents: dict[str, Any] = {
+        TOKENIZER: {"model": {"vocab": {}}},
+        CONFIG: {"max_position_embeddings": _MOST_TOKENS},
+    }
+    contents = FolderContents(folder=folder, documents=documents, ports={ONNX_FILES[-1]: ports})
+    return expand(name, {"pooling": {"mode": "mean"}, **given}, contents)
+
+
 class _Expansion:
     """One folder while its values are collected."""
 
@@ -544,6 +555,8 @@ class _Expansion:
                     "in": feeds,
                     "each": [f"item of {source}" for source in feeds.values()],
                     "at_most": AT_MOST_TEXTS,
+                    # Less than the default, since a request reserves it before it begins.
+                    "at_most_bytes": min(64 << 20, AT_MOST_TEXTS * (most or 512) * 8 * len(lists)),
                 },
             ],
             "outputs": {"embedding": f"embed.{POOLED}", "tokens": "tokenise.counts"},
