@@ -22,7 +22,7 @@ SMOKE ?=
 # Two more than there are CPUs, at most eight: tests of real processes wait much of their time, and take memory.
 TEST_PROCESSES ?= $(shell n=$$(nproc); echo $$((n > 6 ? 8 : n + 2)))
 
-.PHONY: answers chaos compiled fuzz help demo embeddings mutations peer protos reading test test-clients test-compiled test-engines test-tools lint format bench plots soak soak-reloads wheel constraints clean
+.PHONY: answers chaos compiled fuzz help demo embeddings mutations peer protos reading test text-peer test-clients test-compiled test-engines test-tools lint format bench plots soak soak-reloads wheel constraints clean
 
 help: ## Show this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -78,7 +78,9 @@ test-engines: $(READY) ## Run the conformance suite on every engine that install
 	@.venv-client-$*/bin/python -m pip --disable-pip-version-check --quiet install --no-deps -r $<
 	@touch $@
 
-test-clients: $(READY) .venv-client-triton/.ready .venv-client-kserve/.ready .venv-client-pytriton/.ready ## Run the clients of others, unchanged, each in an environment of its own, and compare answers with Triton's.
+CLIENTS := triton kserve pytriton openai huggingface langchain
+
+test-clients: $(READY) $(CLIENTS:%=.venv-client-%/.ready) ## Run the clients of others, unchanged, each in an environment of its own, and compare answers with Triton's.
 	@$(BIN)/python -m pytest tests/e2e/test_foreign_clients.py
 	@# Skipped where Python has no shared library, which Triton's models in Python need.
 	@$(BIN)/python -m pytest tests/e2e/test_beside_triton.py
@@ -121,6 +123,7 @@ bench: $(READY) ## Measure against bare pyzmq and the best possible batching, as
 	@$(BIN)/python -m benchmarks.chains $(if $(SMOKE),--smoke)
 	@$(if $(SMOKE),$(BIN)/python -m benchmarks.memory --smoke,true)
 	@$(BIN)/python -m benchmarks.gateway $(if $(SMOKE),--smoke)
+	@$(BIN)/python -m benchmarks.text $(if $(SMOKE),--smoke)
 
 peer: .venv-peer/.ready ## Set up the environment of the benchmarks' peer, mosec (then: python -m benchmarks.endless --peer).
 
@@ -129,6 +132,16 @@ peer: .venv-peer/.ready ## Set up the environment of the benchmarks' peer, mosec
 	@$(PYTHON) -m venv .venv-peer
 	@.venv-peer/bin/python -m pip --disable-pip-version-check --quiet install \
 		--no-deps -c constraints.txt -r constraints-peer.txt numpy openvino
+	@touch $@
+
+text-peer: .venv-text-peer/.ready ## Set up FastAPI with sentence-transformers, a peer (then: python -m benchmarks.text --peer).
+
+.venv-text-peer/.ready: constraints-text-peer.txt constraints-torch.txt constraints.txt
+	@echo "setting up .venv-text-peer (once; minutes)"
+	@$(PYTHON) -m venv .venv-text-peer
+	@.venv-text-peer/bin/python -m pip --disable-pip-version-check --quiet install -c constraints-torch.txt torch
+	@.venv-text-peer/bin/python -m pip --disable-pip-version-check --quiet install \
+		-c constraints.txt -c constraints-torch.txt -r constraints-text-peer.txt
 	@touch $@
 
 chaos: $(READY) ## Kill, stop, starve and lie to real processes under load (SEED=, DURATION= seconds); a ledger of its own counts.
@@ -169,4 +182,4 @@ constraints: ## Resolve all dependencies anew and pin them.
 	   build/constraints-venv/bin/python -m pip freeze --all --exclude shapestream; } > constraints.txt
 
 clean: ## Remove everything that make has made.
-	@rm -rf $(VENV) .venv-torch .venv-xla .venv-peer .venv-client-triton .venv-client-kserve .venv-client-pytriton .venv-protos .cache .demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	@rm -rf $(VENV) .venv-torch .venv-xla .venv-peer $(CLIENTS:%=.venv-client-%) .venv-protos .cache .demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

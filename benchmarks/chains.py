@@ -4,7 +4,8 @@ The models are identities in the server's process, on one slot, so that the rest
 One at a time: a chain of two and of four stages, beside one model and beside two calls, one after the other, of a client
 that is `AWAY_S` away: it waits that long, busily, before each request and after each answer. 64 at a time: the chain of two
 beside the best two-step client, which asks the second model as soon as the first one has answered. Fan-out: rows of a
-chain, beside the same rows as requests of their own, sent by one client.
+chain, beside the same rows as requests of their own, sent by one client. Last, on a server of their own, small requests
+beside large chains (`mixed_chains.py`).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import trio
 import typer
 
 import shapestream
+from benchmarks.mixed_chains import measure_mixed
 from benchmarks.processes import Child, child_process
 from benchmarks.report import Figure, Report, median_ratio, print_reports
 from shapestream import blocking
@@ -145,8 +147,15 @@ def _rows(client: blocking.Client, model: str, count: int) -> list[float]:
     return []
 
 
-def measure(folder: Path, *, requests: int, rounds: int) -> list[Report]:
-    """Run everything; `requests` of each way and round."""
+def measure(folder: Path, *, requests: int, rounds: int, stretch_s: float) -> list[Report]:
+    """Run everything; `requests` of each way and round, and `stretch_s` seconds of each mixed load."""
+    return [
+        *_measure_ways(folder, requests=requests, rounds=rounds),
+        measure_mixed(folder, stretch_s=stretch_s, rounds=rounds),
+    ]
+
+
+def _measure_ways(folder: Path, *, requests: int, rounds: int) -> list[Report]:
     with ExitStack() as stack:
         server, address = _served(stack, folder)
         client = stack.enter_context(blocking.connect(address))
@@ -233,8 +242,8 @@ def main(
     rounds: Annotated[int, typer.Option(min=1, help="Interleaved rounds; medians are printed.")] = 5,
 ) -> None:
     """Measure chains beside calls one after the other."""
-    requests, rounds = (200, 1) if smoke else (6000, rounds)
-    print_reports(partial(measure, requests=requests, rounds=rounds), as_json=as_json)
+    requests, stretch_s, rounds = (200, 1.0, 1) if smoke else (6000, 4.0, rounds)
+    print_reports(partial(measure, requests=requests, rounds=rounds, stretch_s=stretch_s), as_json=as_json)
 
 
 if __name__ == "__main__":

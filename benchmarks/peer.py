@@ -76,7 +76,7 @@ def serving(
     label = f"{NAME}-{kind}-{rows}"
     log, ready = folder / f"{label}.log", folder / f"{label}-ready"
     ready.mkdir()
-    port = _free_port()
+    port = free_port()
     environment = {
         "MOSEC_ADDRESS": HOST,
         "MOSEC_PORT": str(port),
@@ -108,7 +108,8 @@ def serving(
                 process.kill()
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Return a TCP port of this machine that nothing listens on."""
     with socket.create_server((HOST, 0)) as probe:
         port: int = probe.getsockname()[1]
         return port
@@ -117,13 +118,14 @@ def _free_port() -> int:
 def _await_workers(child: Child, ready: Path, workers: int, port: int, log: Path) -> None:
     """Until each of the workers has compiled the model and left a file in `ready`, and the front listens."""
     give_up_at = time.monotonic() + START_S
-    while len(list(ready.iterdir())) < workers or not _listens(port):
+    while len(list(ready.iterdir())) < workers or not listens(port):
         if child.ended or time.monotonic() > give_up_at:
             raise RuntimeError(f"{NAME} did not start:\n{log.read_text(errors='replace')[-4000:]}")
         time.sleep(_POLL_S)
 
 
-def _listens(port: int) -> bool:
+def listens(port: int) -> bool:
+    """Tell whether somebody accepts connections at this port."""
     # The front starts beside the workers: one without a model may be ready first.
     try:
         socket.create_connection((HOST, port), _POLL_S).close()

@@ -6,8 +6,7 @@ row. Their receiver gets views of the row.
 
 from __future__ import annotations
 
-from itertools import accumulate
-from math import prod
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -57,17 +56,31 @@ def unpack(elements: Array, shapes: Array) -> list[Array]:
             f"a list has elements [n] and whole shapes [arrays, rank], not {list(elements.shape)} and "
             f"{shapes.dtype} {list(shapes.shape)}"
         )
-    rows: list[list[int]] = shapes.tolist()
-    for index, row in enumerate(rows):
-        if any(size < 0 for size in row):
-            raise ShapeError(f"array {index} of the list has the shape {row}; no size is negative")
-        exact_nbytes(elements.itemsize, row)
-    ends = list(accumulate(map(prod, rows), initial=0))
-    if ends[-1] != elements.size:
-        raise ShapeError(
-            f"a list of {len(rows)} arrays of {ends[-1]} elements came with {elements.size} elements"
-        )
-    return [elements[begin:end].reshape(row) for row, begin, end in zip(rows, ends, ends[1:], strict=False)]
+    itemsize = elements.itemsize
+    return [
+        elements[begin // itemsize : end // itemsize].reshape(shape)
+        for shape, begin, end in places(shapes.tolist(), itemsize, elements.nbytes)
+    ]
+
+
+def places(
+    shapes: Sequence[Sequence[int]], itemsize: int, nbytes: int
+) -> list[tuple[tuple[int, ...], int, int]]:
+    """Return the shape of each array of a list, and where its bytes begin and end among those of all elements.
+
+    It needs no arrays: code that has only buffers reads lists with it. Raises `ShapeError` for a negative size, and if all
+    arrays together have not `nbytes` bytes.
+    """
+    found, end = [], 0
+    for index, row in enumerate(shapes):
+        shape = tuple(row)
+        if min(shape, default=0) < 0:
+            raise ShapeError(f"array {index} of the list has the shape {[*shape]}; no size is negative")
+        begin, end = end, end + exact_nbytes(itemsize, shape)
+        found.append((shape, begin, end))
+    if end != nbytes:
+        raise ShapeError(f"a list of {len(shapes)} arrays of {end} bytes came with {nbytes} bytes")
+    return found
 
 
 def _checked_item(port: OutputPort, item: NamedShape, index: int, value: Any) -> Array:

@@ -75,13 +75,15 @@ def gateway(figures: Any) -> None:
 
 
 def chains(figures: Any) -> None:
-    """One at a time, together, and rows; each answer is compared."""
-    alone, together, rows = figures
+    """One at a time, together, rows, and small requests beside large chains; each answer is compared."""
+    alone, together, rows, mixed = figures
     assert ["one model", "chain of two", "chain of four", "two calls"] == [
         row["way"] for row in alone["rows"]
     ]
     assert ["chain of two", "two-step client"] == [row["way"] for row in together["rows"]]
     assert all(row["rows per s"] > 0 for row in rows["rows"])
+    assert ["without a pause", "at leisure"] == [row["small clients"] for row in mixed["rows"]]
+    assert all(row["p99 beside"] > 0 for row in mixed["rows"])
 
 
 def scheduler(figures: Any) -> None:

@@ -19,7 +19,7 @@ import trio
 from shapestream.errors import OutboxFull, PeerGone
 from shapestream.transport.blocking_dealer import BlockingDealer
 from shapestream.transport.dealer import DealerSocket
-from shapestream.transport.interface import Addressed
+from shapestream.transport.interface import Addressed, Message
 from shapestream.transport.socket_options import SocketOptions
 from shapestream.transport.wake import Wake
 from shapestream.transport.zeromq import RouterSocket
@@ -91,8 +91,12 @@ def _by_tasks(address: str) -> list[int]:
             await nursery.start(socket.run)
             nursery.start_soon(send)
             while len(answers) < MESSAGES:
-                with trio.fail_after(PATIENCE_S):
+                came: list[Message] = []
+                with trio.move_on_after(PATIENCE_S):
                     came = await socket.receive()
+                assert came, (
+                    f"{len(answers)} answered; the connection {'broke' if socket.broke else 'is whole'}"
+                )
                 for frames in came:
                     answers.append(int(bytes(frames[0])))
                     permits.release()
@@ -109,25 +113,33 @@ def _by_tasks(address: str) -> list[int]:
 def test_every_message_is_answered(tmp_path: Path, place: str, client: Callable[[str], list[int]]) -> None:
     """The server answers half of the messages in the task that reads them, and half in another task."""
     answered: list[list[int]] = []
+    gone: list[str] = []
 
     async def serve() -> None:
         later_in, later = trio.open_memory_channel[Addressed](UNANSWERED)
+
+        def send(peer: bytes, frames: Message) -> None:
+            # A client that gives up closes its connection before its error arrives here. It is its error that counts.
+            try:
+                router.send_nowait(peer, frames)
+            except PeerGone as error:
+                gone.append(f"{error}, at the answer to {bytes(frames[0])!r}")
 
         def answer() -> None:
             for number, (peer, frames) in enumerate(router.receive_nowait()):
                 if number % 2:
                     later_in.send_nowait((peer, frames))
                 else:
-                    router.send_nowait(peer, frames)
+                    send(peer, frames)
 
         async def answer_later() -> None:
             async for peer, frames in later:
-                router.send_nowait(peer, frames)
+                send(peer, frames)
 
         async def receive() -> None:
             while True:
                 for peer, frames in await router.receive():
-                    router.send_nowait(peer, frames)
+                    send(peer, frames)
 
         address = place.format(str(tmp_path).replace("/", "-") if place.startswith("inproc") else tmp_path)
         async with RouterSocket(options=_options(address)) as router, trio.open_nursery() as nursery:
@@ -143,6 +155,7 @@ def test_every_message_is_answered(tmp_path: Path, place: str, client: Callable[
 
     trio.run(serve)
     assert [list(range(MESSAGES))] == [sorted(answers) for answers in answered]
+    assert [] == gone
 
 
 async def _chatter(send: Callable[[], None]) -> None:

@@ -162,8 +162,8 @@ def test_the_name_of_the_shapes_must_be_free() -> None:
 @pytest.mark.parametrize(
     ("elements", "shapes", "complaint"),
     [
-        (np.zeros(5, np.uint8), np.array([[2, 2]]), "1 arrays of 4 elements came with 5 elements"),
-        (np.zeros(3, np.uint8), np.array([[2, 2]]), "1 arrays of 4 elements came with 3 elements"),
+        (np.zeros(5, np.uint8), np.array([[2, 2]]), "1 arrays of 4 bytes came with 5 bytes"),
+        (np.zeros(3, np.uint8), np.array([[2, 2]]), "1 arrays of 4 bytes came with 3 bytes"),
         (np.zeros(4, np.uint8), np.array([[-2, -2]]), r"array 0 of the list has the shape \[-2, -2\]"),
         (np.zeros(0, np.uint8), np.array([[2**62, 2**62, 0]]), "needs more than"),
         (np.zeros(0, np.uint8), np.array([[2**32, 2**32]]), "needs more than"),

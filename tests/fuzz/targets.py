@@ -6,6 +6,7 @@ can be written again and means the same, and that every tensor has the bytes tha
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
 from collections.abc import Callable, Sequence
@@ -13,16 +14,26 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import numpy as np
 from google.protobuf.message import DecodeError
 
 from shapestream.errors import ConfigurationError, ProtocolError, RequestError
 from shapestream.gateway.grpc_request import read_inputs, read_message, read_outputs, split_raw
 from shapestream.gateway.grpc_status import status_of
+from shapestream.gateway.http_answer import error_answer
 from shapestream.gateway.http_limits import HttpLimits
 from shapestream.gateway.http_messages import HttpError
 from shapestream.gateway.http_parser import ChunkedBodyParser, HeadParser
 from shapestream.gateway.model_pages import check_version
 from shapestream.gateway.open_inference_pb2 import ModelInferRequest
+from shapestream.gateway.openai_api import (
+    EmbeddingsRequest,
+    embeddings_response,
+    openai_error,
+    read_request,
+)
+from shapestream.gateway.tei_api import read_embed, read_tokenize, tei_error
+from shapestream.gateway.text_inputs import MOST_TEXTS, Texts
 from shapestream.serving.served_models import ServedModels
 from shapestream.settings import load_settings
 from shapestream.slices import at_once
@@ -30,6 +41,7 @@ from shapestream.wire.codec import decode, pack_messages
 from shapestream.wire.layouts import LayoutBook
 from shapestream.wire.limits import CLIENT_LIMITS, WORKER_LIMITS, Limits
 from shapestream.wire.messages import BatchDone, Entry, Execute, RequestEntry, ResultEntry, Role, WorkerHello
+from shapestream_engine import string_arrays
 from shapestream_engine.cost_table import CostTable
 from shapestream_engine.element_types import dtype_of
 from shapestream_engine.errors import EngineError, ShapeError
@@ -213,6 +225,34 @@ def grpc_request(data: bytes) -> None:
         assert not message.raw or array.tobytes() == bytes(message.raw[number])
 
 
+TEXT_STATUSES = {400, 413, 422}
+"""The statuses of a body that cannot be read, in docs/http.md."""
+
+
+def text_bodies(data: bytes) -> None:
+    """A body of texts, as OpenAI's API has it and as TEI's has it. What is taken can be answered."""
+    for read, form in ((read_request, openai_error), (read_embed, tei_error), (read_tokenize, tei_error)):
+        asked = refused = None
+        try:
+            asked = read(data)
+        except (RequestError, HttpError) as error:
+            refused = error_answer(form(error))
+        if asked is None:
+            assert refused is not None
+            assert refused.status in TEXT_STATUSES
+            assert "error" in json.loads(b"".join(refused.body))
+            continue
+        inputs = asked if isinstance(asked, Texts) else asked.inputs
+        assert 1 <= len(inputs) <= MOST_TEXTS
+        if isinstance(inputs, Texts):
+            string_arrays.pack("str", np.array(inputs.texts, object))
+        else:
+            assert all(tokens.ndim == 1 and tokens.size and tokens.min() >= 0 for tokens in inputs.lists)
+        if isinstance(asked, EmbeddingsRequest):
+            response = at_once(embeddings_response(asked, np.ones((len(inputs), 2), np.float32), 0, "i"))
+            assert len(inputs) == len(json.loads(b"".join(response.body))["data"])
+
+
 def settings(data: bytes) -> None:
     """A YAML, from its bytes to settings, or to lines that can be printed."""
     folder = _scratch()
@@ -255,5 +295,6 @@ TARGETS: dict[str, Target] = {
     "settings": settings,
     "http_requests": http_requests,
     "grpc_request": grpc_request,
+    "text_bodies": text_bodies,
 }
 """By the name of their corpus: what the server hears from clients, clients and the server from each other, ..."""

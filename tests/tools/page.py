@@ -282,6 +282,37 @@ def test_a_dead_worker_stays_on_the_page(workplace: Workplace, look: Open) -> No
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
 
 
+CHAINED = """\
+    chains:
+      - name: twice
+        inputs: {x: first.x}
+        stages:
+          - {name: first, model: pictures, in: {x: x}}
+          - {name: second, model: pictures, in: {x: first.y}}
+        outputs: {y: second.y}
+"""
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_chain_has_a_row_for_each_stage(workplace: Workplace, look: Open, width: int) -> None:
+    """Its model, requests, time and what runs; a chain among the slowest requests tells its stages."""
+    served = workplace.serve(CONFIG.replace("SERVER", OPEN) + CHAINED)
+    load = Load(served, ["twice"])
+    page = look(port_of(served), width=width)
+    expect_live(page)
+    rows = page.locator("#chains tr")
+    expect(rows).to_have_count(3)
+    assert ["twice", "first: pictures", "second: pictures"] == rows.locator(
+        "td:first-child"
+    ).all_text_contents()
+    for row in range(3):
+        expect(rows.nth(row).locator("td").nth(1)).to_have_text(re.compile(r"^[0-9.,]+$"))
+        expect(rows.nth(row).locator("td").nth(2)).to_have_text(re.compile(r"^[0-9.]+ (ms|s)$"))
+    expect(page.locator("#slow")).to_contain_text(re.compile(r"first [0-9.]+ (ms|s), second [0-9.]+ (ms|s)"))
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    load.stop()
+
+
 MANY = 30
 NONE = "\u2013"
 

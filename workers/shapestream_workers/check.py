@@ -40,6 +40,7 @@ from shapestream_workers.padding_advice import PaddingAdvice, advise_padding
 from shapestream_workers.proof import probe_options, try_model
 from shapestream_workers.security import server_security
 from shapestream_workers.speed_advice import SpeedAdvice, advise_speed
+from shapestream_workers.text_services import service_problems
 
 # Sizes of open dimensions in the second run: large enough to be different, small enough for any model.
 TYPICAL_SIZE = 16
@@ -163,12 +164,13 @@ def check_configuration(loaded: LoadedSettings, *, measure_s: float = 0.0) -> Ch
             _check_model(loaded, index, settings, report, measure_s)
         except EngineError as error:
             report.problems.append(problem_of(loaded, settings, error))
+    signatures = {model.signature.name: model.signature for model in report.models}
     try:
-        report.chains = plan_chains(
-            loaded, {model.signature.name: model.signature for model in report.models}
-        )
+        report.chains = plan_chains(loaded, signatures)
     except ConfigurationError as error:
         report.problems += error.problems
+    signatures |= {chain.spec.name: chain.signature for chain in report.chains}
+    report.problems += service_problems(loaded, signatures)
     return report
 
 

@@ -188,6 +188,26 @@ def gateway(
     default_priority_level: Annotated[
         int, typer.Option(min=1, metavar="LEVEL", help="Triton's level of requests without a priority.")
     ] = 1,
+    openai: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="HTTP: a model or chain that embeds texts, at /v1/embeddings."),
+    ] = None,
+    tei: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="HTTP: the one behind text-embeddings-inference's endpoints."),
+    ] = None,
+    encoder: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=MODEL", help="Its model that embeds tokens. Default: NAME.encoder."),
+    ] = None,
+    tokenizer: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=MODEL", help="Its model that makes tokens. Default: NAME.tokens."),
+    ] = None,
+    largest_token: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=NUMBER", help="The largest token that its encoder knows."),
+    ] = None,
     key: Key = None,
     server_key: ServerKey = None,
     timeout: Timeout = 60.0,
@@ -234,8 +254,35 @@ def gateway(
         if grpc is not None:
             status = run_grpc(request, grpc, max_message=max_message, max_calls=max_calls)
         else:
-            status = run_http(request, http or "127.0.0.1:8000", inherited=listener, max_body=max_body)
+            from shapestream.gateway.text_services import text_services
+
+            services = text_services(
+                openai or (),
+                tei,
+                encoders=_pairs("--encoder", encoder),
+                tokenizers=_pairs("--tokenizer", tokenizer),
+                largest_tokens=_numbers("--largest-token", largest_token),
+            )
+            status = run_http(
+                request, http or "127.0.0.1:8000", inherited=listener, max_body=max_body, services=services
+            )
     raise typer.Exit(status)
+
+
+def _pairs(option: str, texts: list[str] | None) -> dict[str, str]:
+    """Read NAME=MODEL. No name has a `=`."""
+    pairs = [text.partition("=") for text in texts or ()]
+    if any(not name or not model for name, _, model in pairs):
+        raise typer.BadParameter(f"{option} is NAME=MODEL")
+    return {name: model for name, _, model in pairs}
+
+
+def _numbers(option: str, texts: list[str] | None) -> dict[str, int]:
+    """Read NAME=NUMBER."""
+    try:
+        return {name: int(number) for name, number in _pairs(option, texts).items()}
+    except ValueError:
+        raise typer.BadParameter(f"{option} is NAME=NUMBER") from None
 
 
 @contextmanager

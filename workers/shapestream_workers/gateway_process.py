@@ -19,6 +19,7 @@ import trio
 
 from shapestream.addresses import is_beyond_loopback
 from shapestream.errors import ConfigurationError
+from shapestream.gateway.text_services import TextServices
 from shapestream.gateway.tokens import read_tokens
 from shapestream.transport.guards import raise_descriptor_limit
 from shapestream.transport.http_listener import listen_at, place_of, reserve_at
@@ -97,13 +98,23 @@ class GatewayRequest:
             os.write(self.ready_channel, READY_LINE)
 
 
-def run_http(request: GatewayRequest, address: str, *, inherited: int | None, max_body: int) -> int:
+def run_http(
+    request: GatewayRequest,
+    address: str,
+    *,
+    inherited: int | None,
+    max_body: int,
+    services: TextServices,
+) -> int:
     """Speak HTTP until told to stop, and return the exit status. `inherited`: the number of a socket that listens."""
     from shapestream.gateway.gateway import GatewayOptions, run_gateway
     from shapestream.gateway.http_limits import HttpLimits
 
     options = GatewayOptions(
-        **request.forwarding(), tls=request.tls_context(), limits=HttpLimits(max_body_bytes=max_body)
+        **request.forwarding(),
+        tls=request.tls_context(),
+        limits=HttpLimits(max_body_bytes=max_body),
+        services=services,
     )
     if inherited is None:
         request.check_reach(address)

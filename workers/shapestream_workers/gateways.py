@@ -22,10 +22,11 @@ from importlib.util import find_spec
 from typing import Literal, TypeAlias
 
 from shapestream.errors import ConfigurationError
-from shapestream.settings import GatewaySettings, GrpcSettings, HttpSettings, LoadedSettings
+from shapestream.settings import GatewaySettings, GrpcSettings, HttpSettings, LoadedSettings, Settings
 from shapestream.transport.http_listener import listen_at, place_of, reserve_at
 from shapestream_workers.supervisor.core import RestartPolicy
 from shapestream_workers.supervisor.processes import SupervisedProcesses
+from shapestream_workers.text_services import service_options
 
 BACKLOG = 1024
 """Connections that wait for a gateway, at most."""
@@ -98,10 +99,11 @@ class HttpPort(GatewayPort):
     kind = "http"
     prefix = "g"
 
-    def __init__(self, settings: HttpSettings) -> None:
+    def __init__(self, settings: HttpSettings, whole: Settings) -> None:
         """Raise `ConfigurationError` where the address cannot be used."""
         super().__init__(settings, listen_at(settings.address, backlog=BACKLOG))
         self._max_body = settings.max_body
+        self._services = service_options(settings, whole)
 
     @property
     def descriptors(self) -> list[int]:
@@ -109,7 +111,8 @@ class HttpPort(GatewayPort):
         return [self._socket.fileno()]
 
     def _own_options(self) -> list[str]:
-        return ["--listener", str(self._socket.fileno()), "--max-body", str(self._max_body)]
+        own = ["--listener", str(self._socket.fileno()), "--max-body", str(self._max_body)]
+        return [*own, *self._services]
 
 
 class GrpcPort(GatewayPort):
@@ -167,7 +170,7 @@ def open_ports(loaded: LoadedSettings) -> GatewayPorts | None:
     for kind, settings in (("http", server.http), ("grpc", server.grpc)):
         if settings is not None:
             try:
-                ports.append(_open(settings))
+                ports.append(_open(settings, loaded.settings))
             except ConfigurationError as error:
                 for port in ports:
                     port.close()
@@ -176,8 +179,8 @@ def open_ports(loaded: LoadedSettings) -> GatewayPorts | None:
     return GatewayPorts(ports) if ports else None
 
 
-def _open(settings: HttpSettings | GrpcSettings) -> GatewayPort:
+def _open(settings: HttpSettings | GrpcSettings, whole: Settings) -> GatewayPort:
     kind: Kind = "http" if isinstance(settings, HttpSettings) else "grpc"
     if (missing := missing_library(kind)) is not None:
         raise ConfigurationError([missing])
-    return HttpPort(settings) if isinstance(settings, HttpSettings) else GrpcPort(settings)
+    return HttpPort(settings, whole) if isinstance(settings, HttpSettings) else GrpcPort(settings)

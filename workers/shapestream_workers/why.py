@@ -18,11 +18,19 @@ def lines_of(story: dict[str, Any]) -> Iterator[str]:
     """Yield a headline, the events by milliseconds since arrival, and the reason for the total time."""
     sizes = " x ".join(map(str, story["sizes"])) or "no dynamic size"
     yield (
-        f"{story['request_id']}: {story['model']}, {sizes}, {story['state']}, {story['total_ms']:g} ms, "
+        f"{story['request_id']}: {_place(story)}{story['model']}, {sizes}, {story['state']}, {story['total_ms']:g} ms, "
         f"arrived {story['arrived_s_ago']:g} s ago{_of(story)}"
     )
     yield from event_lines(story["events"])
     yield story["why"]
+
+
+def _place(story: dict[str, Any]) -> str:
+    """Return the place in a chain of a stage's request, for its headline."""
+    if "stage" not in story:
+        return ""
+    row = "" if story["row"] is None else f", row {story['row']}"
+    return f"stage {story['stage']}{row}: "
 
 
 def _of(story: dict[str, Any]) -> str:

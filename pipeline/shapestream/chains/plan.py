@@ -7,11 +7,12 @@ its stages call `batch` is called `rows` there.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from shapestream.chains.spec import OK, ChainSpec, Key, Problem, Source, Spread, StageSpec
+from shapestream.spelling import closest, did_you_mean
 from shapestream_engine.errors import ShapeError, SignatureError
 from shapestream_engine.ports import BATCH, InputPort, OutputPort, Rows, Whole, list_ports
 from shapestream_engine.shapes import Dimension, NamedShape
@@ -53,6 +54,11 @@ class Type:
     """The shape of the tensor, or of one array."""
     is_list: bool = False
 
+    @property
+    def smallest(self) -> tuple[int, ...]:
+        """The smallest shape of it, or of one array."""
+        return tuple([dimension.minimum for dimension in self.shape.dimensions])
+
     def __str__(self) -> str:
         return f"{'list of ' if self.is_list else ''}{self.element_type} [{self.shape}]"
 
@@ -89,6 +95,8 @@ class StageOutput:
     """True if the arrays of the list lack the first axis of the results, which has size 1."""
     shapes: int | None = None
     """Number of the output with a list's shapes."""
+    empty: tuple[int, ...] | None = None
+    """Its shape after a batch without rows; None: its signature has no empty shape."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,11 +114,23 @@ class Stage:
     at_most_bytes: int
     outputs: Mapping[str, StageOutput]
     """The outputs that are used, by name."""
+    may_lack_rows: bool = False
+    """True if it has a batch, which may have no rows: then it has no request, and its outputs are empty."""
+    is_counted: bool = field(init=False)
+    """True if the number of its requests, or the rows of its batch, depends on the data."""
 
     @property
-    def is_counted(self) -> bool:
-        """Tell whether the number of its requests, or the rows of its batch, depends on the data."""
-        return self.fans_out or any(feed.spread is Spread.BATCH for feed in self.feeds)
+    def never_empty(self) -> list[str]:
+        """The outputs without which a request of the chain ends if the batch has no rows."""
+        if not self.may_lack_rows:
+            return []
+        return [
+            name for name, output in self.outputs.items() if output.empty is None and not output.type.is_list
+        ]
+
+    def __post_init__(self) -> None:
+        counted = self.fans_out or any(feed.spread is Spread.BATCH for feed in self.feeds)
+        object.__setattr__(self, "is_counted", counted)  # it is asked at every answer
 
     @property
     def limits(self) -> str:
@@ -162,6 +182,10 @@ class Chain:
             yield f"  {stage.name} = {stage.model}({arguments}){stage.limits}"
             yield from (f"    {stage.name}.{name}: {output.type}" for name, output in stage.outputs.items())
         yield from (f"  output {name}: {types[source]} = {source}" for name, source in self.outputs.items())
+        for stage in self.stages:
+            for name in stage.never_empty:
+                source = Source(stage.name, name)
+                yield f"  a batch without rows in {stage.name} fails the request: {source} is never empty"
         for name in (stage.name for stage in self.stages if stage.fans_out):
             mark = Source(name, OK)
             used = "" if mark in self.users else ", which nothing takes"
@@ -174,7 +198,8 @@ def plan_chain(spec: ChainSpec, signatures: Mapping[str, ModelSignature]) -> Cha
     problems = [*spec.problems()]
     for index, stage in enumerate(spec.stages):
         if stage.model not in signatures:
-            problems.append((("stages", index, "model"), f'there is no model "{stage.model}"'))
+            hint = did_you_mean(stage.model, [*signatures])
+            problems.append((("stages", index, "model"), f'there is no model "{stage.model}" {hint}'))
     if problems:
         raise ChainRefused(spec.name, problems)
     planner = _Planner(spec, signatures)
@@ -241,7 +266,9 @@ class _Planner:
             stage = next(stage for stage in self._spec.stages if stage.name == source.stage)
             port = _port(self._signatures[stage.model].inputs, source.name)
             if port is None:
-                self._add(("inputs", name), f'model "{stage.model}" has no input "{source.name}"')
+                known = [port.name for port in self._signatures[stage.model].inputs]
+                hint = did_you_mean(source.name, known)
+                self._add(("inputs", name), f'model "{stage.model}" has no input "{source.name}" {hint}')
                 continue
             found.append((name, stage.name, self._before_spread(name, stage, port)))
         users: dict[str, set[str]] = {}
@@ -282,10 +309,12 @@ class _Planner:
         signature, place = self._signatures[spec.model], ("stages", index)
         spreads = spec.spreads()
         feeds = []
+        names = [port.name for port in signature.inputs]
+        misspelt = {closest(name, names) for name in spec.inputs if name not in names}
         for number, port in enumerate(signature.inputs):
             text = spec.inputs.get(port.name)
             if text is None:
-                if port.mask_of is None:
+                if port.mask_of is None and port.name not in misspelt:
                     self._add((*place, "in"), f'model "{spec.model}" needs the input "{port.name}"')
                 continue
             source = Source.parse(text)
@@ -297,15 +326,15 @@ class _Planner:
                     self._feed(number, port, source, type_, spread, has_rows, (*place, "in", port.name))
                 )
         for name in spec.inputs:
-            if _port(signature.inputs, name) is None:
-                known = ", ".join(port.name for port in signature.inputs)
-                self._add(
-                    (*place, "in", name), f'model "{spec.model}" has no input "{name}" (it has {known})'
-                )
+            if name not in names:
+                hint = did_you_mean(name, names)
+                self._add((*place, "in", name), f'model "{spec.model}" has no input "{name}" {hint}')
         several = {Spread.ITEM, Spread.ROW}
         fans_out = any(spread in several for spread in spreads.values())
         one_row = fans_out and all(feed.adds_row for feed in feeds if feed.spread in several)
-        outputs = dict(_outputs(signature, fans_out=fans_out, one_row=one_row))
+        batches = [feed for feed in feeds if feed.spread is Spread.BATCH]
+        rows = {name for feed in batches for name in signature.inputs[feed.port].shape.names[:1]}
+        outputs = dict(_outputs(signature, rows - {None}, fans_out=fans_out, one_row=one_row))
         if fans_out and self._spec.skips:
             if OK in outputs:
                 self._add(
@@ -325,6 +354,7 @@ class _Planner:
             at_most=spec.at_most,
             at_most_bytes=spec.at_most_bytes,
             outputs=outputs,
+            may_lack_rows=bool(batches) and all(_may_lack_rows(self._types[feed.source]) for feed in batches),
         )
 
     def _feed(
@@ -373,9 +403,18 @@ class _Planner:
 
     def _type_of(self, source: Source, place: Key) -> Type | None:
         known = self._types.get(source)
-        if known is None and not self.problems:
-            names = ", ".join(str(each) for each in self._types if each.stage == source.stage)
-            self._add(place, f'there is no "{source}" (there are {names})')
+        if known is None and source.stage is not None:  # a chain's input without a type has been told
+            stage = next(stage for stage in self._spec.stages if stage.name == source.stage)
+            output = next(
+                (port for port in self._signatures[stage.model].outputs if port.name == source.name), None
+            )
+            if output is not None and output.item is not None:
+                hint = f'(each request of "{stage.name}" returns a list, and chains have no lists of lists)'
+            else:
+                hint = did_you_mean(
+                    str(source), [str(each) for each in self._types if each.stage == stage.name]
+                )
+            self._add(place, f'there is no "{source}" {hint}')
         return known
 
     def _add(self, place: Key, text: str) -> None:
@@ -394,10 +433,17 @@ def _port(ports: Sequence[InputPort], name: str) -> InputPort | None:
     return next((port for port in ports if port.name == name), None)
 
 
+def _may_lack_rows(type_: Type) -> bool:
+    return type_.is_list or not (type_.shape.rank and type_.shape.dimensions[0].minimum)
+
+
 def _outputs(
-    signature: ModelSignature, *, fans_out: bool, one_row: bool
+    signature: ModelSignature, rows: Set[str | None], *, fans_out: bool, one_row: bool
 ) -> Iterator[tuple[str, StageOutput]]:
-    """Yield the outputs that a stage of this model has, with the way in which they are gathered."""
+    """Yield the outputs that a stage of this model has, with the way in which they are gathered.
+
+    `rows` are the names of the axes along which its inputs are batches.
+    """
     numbers = {port.name: number for number, port in enumerate(signature.outputs)}
     shapes = {f"{port.name}.shapes" for port in signature.outputs if port.item is not None}
     for number, port in enumerate(signature.outputs):
@@ -409,15 +455,43 @@ def _outputs(
                     StageOutput(number, type_, Gathering.ONLY, shapes=numbers[f"{port.name}.shapes"]),
                 )
         elif port.name not in shapes:
-            yield port.name, _output(number, port, signature, fans_out=fans_out, one_row=one_row)
+            if fans_out:
+                yield port.name, _output(number, port, signature, one_row=one_row)
+            else:
+                yield port.name, _only_output(number, port, rows)
 
 
-def _output(
-    number: int, port: OutputPort, signature: ModelSignature, *, fans_out: bool, one_row: bool
-) -> StageOutput:
+def _only_output(number: int, port: OutputPort, rows: Set[str | None]) -> StageOutput:
+    """Return the output of a stage that has one request, or none if its batch has no rows."""
     shape = _unnamed(port.shape)
-    if not fans_out:
+    row_axis = _row_axis(port, rows)
+    if row_axis is None:
         return StageOutput(number, Type(port.element_type, shape), Gathering.ONLY)
+    dimensions = [*shape.dimensions]
+    if rows:
+        dimensions[row_axis] = Dimension(0, dimensions[row_axis].maximum)
+    empty = [0 if axis == row_axis else each.minimum for axis, each in enumerate(dimensions)]
+    type_ = Type(port.element_type, NamedShape(shape.names, tuple(dimensions)))
+    return StageOutput(number, type_, Gathering.ONLY, empty=tuple(empty))
+
+
+def _row_axis(port: OutputPort, rows: Set[str | None]) -> int | None:
+    """Return the axis of an output whose size is 0 where the inputs have no rows; None if it has no such axis.
+
+    It is the axis named like that of the inputs, or that whose size the data decides, or else the first that may be 0.
+    """
+    axes = [*enumerate(port.shape.dimensions)]
+    named = [axis for axis, each in axes if each.is_dynamic and port.shape.names[axis] in rows]
+    if named:
+        return named[0]
+    if port.data_axis is not None:
+        return port.data_axis
+    return next((axis for axis, each in axes if not each.minimum), None)
+
+
+def _output(number: int, port: OutputPort, signature: ModelSignature, *, one_row: bool) -> StageOutput:
+    """Return the output of a stage that has a request for each row."""
+    shape = _unnamed(port.shape)
     is_row = one_row and isinstance(port.rule, Rows) and port.batch_axis == 0
     inner = NamedShape(shape.names[1:], shape.dimensions[1:]) if is_row else shape
     if (is_row or not signature.has_batch) and not inner.is_dynamic:

@@ -7,11 +7,12 @@ that have not begun wait.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Mapping
 from heapq import heapify, heappop, heappush
 from itertools import count
 from math import inf
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from shapestream.chains.plan import Chain
 from shapestream.chains.run import ChainRun, RunState, StageRun
@@ -27,6 +28,32 @@ class Held(NamedTuple):
     nbytes: int
 
 
+class RoomStatistics(NamedTuple):
+    """The present state of the room for chains."""
+
+    waiting: Mapping[str, int]
+    """Requests that wait for room, by chain; a chain may be missing."""
+    running: Mapping[str, int]
+    """Requests that have begun, likewise."""
+    reserved: Held
+    limit: Held
+
+    def to_dict(self, chains: Iterable[str]) -> dict[str, Any]:
+        """Return the numbers as plain data, in all and by each of these `chains`."""
+        return {
+            "waiting": sum(self.waiting.values()),
+            "running": sum(self.running.values()),
+            "reserved_requests": self.reserved.requests,
+            "reserved_bytes": self.reserved.nbytes,
+            "limit_requests": self.limit.requests,
+            "limit_bytes": self.limit.nbytes,
+            "chains": {
+                name: {"waiting": self.waiting.get(name, 0), "running": self.running.get(name, 0)}
+                for name in chains
+            },
+        }
+
+
 def most_held(chain: Chain) -> Held:
     """Return the most that a request of this chain holds in its counted stages, all at once."""
     counted = [stage for stage in chain.stages if stage.is_counted]
@@ -37,8 +64,7 @@ class ChainRoom:
     """The reservations of all chains' requests, and those that wait for theirs."""
 
     def __init__(self, max_requests: int, max_bytes: int) -> None:
-        self._max_requests = max_requests
-        self._max_bytes = max_bytes
+        self._limit = Held(max_requests, max_bytes)
         self._requests = 0
         self._bytes = 0
         self._reserved: dict[ChainRun, dict[str, Held]] = {}
@@ -47,6 +73,9 @@ class ChainRoom:
         """By client; the first has the next turn."""
         self._clients: dict[ChainRun, int] = {}
         """The client of each request that waits."""
+        self._waiting_of: Counter[str] = Counter()
+        self._running_of: Counter[str] = Counter()
+        """Requests that wait, and those that have begun, by chain."""
         self._deadlines: list[tuple[float, int, ChainRun]] = []
         """Those of requests that waited: a heap. Others are dropped when they come to the front, or once they are many."""
         self._order = count()
@@ -60,10 +89,15 @@ class ChainRoom:
         """What all requests that have begun may hold."""
         return Held(self._requests, self._bytes)
 
+    def statistics(self) -> RoomStatistics:
+        """Return the present state. The numbers by chain change with it."""
+        return RoomStatistics(self._waiting_of, self._running_of, self.reserved, self._limit)
+
     def wait(self, run: ChainRun, client: int) -> None:
         """Let a request wait for its turn. `next` may return it at once."""
         self._waiting.setdefault(client, OrderedDict())[run] = None
         self._clients[run] = client
+        self._waiting_of[run.chain.name] += 1
         if run.deadline is not None:
             if len(self._deadlines) > 2 * len(self._clients) + FEW:
                 self._deadlines = [entry for entry in self._deadlines if entry[2] in self._clients]
@@ -104,6 +138,7 @@ class ChainRoom:
     def _leave(self, run: ChainRun) -> None:
         """Let a request wait no longer."""
         client = self._clients.pop(run)
+        self._waiting_of[run.chain.name] -= 1
         runs = self._waiting[client]
         del runs[run]
         if not runs:
@@ -115,8 +150,8 @@ class ChainRoom:
         if not self._reserved:
             return True
         return (
-            self._requests + most.requests <= self._max_requests
-            and self._bytes + most.nbytes <= self._max_bytes
+            self._requests + most.requests <= self._limit.requests
+            and self._bytes + most.nbytes <= self._limit.nbytes
         )
 
     def _reserve(self, run: ChainRun) -> None:
@@ -126,6 +161,7 @@ class ChainRoom:
             if stage.is_counted
         }
         self._reserved[run] = held
+        self._running_of[run.chain.name] += 1
         for each in held.values():
             self._requests += each.requests
             self._bytes += each.nbytes
@@ -142,6 +178,7 @@ class ChainRoom:
                 self._set(held, stage.stage.name, _held_by(stage, over=run.is_over))
         if run.is_over:
             del self._reserved[run]
+            self._running_of[run.chain.name] -= 1
 
     def _set(self, held: dict[str, Held], stage: str, now: Held | None) -> None:
         if now is not None and now != (before := held[stage]):

@@ -216,9 +216,11 @@ class ChainRun:
         stage = run.stage
         run.began = now
         try:
-            rows = [*_requests_of(stage, self._values)]
+            rows = self.rows_of(stage)
         except ValueError as error:
             raise ChainFailure("invalid", f"stage {stage.name!r}: {error}") from None
+        if not rows and (never_empty := stage.never_empty):
+            raise ChainFailure("invalid", _cannot_be_empty(stage, never_empty[0], self._values))
         run.nbytes = sum(nbytes for _, nbytes in rows)
         if stage.is_counted:
             self._hold_to_limits(run, rows)
@@ -234,6 +236,13 @@ class ChainRun:
             self._release(feed.source)
         if not rows:
             self._finish(run, now)
+
+    def rows_of(self, stage: Stage) -> Sequence[tuple[Tensors, int]]:
+        """Return the tensors of each request of a stage that begins, and their bytes. The simulator has other rows.
+
+        Raises ValueError if counts or shapes differ.
+        """
+        return _requests_of(stage, self._values)
 
     def _hold_to_limits(self, run: StageRun, rows: Sequence[tuple[Tensors, int]]) -> None:
         stage = run.stage
@@ -336,7 +345,7 @@ def _gathered(output: StageOutput, results: Sequence[Tensors | None], *, is_empt
     """Put one output together. A stage without requests gives empty outputs of their types."""
     if output.number == OF_NO_MODEL:
         return Tensor("boolean", (len(results),), bytes(result is not None for result in results))
-    element_type, shape = output.type.element_type, output.type.shape
+    element_type = output.type.element_type
     if output.gathering is Gathering.ONLY:
         if is_empty:
             return _nothing(output)
@@ -346,16 +355,27 @@ def _gathered(output: StageOutput, results: Sequence[Tensors | None], *, is_empt
         return tensor if output.shapes is None else Items.read(tensor, _tensor(result, output.shapes))
     rows = [None if result is None else _tensor(result, output.number) for result in results]
     if output.gathering is Gathering.STACKED:
-        return stacked(rows, element_type, tuple([dimension.minimum for dimension in shape.dimensions[1:]]))
-    return listed(rows, element_type, shape.rank, drop_row=output.drop_row)
+        return stacked(rows, element_type, output.type.smallest[1:])
+    return listed(rows, element_type, output.type.smallest, drop_row=output.drop_row)
 
 
 def _nothing(output: StageOutput) -> Value:
     """Return the output of a stage whose batch had no rows."""
-    element_type, shape = output.type.element_type, output.type.shape
+    element_type = output.type.element_type
     if output.type.is_list:
-        return Items(element_type, shape.rank, ())
-    return blank(element_type, (0, *[dimension.minimum for dimension in shape.dimensions[1:]]))
+        return Items(element_type, output.type.shape.rank, ())
+    assert output.empty is not None  # the stage would not have begun
+    return blank(element_type, output.empty)
+
+
+def _cannot_be_empty(stage: Stage, name: str, values: dict[Source, Value]) -> str:
+    """Say why a batch without rows ends the request, and what to do."""
+    source = next(feed.source for feed in stage.feeds if feed.spread is Spread.BATCH)
+    spread = Spread.ITEM if isinstance(values[source], Items) else Spread.ROW
+    return (
+        f"stage {stage.name!r}: {source} has no rows, and the output {name!r}, {stage.outputs[name].type}, cannot be "
+        f"empty (write each: {spread.value} of {source} in the chain, or give the output an axis for rows)"
+    )
 
 
 def _tensor(result: Tensors, number: int) -> Tensor:

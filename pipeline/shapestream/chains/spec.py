@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple, TypeAlias
 
+from shapestream.spelling import closest, did_you_mean
+
 Key: TypeAlias = tuple[str | int, ...]
 """The place of a statement in the chain's section: `("stages", 1, "in", "image")`."""
 Problem: TypeAlias = tuple[Key, str]
@@ -87,6 +89,10 @@ class ChainSpec:
     skips: bool = False
     """True if failed rows are marked in the output `ok` of their stage. If not, the first one fails the request."""
 
+    def stage(self, name: str | None) -> StageSpec | None:
+        """Return the stage of this name, or None."""
+        return next((stage for stage in self.stages if stage.name == name), None)
+
     def problems(self) -> Iterator[Problem]:
         """Yield the mistakes in names and edges, each with its place and the remedy."""
         stages: dict[str, int] = {}
@@ -100,21 +106,33 @@ class ChainSpec:
         for name, text in self.inputs.items():
             port = Source.parse(text)
             fed = [stage for stage in self.stages if stage.name == port.stage]
-            if not fed:
-                yield (
-                    ("inputs", name),
-                    f'"{text}" is no input of a stage (write STAGE.INPUT: it tells the type)',
-                )
-            elif fed[0].inputs.get(port.name) != name:
-                yield (
-                    ("inputs", name),
-                    f'"{text}" takes its tensors elsewhere (add in: {{{port.name}: {name}}} to it)',
-                )
+            given = fed[0].inputs.get(port.name) if fed else None
+            if given != name and not self._is_unknown_input(given):  # that is told where it stands
+                yield ("inputs", name), self._words_of_input(name, text, has_stage=bool(fed))
         for name, text in self.outputs.items():
             yield from self._source_problems(("outputs", name), text)
             if Source.parse(text).stage is None:
                 yield ("outputs", name), f'"{text}" is an input of the chain (name an output of a stage)'
-        yield from self._circles()
+        if len({stage.name for stage in self.stages}) == len(self.stages):  # else names say nothing
+            yield from self._circles()
+
+    def _is_unknown_input(self, text: str | None) -> bool:
+        return text is not None and Source.parse(text).stage is None and text not in self.inputs
+
+    def _words_of_input(self, name: str, text: str, *, has_stage: bool) -> str:
+        """Say why the chain's input `name` has no type by `text`."""
+        takers = [
+            f"{stage.name}.{port}"
+            for stage in self.stages
+            for port, source in stage.inputs.items()
+            if source == name
+        ]
+        words = f'"{text}" takes its tensors elsewhere' if has_stage else f'"{text}" is no input of a stage'
+        if takers:
+            return f"{words} {did_you_mean(text, takers)}"
+        if has_stage:
+            return f"{words} (add in: {{{Source.parse(text).name}: {name}}} to it)"
+        return f"{words} (write STAGE.INPUT: it tells the type)"
 
     def _stage_problems(self, index: int, stage: StageSpec) -> Iterator[Problem]:
         for name, text in stage.inputs.items():
@@ -126,7 +144,11 @@ class ChainSpec:
             return
         given = {Source.parse(text) for text in stage.inputs.values()}
         for source in spreads.keys() - given:
-            yield ("stages", index, "each"), f'no input of "{stage.name}" is {source} (add it to in)'
+            yield (
+                ("stages", index, "each"),
+                f'no input of "{stage.name}" is {source} (write a source of in, which has '
+                f"{', '.join(map(str, sorted(given, key=str)))})",
+            )
         if Spread.BATCH in spreads.values() and len(set(spreads.values())) > 1:
             yield (
                 ("stages", index, "each"),
@@ -137,12 +159,11 @@ class ChainSpec:
         source = Source.parse(text)
         names = [stage.name for stage in self.stages]
         if source.stage is None and source.name not in self.inputs:
-            yield (
-                place,
-                f'the chain has no input "{text}" (it has {", ".join(self.inputs)}; outputs are STAGE.OUTPUT)',
-            )
+            close = closest(text, [*self.inputs])
+            hint = f'did you mean "{close}"?' if close else f"it has {', '.join(self.inputs)}"
+            yield place, f'the chain has no input "{text}" ({hint}; an output of a stage is STAGE.OUTPUT)'
         elif source.stage is not None and source.stage not in names:
-            yield place, f'there is no stage "{source.stage}" (stages are {", ".join(names)})'
+            yield place, f'there is no stage "{source.stage}" {did_you_mean(source.stage, names)}'
 
     def _circles(self) -> Iterator[Problem]:
         """Yield the stages that wait for each other."""

@@ -10,6 +10,7 @@ from math import prod
 from typing import NamedTuple, TypeAlias
 
 from shapestream_engine import string_arrays
+from shapestream_engine.array_lists import places
 from shapestream_engine.element_types import dtype_of
 from shapestream_engine.layout import Buffer
 from shapestream_engine.shapes import exact_nbytes
@@ -42,22 +43,21 @@ class Tensor(NamedTuple):
         count, inner = self.sizes[0], self.sizes[1:]
         return self.divided([(1, *inner) if keep_axis else inner] * count)
 
-    def divided(self, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
-        """Return tensors of these shapes, whose elements follow each other here. Raises ValueError for other elements."""
+    def divided(self, shapes: Sequence[Sequence[int]]) -> list[Tensor]:
+        """Return tensors of these shapes, whose elements follow each other here. Raises `ShapeError` for other elements."""
         element_type, view = self.element_type, _bytes_of(self.buffer)
         if element_type in STRING_TYPES:
-            groups = string_arrays.divided(self.shape, view, [prod(shape) for shape in shapes])
+            found = places(shapes, 1, prod(self.sizes))
+            groups = string_arrays.divided(self.shape, view, [end - begin for _, begin, end in found])
             return [
                 Tensor(element_type, (*shape, nbytes), buffer)
-                for shape, (nbytes, buffer) in zip(shapes, groups, strict=True)
+                for (shape, _, _), (nbytes, buffer) in zip(found, groups, strict=True)
             ]
-        itemsize, end, tensors = dtype_of(element_type).itemsize, 0, []
-        for shape in shapes:
-            begin, end = end, end + exact_nbytes(itemsize, shape)
-            tensors.append(Tensor(element_type, shape, view[begin:end]))
-        if end != view.nbytes:
-            raise ValueError(f"there are {view.nbytes} bytes, and {end} are asked for")
-        return tensors
+        itemsize = dtype_of(element_type).itemsize
+        return [
+            Tensor(element_type, shape, view[begin:end])
+            for shape, begin, end in places(shapes, itemsize, view.nbytes)
+        ]
 
 
 class Items(NamedTuple):
@@ -69,17 +69,12 @@ class Items(NamedTuple):
 
     @classmethod
     def read(cls, elements: Tensor, shapes: Tensor) -> Items:
-        """Read the two outputs of a list (`list_ports`). Raises ValueError if they contradict each other."""
+        """Read the two outputs of a list (`list_ports`). Raises `ShapeError` if they contradict each other."""
         count, rank = shapes.shape
-        numbers = _bytes_of(shapes.buffer).cast("q").tolist()
-        rows = [tuple(numbers[place * rank : (place + 1) * rank]) for place in range(count)]
-        for shape in rows:
-            if min(shape, default=0) < 0:
-                raise ValueError(f"a list has an array of the shape {list(shape)}")
-        try:
-            return cls(elements.element_type, rank, elements.divided(rows))
-        except ValueError as error:
-            raise ValueError(f"a list does not have what its shapes ask for: {error}") from None
+        rows: Sequence[Sequence[int]] = [()] * count
+        if count and rank:
+            rows = _bytes_of(shapes.buffer).cast("q", [count, rank]).tolist()  # type: ignore[assignment] # typeshed knows one axis
+        return cls(elements.element_type, rank, elements.divided(rows))
 
     def write(self) -> tuple[Tensor, Tensor]:
         """Return the two outputs of a list: the elements of all tensors, and their shapes."""
@@ -115,12 +110,16 @@ def stacked(tensors: Sequence[Tensor | None], element_type: str, inner: tuple[in
     return _joined(element_type, (len(parts), *inner), parts)
 
 
-def listed(tensors: Sequence[Tensor | None], element_type: str, rank: int, *, drop_row: bool) -> Items:
+def listed(
+    tensors: Sequence[Tensor | None], element_type: str, smallest: tuple[int, ...], *, drop_row: bool
+) -> Items:
     """Return tensors as a list, without their first axis of size 1 if `drop_row`.
 
-    In place of None is an empty tensor; in a list of scalars, a zero or an empty string.
+    In place of None are zeros, or empty strings, of the `smallest` shape, which is that of an empty tensor unless all its
+    sizes are fixed.
     """
-    return Items(element_type, rank, [*_listed(tensors, blank(element_type, (0,) * rank), drop_row=drop_row)])
+    nothing = blank(element_type, smallest)
+    return Items(element_type, len(smallest), [*_listed(tensors, nothing, drop_row=drop_row)])
 
 
 def blank(element_type: str, sizes: tuple[int, ...]) -> Tensor:

@@ -19,6 +19,7 @@ from shapestream.gateway.forwarding_options import ForwardingOptions
 from shapestream.gateway.http_limits import HttpLimits
 from shapestream.gateway.http_server import HttpServer, listeners_of
 from shapestream.gateway.routes import Routes
+from shapestream.gateway.text_services import TextServices
 from shapestream.transport.http_listener import place_of
 
 log = structlog.get_logger()
@@ -30,6 +31,8 @@ class GatewayOptions(ForwardingOptions):
 
     tls: ssl.SSLContext | None = None
     limits: HttpLimits = field(default_factory=HttpLimits)
+    services: TextServices = field(default_factory=TextServices)
+    """The models that embed texts for clients of OpenAI's and TEI's APIs."""
 
 
 async def run_gateway(
@@ -63,6 +66,7 @@ async def run_gateway(
                     tokens=options.tokens,
                     by_loopback=not is_beyond_loopback(f"tcp://{place_of(listener)}"),
                     default_priority_level=options.default_priority_level,
+                    services=options.services,
                 )
                 server = HttpServer(routes.handle, options.limits)
 

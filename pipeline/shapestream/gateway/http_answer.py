@@ -31,8 +31,9 @@ CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 def error_answer(error: HttpError) -> HttpResponse:
-    """Return `{"error": message}` with the error's status and headers."""
-    text = json.dumps({"error": error.message}, ensure_ascii=False)
+    """Return `{"error": message}`, or the error's own content, with its status and headers."""
+    content = {"error": error.message} if error.content is None else error.content
+    text = json.dumps(content, ensure_ascii=False)
     return HttpResponse(
         status=error.status, body=(text.encode("utf-8", "replace"),), headers=tuple(error.headers)
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from shapestream_engine.layout import value
 
@@ -39,11 +40,13 @@ class HttpResponse:
 
 @dataclass(eq=False)
 class HttpError(Exception):
-    """A request that is answered by a status of 400 or more, and `{"error": message}`."""
+    """A request that is answered by a status of 400 or more, and `{"error": message}`, or by `content` instead."""
 
     status: int
     message: str
     headers: Sequence[tuple[str, str]] = field(default=())
+    content: Mapping[str, Any] | None = None
+    """The JSON of the answer, for clients of protocols with errors of another form."""
 
     def __str__(self) -> str:
         return f"{self.status}: {self.message}"

@@ -21,35 +21,56 @@ MOST_JSON_BYTES = 2 * 1024 * 1024
 MOST_CONTAINERS = 50_000
 """Lists and objects in one request. So many lists of one number take 20 ms."""
 MOST_MEMBERS = 50_000
-"""Members of all objects in one request, and colons in its strings. So many members take 15 ms."""
+"""Members of all objects in one request. So many members take 15 ms."""
+AS_BINARY = "send tensors as binary data"
+"""The way to send more than `MOST_JSON_BYTES`, of tensors."""
 
 SLICE_NUMBERS = 64 * 1024
 """Numbers that are made an array, or written, in a turn of the event loop: 1 to 3 ms."""
 
 
-def read_json(text: Buffer) -> Any:
-    """Return the value of a JSON text. Raises `HttpError`: 413 for a text that is too large, 400 for one that is no JSON."""
+def read_json(text: Buffer, advice: str = AS_BINARY) -> Any:
+    """Return the value of a JSON text. Raises `HttpError`: 413 for a text that is too large, 400 for one that is no JSON.
+
+    `advice` says how to send more.
+    """
     if len(text) > MOST_JSON_BYTES:
-        raise HttpError(
-            413,
-            f"{len(text)} bytes of JSON; at most {MOST_JSON_BYTES} are taken: send tensors as binary data",
-        )
+        raise HttpError(413, f"{len(text)} bytes of JSON; at most {MOST_JSON_BYTES} are taken: {advice}")
     whole = bytes(text)
-    if whole.count(b"[") + whole.count(b"{") > MOST_CONTAINERS:
-        raise HttpError(
-            413, f"the JSON has more than {MOST_CONTAINERS} lists and objects: send the data as flat lists"
-        )
-    if whole.count(b":") > MOST_MEMBERS:
-        raise HttpError(413, f"the JSON has more than {MOST_MEMBERS} members of objects")
+    if _containers(whole) > MOST_CONTAINERS or _members(whole) > MOST_MEMBERS:
+        _check_structure(whole)
     try:
         return orjson.loads(whole)
     except orjson.JSONDecodeError as error:
         raise HttpError(400, f"the request is no JSON: {error}") from None
 
 
-def read_object(text: Buffer) -> dict[str, Any]:
+def _check_structure(whole: bytes) -> None:
+    """Raise `HttpError` 413 for too many lists, objects and members, those in strings not counted.
+
+    Of a text that is no JSON, the part before its first mistake is counted right; orjson reads no further.
+    """
+    unescaped = whole.replace(rb"\\", b"").replace(rb"\"", b"")
+    outside = b"".join(unescaped.split(b'"')[::2])
+    if _containers(outside) > MOST_CONTAINERS:
+        raise HttpError(
+            413, f"the JSON has more than {MOST_CONTAINERS} lists and objects: send the data as flat lists"
+        )
+    if _members(outside) > MOST_MEMBERS:
+        raise HttpError(413, f"the JSON has more than {MOST_MEMBERS} members of objects")
+
+
+def _containers(text: bytes) -> int:
+    return text.count(b"[") + text.count(b"{")
+
+
+def _members(text: bytes) -> int:
+    return text.count(b":")
+
+
+def read_object(text: Buffer, advice: str = AS_BINARY) -> dict[str, Any]:
     """Return the object of a JSON text. Raises `HttpError` as `read_json` does, and where it is no object."""
-    value = read_json(text)
+    value = read_json(text, advice)
     if not isinstance(value, dict):
         raise HttpError(400, f"the request is a JSON object, not {type_name(value)}")
     return value

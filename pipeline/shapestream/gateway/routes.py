@@ -1,4 +1,4 @@
-"""The endpoints of the Open Inference Protocol: which method and path has which answer.
+"""The endpoints: which method and path has which answer. Here are those of the Open Inference Protocol.
 
 A handler gets the request and perhaps a model's name, asks the server through the SDK, and returns the answer. The pages
 and bodies are made elsewhere; here the errors of the SDK become statuses.
@@ -6,7 +6,6 @@ and bodies are made elsewhere; here the errors of the SDK become statuses.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
 from importlib.resources import files
@@ -15,8 +14,7 @@ from typing import Any
 import trio
 
 import shapestream
-from shapestream.errors import DeadlineExceeded, InvalidRequest, RequestError
-from shapestream.gateway.gateway_errors import UnknownModel
+from shapestream.errors import DeadlineExceeded, RequestError
 from shapestream.gateway.http_messages import HttpError, HttpRequest, HttpResponse
 from shapestream.gateway.infer_options import DEFAULT_PRIORITY_LEVEL, OWN_ID, flag, own_id
 from shapestream.gateway.infer_request import json_nbytes, read_body, read_inputs, read_outputs
@@ -36,15 +34,15 @@ from shapestream.gateway.model_pages import (
     why_server_is_not_ready,
 )
 from shapestream.gateway.sdk_errors import http_error
+from shapestream.gateway.signatures import signature_of
+from shapestream.gateway.text_routes import Methods, ModelPage, Page, TextRoutes
+from shapestream.gateway.text_services import TextServices
 from shapestream.gateway.tokens import Tokens
 from shapestream.transport.http_listener import REFUSED_SITES, is_sent_by_another_site
 from shapestream_engine.signature import ModelSignature
 
 OPEN_TO_ALL = ("/v2/health/live", "/v2/health/ready")
 """Pages that ask for no token: balancers and supervisors have none."""
-
-Page = Callable[[HttpRequest], Awaitable[HttpResponse]]
-ModelPage = Callable[[str, HttpRequest], Awaitable[HttpResponse]]
 
 
 class Routes:
@@ -57,6 +55,7 @@ class Routes:
         tokens: Tokens | None = None,
         by_loopback: bool = False,
         default_priority_level: int = DEFAULT_PRIORITY_LEVEL,
+        services: TextServices | None = None,
     ) -> None:
         """Without `tokens`, callers are told apart by their addresses. `by_loopback`: nothing else protects the port."""
         self._client = client
@@ -64,6 +63,7 @@ class Routes:
         self._by_loopback = by_loopback and tokens is None
         self._default_priority_level = default_priority_level
         self._long_steps = LongSteps()
+        self._texts = TextRoutes(client, services or TextServices(), self._long_steps, self._model_ready)
         self._pages: dict[str, tuple[str, Page]] = {
             "/v2": ("GET", self._server),
             "/v2/health/live": ("GET", self._live),
@@ -84,24 +84,35 @@ class Routes:
         """Answer one request; raises `HttpError`."""
         try:
             return await self._handled(request)
-        except RequestError as error:
-            raise http_error(error) from error
+        except (RequestError, HttpError) as error:
+            if (form := self._texts.form_of(request.path)) is not None:
+                raise form(error) from error
+            if isinstance(error, RequestError):
+                raise http_error(error) from error
+            raise
 
     async def _handled(self, request: HttpRequest) -> HttpResponse:
-        method, page = self._found(request.path)
-        if request.method != method and not (request.method == "HEAD" and method == "GET"):
-            allowed = "GET, HEAD" if method == "GET" else method
+        methods = self._found(request.path)
+        method = "GET" if request.method == "HEAD" else request.method
+        if method not in methods:
+            allowed = ", ".join("GET, HEAD" if name == "GET" else name for name in methods)
             raise HttpError(405, f"{request.path} takes {allowed}", (("Allow", allowed),))
         if self._by_loopback and is_sent_by_another_site(request.headers):
             raise HttpError(421, REFUSED_SITES)
-        if self._tokens is not None and request.path not in OPEN_TO_ALL:
+        if self._tokens is not None and not self._is_open(method, request.path):
             request = replace(request, peer=self._tokens.caller_of(request))
-        return await page(request)
+        return await methods[method](request)
 
-    def _found(self, path: str) -> tuple[str, Page]:
-        """Return the method and the handler of a path."""
+    def _is_open(self, method: str, path: str) -> bool:
+        return method == "GET" and (path in OPEN_TO_ALL or path in self._texts.open_to_all)
+
+    def _found(self, path: str) -> Methods:
+        """Return the methods of a path, and their handlers."""
         if (found := self._pages.get(path)) is not None:
-            return found
+            method, page = found
+            return {method: page}
+        if (methods := self._texts.found(path)) is not None:
+            return methods
         match path.split("/"):
             case ["", "v2", "models", model, "versions", version, *rest] if version:
                 pass
@@ -113,8 +124,8 @@ class Routes:
         if end is None:
             raise HttpError(404, f"there is no {path[:200]!r}")
         check_version(version)
-        method, page = end
-        return method, partial(page, model)
+        method, model_page = end
+        return {method: partial(model_page, model)}
 
     # ---------------------------------------------------------------- pages about the server
 
@@ -171,17 +182,9 @@ class Routes:
     async def _loaded(self, model: str, seconds: float) -> ModelSignature:
         """Return a model's signature. One that no worker has brought within these seconds is not ready."""
         try:
-            return await self._signature(model, seconds)
+            return await signature_of(self._client, model, seconds)
         except DeadlineExceeded:
             raise _not_ready(f"model {model!r} is not loaded yet") from None
-
-    async def _signature(self, model: str, deadline_s: float | None) -> ModelSignature:
-        try:
-            return await self._client.signature(model, deadline=deadline_s)
-        except InvalidRequest as error:
-            raise UnknownModel(error.message) from error
-        except ValueError as error:  # a name that the server cannot be asked for
-            raise UnknownModel(str(error)) from error
 
     # ---------------------------------------------------------------- inference
 
@@ -190,7 +193,7 @@ class Routes:
         nbytes, steps = json_nbytes(request), self._long_steps
         body = await steps.run(nbytes, partial(read_body, request, self._default_priority_level))
         deadline_s = body.options.deadline_s
-        signature = await self._signature(model, deadline_s)
+        signature = await signature_of(self._client, model, deadline_s)
         if any(port.is_string for port in signature.inputs):
             nbytes = len(request.body)  # strings are read one by one, also those of binary data
         inputs = await steps.run_slices(nbytes, read_inputs(body, signature))

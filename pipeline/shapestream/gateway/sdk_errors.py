@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 from shapestream.errors import (
     DeadlineExceeded,
@@ -15,13 +16,16 @@ from shapestream.errors import (
     Unavailable,
     WorkerLost,
 )
-from shapestream.gateway.gateway_errors import UnknownModel, Unsupported
+from shapestream.gateway.gateway_errors import EmptyList, NotGiven, UnknownModel, Unsupported, WrongField
 from shapestream.gateway.http_messages import HttpError
 from shapestream.gateway.infer_options import OWN_ID
 
 STATUSES: dict[type[RequestError], int] = {
     InvalidRequest: 400,
     Unsupported: 400,
+    WrongField: 400,
+    EmptyList: 400,
+    NotGiven: 400,
     UnknownModel: 404,
     Forbidden: 403,
     TooLarge: 413,
@@ -36,9 +40,9 @@ RETRY_AFTER_S = 1
 """Seconds after which a caller may try again, where the server has no estimate."""
 
 
-def http_error(error: RequestError) -> HttpError:
+def http_error(error: RequestError, statuses: Mapping[type[RequestError], int] = STATUSES) -> HttpError:
     """Return the answer to a request that the server refused; a retryable one says when."""
-    status = STATUSES.get(type(error), 500)
+    status = statuses.get(type(error), 500)
     own_id = () if error.request_id is None else ((OWN_ID, error.request_id),)
     if not error.retryable:
         return HttpError(status, error.message, own_id)

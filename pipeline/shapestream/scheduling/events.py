@@ -215,6 +215,8 @@ class BatchFinished:
     expired: frozenset[int] = frozenset()
     preparations: int = 0
     """Calls whose shape was new to the device: `busy_s` contains what it took to prepare for them."""
+    followed: bool = False
+    """Another event of the same time comes next, with the requests that follow from its results. No batch starts before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,17 +10,28 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from math import inf
+from typing import NamedTuple
 
 from shapestream.chains.lead_times import LeadTimes
-from shapestream.chains.room import ChainRoom
+from shapestream.chains.room import ChainRoom, RoomStatistics
 from shapestream.chains.run import ChainRun, StageRequest
 from shapestream.errors import Cancelled, DeadlineExceeded, Draining, TooLarge, Unavailable
 from shapestream.scheduling.batches import Batch
 from shapestream.serving.served_models import ServedModel, ServedModels
-from shapestream.serving.sessions import RequestRecord
+from shapestream.serving.sessions import Parent, RequestRecord
 from shapestream.serving.string_check import check_longest_inputs
 from shapestream_engine.errors import ShapeError
 from shapestream_engine.layout import Tensors, value
+
+
+class Part(NamedTuple):
+    """A request of a stage, as stories name it."""
+
+    number: int
+    """The scheduler's id."""
+    stage: str
+    row: int | None
+    """None: the stage has one request for each of the chain's."""
 
 
 @dataclass(slots=True, eq=False)
@@ -35,8 +46,8 @@ class ChainRequest:
     """When its first call began."""
     label: str = ""
     """The slot that answered last."""
-    critical: dict[str, int] = field(default_factory=dict)
-    """By stage, the scheduler's id of the request that ended last."""
+    critical: dict[str, Part] = field(default_factory=dict)
+    """By stage, the request that ended last."""
 
     @property
     def may_have_run(self) -> bool:
@@ -86,6 +97,11 @@ class ChainDesk:
         return len(self._room)
 
     @property
+    def room(self) -> RoomStatistics:
+        """What waits for room, and what is reserved."""
+        return self._room.statistics()
+
+    @property
     def next_deadline(self) -> float:
         """The first deadline of a request that waits for room; infinity for none."""
         return self._room.next_deadline()
@@ -94,6 +110,10 @@ class ChainDesk:
     def records(self) -> list[RequestRecord]:
         """The records of all requests of chains that have not ended."""
         return [request.record for request in self._requests.values()]
+
+    def request_of(self, number: int) -> ChainRequest | None:
+        """Return the request of a chain whose record has this id; None if it has ended."""
+        return self._requests.get(number)
 
     def add(self, model: ServedModel) -> None:
         """Take requests of this chain from now on."""
@@ -121,16 +141,20 @@ class ChainDesk:
             return
         request.began = min(request.began, batch.began)
         request.label = batch.slot.peer.label
-        request.critical[record.stage.stage.stage.name] = record.id
+        _note_last(request, record.stage, record.id)
         request.run.answered(record.stage, outputs, now)
-        self._follow(request, now)
-
-    def failed(self, record: RequestRecord, code: str, message: str, now: float) -> None:
-        """Take in the failure of a stage's request."""
-        request = self._part_of(record)
-        if request is not None and record.stage is not None:
-            request.run.failed(record.stage, code, message, now)
+        if not record.stage.stage.left:  # or nothing follows yet
             self._follow(request, now)
+
+    def failed(self, record: RequestRecord, code: str, message: str, now: float) -> bool:
+        """Take in the failure of a stage's request. Returns False if its chain has ended before."""
+        request = self._part_of(record)
+        if request is None or record.stage is None:
+            return False
+        _note_last(request, record.stage, record.id)
+        request.run.failed(record.stage, code, message, now)
+        self._follow(request, now)
+        return True
 
     def cancel(self, id_: int, now: float) -> bool:
         """End a client's request that it withdrew. Returns False if it is no chain's."""
@@ -250,5 +274,16 @@ class ChainDesk:
             tags=root.tags,
             caller=root.caller,
             stage=part,
+            parent=Parent(root.id, root.model, root.arrived),
         )
         self._submit.append(record)
+
+
+def part_of(part: StageRequest, number: int) -> Part:
+    """Return the name of a stage's request, which has this id."""
+    stage = part.stage.stage
+    return Part(number, stage.name, part.index if stage.fans_out else None)
+
+
+def _note_last(request: ChainRequest, part: StageRequest, number: int) -> None:
+    request.critical[part.stage.stage.name] = part_of(part, number)

@@ -16,6 +16,7 @@ from typing import assert_never
 
 import trio
 
+from shapestream.chains.room import RoomStatistics
 from shapestream.errors import Cancelled
 from shapestream.scheduling import events
 from shapestream.scheduling.actions import (
@@ -35,7 +36,7 @@ from shapestream.scheduling.scheduler import Scheduler
 from shapestream.serving.audits import AuditBook, AuditRun
 from shapestream.serving.chain_desk import ChainDesk, ChainRequest
 from shapestream.serving.egress import Egress, told_code
-from shapestream.serving.ends import BatchEnded, ChainEnded, RequestEnded, run_of
+from shapestream.serving.ends import BatchEnded, ChainEnded, RequestEnded, StageFailed, run_of
 from shapestream.serving.held_reports import HeldReports
 from shapestream.serving.journal import Journal
 from shapestream.serving.quarantine import Quarantine
@@ -86,6 +87,10 @@ class Dispatcher:
         """The slots that have a batch."""
         self._held = HeldReports()
         self._desk = desk
+        self._followed = False
+        """Whether the reports that are taken in have results of chains' stages."""
+        self._is_start_due = False
+        """Whether the scheduler waits for what follows from a batch, before it starts others."""
         self._handed_back = False
         self._alarm_at = math.inf
         """When the alarm rings: at the earliest time that the scheduler waits for."""
@@ -274,7 +279,12 @@ class Dispatcher:
             self._take_reports(now)
 
     def _take_reports(self, now: float) -> None:
-        for report, batch, ended_at in self._held.take():
+        taken = self._held.take()
+        # Requests of chains' next stages arrive before any slot gets its next batch: they may be older than what is queued.
+        self._followed = self._desk.has_chains and any(
+            record.stage is not None for _, batch, _ in taken for record in batch.arrivals
+        )
+        for report, batch, ended_at in taken:
             if batch.id not in self._scheduler.batches or self._handed_back:
                 continue  # it is dropped
             slot: SlotRecord = batch.slot.peer
@@ -284,6 +294,11 @@ class Dispatcher:
                 self._batch_ran(batch, slot, report, report.outputs, now)
             else:
                 self._batch_failed(batch, slot, report, now)
+        if self._followed:
+            self._followed = False
+            self._follow_chains(now)
+            if self._is_start_due:
+                self._handle(events.TimePassed(), now)
 
     def audit(self, record: RequestRecord, slots: frozenset[int], now: float, *, copies: int = 1) -> AuditRun:
         """Run an answered request again, alone, on one of these slots, when none is needed for anything else.
@@ -346,8 +361,10 @@ class Dispatcher:
             busy_s=report.busy_s,
             expired=batch.left_out,
             preparations=report.preparations,
+            followed=self._followed,
         )
         self._handle(event, now)
+        self._is_start_due = self._followed
         self._reported = None  # or its tensors would stay until the next report
 
     def _batch_failed(self, batch: Batch, slot: SlotRecord, report: BatchReport, now: float) -> None:
@@ -370,6 +387,7 @@ class Dispatcher:
         began = perf_counter()  # the decision is timed here, since the scheduler knows no clock
         actions = self._scheduler.handle(event, now)
         self._journal.statistics.scheduling_s += perf_counter() - began
+        self._is_start_due = False
         for action in actions:
             self._carry_out(action, now)
 
@@ -472,7 +490,9 @@ class Dispatcher:
         may_have_run = may_have_run or (action.batch is not None and not record.served.profile.idempotent)
         if record.stage is not None:
             code = told_code(action.code, may_have_run=may_have_run)
-            self._desk.failed(record, code, action.message, now)
+            if self._desk.failed(record, code, action.message, now):
+                run = None if action.batch is None else run_of(action.batch)
+                self._ends.add(StageFailed(record=record, at=now, code=code, run=run, action=action))
             return
         record.session.end(record)
         told = self._egress.fail(record, action, may_have_run=may_have_run)
@@ -549,10 +569,19 @@ class Dispatcher:
         left: list[Submitted] = [request.arrival for request in self._scheduler.requests.values()]
         return () if self._handed_back else [*left, *self._desk.records]
 
+    def chain_of(self, number: int) -> ChainRequest | None:
+        """Return the request of a chain with this id; None if it has ended."""
+        return self._desk.request_of(number)
+
     @property
     def batches(self) -> Mapping[int, Batch]:
         """Batches that were started and not reported yet, by number."""
         return self._scheduler.batches
+
+    @property
+    def room(self) -> RoomStatistics:
+        """What waits for room for its stages, and what is reserved."""
+        return self._desk.room
 
     @property
     def unfinished(self) -> int:

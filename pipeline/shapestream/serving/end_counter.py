@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from math import inf
 from operator import attrgetter
 
-from shapestream.serving.ends import BatchEnded, ChainEnded, End, RequestEnded
+from shapestream.serving.ends import BatchEnded, ChainEnded, End, RequestEnded, StageFailed
 from shapestream.telemetry.counters import ServerStatistics
 from shapestream_engine.batch import BatchReport, ErrorCode
 
@@ -29,6 +30,8 @@ class EndCounter:
         if isinstance(end, ChainEnded):
             self._count_chain(end)
             return
+        if isinstance(end, StageFailed):
+            return  # no client's request has failed, or the chain's will be counted
         if isinstance(end, RequestEnded):
             if end.action is None:
                 return
@@ -55,6 +58,13 @@ class EndCounter:
         record, run = end.request.record, end.request.run
         counters = self._statistics.to_add(record.model)
         counters.last_ended = max(counters.last_ended, end.at)
+        begun = [each for each in run.stages if each.began < inf]
+        counters.room_us += round(
+            (min([each.began for each in begun], default=end.at) - record.arrived) * 1e6
+        )
+        for each in begun:
+            us = round((min(each.ended, end.at) - each.began) * 1e6)
+            counters.count_stage(each.stage.name, us, each.requests, each.failed)
         if run.failure is None:
             began = min(end.request.began, end.at)
             counters.queue_us.record(round((began - record.arrived) * 1e6))

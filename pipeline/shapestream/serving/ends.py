@@ -4,9 +4,9 @@ The dispatcher and egress add each end to the turn's list. Once the turn's messa
 every observer, in order. So no client waits for counters, stories, log lines, spans or samples. A new observer is one more
 entry of the row, which server.py makes, and one method `ended`.
 
-Each end is told once. The requests of a chain's stages are members of their batches; where they fail, only the chain's own
-request ends. `BatchEnded` comes for each batch that was started, before the ends of those of its requests that
-fail because of it. The answers of a batch are part of its end; each other end of a request is a `RequestEnded`.
+Each end is told once. `BatchEnded` comes for each batch that was started, before the ends of those of its requests that
+fail because of it. The answers of a batch are part of its end; each other end of a client's request is a `RequestEnded`. The
+requests of a chain's stages are members of their batches, too; where one fails, that is a `StageFailed`.
 """
 
 from __future__ import annotations
@@ -64,6 +64,19 @@ class RequestEnded:
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
+class StageFailed:
+    """A request of a chain's stage ended without a result, before its chain did. What follows is the chain's affair."""
+
+    record: RequestRecord
+    at: float
+    code: str
+    """The code that its chain was told."""
+    run: Run | None
+    """The attempt that it was in, as far as that was known then."""
+    action: FailRequest
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
 class RequestRefused:
     """A request was refused before it was admitted: it has no record."""
 
@@ -82,7 +95,7 @@ class ChainEnded:
     at: float
 
 
-End: TypeAlias = BatchEnded | RequestEnded | RequestRefused | ChainEnded
+End: TypeAlias = BatchEnded | RequestEnded | StageFailed | RequestRefused | ChainEnded
 
 
 class Observer(Protocol):

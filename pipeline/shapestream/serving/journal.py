@@ -10,14 +10,15 @@ from collections.abc import Sequence
 import structlog
 import trio
 
+from shapestream.chains.plan import Chain
 from shapestream.scheduling.actions import FailRequest, ReportFault
 from shapestream.scheduling.batches import Batch
-from shapestream.serving.ends import BatchEnded, ChainEnded, End, RequestEnded
+from shapestream.serving.ends import BatchEnded, ChainEnded, End, RequestEnded, StageFailed
 from shapestream.serving.sessions import RequestRecord
 from shapestream.serving.workers import SlotRecord
 from shapestream.telemetry.counters import ServerStatistics
 from shapestream.telemetry.logging import PRESENT, RateLimit
-from shapestream.telemetry.trace import TraceRecorder
+from shapestream.telemetry.trace import TracePart, TraceRecorder, TraceStage
 from shapestream.wire.tags import REQUEST_ID, trace_of
 from shapestream_engine.batch import ErrorCode
 
@@ -62,8 +63,17 @@ class Journal:
 
     def _record(self, trace: TraceRecorder, records: Sequence[RequestRecord]) -> None:
         for record in records:
-            if record.served.chain is not None:
-                continue  # its stages' requests are recorded, which are the slots' work
+            if (chain := record.served.chain) is not None:
+                trace.record_chain(
+                    record.arrived,
+                    record.client,
+                    chain.name,
+                    _stages_of(chain),
+                    record.deadline,
+                    record.priority,
+                    record.id,
+                )
+                continue
             trace.record(
                 record.arrived,
                 record.client,
@@ -72,6 +82,7 @@ class Journal:
                 record.shape.sizes,
                 record.deadline,
                 record.priority,
+                _place_of(record),
             )
 
     def started(self, batch: Batch, slot: SlotRecord) -> None:
@@ -105,12 +116,12 @@ class Journal:
         elif isinstance(end, ChainEnded):
             if PRESENT.debug:
                 _chain_ended(end)
-        elif isinstance(end, RequestEnded) and end.action is not None and PRESENT.debug:
+        elif isinstance(end, RequestEnded | StageFailed) and end.action is not None and PRESENT.debug:
             log.debug(
                 "request failed",
                 request=end.record.id,
                 code=end.action.code,
-                why=end.message,
+                why=end.message if isinstance(end, RequestEnded) else end.action.message,
                 **trace_of(end.record.tags),
             )
 
@@ -183,6 +194,20 @@ class Journal:
                 like_it_before=skipped or 0,
                 exc_info=action.error,
             )
+
+
+def _stages_of(chain: Chain) -> dict[str, TraceStage]:
+    """Return what the simulator has to know of a chain's stages."""
+    return {
+        stage.name: TraceStage(tuple(sorted(stage.needs)), stage.at_most if stage.is_counted else None)
+        for stage in chain.stages
+    }
+
+
+def _place_of(record: RequestRecord) -> TracePart | None:
+    if record.stage is None or record.parent is None:
+        return None
+    return TracePart(record.parent.id, record.stage.run.stages.index(record.stage.stage))
 
 
 def _chain_ended(end: ChainEnded) -> None:

@@ -15,14 +15,15 @@ from typing import Any
 
 import trio
 
+from shapestream.scheduling.queueing import RequestState
 from shapestream.scheduling.scheduler import Scheduler
 from shapestream.serving.audits import AuditBook
 from shapestream.serving.dispatcher import Dispatcher
 from shapestream.serving.event_stream import MOST_BATCHES
 from shapestream.serving.kept_replies import ClientId, KeptReplies
 from shapestream.serving.served_models import ServedModels
-from shapestream.serving.sessions import Sessions
-from shapestream.serving.stories import MOST_SLOWEST, Stories
+from shapestream.serving.sessions import RequestRecord, Sessions
+from shapestream.serving.stories import MOST_TOLD, Stories
 from shapestream.serving.story_words import nothing_of, story_of
 from shapestream.serving.worker_port import WorkerPort
 from shapestream.serving.worker_states import WorkerState
@@ -40,6 +41,8 @@ MOST_SLOTS = 1024
 """Slots that the counters name, the first that joined: a message holds 1 MiB, and its maps 4096 keys."""
 MOST_SLOTS_SHOWN = 128
 """Slots on the page, which has a row for each."""
+REQUESTS_PER_SLICE = 2048
+"""Requests whose stages are counted in one turn of the event loop: half a millisecond."""
 SLOWEST_SHOWN = 12
 """Stories on the page; each takes about 50 us to make."""
 
@@ -150,6 +153,8 @@ class Readings:
             kept_bytes=self.kept.nbytes,
             peers_refused=self._peers_refused(),
             audit=self.audits.to_dict(),
+            chains=sorted(self.models.chains),
+            room=self.dispatcher.room,
         )
 
     def statistics(self) -> Slices[dict[str, Any]]:
@@ -172,6 +177,7 @@ class Readings:
             "digests": dict(self.models.digests),
             "totals": self.totals(),
             "unfinished": dispatcher.unfinished,
+            "chain_room": dispatcher.room.to_dict(sorted(self.models.chains)),
             "suspects": scheduler.suspects,
             "quarantined": len(dispatcher.quarantine),
             "kept_replies": len(self.kept),
@@ -228,7 +234,7 @@ class Readings:
         """Read the slowest requests of the last ten minutes that the asker may see, the slowest first."""
         now = trio.current_time()
         stories = []
-        for past in islice(self.stories.slowest(now, asker), min(count, MOST_SLOWEST)):
+        for past in islice(self.stories.slowest(now, asker), min(count, MOST_TOLD)):
             stories.append(story_of(past, now, asker))
             yield
         return stories
@@ -241,6 +247,7 @@ class Readings:
         statistics = yield from self.statistics()
         slowest = yield from self._slowest_stories(SLOWEST_SHOWN)
         workers = self._configured_workers()
+        chains = yield from self._stages()
         return {
             "now": trio.current_time(),
             "addresses": list(self.addresses),
@@ -254,6 +261,7 @@ class Readings:
                 ]
                 for name, queue in self.scheduler.sizes_waiting().items()
             },
+            "chains": chains,
             "dialled_in": 0 if self.worker_port is None else self.worker_port.dialled_in,
             "workers": [
                 {"worker": name, "entry": group, **asdict(state), "memory_bytes": memory_bytes}
@@ -275,6 +283,26 @@ class Readings:
             "slowest": slowest,
             "batches_in_all": self.stories.ran,
             "batches": self.stories.since(batches, MOST_BATCHES),
+        }
+
+    def _stages(self) -> Slices[dict[str, list[list[Any]]]]:
+        """Read the stages of each chain: name, model, requests in the queue, requests in batches."""
+        counts: dict[tuple[str, str], list[int]] = {
+            (chain.name, stage.name): [0, 0]
+            for chain in self.models.chains.values()
+            for stage in chain.stages
+        }
+        for place, request in enumerate(list(self.scheduler.requests.values()) if counts else ()):
+            if place % REQUESTS_PER_SLICE == 0:
+                yield
+            record = request.arrival
+            part = record.stage if isinstance(record, RequestRecord) else None
+            # A reload may have removed the stage of a request that runs on.
+            if part is not None and (found := counts.get((part.run.chain.name, part.stage.stage.name))):
+                found[request.state is RequestState.RUNNING] += request.state is not RequestState.DONE
+        return {
+            chain.name: [[stage.name, stage.model, *counts[chain.name, stage.name]] for stage in chain.stages]
+            for chain in self.models.chains.values()
         }
 
     def _notices(self, workers: Sequence[ConfiguredWorker]) -> list[str]:

@@ -115,7 +115,12 @@ class Server:
         self._last_minute = LastMinute(self._counters, started)
         self._cost_keeper = None if cost_cache is None else CostKeeper(cost_cache)
         self._scheduler = _scheduler_of(settings, self._cost_keeper)
-        self._stories = Stories(self._scheduler.troubles, lambda: self._dispatcher.batches, self._labels_of)
+        self._stories = Stories(
+            self._scheduler.troubles,
+            lambda: self._dispatcher.batches,
+            self._labels_of,
+            lambda number: self._dispatcher.chain_of(number),  # noqa: PLW0108 - the dispatcher comes later
+        )
         trace = None if settings.record_trace is None else TraceRecorder(Path(settings.record_trace))
         self._journal = Journal(self._counters, trace)
         audits = AuditBook(models, kept_in(folder))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import count
+from typing import NamedTuple
 
 from shapestream.chains.run import StageRequest
 from shapestream.scheduling.events import Arrival
@@ -23,6 +24,15 @@ PLACES_PER_KEY = 9
 """One key may have eight ninths of all sessions, so that there is room for others."""
 CREDIT_PER_CALLER = 2
 """A caller that a gateway names has half of a client's credit, so that its gateway has credit for others at any time."""
+
+
+class Parent(NamedTuple):
+    """The chain's request that a stage's request is for: no tensors, since observers keep it."""
+
+    id: int
+    model: str
+    """The chain."""
+    arrived: float
 
 
 @value
@@ -42,6 +52,8 @@ class RequestRecord(Arrival):
     stage: StageRequest | None = None
     """The stage of a chain that it is for. Session, number and caller are those of the chain's request, whose reply is the
     only one. None: a client sent it."""
+    parent: Parent | None = None
+    """The chain's request."""
 
     def __repr__(self) -> str:
         return f"<request {self.id}: {self.model} {self.shape.sizes}, {self.session.label}:{self.sequence}>"

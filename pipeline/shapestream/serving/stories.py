@@ -26,6 +26,7 @@ from typing import Any, NamedTuple, TypeAlias
 from shapestream.scheduling.batches import Batch
 from shapestream.scheduling.events import CutReason
 from shapestream.scheduling.scheduler_statistics import Told
+from shapestream.serving.chain_desk import ChainRequest, Part, part_of
 from shapestream.serving.ends import (
     BatchEnded,
     ChainEnded,
@@ -35,6 +36,7 @@ from shapestream.serving.ends import (
     RequestEnded,
     RequestRefused,
     Run,
+    StageFailed,
     member_of,
     owners_of,
     run_of,
@@ -52,7 +54,8 @@ MOST_FAILED = 4_096
 MOST_FAILED_RUNS = 256
 """Most batches that are remembered of those that failed, were lost, or whose results were not needed."""
 MOST_CHAINS = 4_096
-"""Most requests of chains with a result that are remembered. Each takes about 0.5 KB with three stages."""
+"""Most requests of chains with a result that are remembered. Each takes 1.3 KB with three stages, and
+about 1 KB more for each stage of which a request failed."""
 SLOWEST = 32
 """Most batches of a minute that are kept for their slowest member."""
 MINUTES = 10
@@ -60,9 +63,9 @@ MINUTES = 10
 COMPANY = 16
 """Most other members of a batch that a story names, and most models and slots that it waited behind."""
 MOST_STORIES = 16
-"""Most requests of one id in an answer: the newest."""
-MOST_SLOWEST = 32
-"""Most stories of the slowest in an answer: they fit in a message, even with long errors."""
+"""Most requests of one id in an answer: the newest. Those of chains' stages come with their chain's."""
+MOST_TOLD = 32
+"""Most stories in an answer: they fit in a message, even with long errors."""
 ROWS_PER_SLICE = 2048
 """Answered requests that are compared with an id in one turn of the event loop: half a millisecond."""
 MOST_BEHIND = 512
@@ -139,9 +142,13 @@ class StageFacts(NamedTuple):
     """`inf` if it did not begin; so is `ended`."""
     ended: float
     requests: int
+    left: int
+    """Requests that have not ended."""
     failed: int
-    last: int | None
-    """The scheduler's id of the request that was answered last, on the critical path."""
+    last: Part | None
+    """The request that ended last, on the critical path. While it runs: the one of those left that was made last."""
+    failure: Past | None
+    """The last request of it that failed; None if none did, or if those that failed did not even begin to wait."""
 
 
 class Past(NamedTuple):
@@ -161,7 +168,9 @@ class Past(NamedTuple):
     behind: Behind | None = None
     """None until it is computed."""
     stages: tuple[StageFacts, ...] = ()
-    """The stages, if it is a chain's request that has ended; it has no runs of its own."""
+    """The stages, if it is a chain's request; it has no runs of its own."""
+    part: Part | None = None
+    """Its place in a chain, if it is a stage's request that is told below its chain's."""
 
 
 class Stories:
@@ -172,14 +181,17 @@ class Stories:
         troubles: Callable[[int], Told],
         batches: Callable[[], Mapping[int, Batch]],
         slots_of: Callable[[str], Collection[str]],
+        chain_of: Callable[[int], ChainRequest | None],
     ) -> None:
         """`troubles`: returns the scheduler's troubles with a request. `batches`: returns the open batches by number.
 
-        `slots_of`: returns the labels of the slots that serve a model.
+        `slots_of`: returns the labels of the slots that serve a model. `chain_of`: returns the request of a chain with this
+        id that has not ended.
         """
         self._troubles = troubles
         self._batches = batches
         self._slots_of = slots_of
+        self._chain_of = chain_of
         self._runs: deque[Run] = deque()
         """The batches that ran, in the order of their ends."""
         self._held = 0
@@ -193,6 +205,8 @@ class Stories:
         self._failed_runs: deque[Run] = deque(maxlen=MOST_FAILED_RUNS)
         self._chains: deque[Past] = deque(maxlen=MOST_CHAINS)
         """Requests of chains that ended with a result."""
+        self._failed_parts: dict[int, dict[str, Past]] = {}
+        """By requests of chains that have not ended, the last failed request of each stage."""
         self._failed: deque[Past] = deque(maxlen=MOST_FAILED)
         """Requests that ended without a result, each with the last of its runs."""
         self._slow: deque[list[_SlowRequest]] = deque(maxlen=MINUTES + 1)
@@ -213,7 +227,12 @@ class Stories:
         elif isinstance(end, RequestRefused):
             request_id = Member(end.at, 0, end.session.client, end.sequence, (), None, None, None).id
             self._keep_error(None, request_id, end)
-        elif isinstance(end, RequestEnded) and end.action is not None:
+        elif isinstance(end, StageFailed):
+            self._stage_failed(end)
+        elif isinstance(end, RequestEnded):
+            if end.action is None:
+                self._failed_parts.pop(end.record.id, None)
+                return
             self._failed_request(end)
             self._keep_error(end.record.model, member_of(end.record).id, end)
         elif isinstance(end, ChainEnded):
@@ -249,7 +268,26 @@ class Stories:
             self._failed_runs.append(run)
 
     def _failed_request(self, end: RequestEnded) -> None:
-        """Remember a request that ends without a result."""
+        """Remember a request that ends without a result. If it is a chain's, `_chain_ended` adds its stages."""
+        record, now = end.record, end.at
+        past = self._failed_past(end, end.message)
+        self._failed.append(past)
+        if record.served.chain is None and (
+            now - record.arrived > self._slow_from or now >= self._minute_ends
+        ):
+            self._keep_slow(self._whole(past), now)
+
+    def _stage_failed(self, end: StageFailed) -> None:
+        """Remember the last failed request of a stage until its chain ends."""
+        record = end.record
+        assert record.parent is not None
+        assert record.stage is not None
+        part = part_of(record.stage, record.id)
+        past = self._whole(self._failed_past(end, end.action.message))  # its runs may be forgotten until then
+        self._failed_parts.setdefault(record.parent.id, {})[part.stage] = past._replace(part=part)
+
+    def _failed_past(self, end: RequestEnded | StageFailed, message: str) -> Past:
+        """Return the known facts of a request that ends without a result, with the last of its runs."""
         record, action, now = end.record, end.action, end.at
         runs: tuple[Run, ...] = ()
         if (last := end.run) is not None:
@@ -257,33 +295,49 @@ class Stories:
             newest = takewhile(lambda run: run.ended >= now, reversed(self._failed_runs))
             runs = (next((run for run in newest if run.batch == last.batch), last),)
         ahead = None if action is None else action.ahead
-        past = Past(member_of(record), record.model, now, end.code, end.message, ahead, runs)
-        self._failed.append(past)
-        if now - record.arrived > self._slow_from or now >= self._minute_ends:
-            self._keep_slow(self._whole(past), now)
+        return Past(member_of(record), record.model, now, end.code, message, ahead, runs)
 
     def _chain_ended(self, end: ChainEnded) -> None:
         """Remember a request of a chain with its stages. One without a result is remembered since its `RequestEnded`."""
-        record, run = end.request.record, end.request.run
-        stages = tuple(
+        record, now = end.request.record, end.at
+        stages = self._stages_of(end.request)
+        self._failed_parts.pop(record.id, None)
+        if end.request.run.failure is None:
+            past = Past(member_of(record), record.model, now, None, "", None, stages=stages)
+            self._chains.append(past)
+        elif self._failed and self._failed[-1].member.number == record.id:
+            past = self._failed[-1] = self._failed[-1]._replace(stages=stages)
+        else:
+            return
+        if now - record.arrived > self._slow_from or now >= self._minute_ends:
+            self._keep_slow(past, now)
+
+    def _unended_chain(self, record: RequestRecord) -> Past:
+        """Return what is known of a request of a chain that waits or runs."""
+        request = self._chain_of(record.id)
+        stages = () if request is None else self._stages_of(request)
+        return Past(member_of(record), record.model, inf, None, "", None, stages=stages)
+
+    def _stages_of(self, request: ChainRequest) -> tuple[StageFacts, ...]:
+        """Return the facts of a chain's stages."""
+        failures = self._failed_parts.get(request.record.id, {})
+        last = request.critical | {
+            part.stage.stage.name: part_of(part, number) for part, number in request.ids.items()
+        }
+        return tuple(
             StageFacts(
                 each.stage.name,
                 each.stage.model,
                 each.began,
                 each.ended,
                 each.requests,
+                each.left,
                 each.failed,
-                end.request.critical.get(each.stage.name),
+                last.get(each.stage.name),
+                failures.get(each.stage.name),
             )
-            for each in run.stages
+            for each in request.run.stages
         )
-        if run.failure is None:
-            past = Past(member_of(record), record.model, end.at, None, "", None, stages=stages)
-            self._chains.append(past)
-            if end.at - record.arrived > self._slow_from or end.at >= self._minute_ends:
-                self._keep_slow(past, end.at)
-        elif self._failed and self._failed[-1].member.number == record.id:
-            self._failed[-1] = self._failed[-1]._replace(stages=stages)
 
     def _keep_slow(self, past: Past, now: float) -> None:
         if now >= self._minute_ends:
@@ -334,6 +388,7 @@ class Stories:
     ) -> Slices[list[Past]]:
         """Find the newest requests with this id, or of this trace, that the asker may see, the latest last.
 
+        After a chain's request come those of its stages that it waited for or that failed, in the order of its stages.
         `records` have no end yet.
         """
         match = _ID.fullmatch(text)
@@ -357,29 +412,35 @@ class Stories:
         runs = list(reversed(self._runs))
         failed = (past for past in reversed(self._failed) if asked(past.member))
         ended_chains = [past for past in self._chains if asked(past.member)][-MOST_STORIES:]
-        newest = (
-            record for record in reversed(list(records)) if perhaps(record) and asked(member_of(record))
-        )
-        unended = list(islice(newest, MOST_STORIES))
+        unended = list(reversed(list(records)))
+        of_chains = (record for record in unended if record.served.chain is not None)
+        running = (record for record in of_chains if perhaps(record) and asked(member_of(record)))
         found = {slow.number: slow.past for slow in chain(*self._slow) if asked(slow.past.member)}
         for past in islice(failed, MOST_STORIES):
             found[past.member.number] = past
         found |= {past.member.number: past for past in ended_chains}
-        # Of a chain's stages, those requests are told that were answered last.
+        found |= {record.id: self._unended_chain(record) for record in islice(running, MOST_STORIES)}
         chains = {(past.member.client, past.member.sequence) for past in found.values() if past.stages}
-        last = {each.last for past in found.values() for each in past.stages}
+        trees = {number: _parts_of(past) for number, past in found.items()}
+        parts = {number for tree in trees.values() for number in tree}
 
         def told(one: Member) -> bool:
-            """Tell whether it is no stage's request of these chains, or the last one of its stage."""
-            return one.number in last or (one.client, one.sequence) not in chains
+            """Tell whether it is no stage's request of these chains, or one that is told."""
+            return one.number in parts or (one.client, one.sequence) not in chains
 
         found = {number: past for number, past in found.items() if past.stages or told(past.member)}
-        for record in unended:
+        told_now = (record for record in unended if record.parent is None or record.id in parts)
+        others = (
+            record
+            for record in told_now
+            if record.served.chain is None and perhaps(record) and asked(member_of(record))
+        )
+        for record in islice(others, MOST_STORIES + len(parts)):
             runs_now = [run_of(batch) for batch in self._batches().values() if record.id in batch.ids]
             past = Past(member_of(record), record.model, inf, None, "", None, tuple(runs_now))
             found[record.id] = past
         yield
-        left, seen = MOST_STORIES, 0
+        left, seen = MOST_STORIES + len(parts), 0
         for run in runs:
             if seen >= ROWS_PER_SLICE:
                 seen = 0
@@ -398,10 +459,9 @@ class Stories:
             left -= len(own)
             if left <= 0:
                 break
-        pasts = []
-        for number in sorted(found)[-MOST_STORIES:]:
+        pasts: list[Past] = []
+        for past in _in_order(found, trees, parts):
             yield
-            past = found[number]
             pasts.append(past if past.behind is not None else self._told(self._whole(past), now, shares))
         return pasts
 
@@ -424,8 +484,11 @@ class Stories:
         """Return the runs of a request that ends in this turn that did not answer it, as far as remembered."""
         since = takewhile(lambda run: run.ended >= record.arrived, reversed(self._failed_runs))
         runs = [run for run in since if record.id in run.requests][::-1]
-        if self._failed and self._failed[-1].member.number == record.id:
-            runs += [run for run in self._failed[-1].runs if run.began < run.ended == inf]
+        past = self._failed[-1] if self._failed else None
+        if record.parent is not None and record.stage is not None:
+            past = self._failed_parts.get(record.parent.id, {}).get(record.stage.stage.stage.name)
+        if past is not None and past.member.number == record.id:
+            runs += [run for run in past.runs if run.began < run.ended == inf]
         return runs
 
     def reach_s(self, now: float) -> float:
@@ -527,6 +590,34 @@ class _SlowRequest:
     number: int
     past: Past = field(compare=False)
     """Its `behind` is added when it is first looked at: soon after, batches are forgotten."""
+
+
+def _parts_of(past: Past) -> dict[int, Past | Part]:
+    """Return the requests of a chain's stages that are told with it, by number: what is known of those that failed."""
+    parts: dict[int, Past | Part] = {}
+    for each in past.stages:
+        if each.last is not None:
+            parts[each.last.number] = each.last
+        if each.failure is not None:
+            parts[each.failure.member.number] = each.failure
+    return parts
+
+
+def _in_order(
+    found: Mapping[int, Past], trees: Mapping[int, Mapping[int, Past | Part]], parts: Collection[int]
+) -> list[Past]:
+    """Return the newest requests, the latest last, each followed by its parts; at most `MOST_TOLD`."""
+    groups, room = [], MOST_TOLD
+    for number in sorted(number for number in found if number not in parts)[: -MOST_STORIES - 1 : -1]:
+        group = [found[number]]
+        for place, part in trees.get(number, {}).items():
+            if isinstance(part, Past):
+                group.append(part)
+            elif place in found:
+                group.append(found[place]._replace(part=part))
+        groups.append(group[:room])
+        room -= len(groups[-1])
+    return [*chain(*reversed(groups))]
 
 
 def _answered_by(run: Run, member: Member) -> Past:

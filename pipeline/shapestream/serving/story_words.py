@@ -52,6 +52,7 @@ def story_of(past: Past, now: float, asker: ClientId | None) -> dict[str, Any]:
         "request_id": member.id,
         **({} if member.caller is None else {"caller": member.caller}),
         **({} if member.trace is None else {"trace": member.trace}),
+        **({} if past.part is None else {"stage": past.part.stage, "row": past.part.row}),
         "model": past.model,
         "sizes": list(member.sizes),
         "state": past.code or ("running" if runs_now else "queued" if open_end else "answered"),
@@ -83,9 +84,10 @@ def story_of(past: Past, now: float, asker: ClientId | None) -> dict[str, Any]:
 
 
 def _story_of_chain(past: Past, now: float) -> dict[str, Any]:
-    """Return the story of a chain's request: its stages. Those of their last requests stand beside it."""
+    """Return the story of a chain's request: its stages. Those of their requests that count stand below it."""
     member = past.member
-    arrived, total_ms = member.arrived, _ms(past.ended - member.arrived)
+    arrived, total_ms = member.arrived, _ms(min(past.ended, now) - member.arrived)
+    open_state = "running" if any(each.began < inf for each in past.stages) else "waiting"
     stages = [
         {
             "stage": each.stage,
@@ -93,8 +95,10 @@ def _story_of_chain(past: Past, now: float) -> dict[str, Any]:
             "began_ms": None if each.began == inf else _ms(each.began - arrived),
             "ended_ms": None if each.ended == inf else _ms(each.ended - arrived),
             "requests": each.requests,
+            "unended": each.left,
             "failed": each.failed,
-            "last": each.last,
+            "last": None if each.last is None else each.last.number,
+            "last_failed": None if each.failure is None else each.failure.member.number,
         }
         for each in past.stages
     ]
@@ -104,13 +108,13 @@ def _story_of_chain(past: Past, now: float) -> dict[str, Any]:
         **({} if member.trace is None else {"trace": member.trace}),
         "model": past.model,
         "sizes": list(member.sizes),
-        "state": past.code or "answered",
+        "state": past.code or (open_state if past.ended == inf else "answered"),
         "arrived_s_ago": round(now - arrived, 3),
         "total_ms": total_ms,
         "stages": stages,
         "code": past.code,
         "events": [[0.0, "arrived"], *_events_of_stages(past)],
-        "why": " ".join(_sentences_of_chain(past, total_ms)),
+        "why": " ".join(_sentences_of_chain(past, now, total_ms)),
     }
 
 
@@ -130,22 +134,25 @@ def _events_of_stages(past: Past) -> list[list[Any]]:
     return sorted(events, key=itemgetter(0))
 
 
-def _sentences_of_chain(past: Past, total_ms: float) -> Iterator[str]:
+def _sentences_of_chain(past: Past, now: float, total_ms: float) -> Iterator[str]:
     """Yield the stages in words, the longest first."""
-    begun = [each for each in past.stages if each.began < inf]
-    waited_ms = _ms(min([each.began for each in begun], default=past.ended) - past.member.arrived)
+    begun, until = [each for each in past.stages if each.began < inf], min(past.ended, now)
+    waited_ms = _ms(min([each.began for each in begun], default=until) - past.member.arrived)
     parts = [(waited_ms, f"waited {waited_ms:g} ms for room for its stages")] if waited_ms else []
     for each in begun:
-        ms = _ms(min(each.ended, past.ended) - each.began)
+        ms = _ms(min(each.ended, until) - each.began)
         failed = f", {each.failed} of them failed" if each.failed else ""
-        parts.append(
-            (ms, f"spent {ms:g} ms in stage {each.stage} ({_count(each.requests, 'request')}{failed})")
-        )
+        left = f", {each.left} without an answer yet" if each.left and past.ended == inf else ""
+        requests = f"{_count(each.requests, 'request')}{failed}{left}"
+        spent = "has spent" if each.ended == inf and past.ended == inf else "spent"
+        parts.append((ms, f"{spent} {ms:g} ms in stage {each.stage} ({requests})"))
     parts.sort(key=itemgetter(0), reverse=True)
     yield f"Of {total_ms:g} ms it " + "; it ".join([text for _, text in parts]) + "."
     left_out = [each.stage for each in past.stages if each.began == inf]
     if left_out:
         yield f"Not begun: {', '.join(left_out)}."
+    if past.ended == inf:
+        yield "It still runs." if begun else "It still waits."
     if past.code is not None:
         yield f"It ended without a result: {past.code}: {past.message}."
 

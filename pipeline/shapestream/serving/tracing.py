@@ -1,7 +1,8 @@
 """Spans of requests and batches, made by OpenTelemetry after they have ended.
 
 The event loop notes the ends of requests that belong to a trace. A thread makes spans of them for OpenTelemetry's SDK,
-whose own thread sends them. Only this module of the server imports packages of the extra `[otel]`.
+whose own thread sends them. The span of a chain's request begins with the first end of a request of its stages, since theirs
+are its children. Only this module of the server imports packages of the extra `[otel]`.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import logging
 import os
 import threading
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,8 +29,17 @@ from opentelemetry.trace import Link, Span, SpanKind, StatusCode, set_span_in_co
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.util.types import AttributeValue
 
-from shapestream.serving.ends import BatchEnded, End, RequestEnded, Run, member_of
-from shapestream.serving.sessions import RequestRecord
+from shapestream.serving.chain_desk import part_of
+from shapestream.serving.ends import (
+    BatchEnded,
+    ChainEnded,
+    End,
+    RequestEnded,
+    Run,
+    StageFailed,
+    member_of,
+)
+from shapestream.serving.sessions import Parent, RequestRecord
 from shapestream.serving.stories import Past, Stories
 from shapestream.telemetry.logging import RateLimit
 from shapestream.wire.limits import MAX_MESSAGE_CHARACTERS
@@ -41,6 +51,8 @@ INTERVAL_S = 0.2
 """Seconds between two rounds of the thread: one burst of work is cheaper than a wake-up per batch."""
 MAX_WAITING = 20_000
 """Most ends that wait for the thread: two seconds of 10,000 lone requests per second. Beyond it requests get no span."""
+MOST_CHAINS = 20_000
+"""Most requests of chains whose span has begun. Beyond it the oldest gets none: its end was one of those too many."""
 COMPLAINT_S = 60.0
 """Seconds between two log lines about lost spans."""
 FLUSH_S = 2.0
@@ -56,6 +68,8 @@ class _End:
     pasts: Sequence[Past]
     tags: Sequence[Mapping[str, str]]
     """Parallel to `pasts`."""
+    parents: Sequence[Parent | None]
+    """Likewise; of requests of chains' stages, those of the chains."""
     run: Run | None
 
 
@@ -81,6 +95,8 @@ class RequestTracer:
         self._parents = TraceContextTextMapPropagator()
         self._stories: Stories
         self._ends: deque[_End] = deque()
+        self._chains: OrderedDict[int, Span] = OrderedDict()
+        """Spans of chains' requests that have begun and not ended, by their ids. The thread's own."""
         self._lost = 0
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="shapestream-tracing", daemon=True)
@@ -91,12 +107,17 @@ class RequestTracer:
         self._stories = stories
 
     def ended(self, end: End) -> None:
-        """Note requests that end with the results of a batch, or without any."""
+        """Note requests that end with the results of a batch, of a chain's stages, or without any."""
         if isinstance(end, BatchEnded):
             if end.answered and (traced := self._traced(end.answered)):
                 self._note(traced, end.at, end.run, None, "")
-        elif isinstance(end, RequestEnded) and (traced := self._traced([end.record])):
-            self._note(traced, end.at, None, end.code, end.message)
+        elif isinstance(end, ChainEnded):
+            # A failed one has been told of as `RequestEnded`.
+            if end.request.run.failure is None and (traced := self._traced([end.request.record])):
+                self._note(traced, end.at, None, None, "")
+        elif isinstance(end, RequestEnded | StageFailed) and (traced := self._traced([end.record])):
+            message = end.message if isinstance(end, RequestEnded) else end.action.message
+            self._note(traced, end.at, None, end.code, message)
 
     def _traced(self, records: Sequence[RequestRecord]) -> list[RequestRecord]:
         return [record for record in records if self._roots or TRACEPARENT in (record.tags or ())]
@@ -115,11 +136,20 @@ class RequestTracer:
         last = () if run is None else (run,)
         failed_runs = self._stories.failed_runs
         pasts = [
-            Past(member_of(record), record.model, now, code, message, None, (*failed_runs(record), *last))
+            Past(
+                member_of(record),
+                record.model,
+                now,
+                code,
+                message,
+                None,
+                (*failed_runs(record), *last),
+                part=None if record.stage is None else part_of(record.stage, record.id),
+            )
             for record in traced
         ]
-        tags = [record.tags or {} for record in traced]
-        self._ends.append(_End(epoch_s=time.time() - now, pasts=pasts, tags=tags, run=run))
+        tags, parents = [record.tags or {} for record in traced], [record.parent for record in traced]
+        self._ends.append(_End(epoch_s=time.time() - now, pasts=pasts, tags=tags, parents=parents, run=run))
 
     # ---------------------------------------------------------------- the thread
 
@@ -143,14 +173,17 @@ class RequestTracer:
             return round((end.epoch_s + moment) * 1e9)
 
         spans: list[tuple[Span, Past]] = []
-        for past, tags in zip(end.pasts, end.tags, strict=True):
-            span = self._tracer.start_span(
-                f"infer {past.model}",
-                self._parents.extract(tags, Context()),
-                SpanKind.SERVER,
-                _attributes(past, end.run),
-                start_time=at(past.member.arrived),
-            )
+        for past, tags, parent in zip(end.pasts, end.tags, end.parents, strict=True):
+            facts, begins = _attributes(past, end.run), at(past.member.arrived)
+            if past.part is not None and parent is not None:
+                above = self._chain_span(parent, tags, at(parent.arrived))
+                context, name = set_span_in_context(above, Context()), f"stage {past.part.stage}"
+                span = self._tracer.start_span(name, context, attributes=facts, start_time=begins)
+            elif (begun := self._chains.pop(past.member.number, None)) is not None:
+                span = begun
+                span.set_attributes(facts)
+            else:
+                span = self._start(past.model, tags, facts, begins)
             if span.is_recording():
                 spans.append((span, past))
         if end.run is not None and spans:
@@ -179,6 +212,22 @@ class RequestTracer:
                 span.set_status(StatusCode.ERROR, words)
             span.end(at(past.ended))
 
+    def _start(
+        self, model: str, tags: Mapping[str, str], facts: Mapping[str, AttributeValue], begins: int
+    ) -> Span:
+        """Start the span of a client's request, below the client's own."""
+        context = self._parents.extract(tags, Context())
+        return self._tracer.start_span(f"infer {model}", context, SpanKind.SERVER, facts, start_time=begins)
+
+    def _chain_span(self, parent: Parent, tags: Mapping[str, str], begins: int) -> Span:
+        """Return the span of a chain's request; start it if this is the first end of a request of its stages."""
+        span = self._chains.get(parent.id)
+        if span is None:
+            span = self._chains[parent.id] = self._start(parent.model, tags, {}, begins)
+            if len(self._chains) > MOST_CHAINS:
+                self._chains.popitem(last=False)
+        return span
+
     # ---------------------------------------------------------------- its end
 
     def stop(self) -> None:
@@ -204,6 +253,10 @@ def _attributes(past: Past, run: Run | None) -> dict[str, AttributeValue]:
         "shapestream.sizes": past.member.sizes,
         "shapestream.code": past.code or "ok",
     }
+    if past.part is not None:
+        facts["shapestream.stage"] = past.part.stage
+        if past.part.row is not None:
+            facts["shapestream.row"] = past.part.row
     return facts if run is None else {**facts, **_where(run), "shapestream.padding_ratio": run.padding_ratio}
 
 

@@ -23,10 +23,10 @@ from shapestream.settings.values import (
     Section,
     below,
     describe,
-    did_you_mean,
     read_bytes,
     wrong,
 )
+from shapestream.spelling import did_you_mean
 from shapestream_engine.errors import ModelLoadError
 from shapestream_engine.machine import MAX_SLOTS
 from shapestream_engine.model_files import files_of_model
@@ -204,6 +204,14 @@ class Settings(Section):
                 )
             yield from below(("chains", index), chain.problems([model.name for model in self.models]))
         yield from below(("server",), self.server.problems())
+        if self.server.http is not None:
+            names = [model.name for model in self.models] + [chain.name for chain in self.chains]
+            for place, name in self.server.http.services():
+                if name not in names:
+                    yield (
+                        ("server", "http", *place),
+                        f'there is no model or chain "{name}" {did_you_mean(name, names)}',
+                    )
         yield from self._problems_of_workers()
 
     def _problems_of_workers(self) -> Iterator[Finding]:

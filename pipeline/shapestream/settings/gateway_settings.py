@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from shapestream.settings.values import TEXT, Bytes, Section, check_host_and_port, open_to_others, read_path
+from shapestream.settings.yaml_source import Location
 from shapestream.wire.limits import MAX_PRIORITY
 
 FilePath = Annotated[str, BeforeValidator(partial(read_path, expected="a file"))]
@@ -45,11 +47,37 @@ class GatewaySettings(Section):
         return None if network_is_safe or self.token_file is not None else open_to_others(self.address)
 
 
+def _read_names(value: Any) -> Any:
+    return (value,) if isinstance(value, str) else value
+
+
+class OpenAiSettings(Section):
+    """What is served to clients of OpenAI's API (docs/http.md)."""
+
+    embeddings: Annotated[
+        tuple[str, ...],
+        BeforeValidator(_read_names, json_schema_input_type=str | list[str]),
+    ] = Field(strict=False, min_length=1)
+    """Names of the models and chains that embed texts, at /v1/embeddings."""
+
+
 class HttpSettings(GatewaySettings):
     """HTTP for clients of the Open Inference Protocol (docs/http.md). HOST:PORT is short for {address}."""
 
     max_body: Bytes = 64 << 20
     """Bytes of one request's body, at most, after it is decompressed."""
+    openai: OpenAiSettings | None = None
+    """Endpoints of OpenAI's API. Default: none."""
+    tei: str | None = None
+    """Name of the model or chain behind the endpoints of text-embeddings-inference: /embed and more. Default: none."""
+
+    def services(self) -> Iterator[tuple[Location, str]]:
+        """Yield the models and chains that endpoints for texts name, each with its place."""
+        if self.openai is not None:
+            for index, name in enumerate(self.openai.embeddings):
+                yield ("openai", "embeddings", index), name
+        if self.tei is not None:
+            yield ("tei",), self.tei
 
 
 class GrpcSettings(GatewaySettings):

@@ -18,8 +18,9 @@ from shapestream.errors import ConfigurationError
 from shapestream.settings.document import DISAGREEMENT, Settings
 from shapestream.settings.folders import expand_folders
 from shapestream.settings.text_folder import TextFolder
-from shapestream.settings.values import Section, address_meant, closest, describe
+from shapestream.settings.values import Section, address_meant, describe
 from shapestream.settings.yaml_source import MAX_BYTES, Location, Place, YamlSource, read_yaml
+from shapestream.spelling import closest
 
 _EXPECTED: Mapping[str, str] = {
     "int_type": "an integer",

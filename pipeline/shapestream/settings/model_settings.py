@@ -24,14 +24,13 @@ from shapestream.settings.values import (
     Section,
     below,
     check_name,
-    closest,
     describe,
-    did_you_mean,
     files_must_exist,
     read_path,
     wrong,
 )
 from shapestream.settings.yaml_source import Location
+from shapestream.spelling import closest, did_you_mean
 from shapestream_engine.backends.registry import known_engines
 from shapestream_engine.element_types import ELEMENT_TYPES
 from shapestream_engine.errors import ShapeError, SignatureError

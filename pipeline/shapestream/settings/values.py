@@ -8,13 +8,12 @@ context holds the folder from which relative paths start.
 from __future__ import annotations
 
 import ast
-import difflib
 import inspect
 import itertools
 import json
 import re
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -66,19 +65,6 @@ class Section(BaseModel):
                 ) if name in properties:
                     properties[name]["description"] = inspect.cleandoc(words)
         return schema
-
-
-def closest(word: str, known: Sequence[str]) -> str | None:
-    """Return the known word that `word` is probably a mistake for, or None."""
-    close = difflib.get_close_matches(word.lower(), known, n=1, cutoff=0.6)
-    return close[0] if close else None
-
-
-def did_you_mean(word: str, known: Sequence[str]) -> str:
-    """Return the hint `(did you mean "x"?)`, or the list of known words."""
-    if (close := closest(word, known)) is not None:
-        return f'(did you mean "{close}"?)'
-    return f"(known: {', '.join(dict.fromkeys(known))})" if known else "(none is known)"
 
 
 def describe(value: Any) -> str:

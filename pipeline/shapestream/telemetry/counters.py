@@ -39,6 +39,9 @@ MAX_DISTINCT_SHAPES = 10_000
 """Largest number of shapes that are counted exactly."""
 MOST_ROWS = 256
 """Most batches whose counts are not added up yet: to add up more at once would hold the event loop."""
+STAGE_KEYS = ("runs", "us", "requests", "failed")
+"""Counts of a chain's stage: the chain's requests for which it ran, their microseconds there, its requests, and those of
+these that failed."""
 HISTOGRAMS_PER_SLICE = 64
 """Histograms that one turn of the event loop adds up, at up to 20 us each."""
 
@@ -178,6 +181,10 @@ class ModelCounters:
         """Sum of the batches' gather times, each counted once per request answered; run and split likewise."""
         self.members_run_us = 0
         self.members_split_us = 0
+        self.room_us = 0
+        """Of a chain: microseconds that its requests waited for room for their stages."""
+        self.stages: Counter[tuple[str, str]] = Counter()
+        """Of a chain: by stage and key, what `STAGE_KEYS` names."""
         self.last_ended = 0.0
         """When the last batch that ran ended, in seconds of the server's clock; 0 before the first one."""
 
@@ -210,6 +217,11 @@ class ModelCounters:
         vars(made).update(values)
         return made
 
+    def count_stage(self, stage: str, us: int, requests: int, failed: int) -> None:
+        """Count one run of a stage, when its chain has ended."""
+        for key, number in zip(STAGE_KEYS, (1, us, requests, failed), strict=True):
+            self.stages[stage, key] += number
+
     def totals(self) -> dict[str, int]:
         """Return sums since the server's start; times are microseconds, each summed over the requests with a result."""
         sums = {
@@ -234,11 +246,21 @@ class ModelCounters:
                 for name in ("arrived", "results", "failed_us", "batches", "rows", "calls")
             },
             "failures": dict(self.failures),
+            **self._chain_dict(),
             "new_shapes": self.preparations,
             "elements_computed": min(_MOST, self.elements_computed),
             "elements_padding": min(_MOST, self.elements_padding),
             **{name: getattr(self, name).to_dict() for name in histograms},
         }
+
+    def _chain_dict(self) -> dict[str, Any]:
+        """Return what only chains have."""
+        if not self.stages:
+            return {}
+        stages: dict[str, dict[str, int]] = {}
+        for (stage, key), count in self.stages.items():
+            stages.setdefault(stage, dict.fromkeys(STAGE_KEYS, 0))[key] = min(_MOST, count)
+        return {"room_us": min(_MOST, self.room_us), "stages": stages}
 
 
 class _BatchRow(NamedTuple):

@@ -14,6 +14,7 @@ from enum import StrEnum
 from importlib.metadata import version
 from typing import NamedTuple, TypeAlias
 
+from shapestream.chains.room import RoomStatistics
 from shapestream.scheduling.events import Overload
 from shapestream.scheduling.scheduler_statistics import ModelStatistics, SchedulerStatistics
 from shapestream.settings import ServerSettings
@@ -77,6 +78,10 @@ class ServerSnapshot:
     """Numbers of refused connections, by port and reason."""
     audit: Mapping[str, Mapping[str, float]]
     """The findings of audits, by model: `audited`, `unjudged`, `mismatches`, `stopped` and others."""
+    chains: Sequence[str]
+    """The names of the chains that are served."""
+    room: RoomStatistics
+    """What waits for room for its stages, and what is reserved."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,6 +145,16 @@ def _of_audit(name: str, text: str, key: str) -> Metric:
     return _row(
         name, text, ("model",), lambda seen: [((model,), one[key]) for model, one in seen.audit.items()]
     )
+
+
+def _of_chain(name: str, text: str, read: Callable[[RoomStatistics], Mapping[str, int]]) -> Metric:
+    """Return a row of one sample per chain; to its clients a chain is a model."""
+
+    def samples(seen: ServerSnapshot) -> list[Sample]:
+        counts = read(seen.room)
+        return [((chain,), counts.get(chain, 0)) for chain in seen.chains]
+
+    return _row(name, text, ("model",), samples)
 
 
 def _times_of_model(name: str, text: str, read: Callable[[ModelCounters], Histogram]) -> Metric:
@@ -303,6 +318,33 @@ METRICS: tuple[Metric, ...] = (
         lambda seen: seen.scheduler.suspects,
     ),
     _one("requests_quarantined", "Digests of poisoned requests.", lambda seen: seen.quarantined),
+    # Chains
+    _of_chain(
+        "chain_requests_waiting",
+        "Requests of a chain that wait until there is room for what its stages may fan out to.",
+        lambda room: room.waiting,
+    ),
+    _of_chain("chain_requests_running", "Requests of a chain that have begun.", lambda room: room.running),
+    _one(
+        "chain_reserved_requests",
+        "Requests reserved for the stages of chains that have begun: as many as at_most says, and their number once known.",
+        lambda seen: seen.room.reserved.requests,
+    ),
+    _one(
+        "chain_reserved_bytes",
+        "Bytes of their inputs, likewise (at_most_bytes).",
+        lambda seen: seen.room.reserved.nbytes,
+    ),
+    _one(
+        "chain_reserved_limit_requests",
+        "Requests that may be reserved: half of max_queued_requests. A chain's request that runs alone may reserve more.",
+        lambda seen: seen.room.limit.requests,
+    ),
+    _one(
+        "chain_reserved_limit_bytes",
+        "Bytes that may be reserved: half of max_queued_bytes, likewise.",
+        lambda seen: seen.room.limit.nbytes,
+    ),
     # Batches
     _row("batches_total", "Batches, by result: ran or failed.", ("model", "result"), _batches),
     _of_model(

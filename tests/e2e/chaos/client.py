@@ -30,6 +30,9 @@ from shapestream.wire.messages import Entry, Failure, ResultEntry
 MODEL = "checked"
 ONCE = "once"
 """The name of the model that must not run a request twice, and the kind of requests for it."""
+CHAIN = "chained"
+"""The name of the chain, and the kind of requests for it: each row is checked by itself, between two other stages."""
+CHAINED_ROWS = 6
 FILE = "file"
 """The kind of requests for `layers`, a model file that OpenVINO runs. It tells the ledger nothing of its runs."""
 ONCE_SHARE = 0.1
@@ -37,6 +40,8 @@ LAYERS = next(each for each in MODELS if each.name == "layers")
 DEEDS = {"poison": model.DIE, "hang": model.HANG}
 """What kinds of requests do that others do not."""
 TASKS = 6
+CHAINED = 2
+"""Tasks that ask for the chain."""
 STREAMED = 6
 WITHDRAWING = 4
 """Tasks of a client that withdraws; another one withdraws nothing."""
@@ -95,7 +100,10 @@ class Load:
         """A new request's token and inputs; the ledger knows of it when this returns."""
         token = self._token()
         length = self._random.choice(self._lengths)
-        payload = self._numbers.integers(0, 1 << 40, (self._random.choice((1, 1, 1, 2, 3)), length), np.int64)
+        rows = (
+            self._random.randint(1, CHAINED_ROWS) if kind == CHAIN else self._random.choice((1, 1, 1, 2, 3))
+        )
+        payload = self._numbers.integers(0, 1 << 40, (rows, length), np.int64)
         now = time.monotonic()
         deadline_at = None if deadline_s is None else now + deadline_s
         deadline_us = 0 if deadline_at is None else int(deadline_at * 1e6)
@@ -109,7 +117,7 @@ class Load:
             kind=kind,
             at=now,
             deadline_at=deadline_at,
-            expected=zlib.crc32(model.answer_to(x).tobytes()),
+            expected=zlib.crc32((x if kind == CHAIN else model.answer_to(x)).tobytes()),
         )
         return token, {"x": x}
 
@@ -123,18 +131,20 @@ class Load:
         """One request and its end."""
         deadline_s = None if kind in DEEDS else self._random.choice(self._deadlines_s)
         token, inputs = self.submit(kind, deadline_s=deadline_s)
+        name = kind if kind in (ONCE, CHAIN) else MODEL
         try:
-            result = await client.infer(ONCE if kind == ONCE else MODEL, inputs, deadline=deadline_s)
+            result = await client.infer(name, inputs, deadline=deadline_s)
         except shapestream.RequestError as error:
             self.ended(token, error.code)
             await trio.sleep(self._pause_s)
         else:
-            self.ended(token, "ok", result["y"])
+            self.ended(token, "ok", result["x" if kind == CHAIN else "y"])
 
-    async def ask_on(self, client: shapestream.Client) -> None:
-        """One request after the other, until it is told to stop."""
+    async def ask_on(self, client: shapestream.Client, kind: str = "usual") -> None:
+        """One request after the other, until it is told to stop; of the usual ones, some may run only once."""
         while not self.stopping.is_set():
-            await self.ask(client, ONCE if self._random.random() < self._once_share else "usual")
+            once = kind == "usual" and self._random.random() < self._once_share
+            await self.ask(client, ONCE if once else kind)
             await trio.sleep(self._random.uniform(0.0, self._pause_s))
 
     async def ask_file(self, client: shapestream.Client, *, withdraw: bool = False) -> None:
@@ -246,6 +256,8 @@ async def main(address: str, number: int, seed: int, misdeed: str | None, withdr
                 async with trio.open_nursery() as asking:
                     for _ in range(TASKS):
                         asking.start_soon(load.ask_on, client)
+                    for _ in range(CHAINED):
+                        asking.start_soon(load.ask_on, client, CHAIN)
                     asking.start_soon(load.ask_file_on, client)
                     asking.start_soon(load.stream, client)
         nursery.cancel_scope.cancel()

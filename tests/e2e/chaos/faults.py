@@ -23,6 +23,8 @@ from tests.e2e.chaos.stage import Stage
 from tests.e2e.conftest import Broken
 
 AMBUSH_S = 5.0
+IN_REPLY_S = 1.0
+"""How long the server may stand still until a call ends: longer than any, and shorter than the silence of a worker."""
 LIES_WANTED = 3
 WITHDRAWALS = 100
 UNSEEN = 0.3
@@ -50,8 +52,9 @@ class Faults:
         self._stage = stage
         self._random = random.Random(seed)
         self.kinds: dict[str, Callable[[], tuple[float, int]]] = {
-            "worker killed mid-batch": lambda: self._kill_worker("run"),
-            "worker killed mid-reply": lambda: self._kill_worker("ran"),
+            "worker killed mid-batch": self._kill_worker,
+            "worker killed mid-reply": self._kill_worker_in_reply,
+            "worker killed mid-chain": self._kill_worker_in_chain,
             "worker stopped mid-batch": lambda: self._stop_worker("run"),
             "worker stopped mid-reply": lambda: self._stop_worker("ran"),
             "worker ten times slower": self._slow_worker,
@@ -111,16 +114,51 @@ class Faults:
         since = time.monotonic() - 0.5
         return next((pid for pid in pids if self._ask("runs_of", pid=pid, since=since)), None)
 
-    def _kill_worker(self, moment: str) -> tuple[float, int]:
+    def _kill_worker(self) -> tuple[float, int]:
         pid = self._worker()
-        self._lie_in_wait(moment, pid=pid)
-        with contextlib.suppress(ProcessLookupError):  # it ended by itself meanwhile: a miss
+        self._lie_in_wait("run", pid=pid)
+        at = self._kill(pid)
+        return at, self._ask("cut_short", pid=pid)
+
+    def _kill_worker_in_chain(self) -> tuple[float, int]:
+        """It runs the last stage of a chain, whose other stages are done."""
+        fact = self._ask("watch", wanted="run", within_s=AMBUSH_S, step="restore")
+        pid = self._worker() if fact is None else fact["pid"]
+        at = self._kill(pid)
+        return at, self._ask("cut_short", pid=pid)
+
+    def _kill_worker_in_reply(self) -> tuple[float, int]:
+        """Its reply is on its way to the server, which stands still until the worker is dead.
+
+        A reply takes a fraction of a millisecond. On a busy machine it is with the client before a signal that waited for it
+        has even been sent. So a call that takes ten times longer is awaited, and the server reads nothing before its end.
+        """
+        pid, server = self._worker(), self._stage.server.pid
+        mark = self._stage.folder / f"slow-{pid}"
+        mark.touch()
+        self._lie_in_wait("ran", pid=pid)  # the next call sees the mark
+        self._lie_in_wait("run", pid=pid)
+        os.kill(server, signal.SIGSTOP)
+        since = time.monotonic()
+        try:
+            self._ask("watch", wanted="ran", within_s=IN_REPLY_S, pid=pid)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            at = time.monotonic()
+        finally:
+            os.kill(server, signal.SIGCONT)
+        self._stage.ledger.tell("paused", since=since, until=time.monotonic())
+        mark.unlink()
+        self._gone(pid)
+        return at, self._ask("in_reply", at=at, pid=pid)
+
+    def _kill(self, pid: int) -> float:
+        """Ends a worker, and returns when; one that ended by itself meanwhile is a miss."""
+        with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
         at = time.monotonic()
         self._gone(pid)
-        if moment == "run":
-            return at, self._ask("cut_short", pid=pid)
-        return at, self._ask("in_reply", at=at, pid=pid)
+        return at
 
     def _stop_worker(self, moment: str) -> tuple[float, int]:
         pid = self._worker()

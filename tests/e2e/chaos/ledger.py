@@ -93,10 +93,11 @@ class Ledger:
 
 
 def _concerns(fact: dict[str, Any], said: dict[str, Any]) -> bool:
-    """Whether it is about that process, and that client, where these are asked for."""
-    pid, client = said.get("pid"), said.get("client")
-    if pid is not None and fact.get("pid") != pid:
-        return False
+    """Whether it is about that process, that step, and that client, where these are asked for."""
+    client = said.get("client")
+    for what in ("pid", "step"):
+        if said.get(what) not in (None, fact.get(what)):
+            return False
     tokens = fact.get("tokens", ())
     return client is None or fact.get("client") == client or any(token >> 32 == client for token in tokens)
 

@@ -54,6 +54,28 @@ models:
     batching: {max_batch: 16}
     trust: true
     calibration_s: 0
+  - name: split
+    function: tests.e2e.chaos.model:split
+    inputs: {x: {shape: "rows:1..16, n:8..4096", element_type: i64}}
+    outputs: {rows: {rule: list, shape: "n", element_type: i64}}
+    batching: {max_batch: 1, hang_after_s: 2}
+    trust: true
+    calibration_s: 0
+  - name: restore
+    function: tests.e2e.chaos.model:restore
+    inputs: {y: {shape: "rows:1..16, n:8..4096", element_type: i64}}
+    outputs: {x: {shape: "rows, n", element_type: i64}}
+    batching: {max_batch: 1, hang_after_s: 2}
+    trust: true
+    calibration_s: 0
+chains:
+  - name: chained
+    inputs: {x: split.x}
+    stages:
+      - {name: split, model: split, in: {x: x}}
+      - {name: check, model: checked, in: {x: split.rows}, each: item of split.rows, at_most: 16}
+      - {name: restore, model: restore, in: {y: check.y}, each: batch of check.y}
+    outputs: {x: restore.x}
 workers: [{count: 2, slots: 1, threads: 1}]
 logging: {format: json}
 """

@@ -52,6 +52,34 @@ def flat(v: Array) -> dict[str, Any]:
     return {"o": np.array([v.sum(), len(v), v.max(initial=0)], np.float32)}
 
 
+def mix(x: Array, y: Array) -> dict[str, Any]:
+    """By row, of two inputs with as many rows: the row, moved by the sum of the other, and the other way round."""
+    if (x == BAD).any():
+        raise ValueError("bad row")
+    return {"a": x + y.sum(1)[:, None], "b": y + x[:, :1]}
+
+
+def weigh(v: Array, t: Array) -> dict[str, Any]:
+    """Three numbers and one of a vector and a table."""
+    if (v == BAD).any():
+        raise ValueError("bad row")
+    return {"o": np.array([v.sum(), t.sum(), len(t)], np.float32), "total": np.float32(v.sum() - t.sum())}
+
+
+def join(v: Array, u: Array) -> dict[str, Any]:
+    """Three numbers of two vectors."""
+    if (v == BAD).any() or (u == BAD).any():
+        raise ValueError("bad row")
+    return {"o": np.array([v.sum(), 2 * u.sum(), len(v) - len(u)], np.float32)}
+
+
+def both(x: Array, y: Array) -> dict[str, Any]:
+    """Of two tables, the first's rows that begin with a positive number, and one number."""
+    if (x == BAD).any() or (y == BAD).any():
+        raise ValueError("bad row")
+    return {"rows": x[x[:, 0] > 0], "total": np.float32(x.sum() - 2 * y.sum())}
+
+
 def _shape(text: str) -> NamedShape:
     return NamedShape.parse(text)
 
@@ -75,6 +103,26 @@ SIGNATURES: dict[str, ModelSignature] = {
     "flat": ModelSignature(
         "flat", (InputPort("v", _X, _shape("k")),), (OutputPort("o", _X, _shape("3"), Whole()),)
     ),
+    "mix": ModelSignature(
+        "mix",
+        (InputPort("x", _X, _shape("batch, w:1..9")), InputPort("y", _X, _shape("batch, 3"))),
+        (OutputPort("a", _X, _shape("batch, w"), Rows()), OutputPort("b", _X, _shape("batch, 3"), Rows())),
+    ),
+    "weigh": ModelSignature(
+        "weigh",
+        (InputPort("v", _X, _shape("k")), InputPort("t", _X, _shape("n, w:1..9"))),
+        (OutputPort("o", _X, _shape("3"), Whole()), OutputPort("total", _X, _shape(""), Whole())),
+    ),
+    "join": ModelSignature(
+        "join",
+        (InputPort("v", _X, _shape("k")), InputPort("u", _X, _shape("m"))),
+        (OutputPort("o", _X, _shape("3"), Whole()),),
+    ),
+    "both": ModelSignature(
+        "both",
+        (InputPort("x", _X, _shape("n, w:1..9")), InputPort("y", _X, _shape("m, v:1..9"))),
+        (OutputPort("rows", _X, _shape("?, ?"), Whole()), OutputPort("total", _X, _shape(""), Whole())),
+    ),
 }
 FUNCTIONS: Mapping[str, Callable[..., dict[str, Any]]] = {
     "norm": norm,
@@ -82,6 +130,10 @@ FUNCTIONS: Mapping[str, Callable[..., dict[str, Any]]] = {
     "blocks": blocks,
     "pick": pick,
     "flat": flat,
+    "mix": mix,
+    "weigh": weigh,
+    "join": join,
+    "both": both,
 }
 
 
@@ -127,5 +179,5 @@ def run(model: str, tensors: Tensors) -> Tensors:
                 shapes,
             ]
         else:
-            outputs.append(value)
+            outputs.append(np.asarray(value))
     return tensors_of(outputs)

@@ -122,6 +122,7 @@ def test_requests_that_ended_while_they_waited_leave_nothing() -> None:
         chain_run.fail("cancelled", "withdrawn")
         room.update(chain_run)
         assert (1, 99.0) == (len(room), room.next_deadline())
+        assert {"waiting": 1, "running": 1} == room.statistics().to_dict("c")["chains"]["c"]
     first.begin(0.0)
     _finish(first, room)
     assert last is room.next()
@@ -153,14 +154,30 @@ def test_every_request_begins_and_the_bound_holds(clients: list[int], most: int)
     for client, chain_run in zip(clients, runs, strict=True):
         room.wait(chain_run, client)
     running: list[ChainRun] = []
+    ended = 0
     while len(room) or running:
         while (chain_run := room.next()) is not None:
             chain_run.begin(0.0)
             running.append(chain_run)
             assert len(running) == 1 or room.reserved.requests <= most
+            waiting = len(runs) - len(running) - ended
+            assert (waiting, len(running), room.reserved) == (
+                room.statistics().waiting["c"],
+                room.statistics().running["c"],
+                room.statistics().reserved,
+            )
         _finish(running.pop(0), room)
+        ended += 1
     assert all(chain_run.state is not RunState.WAITING for chain_run in runs)
-    assert Held(0, 0) == room.reserved
+    assert {
+        "waiting": 0,
+        "running": 0,
+        "reserved_requests": 0,
+        "reserved_bytes": 0,
+        "limit_requests": most,
+        "limit_bytes": 10_000,
+        "chains": {"c": {"waiting": 0, "running": 0}, "unused": {"waiting": 0, "running": 0}},
+    } == room.statistics().to_dict(["c", "unused"])
 
 
 def test_the_paths_through_many_stages_are_not_walked_one_by_one() -> None:

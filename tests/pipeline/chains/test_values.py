@@ -90,14 +90,14 @@ def test_a_list_whose_bytes_are_not_those_of_its_shapes_is_refused(
         elements = elements._replace(shape=(max(count, 0), 0))
         changed = bytes(4 * count) if count >= 0 else raw
     if changed != raw:
-        with pytest.raises(ValueError, match="its shapes ask for"):
+        with pytest.raises(ValueError, match=r"arrays of .* bytes came with"):
             Items.read(elements._replace(buffer=changed), shapes)
 
 
 def test_a_list_with_a_negative_size_is_refused() -> None:
     """Whatever its bytes are."""
     shapes = tensor_of(np.array([[2, -1]], np.int64))
-    with pytest.raises(ValueError, match=r"an array of the shape \[2, -1\]"):
+    with pytest.raises(ValueError, match=r"array 0 of the list has the shape \[2, -1\]"):
         Items.read(tensor_of(np.zeros(2, np.float32)), shapes)
 
 
@@ -113,7 +113,7 @@ def test_rows_are_put_together_to_what_they_were_taken_from(
     for expected, row in zip(parts, rows, strict=True):
         assert_same(expected[None] if keep_axis else expected, row)
     assert_same(array, stacked(rows, element_type, shape[1:]))
-    items = listed(rows, element_type, len(shape) - 1, drop_row=keep_axis)
+    items = listed(rows, element_type, (0,) * (len(shape) - 1), drop_row=keep_axis)
     for expected, row in zip(parts, items.tensors, strict=True):
         assert_same(expected, row)
     if len(array):
@@ -138,12 +138,13 @@ def test_a_batch_is_made_of_arrays_of_one_shape(given_list: tuple[str, int, list
 def test_rows_without_a_result_leave_the_bytes_right(
     given_list: tuple[str, int, list[Array]], data: st.DataObject
 ) -> None:
-    """An empty array is in their place; in a list of scalars, a zero or an empty text."""
+    """Zeros, or empty texts, of the smallest shape are in their place: of an array that may be empty, none."""
     element_type, rank, arrays_ = given_list
+    smallest = tuple(data.draw(st.lists(st.integers(0, 3), min_size=rank, max_size=rank)))
     rows = [tensor_of(array) if data.draw(st.booleans()) else None for array in arrays_]
-    again = Items.read(*listed(rows, element_type, rank, drop_row=False).write())
+    again = Items.read(*listed(rows, element_type, smallest, drop_row=False).write())
     for array, row, tensor in zip(arrays_, rows, again.tensors, strict=True):
-        nothing = np.full((0,) * rank, "" if array.dtype == object else 0, array.dtype)
+        nothing = np.full(smallest, "" if array.dtype == object else 0, array.dtype)
         assert_same(nothing if row is None else array, tensor)
 
 

@@ -15,6 +15,7 @@ from trio.testing import MockClock
 
 import shapestream
 from shapestream.errors import ModelError
+from shapestream.gateway.http_answer import error_answer
 from shapestream.gateway.http_messages import HttpError, HttpRequest, HttpResponse
 from shapestream.gateway.routes import Routes
 from shapestream.testing import Arrays, MemoryEndpoint, ScriptedModel, ScriptedServer, identity_signature
@@ -99,8 +100,7 @@ async def asked(
     try:
         return Reply(200, await routes.handle(request))
     except HttpError as error:
-        text = json.dumps({"error": error.message}).encode()
-        return Reply(error.status, HttpResponse(status=error.status, body=(text,), headers=error.headers))
+        return Reply(error.status, error_answer(error))
 
 
 class GatewaySite:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.pipeline.scheduling.stage import Stage
 
-from shapestream.scheduling.events import DrainStarted
+from shapestream.scheduling.events import BatchFinished, DrainStarted, TimePassed
 
 
 def test_a_request_with_a_parent_is_not_refused_for_lack_of_room(make_stage):
@@ -61,6 +61,24 @@ def test_the_oldest_parent_goes_first_within_a_client(make_stage):
     mixed = _two_models(make_stage(), None, None)
     assert sorted(mixed) == ["find"] * 3 + ["read"] * 3
     assert mixed not in (["read"] * 3 + ["find"] * 3, ["find"] * 3 + ["read"] * 3)
+
+
+def test_no_batch_starts_between_a_batch_and_what_follows_from_it(make_stage):
+    """What is queued waits for the next event of the same time, which has an older request, or none."""
+    for follows, expected in ((True, [1, 3]), (False, [1, 2])):
+        stage = make_stage()
+        stage.model("find", max_batch=1)
+        stage.model("read", max_batch=1)
+        stage.slots(0, models=("find", "read"))
+        stage.arrive((1, 4), (1, 4), model="find")
+        (started,) = stage.started
+        stage.play(BatchFinished(batch=started.batch, busy_s=0.1, followed=True))
+        assert [started] == stage.started
+        if follows:
+            stage.arrive((1, 4), model="read", since=0.0)
+        else:
+            stage.play(TimePassed())
+        assert expected == [start.requests[0] for start in stage.started]
 
 
 def test_a_parent_gives_nothing_before_other_clients(make_stage):

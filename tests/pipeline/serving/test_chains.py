@@ -2,147 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import gc
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 import trio
+from tests.pipeline.serving.chain_server import (
+    CHAIN,
+    SKIPS,
+    chain_served,
+    cut,
+    open_chain,
+    outputs_of,
+    play_rows,
+    played,
+    run_next,
+)
 from tests.pipeline.serving.clocks import virtual_time
 from tests.pipeline.serving.echo_model import model_settings
-from tests.pipeline.serving.harness import Running, memory_serving
-from tests.pipeline.serving.raw_peer import RawPeer, ending
-from tests.pipeline.serving.scripted_slots import ScriptedSlots
+from tests.pipeline.serving.harness import Running
+from tests.pipeline.serving.raw_peer import ending
 from trio.testing import wait_all_tasks_blocked
 
-from shapestream.chains.spec import ChainSpec, StageSpec
-from shapestream.wire.messages import Failure, ModelOpened, OpenModel, RequestEntry, ResultEntry
-from shapestream_engine.batch import BatchInputs
-from shapestream_engine.element_types import element_type_of
-from shapestream_engine.layout import Tensors
-from shapestream_engine.ports import InputPort, OutputPort, Whole, list_ports
-from shapestream_engine.shapes import NamedShape
-from shapestream_engine.signature import ModelSignature
-
-CUT = ModelSignature(
-    "cut",
-    (InputPort("x", "f32", NamedShape.parse("n:1..64")),),
-    list_ports("parts", "f32", NamedShape.parse("k")),
+from shapestream.serving.stories import Past
+from shapestream.slices import at_once
+from shapestream.telemetry.metrics import read_metrics
+from shapestream.wire.messages import (
+    Cancel,
+    Failure,
+    Goodbye,
+    ResultEntry,
 )
-"""Of each number, a list has an array of so many ones."""
-READ = ModelSignature(
-    "read",
-    (InputPort("v", "f32", NamedShape.parse("k:1..9")),),
-    (OutputPort("o", "f32", NamedShape.parse("1"), Whole()),),
-)
-"""The sum. It takes no empty array."""
-CHAIN = ChainSpec(
-    name="chain",
-    inputs={"x": "cut.x"},
-    stages=[
-        StageSpec(name="cut", model="cut", inputs={"x": "x"}),
-        StageSpec(
-            name="read", model="read", inputs={"v": "cut.parts"}, each=["item of cut.parts"], at_most=8
-        ),
-    ],
-    outputs={"o": "read.o"},
-)
-SKIPS = replace(CHAIN, skips=True, outputs={"o": "read.o", "ok": "read.ok"})
 
 
-def tensors_of(*arrays: np.ndarray[Any, Any]) -> Tensors:
-    """In the order of the ports."""
-    layout = tuple((port, element_type_of(array.dtype), array.shape) for port, array in enumerate(arrays))
-    return Tensors(layout=layout, buffers=[array.tobytes() for array in arrays])
-
-
-def cut(batch: BatchInputs) -> list[Tensors]:
-    """What the first stage answers."""
-    found = []
-    for member in batch.members:
-        sizes = np.frombuffer(bytes(memoryview(member.buffers[0])), np.float32).astype(np.int64)
-        found.append(tensors_of(np.ones(int(sizes.sum()), np.float32), sizes.reshape(-1, 1)))
-    return found
-
-
-def read(batch: BatchInputs) -> list[Tensors]:
-    """What the second stage answers."""
-    return [
-        tensors_of(np.frombuffer(bytes(memoryview(member.buffers[0])), np.float32).sum(keepdims=True))
-        for member in batch.members
-    ]
-
-
-async def run_next(slots: ScriptedSlots) -> str:
-    """Answers the next batch as its model does; returns which model that is."""
-    batch = await slots.next_batch()
-    first = batch.model == "cut"
-    slots.finish(batch, cut(batch) if first else read(batch))
-    return batch.model
-
-
-@asynccontextmanager
-async def played(slots: ScriptedSlots) -> AsyncIterator[None]:
-    """Every batch is answered as it comes."""
-
-    async def play() -> None:
-        while True:
-            await run_next(slots)
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(play)
-        yield
-        nursery.cancel_scope.cancel()
-
-
-class Client:
-    """A client that has opened the chain."""
-
-    def __init__(self, peer: RawPeer, number: int) -> None:
-        self.peer = peer
-        self.number = number
-
-    def ask(self, sequence: int, *sizes: int, remaining_ms: int | None = None) -> None:
-        """One request."""
-        self.peer.say(
-            RequestEntry(
-                sequence=sequence,
-                model=self.number,
-                remaining_ms=remaining_ms,
-                priority=0,
-                tensors=tensors_of(np.array(sizes, np.float32)),
-            )
-        )
-
-
-async def open_chain(running: Running, name: bytes = b"c" * 16) -> Client:
-    """A new client."""
-    peer = await running.greeted(name, None)
-    peer.say(OpenModel(name="chain"))
-    return Client(peer, (await peer.hear(ModelOpened)).number)
-
-
-@asynccontextmanager
-async def chain_served(
-    chain: ChainSpec = CHAIN, **options: Any
-) -> AsyncIterator[tuple[Running, Client, ScriptedSlots]]:
-    """A server with the chain and one scripted slot, and its first client."""
-    slots = ScriptedSlots(CUT)
-    slots.models = {"cut": CUT, "read": READ}
-    async with memory_serving(slots, chains=[chain], **options) as running:
-        yield running, await open_chain(running), slots
-
-
-def outputs_of(result: ResultEntry) -> list[list[float]]:
-    """Its numbers."""
-    return [
-        np.frombuffer(
-            bytes(memoryview(buffer)), np.bool_ if element_type == "boolean" else np.float32
-        ).tolist()
-        for (_, element_type, _), buffer in zip(result.tensors.layout, result.tensors.buffers, strict=True)
-    ]
+def stories_of(running: Running, sequence: int) -> list[dict[str, Any]]:
+    """What the server tells of a request of the first client."""
+    found = at_once(running.server.readings.explain(f"{(b'c' * 16).hex()}-{sequence}", 0))
+    stories: list[dict[str, Any]] = found["stories"]
+    return stories
 
 
 @virtual_time
@@ -210,6 +108,223 @@ async def test_chains_that_do_not_fit_together_wait_and_all_are_answered() -> No
             numbers["failures"],
             numbers["faults"],
         )
+
+
+@virtual_time
+async def test_counters_and_metrics_tell_what_waits_for_room_and_what_is_reserved() -> None:
+    """Of three requests two wait; the first one's reservation shrinks to its rows, then all is given back."""
+
+    async def told() -> tuple[int, ...]:
+        room = (await client.peer.statistics())["chain_room"]
+        assert {"waiting": room["waiting"], "running": room["running"]} == room["chains"]["chain"]
+        found = dict(at_once(read_metrics(running.server.readings.snapshot())))
+        by_name = {metric.name.removeprefix("shapestream_chain_"): dict(found[metric]) for metric in found}
+        assert {("chain",): room["waiting"]} == by_name["requests_waiting"]
+        assert {("chain",): room["running"]} == by_name["requests_running"]
+        columns = ("reserved_requests", "reserved_bytes", "limit_requests", "limit_bytes")
+        assert [{(): room[name]} for name in columns] == [
+            by_name[name.replace("limit", "reserved_limit")] for name in columns
+        ]
+        assert (8, 512 << 20) == (room["limit_requests"], room["limit_bytes"])
+        return tuple(room[name] for name in ("waiting", "running", "reserved_requests", "reserved_bytes"))
+
+    async with chain_served(max_queued_requests=16, max_queued_bytes=1 << 30) as (running, client, slots):
+        assert (0, 0, 0, 0) == await told()
+        for sequence in (1, 2, 3):
+            client.ask(sequence, 3, 2)
+        batch = await slots.next_batch()
+        assert (2, 1, 8, 64 << 20) == await told()
+        slots.finish(batch, cut(batch))
+        await slots.next_batch()
+        assert (2, 1, 2, 4 * (3 + 2)) == await told()
+        client.peer.say(Cancel(sequence=2))
+        await client.peer.hear(Failure)
+        assert (1, 1) == (await told())[:2]
+        client.peer.say(Cancel(sequence=1), Cancel(sequence=3))
+        await client.peer.hear_each(Failure, 2)
+        assert (0, 0, 0, 0) == await told()
+
+
+@virtual_time
+async def test_the_row_that_failed_has_a_story_and_is_no_failure_of_a_client() -> None:
+    """Its attempts, slot and company, below its chain and instead of another row of its stage."""
+    async with chain_served() as (running, client, slots):
+        client.ask(1, 3, 2, 5, 4)
+        await run_next(slots)
+        await play_rows(slots, bad=5.0)
+        failure = await client.peer.hear(Failure)
+        assert ("model_error", "stage 'read', row 2: cannot be read") == (failure.code, failure.message)
+        whole, first, row = stories_of(running, 1)
+        assert ("chain", "model_error") == (whole["model"], whole["state"])
+        assert [("cut", 0, None), ("read", 1, whole["stages"][1]["last"])] == [
+            (stage["stage"], stage["failed"], stage["last_failed"]) for stage in whole["stages"]
+        ]
+        assert ("cut", "cut", None, "answered") == tuple(
+            first[key] for key in ("stage", "model", "row", "state")
+        )
+        assert ("read", "read", 2, [5], "model_error") == tuple(
+            row[key] for key in ("stage", "model", "row", "sizes", "state")
+        )
+        assert ("local/0", 1) == (row["slot"], row["batch_requests"])
+        assert 1 == row["attempts"]
+        assert "failed: model_error: cannot be read" == row["events"][-1][1]
+        assert row["total_ms"] == pytest.approx(sum(phase["ms"] for phase in row["phases"]))
+        assert row["total_ms"] <= whole["total_ms"]
+        numbers = await client.peer.statistics()
+        assert ({"model_error": 1}, 0, 1) == (
+            numbers["failures"],
+            numbers["results"],
+            numbers["requests"],
+        )
+        assert [1, 0, 0] == [numbers["totals"][model]["failures"] for model in ("chain", "cut", "read")]
+        assert {} == numbers["last_minute"]["refused"]
+
+
+@virtual_time
+async def test_where_rows_are_skipped_the_last_one_that_failed_has_a_story() -> None:
+    """Beside the row that ended last; the chain is answered, and nothing has failed for its client."""
+    async with chain_served(SKIPS) as (running, client, slots):
+        client.ask(1, 3, 5, 2, 5, 4)
+        await run_next(slots)
+        await play_rows(slots, bad=5.0)
+        assert [True, False, True, False, True] == outputs_of(await client.peer.hear(ResultEntry))[1]
+        whole, _, *rows = stories_of(running, 1)
+        assert ("answered", 2) == (whole["state"], whole["stages"][1]["failed"])
+        failed = [row for row in rows if row["state"] == "model_error"]
+        assert [("read", [5])] == [(row["stage"], row["sizes"]) for row in failed]
+        assert failed[0]["row"] in (1, 3)
+        ids = {whole["stages"][1]["last"], whole["stages"][1]["last_failed"]}
+        assert len(ids) == len(rows)
+        numbers = await client.peer.statistics()
+        assert ({}, 1) == (numbers["failures"], numbers["results"])
+
+
+@virtual_time
+async def test_a_chain_that_runs_is_told_by_its_stages() -> None:
+    """Of a stage that runs, the row that was made last stands below it; more rows than stories change nothing."""
+    async with chain_served(max_queued_requests=128) as (running, client, slots):
+        client.ask(1, *[2, 3] * 4)
+        batch = await slots.next_batch()
+        await trio.sleep(0.25)
+        whole, first = stories_of(running, 1)
+        assert ("chain", "running", 250.0) == (whole["model"], whole["state"], whole["total_ms"])
+        assert [("cut", 0.0, None, 1, 1), ("read", None, None, 0, 0)] == [
+            tuple(stage[key] for key in ("stage", "began_ms", "ended_ms", "requests", "unended"))
+            for stage in whole["stages"]
+        ]
+        assert ("cut", "running", 250.0) == (first["stage"], first["state"], first["total_ms"])
+        expected = "Of 250 ms it has spent 250 ms in stage cut (1 request, 1 without an answer yet). Not begun: read."
+        assert f"{expected} It still runs." == whole["why"]
+        slots.finish(batch, cut(batch))
+        await run_next(slots)
+        await slots.next_batch()
+        await trio.sleep(0.75)
+        whole, first, row = stories_of(running, 1)
+        assert [("cut", 250.0, 1, 0), ("read", None, 8, 7)] == [
+            tuple(stage[key] for key in ("stage", "ended_ms", "requests", "unended"))
+            for stage in whole["stages"]
+        ]
+        assert ("cut", "answered") == (first["stage"], first["state"])
+        assert ("read", 7, [3], "queued", 750.0) == tuple(
+            row[key] for key in ("stage", "row", "sizes", "state", "total_ms")
+        )
+        assert whole["why"].startswith(
+            "Of 1000 ms it has spent 750 ms in stage read (8 requests, 7 without an answer yet); it spent 250 ms in stage "
+        )
+
+
+@virtual_time
+async def test_a_chain_that_waits_for_room_has_a_story() -> None:
+    """It says so."""
+    async with chain_served(max_queued_requests=16) as (running, client, slots):
+        client.ask(1, 3, 2)
+        client.ask(2, 3, 2)
+        await slots.next_batch()
+        await trio.sleep(0.5)
+        (story,) = stories_of(running, 2)
+        assert "waiting" == story["state"]
+        expected = "Of 500 ms it waited 500 ms for room for its stages. Not begun: cut, read. It still waits."
+        assert expected == story["why"]
+
+
+@virtual_time
+async def test_a_chain_whose_client_leaves_after_a_row_failed_leaves_nothing() -> None:
+    """The recorder keeps failed rows only until their chain ends, however it does."""
+
+    def remembered() -> int:
+        gc.collect()
+        return sum(type(each) is Past and each.code is not None for each in gc.get_objects())
+
+    async with chain_served(SKIPS) as (_, client, slots):
+        client.ask(1, 5, 4)
+        await run_next(slots)
+        slots.fail(await slots.next_batch())
+        await wait_all_tasks_blocked()
+        assert 1 == remembered()
+        client.peer.say(Goodbye())
+        await wait_all_tasks_blocked()
+        assert 0 == remembered()
+
+
+@virtual_time
+async def test_the_page_has_what_waits_in_each_stage_and_where_time_went() -> None:
+    """At present by stage, in the queue and in batches; in the last minute time, requests and failures by stage."""
+    async with chain_served(SKIPS, max_queued_requests=24) as (running, client, slots):
+
+        def live() -> dict[str, Any]:
+            found: dict[str, Any] = at_once(running.server.readings.live(0))
+            return found
+
+        assert {"chain": [["cut", "cut", 0, 0], ["read", "read", 0, 0]]} == live()["chains"]
+        client.ask(1, 5, 2, 3)
+        client.ask(2, 2, 2)
+        batch = await slots.next_batch()
+        await trio.sleep(0.25)
+        assert {"chain": [["cut", "cut", 0, 1], ["read", "read", 0, 0]]} == live()["chains"]
+        slots.finish(batch, cut(batch))
+        await wait_all_tasks_blocked()
+        assert {"chain": [["cut", "cut", 1, 0], ["read", "read", 2, 1]]} == live()["chains"]
+        await trio.sleep(0.5)
+        async with played(slots, bad=5.0):
+            await client.peer.hear_each(ResultEntry, 2)
+        assert {"chain": [["cut", "cut", 0, 0], ["read", "read", 0, 0]]} == live()["chains"]
+        minute = live()["statistics"]["last_minute"]["models"]
+        assert {
+            "cut": {"runs": 2, "us": 250_000 + 500_000, "requests": 2, "failed": 0},
+            "read": {"runs": 2, "us": 500_000, "requests": 5, "failed": 1},
+        } == minute["chain"]["stages"]
+        assert 250_000 == minute["chain"]["room_us"]
+        assert "stages" not in minute["cut"]
+
+
+@virtual_time
+async def test_rows_of_a_chain_that_has_begun_go_before_the_first_stage_of_a_younger_one() -> None:
+    """The slot that ends the older one's first stage gets its rows next, though the younger one was queued before them."""
+    async with chain_served() as (_, client, slots):
+        client.ask(1, 3, 2)
+        first = await slots.next_batch()
+        await trio.sleep(1.0)
+        client.ask(2, 4)
+        await wait_all_tasks_blocked()
+        slots.finish(first, cut(first))
+        assert ["read", "read", "cut", "read"] == [await run_next(slots) for _ in range(4)]
+        results = await client.peer.hear_each(ResultEntry, 2)
+        assert [(1, [[3.0, 2.0]]), (2, [[4.0]])] == [
+            (result.sequence, outputs_of(result)) for result in results
+        ]
+
+
+@virtual_time
+async def test_what_is_queued_beside_a_chain_begins_when_nothing_of_it_follows() -> None:
+    """The end of its last stage, of a row that others follow, and of a request without rows."""
+    async with chain_served() as (_, client, slots):
+        client.ask(1, 3, 2)
+        assert ["cut", "read"] == [await run_next(slots) for _ in range(2)]
+        await trio.sleep(1.0)
+        client.ask(2, 4)
+        async with played(slots):
+            results = await client.peer.hear_each(ResultEntry, 2)
+        assert [1, 2] == [result.sequence for result in results]
 
 
 @virtual_time

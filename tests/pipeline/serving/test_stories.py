@@ -91,7 +91,10 @@ class Bench:
         self.troubles: dict[int, list[tuple[float, str]]] = {}
         self.running: dict[int, Batch] = {}
         self.stories = Stories(
-            lambda number: self.troubles.get(number, []), lambda: self.running, lambda model: slots_of
+            lambda number: self.troubles.get(number, []),
+            lambda: self.running,
+            lambda model: slots_of,
+            lambda number: None,
         )
         self._ends = Ends(self.stories)
         self._batches = 0

@@ -11,6 +11,16 @@ import pytest
 import trio
 from structlog.testing import capture_logs
 from tests.pipeline.serving.batches import record_of
+from tests.pipeline.serving.chain_server import (
+    CHAIN,
+    SKIPS,
+    Client,
+    chain_served,
+    cut,
+    play_rows,
+    played,
+    run_next,
+)
 from tests.pipeline.serving.clocks import virtual_time
 from tests.pipeline.serving.echo_model import SIGNATURE, echo_tensors, model_settings, request
 from tests.pipeline.serving.harness import memory_serving
@@ -18,6 +28,7 @@ from tests.pipeline.serving.raw_peer import RawPeer
 from tests.pipeline.serving.scripted_slots import ScriptedSlots
 from trio.testing import wait_all_tasks_blocked
 
+from shapestream.chains.spec import ChainSpec
 from shapestream.scheduling.actions import FailRequest
 from shapestream.serving.ends import RequestEnded
 from shapestream.serving.kept_replies import ClientReplies
@@ -115,6 +126,108 @@ def test_a_request_has_a_span_in_its_clients_trace_and_its_batch_one_that_is_lin
     assert ["attempt"] == [event.name for event in one.events]
 
 
+def chain_spans(
+    chain: ChainSpec, scenario: Callable[[Client, ScriptedSlots], Awaitable[None]]
+) -> list[ReadableSpan]:
+    """The spans of a server with this chain, in order of their ends."""
+    memory = InMemorySpanExporter()
+    tracer = RequestTracer(memory)
+
+    @virtual_time
+    async def serve() -> None:
+        async with chain_served(chain, tracer=tracer) as (_, client, slots):
+            await scenario(client, slots)
+
+    serve()
+    tracer.stop()
+    tracer.join()
+    return list(memory.get_finished_spans())
+
+
+def of_trace(spans: list[ReadableSpan], number: int) -> tuple[ReadableSpan, list[ReadableSpan]]:
+    """The span of the chain's request of this trace, and those of its stages' requests, by stage and row."""
+    own = [span for span in spans if number == span.context.trace_id and not span.name.startswith("batch ")]
+    (chain,) = [span for span in own if span.name == "infer chain"]
+    stages = [span for span in own if span is not chain]
+    return chain, sorted(stages, key=lambda span: (span.name, facts(span).get("row", 0)))
+
+
+def test_spans_of_stages_are_children_of_their_chains() -> None:
+    """Of two chains whose rows share batches, each in its client's trace; all lie within the chain's time."""
+
+    async def scenario(client: Client, slots: ScriptedSlots) -> None:
+        client.ask(1, 3, 2, tags=parent(1))
+        client.ask(2, 4, tags=parent(2))
+        client.ask(3, 4, tags=parent(3, "00"))
+        await trio.sleep(0.25)
+        async with played(slots):
+            await client.peer.hear_each(ResultEntry, 3)
+
+    spans = chain_spans(CHAIN, scenario)
+    for number, rows in ((1, 2), (2, 1)):
+        chain, stages = of_trace(spans, number)
+        assert ["stage cut", *["stage read"] * rows] == [span.name for span in stages]
+        assert chain.parent is not None
+        assert (number, SpanKind.SERVER) == (chain.parent.span_id, chain.kind)
+        assert {
+            "model": "chain",
+            "request_id": f"{(b'c' * 16).hex()}-{number}",
+            "sizes": (3 - number,),
+            "code": "ok",
+        } == facts(chain)
+        assert chain.start_time is not None
+        assert chain.end_time is not None
+        for span in stages:
+            assert chain.context == span.parent
+            assert span.start_time is not None
+            assert span.end_time is not None
+            assert chain.start_time <= span.start_time <= span.end_time <= chain.end_time
+        assert [("cut", "cut", None), *[("read", "read", row) for row in range(rows)]] == [
+            (facts(span)["stage"], facts(span)["model"], facts(span).get("row")) for span in stages
+        ]
+        assert {"local/0"} == {facts(span)["slot"] for span in stages}
+    assert {1, 2} == {span.context.trace_id for span in spans}
+
+
+def test_a_row_that_fails_has_a_failed_span_below_its_chains() -> None:
+    """Where it fails the chain, and where it is skipped."""
+
+    async def failing(client: Client, slots: ScriptedSlots) -> None:
+        client.ask(1, 3, 5, 2, tags=parent(1))
+        await run_next(slots)
+        await play_rows(slots, bad=5.0)
+
+    for chain, code in ((CHAIN, "model_error"), (SKIPS, "ok")):
+        whole, stages = of_trace(chain_spans(chain, failing), 1)
+        (failed,) = [span for span in stages if facts(span)["code"] != "ok"]
+        assert code == facts(whole)["code"]
+        assert (StatusCode.ERROR, "cannot be read") == (failed.status.status_code, failed.status.description)
+        assert ("stage read", 1, whole.context) == (failed.name, facts(failed)["row"], failed.parent)
+        assert ["attempt", "attempt failed"] == [event.name for event in failed.events]
+
+
+def test_a_chain_whose_deadline_passes_in_a_call_has_spans() -> None:
+    """The call's attempt has a beginning only. A chain whose client left in its first stage has a span without children."""
+
+    async def late(client: Client, slots: ScriptedSlots) -> None:
+        client.ask(1, 3, remaining_ms=500, tags=parent(1))
+        client.ask(2, 3, tags=parent(2))
+        batch = await slots.next_batch()
+        await client.peer.hear(Failure)
+        client.peer.say(Goodbye())
+        await wait_all_tasks_blocked()
+        slots.finish(batch, cut(batch))
+        await wait_all_tasks_blocked()
+
+    spans = chain_spans(CHAIN, late)
+    whole, (stage,) = of_trace(spans, 1)
+    assert ("deadline_exceeded", whole.context) == (facts(stage)["code"], stage.parent)
+    assert ["attempt"] == [event.name for event in stage.events]
+    assert "deadline_exceeded" == facts(whole)["code"]
+    gone, none = of_trace(spans, 2)
+    assert ("cancelled", []) == (facts(gone)["code"], none)
+
+
 def test_what_is_not_in_a_sampled_trace_has_no_span() -> None:
     """Neither a request without tags, nor one whose client does not sample, nor one whose parent cannot be understood."""
 
@@ -199,7 +312,7 @@ def test_an_engines_words_that_are_no_utf_8_keep_no_span_back() -> None:
     record = dataclasses.replace(record, tags=parent(1))
     memory = InMemorySpanExporter()
     tracer = RequestTracer(memory)
-    tracer.follow(Stories(lambda request: [], dict, lambda model: []))
+    tracer.follow(Stories(lambda request: [], dict, lambda model: [], lambda number: None))
     message = "bad \ud800 data"
     action = FailRequest(request=record, code="model_error", message=message)
     tracer.ended(

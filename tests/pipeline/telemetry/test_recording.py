@@ -11,7 +11,7 @@ from tests.pipeline.serving.harness import memory_serving
 from tests.pipeline.serving.scripted_slots import ScriptedSlots
 from trio.testing import MockClock
 
-from shapestream.telemetry.trace import TraceReader
+from shapestream.telemetry.trace import TraceReader, TraceRequest
 from shapestream.wire.messages import ResultEntry
 
 
@@ -36,7 +36,7 @@ def test_a_server_records_sizes_and_times_and_no_data(tmp_path: Path) -> None:
     reader = TraceReader(path)
     first, second = reader
     assert {"echo": ("batch", "n")} == reader.models
-    assert (0.0, 0, 0, (2, 5), None, 0) == first
+    assert TraceRequest(0.0, 0, 0, (2, 5)) == first
     assert ((1, 4), 0.5, 3) == (second.sizes, second.deadline_s, second.priority)
     assert math.isclose(1.0, second.at_s, abs_tol=0.1)
     assert "1234" not in path.read_text()

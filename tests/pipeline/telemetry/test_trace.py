@@ -11,9 +11,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shapestream.errors import ConfigurationError
-from shapestream.telemetry.trace import TraceReader, TraceRecorder, TraceRequest, header_line, request_line
+from shapestream.telemetry.trace import (
+    TraceChain,
+    TracePart,
+    TraceReader,
+    TraceRecorder,
+    TraceRequest,
+    TraceStage,
+    chain_line,
+    chain_request_line,
+    header_line,
+    request_line,
+)
 
 HEADER = '{"shapestream_trace": 1, "models": {"m": ["batch", "seq"]}}\n'
+
+
+CHAIN = (
+    '{"chain": "reading", "stages": {"find": {"needs": [], "at_most": null}, '
+    '"read": {"needs": ["find"], "at_most": 200}}}\n'
+)
 
 
 def write(path: Path, *lines: str) -> Path:
@@ -30,7 +47,10 @@ requests = st.builds(
     sizes=st.tuples(st.integers(0, 2**40), st.integers(0, 2**40)),
     deadline_s=st.none() | st.integers(0, 10**9).map(lambda us: us / 1e6),
     priority=st.integers(-(2**31), 2**31),
+    part=st.none() | st.builds(TracePart, parent=st.just(3), stage=st.integers(0, 1)),
 )
+STAGES = {"find": TraceStage(()), "read": TraceStage(("find",), 200)}
+ROOT = TraceChain(0.0, 0, 7, number=3)
 
 
 @pytest.mark.parametrize("name", ["t.jsonl", "t.jsonl.gz"])
@@ -41,12 +61,22 @@ def test_what_is_written_is_read_again(tmp_path: Path, name: str) -> None:
     @given(st.lists(requests, max_size=20))
     def check(written: list[TraceRequest]) -> None:
         written.sort(key=lambda request: request.at_s)
-        text = header_line({"m": ("batch", "seq")}) + "".join(map(request_line, written))
+        text = header_line({"m": ("batch", "seq")}) + chain_line("reading", STAGES) + chain_request_line(ROOT)
+        text += "".join(map(request_line, written))
         path = tmp_path / name
         path.write_bytes(gzip.compress(text.encode()) if name.endswith("gz") else text.encode())
         reader = TraceReader(path)
         assert written == list(reader)
         assert written == list(reader)
+        assert [("reading", STAGES)] == reader.chains
+        by_clients = [request for request in written if request.part is None]
+        root, *others = reader.sent()
+        assert by_clients == others
+        rows = [
+            [(0, each.sizes) for each in written if each.part is not None and each.part.stage == stage]
+            for stage in range(2)
+        ]
+        assert ROOT._replace(rows=rows) == root
 
     check()
 
@@ -72,6 +102,13 @@ def test_what_is_written_is_read_again(tmp_path: Path, name: str) -> None:
         ([HEADER, "[0,0,0,[1,2],-1,0]\n"], ":2: deadline_s"),
         ([HEADER, "[2,0,0,[1,2],null,0]\n", "[1,0,0,[1,2],null,0]\n"], ":3: time goes back"),
         ([HEADER, '{"models": {"m": ["seq"]}}\n'], ":2: model 'm' had other dimensions"),
+        ([HEADER, CHAIN.replace("find", "seek", 1)], ":2: stage 'read': needs a stage"),
+        ([HEADER, CHAIN.replace("200", "0")], ":2: stage 'read': expected"),
+        ([HEADER, CHAIN.replace('"reading"', "7")], ":2: expected"),
+        ([HEADER, "[0,0,0,null,null,0,1]\n"], ":2: chain: expected a number below 0, got 0"),
+        ([HEADER, CHAIN, "[0,0,0,[1],null,0,1]\n"], ":3: expected"),
+        ([HEADER, CHAIN, "[0,0,0,null,null,0,1]\n", "[0,0,0,[1,2],null,0,1,2]\n"], ":4: parent, stage"),
+        ([HEADER, CHAIN, "[0,0,0,[1,2],null,0,1,0]\n"], ":3: parent, stage"),
         ([HEADER, "[" * 100_000 + "\n"], ":2: not JSON"),
     ],
 )

@@ -31,6 +31,9 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "engine.yaml").write_text(YAML.replace("function: numpy:sort", "function: numpy:sorted_not"))
     two = YAML + YAML.removeprefix("models:\n").replace("name: sort", "name: other")
     (tmp_path / "two.yaml").write_text(two)
+    stages = "[{name: a, model: sort, in: {a: a}}, {name: b, model: sort, in: {a: a.sorted}}]"
+    chain = f"chains: [{{name: twice, inputs: {{a: a.a}}, stages: {stages}, outputs: {{b: b.sorted}}}}]\n"
+    (tmp_path / "chain.yaml").write_text(YAML + chain)
     write(tmp_path / "sort.trace", {"sort": ("batch", "n")}, (1, 8))
     write(tmp_path / "both.trace", {"sort": ("batch", "n"), "other": ("batch", "n")}, (1, 8))
     write(tmp_path / "stranger.trace", {"stranger": ("batch", "n")}, (1, 8))
@@ -53,6 +56,12 @@ def write(path: Path, models: dict[str, tuple[str, ...]], *sizes: tuple[int, ...
         ("sort", "empty", [], "no request of the model 'sort'"),
         ("sort", "gone", [], "no such file"),
         ("sort", "sort", ["--model", "sorted"], "there is no model 'sorted'; the models are sort"),
+        (
+            "chain",
+            "sort",
+            ["--model", "twice"],
+            "6:10: chains[0]: 'twice' is a chain; tune one of its models: sort",
+        ),
         ("sort", "sort", ["--out", "sort.yaml"], "never overwritten"),
         ("sort", "sort", ["--out", "sort.trace"], "never overwritten"),
         ("sort", "sort", ["--out", "alias.yaml"], "never overwritten"),

@@ -158,6 +158,20 @@ def test_what_is_measured_is_the_users_file_with_one_model(tmp_path: Path, tail:
     assert (baseline.placement, baseline.shapes) == (again.placement, again.shapes)
 
 
+def test_what_is_measured_has_no_chains_and_no_ports_of_gateways(tmp_path: Path) -> None:
+    """A chain names models that are not there, and the ports are those of the server that users talk to."""
+    text = FILE.replace("server:\n", 'server:\n  http: "127.0.0.1:8000"\n  grpc: "127.0.0.1:8001"\n')
+    other = "  - {name: other, path: model.xml}\n"
+    stages = "[{name: a, model: m, in: {x: x}}, {name: b, model: other, in: {x: a.y}}]"
+    chains = f"chains:\n  - {{name: c, inputs: {{x: a.x}}, stages: {stages}, outputs: {{y: b.y}}}}\n"
+    subject = subject_of(tmp_path, other + chains, text)
+    folder = tmp_path / "run"
+    folder.mkdir()
+    measured = load_settings(subject.write(subject.baseline(), folder)).settings
+    assert (["m"], ()) == ([model.name for model in measured.models], measured.chains)
+    assert (None, None) == (measured.server.http, measured.server.grpc)
+
+
 @pytest.mark.parametrize(
     ("tail", "placement"),
     [*zip(TAILS, [(1, 2, 4), (None, 2, 4), (None, 1, 4), (2, 1, 2)], strict=True)],

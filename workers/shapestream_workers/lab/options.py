@@ -91,6 +91,10 @@ class SimulateOptions:
             help="Calls at a time, over all workers. Default: CONFIG's, or 1.",
         ),
     ] = None
+    slots_of: Annotated[
+        list[str] | None,
+        typer.Option(metavar="MODEL=N", help="Further slots that serve this model alone; may be repeated."),
+    ] = None
     slots_per_worker: Annotated[
         int | None,
         typer.Option(min=1, metavar="N", help="Slots that share prepared shapes. Default: CONFIG's, or 1."),

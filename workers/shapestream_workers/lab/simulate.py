@@ -17,6 +17,7 @@ import typer
 from numpy.typing import NDArray
 from rich.console import Console
 
+from shapestream.chains.plan import Chain
 from shapestream.errors import ConfigurationError
 from shapestream.scheduling.events import ModelProfile
 from shapestream.scheduling.scheduler import Scheduler
@@ -27,12 +28,14 @@ from shapestream_engine.cost_table import MAX_ELEMENTS
 from shapestream_engine.errors import EngineError
 from shapestream_workers.lab.options import MAX_SLOTS, SimulateOptions
 from shapestream_workers.lab.plain_server import PlainServer
+from shapestream_workers.lab.played_chains import chain_of
 from shapestream_workers.lab.simulator import (
     DONE,
     EXPIRED,
     FAILED,
     LATE,
     LEFT,
+    OF_STAGE,
     REFUSED,
     Policy,
     Scenario,
@@ -102,7 +105,7 @@ def make_scenario(options: SimulateOptions) -> Scenario:
     if options.config is not None:
         loaded = load_settings(options.config)
         configure("warning", "auto")  # models may be compiled for it, which is no news here
-    traffic, dimensions, largest = _traffic(options)
+    traffic, dimensions, largest, chains = _traffic(options)
     for name, sizes in largest.items():
         if prod([size or 1 for size in sizes]) > MAX_ELEMENTS:
             raise ConfigurationError(
@@ -118,8 +121,10 @@ def make_scenario(options: SimulateOptions) -> Scenario:
         profiles=profiles,
         costs=costs,
         traffic=traffic,
+        chains=chains,
         believed={} if options.uncalibrated else costs,
         slots=slots,
+        slots_of=_slots_of(options.slots_of or (), dimensions),
         slots_per_worker=slots_per_worker,
         in_flight=options.in_flight,
         round_trip_s=options.round_trip_ms / 1000,
@@ -131,8 +136,10 @@ def make_scenario(options: SimulateOptions) -> Scenario:
     )
 
 
-def _traffic(options: SimulateOptions) -> tuple[Traffic | Recorded, Dimensions, dict[str, tuple[int, ...]]]:
-    """Return the traffic, its models with their dimensions, and the largest sizes of each."""
+def _traffic(
+    options: SimulateOptions,
+) -> tuple[Traffic | Recorded, Dimensions, dict[str, tuple[int, ...]], list[Chain]]:
+    """Return the traffic, its models with their dimensions, the largest sizes of each, and its chains."""
     deadline_s = None if options.deadline_ms is None else options.deadline_ms / 1000
     if options.rate is not None and options.in_flight is not None:
         raise typer.BadParameter(
@@ -151,7 +158,7 @@ def _traffic(options: SimulateOptions) -> tuple[Traffic | Recorded, Dimensions, 
             largest[name] = tuple(map(max, largest.get(name, request.sizes), request.sizes))
         if not largest:
             raise ConfigurationError([f"{options.trace}: no requests in it"])
-        return recorded, reader.models, largest
+        return recorded, reader.models, largest, [chain_of(*chain) for chain in reader.chains]
     if not options.sizes:
         raise typer.BadParameter(
             "no traffic: --trace FILE, or sizes such as --sizes seq=lognormal:24,0.9,4..256 with --rate 100"
@@ -172,7 +179,7 @@ def _traffic(options: SimulateOptions) -> tuple[Traffic | Recorded, Dimensions, 
     )
     rng = np.random.default_rng(0)
     sampled = {model.name: tuple(map(max, zip(*model.draw(rng, _SAMPLE), strict=True))) for model in models}
-    return traffic, {model.name: model.dimensions for model in models}, sampled
+    return traffic, {model.name: model.dimensions for model in models}, sampled, []
 
 
 def _models(options: SimulateOptions, dimensions: Dimensions) -> tuple[ModelProfile, ...]:
@@ -244,31 +251,45 @@ def _slots(options: SimulateOptions, loaded: LoadedSettings | None) -> tuple[int
     return slots or 1, per_worker or 1
 
 
+def _slots_of(texts: Sequence[str], dimensions: Dimensions) -> dict[str, int]:
+    """Read `MODEL=N`; raises `BadParameter`."""
+    slots: dict[str, int] = {}
+    for text in texts:
+        model, _, number = text.rpartition("=")
+        if model not in dimensions or not (number.isdecimal() and 0 < int(number) <= MAX_SLOTS):
+            there = ", ".join(dimensions)
+            raise typer.BadParameter(f"--slots-of {text}: expected MODEL=N, with one of the models {there}")
+        slots[model] = int(number)
+    return slots
+
+
 def figures_of(simulated: Simulated) -> dict[str, float]:
     """Return the figures of a simulation by name, as JSON has them: seconds, and rates per second of virtual time.
 
-    Latencies are those of answered requests from their intended arrivals; nan where nothing was answered.
+    Requests are those of clients; one of a chain counts once. Latencies are those of answered requests from their intended
+    arrivals; nan where nothing was answered.
     """
     requests = simulated.requests
-    outcomes = requests.outcomes()
-    counts = np.bincount(outcomes, minlength=6).tolist()
-    done = counts[DONE]
+    outcomes, chains = requests.outcomes(), requests.chains()
+    sent = chains != OF_STAGE
+    counts = np.bincount(outcomes[sent], minlength=6).tolist()
+    done, asked = counts[DONE], int(sent.sum())
     latencies = latencies_s(simulated)
-    p50_s, p95_s, p99_s, max_s = (
-        np.percentile(latencies, [50, 95, 99, 100]).tolist() if len(latencies) else [nan] * 4
-    )
+    p50_s, p95_s, p99_s, max_s = _percentiles(latencies, 50, 95, 99, 100)
     duration_s = max(simulated.ended_s - simulated.began_s, 1e-12)
     elements = requests.column(requests.elements)  # type: ignore[arg-type]  # integers, which become floats
-    total = max(len(requests), 1)
+    decided = max(
+        int((chains < 0).sum()), 1
+    )  # all but those of chains, which only their stages' requests are
     return {
-        "requests": len(requests),
+        "requests": asked,
         "done": done,  # answered in time
         "late": counts[LATE] + counts[EXPIRED],
         "refused": counts[REFUSED],
         "failed": counts[FAILED],
         "left": counts[LEFT],  # neither answered nor ended, with no event left for them
         "duration_s": duration_s,
-        "offered": len(requests) / duration_s,
+        "offered": asked / duration_s,
         "goodput": done / duration_s,
         "elements_per_s": float(elements[outcomes == DONE].sum()) / duration_s,  # without padding
         "mean_s": float(latencies.mean()) if len(latencies) else nan,
@@ -283,8 +304,25 @@ def figures_of(simulated: Simulated) -> dict[str, float]:
         "prefetched": simulated.prefetched,
         "recalled": simulated.recalled,
         "preparations": simulated.preparations,
-        "decide_us": simulated.decide_s / total * 1e6,  # processor time here, per request
+        "decide_us": simulated.decide_s / decided * 1e6,  # processor time here, per request
     }
+
+
+def figures_by_chain(simulated: Simulated, chains: Sequence[Chain]) -> dict[str, dict[str, float]]:
+    """Return the number of each chain's requests, of those that were answered in time, and their latencies."""
+    outcomes, numbers = simulated.requests.outcomes(), simulated.requests.chains()
+    figures: dict[str, dict[str, float]] = {}
+    for name in {chain.name: None for chain in chains}:
+        own = np.isin(numbers, [number for number, chain in enumerate(chains) if chain.name == name])
+        p50_s, p99_s = _percentiles(latencies_s(simulated, own), 50, 99)
+        done = int((outcomes[own] == DONE).sum())
+        figures[name] = {"requests": int(own.sum()), "done": done, "p50_s": p50_s, "p99_s": p99_s}
+    return figures
+
+
+def _percentiles(latencies: NDArray[np.float64], *which: float) -> list[float]:
+    found: list[float] = np.percentile(latencies, which).tolist() if len(latencies) else [nan] * len(which)
+    return found
 
 
 def lost_ratio(run: Run) -> float:
@@ -297,11 +335,12 @@ def reaches(run: Run, p99_s: float) -> bool:
     return run["p99_s"] <= p99_s and lost_ratio(run) <= MOST_LOST
 
 
-def latencies_s(simulated: Simulated) -> NDArray[np.float64]:
-    """Return the latencies of all answered requests, in time or late, in the order of arrival."""
+def latencies_s(simulated: Simulated, among: NDArray[np.bool_] | None = None) -> NDArray[np.float64]:
+    """Return the latencies of clients' answered requests, in time or late, in the order of arrival; all or `among` these."""
     requests = simulated.requests
     outcomes = requests.outcomes()
     answered = (outcomes == DONE) | (outcomes == LATE)
+    answered &= requests.chains() != OF_STAGE if among is None else among
     took_s = requests.column(requests.ended) - requests.column(requests.arrived)
     latencies: NDArray[np.float64] = took_s[answered]
     return latencies
@@ -314,8 +353,11 @@ def run_all(scenario: Scenario, sweep: Sweep | None, *, compare: bool) -> list[R
         changed = scenario if sweep is None or value is None else varied(scenario, sweep, value)
         swept = {} if value is None else {"value": value}
         for policy in POLICIES if compare else (PLANNED,):
-            figures = figures_of(simulate(policy_of(policy, changed), changed))
-            runs.append({"policy": policy, **swept, **figures})
+            simulated = simulate(policy_of(policy, changed), changed)
+            run = {"policy": policy, **swept, **figures_of(simulated)}
+            if scenario.chains:
+                run["chains"] = figures_by_chain(simulated, scenario.chains)
+            runs.append(run)
     return runs
 
 
@@ -366,15 +408,7 @@ def run_simulate(options: SimulateOptions) -> None:
 
 
 def _plain(runs: Sequence[Run], sweep: Sweep | None, p99_s: float | None) -> dict[str, object]:
-    plain: dict[str, object] = {
-        "runs": [
-            {
-                name: None if isinstance(value, float) and not isfinite(value) else value
-                for name, value in run.items()
-            }
-            for run in runs
-        ]
-    }
+    plain: dict[str, object] = {"runs": [_finite(run) for run in runs]}
     if sweep is not None:
         plain["sweep"] = sweep.what
     if p99_s is not None:
@@ -383,6 +417,13 @@ def _plain(runs: Sequence[Run], sweep: Sweep | None, p99_s: float | None) -> dic
         if sweep is not None and sweep.what == "slots":
             plain["fewest_slots"] = fewest_slots(runs, p99_s)
     return plain
+
+
+def _finite(value: Any) -> Any:
+    """Return a value with null for what JSON has no number for."""
+    if isinstance(value, dict):
+        return {name: _finite(each) for name, each in value.items()}
+    return None if isinstance(value, float) and not isfinite(value) else value
 
 
 def _rows(runs: Sequence[Run], sweep: Sweep | None) -> Iterator[dict[str, str]]:
@@ -400,6 +441,11 @@ def _rows(runs: Sequence[Run], sweep: Sweep | None) -> Iterator[dict[str, str]]:
             "busy %": f"{run['utilisation'] * 100:.0f}",
             "per batch": f"{run['mean_batch']:.1f}",
             "CPU us": f"{run['decide_us']:.1f}",
+            **{
+                f"{name} {which} ms": _number(figures[f"{which}_s"] * 1e3)
+                for name, figures in run.get("chains", {}).items()
+                for which in ("p50", "p99")
+            },
         }
 
 

@@ -1,6 +1,7 @@
 """The simulator: the server's own `Scheduler` over a trace on virtual time.
 
-Future events lie in one heap, as tuples. No clock is read except to time the decisions themselves.
+Future events lie in one heap, as tuples. No clock is read except to time the decisions themselves. Requests of chains become
+requests of their stages as in the server (played_chains.py): each stage's when those of the stages before it have ended.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 from array import array
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 from itertools import islice
 from math import inf, prod
@@ -18,6 +19,7 @@ from typing import TypeAlias, assert_never
 import numpy as np
 from numpy.typing import NDArray
 
+from shapestream.chains.plan import Chain
 from shapestream.scheduling.actions import (
     Action,
     CancelBatch,
@@ -37,6 +39,7 @@ from shapestream.scheduling.events import (
     Event,
     ModelAdded,
     ModelProfile,
+    RequestCancelled,
     RequestsArrived,
     SlotClosing,
     SlotJoined,
@@ -44,10 +47,11 @@ from shapestream.scheduling.events import (
     TimePassed,
 )
 from shapestream.scheduling.scheduler import Scheduler
-from shapestream.telemetry.trace import TraceRequest
+from shapestream.telemetry.trace import Sent, TraceChain, TraceRequest
 from shapestream_engine.batch import ErrorCode
 from shapestream_engine.cost_table import CostTable
 from shapestream_workers.lab.plain_server import PlainServer
+from shapestream_workers.lab.played_chains import PlayedChains, PlayedRun, StagePart
 from shapestream_workers.lab.true_cost import TrueCost
 
 LEFT, DONE, LATE, EXPIRED, REFUSED, FAILED = range(6)
@@ -55,6 +59,8 @@ LEFT, DONE, LATE, EXPIRED, REFUSED, FAILED = range(6)
 ARRIVED, ENDED, REPORTED, RESTARTED = range(4)
 """Kinds of entries in the heap of events: a batch reached its slot, a batch ended there, its report came back, the worker
 that it ended serves again."""
+NO_CHAIN, OF_STAGE = -1, -2
+"""In the place of a chain's number: a client's request for a model; a request of a stage, which no client sent."""
 BYTES_PER_ELEMENT = 8
 """Assumed bytes of an element, for limits in bytes: a trace has none."""
 _NOISES = 4096
@@ -73,11 +79,16 @@ class Scenario:
     profiles: Sequence[ModelProfile]
     costs: Mapping[str, TrueCost]
     """True costs, by model."""
-    traffic: Iterable[TraceRequest]
+    traffic: Iterable[Sent]
     """Requests in order of time: `Traffic`, `Recorded`, or a list."""
+    chains: Sequence[Chain] = ()
+    """By the numbers of the traffic."""
     believed: Mapping[str, TrueCost] = field(default_factory=dict)
     """Costs that a calibration measured before; of other models the scheduler learns them from traffic."""
     slots: int = 1
+    """Slots that serve all models."""
+    slots_of: Mapping[str, int] = field(default_factory=dict)
+    """Further slots, by the only model that they serve. Each is a worker of its own."""
     slots_per_worker: int = 1
     """Slots of one worker share prepared shapes."""
     speeds: tuple[float, ...] = (1.0,)
@@ -108,9 +119,14 @@ class Scenario:
         """Whether requests follow answers, not times."""
         return self.in_flight is not None or bool(self.in_flight_of)
 
+    @property
+    def slot_count(self) -> int:
+        """All slots."""
+        return self.slots + sum(self.slots_of.values())
+
     def worker_of(self, slot: int) -> str:
         """Return the name of the slot's worker."""
-        return f"w{slot // self.slots_per_worker}"
+        return f"w{slot // self.slots_per_worker}" if slot < self.slots else f"own{slot}"
 
     def speed_of(self, slot: int) -> float:
         """Return the factor on the true seconds of this slot."""
@@ -127,11 +143,16 @@ class Requests:
         self.deadline = array("d")
         self.client = array("q")
         self.elements = array("q")
-        """Products of the requests' own sizes: their elements without padding."""
+        """Products of the requests' own sizes: their elements without padding. 0 of a chain's request."""
+        self.chain = array("q")
+        """Number of the chain that a client asked for; `NO_CHAIN`, `OF_STAGE`."""
         self.outcome = bytearray()
 
-    def add(self, arrived: float, deadline: float, elements: int, client: int = 0) -> int:
+    def add(
+        self, arrived: float, deadline: float, elements: int, client: int = 0, chain: int = NO_CHAIN
+    ) -> int:
         """Add a request; return its id."""
+        self.chain.append(chain)
         self.client.append(client)
         self.arrived.append(arrived)
         self.ended.append(0.0)
@@ -146,6 +167,10 @@ class Requests:
     def outcomes(self) -> NDArray[np.uint8]:
         """Return the outcome of each request, in the order of arrival."""
         return np.frombuffer(bytes(self.outcome), np.uint8)
+
+    def chains(self) -> NDArray[np.int64]:
+        """Return the chain of each request, in the order of arrival."""
+        return np.array(self.chain, np.int64)
 
     def column(self, values: array[float]) -> NDArray[np.float64]:
         """Return a column as an array, in the order of arrival."""
@@ -210,6 +235,10 @@ class _Job:
     """Whether it ends its worker."""
 
 
+def _outcome_of(code: str) -> int:
+    return EXPIRED if code == "deadline_exceeded" else REFUSED if code in _REFUSALS else FAILED
+
+
 class _Simulation:
     """The policy, its slots and the requests on their way."""
 
@@ -217,22 +246,23 @@ class _Simulation:
         self._policy = policy
         self._scenario = scenario
         self._profiles = {profile.name: profile for profile in scenario.profiles}
-        self._results = Simulated(slot_count=scenario.slots)
+        self._results = Simulated(slot_count=scenario.slot_count)
         self._requests = self._results.requests
-        self._source: Iterator[TraceRequest] = iter(scenario.traffic)
-        self._next: TraceRequest | None = None
+        self._chains = PlayedChains(scenario.chains, scenario.max_queued_requests)
+        self._source: Iterator[Sent] = iter(scenario.traffic)
+        self._next: Sent | None = None
         self._returning: deque[tuple[float, int]] = deque()
         """In a closed loop: times and numbers of the next requests, in order."""
         self._callers: deque[int] = deque()
         """Where each client has a loop of its own: whose requests these are, in order."""
-        self._passed_over: defaultdict[int, deque[TraceRequest]] = defaultdict(deque)
+        self._passed_over: defaultdict[int, deque[Sent]] = defaultdict(deque)
         """By client, requests that came before one of another client that was looked for."""
         self._heap: list[tuple[float, int, int, _Job]] = []
         """Future events of slots: time, number, kind and batch."""
         self._pushed = 0
         self._jobs: dict[int, _Job] = {}
-        self._running: list[_Job | None] = [None] * scenario.slots
-        self._behind: list[deque[_Job]] = [deque() for _ in range(scenario.slots)]
+        self._running: list[_Job | None] = [None] * scenario.slot_count
+        self._behind: list[deque[_Job]] = [deque() for _ in range(scenario.slot_count)]
         self._prepared: dict[tuple[str, str], set[tuple[int, ...]]] = {}
         self._rng = np.random.default_rng(scenario.seed)
         self._fates = np.random.default_rng((scenario.seed, 1))
@@ -240,6 +270,7 @@ class _Simulation:
         self._killing: set[int] = set()
         self._noises: list[float] = []
         self._finished = 0
+        """Clients' requests that have ended."""
         self._calibration: dict[str, CostTable] = {}
         self._now = 0.0
 
@@ -254,7 +285,8 @@ class _Simulation:
             arrival_s = self._next_arrival_s()
             heap_s = self._heap[0][0] if self._heap else inf
             wakeup = self._policy.next_wakeup()
-            at = min(arrival_s, heap_s, inf if wakeup is None else max(wakeup, self._now))
+            wakeup_s = min(inf if wakeup is None else wakeup, self._chains.next_deadline)
+            at = min(arrival_s, heap_s, max(wakeup_s, self._now))
             if at == inf:
                 break
             if heap_s <= at:
@@ -265,6 +297,7 @@ class _Simulation:
                 idle_wakeups = idle_wakeups + 1 if at <= self._now else 0
                 if idle_wakeups > _MAX_IDLE_WAKEUPS:
                     raise SimulationError(f"woken {_MAX_IDLE_WAKEUPS} times in a row at {at:g} s with no end")
+                self._chains.time_passed(at)
                 self._handle(TimePassed(), at)
                 continue
             idle_wakeups = 0
@@ -281,7 +314,7 @@ class _Simulation:
                 self._calibration[profile.name] = known.calibration(
                     key, profile.dimensions, profile.max_batch
                 )
-        for slot in range(scenario.slots):
+        for slot in range(scenario.slot_count):
             self._handle(self._joined(slot), 0.0)
         self._results.decide_s = 0.0
         for client, count in scenario.in_flight_of.items():
@@ -292,9 +325,11 @@ class _Simulation:
             self._next = next(self._source, None)
 
     def _joined(self, slot: int) -> SlotJoined:
+        scenario = self._scenario
+        own = [model for model, count in scenario.slots_of.items() for _ in range(count)]
         return SlotJoined(
             slot=slot,
-            models=frozenset(self._profiles),
+            models=frozenset(self._profiles if slot < scenario.slots else own[slot - scenario.slots :][:1]),
             worker=self._scenario.worker_of(slot),
             costs=self._calibration,
             prefetch_s=2 * self._scenario.way_s or None,
@@ -314,16 +349,28 @@ class _Simulation:
                 if self._scenario.in_flight_of
                 else islice(self._source, count)
             )
-            arrived = [self._arrival(request, at) for request in following]
+            sent = [(request, at) for request in following]
         else:
-            arrived = []
+            sent = []
             while (request := self._next) is not None and request.at_s <= at:
-                arrived.append(self._arrival(request, request.at_s))
+                sent.append((request, request.at_s))
                 self._next = next(self._source, None)
-        if arrived:
-            self._handle(RequestsArrived(requests=tuple(arrived)), at)
+        arrived = []
+        for request, sent_s in sent:
+            if isinstance(request, TraceChain):
+                self._begin_chain(request, sent_s)
+            else:
+                arrived.append(self._arrival(request, sent_s))
+        if sent:
+            self._handle(RequestsArrived(requests=tuple(arrived)) if arrived else TimePassed(), at)
 
-    def _next_of(self, client: int) -> TraceRequest | None:
+    def _begin_chain(self, request: TraceChain, at: float) -> None:
+        deadline = None if request.deadline_s is None else at + request.deadline_s
+        ends = inf if deadline is None else deadline
+        request_id = self._requests.add(at, ends, 0, request.client, request.chain)
+        self._chains.begin(request, request_id, deadline, at)
+
+    def _next_of(self, client: int) -> Sent | None:
         """Take the next request of a client; those of others that come before it are kept for them."""
         kept = self._passed_over[client]
         while not kept and (request := next(self._source, None)) is not None:
@@ -331,24 +378,45 @@ class _Simulation:
         return kept.popleft() if kept else None
 
     def _arrival(self, request: TraceRequest, at: float) -> Arrival:
-        sizes = request.sizes
         deadline = None if request.deadline_s is None else at + request.deadline_s
+        return self._arrived(request.model, request.sizes, request.client, at, deadline, request.priority)
+
+    def _part_arrived(self, part: StagePart, at: float) -> Arrival:
+        """Submit a request of a stage, as `ChainDesk` does."""
+        sent = part.run.played
+        arrival = self._arrived(
+            part.model, part.sizes, sent.client, at, part.request.deadline, sent.priority, OF_STAGE
+        )
+        self._chains.submitted(part, arrival.id)
+        return replace(arrival, since=part.since)
+
+    def _arrived(
+        self,
+        model: int,
+        sizes: tuple[int, ...],
+        client: int,
+        at: float,
+        deadline: float | None,
+        priority: int,
+        chain: int = NO_CHAIN,
+    ) -> Arrival:
         elements = prod(sizes)
-        profile = self._scenario.profiles[request.model]
-        request_id = self._requests.add(at, inf if deadline is None else deadline, elements, request.client)
+        profile = self._scenario.profiles[model]
+        ends = inf if deadline is None else deadline
+        request_id = self._requests.add(at, ends, elements, client, chain)
         for bad, shares in ((self._failing, self._scenario.failing), (self._killing, self._scenario.killing)):
-            if shares and self._fates.random() < shares.get(request.client, 0.0):
+            if shares and self._fates.random() < shares.get(client, 0.0):
                 bad.add(request_id)
         if (round_up := self._scenario.round_up.get(profile.name)) is not None:
             sizes = round_up(sizes)
         return Arrival(
             id=request_id,
-            client=request.client,
+            client=client,
             model=profile.name,
             sizes=sizes,
             nbytes=elements * BYTES_PER_ELEMENT,
             deadline=deadline,
-            priority=request.priority,
+            priority=priority,
         )
 
     def _pop(self) -> None:
@@ -368,14 +436,40 @@ class _Simulation:
 
     def _handle(self, event: Event, at: float) -> None:
         self._now = at
+        finished = self._finished
+        self._decide(event, at)
+        due = isinstance(event, BatchFinished) and event.followed
+        while self._chains.is_busy:
+            due = not self._follow_chains(at) and due
+        if due:
+            self._decide(TimePassed(), at)
+        if self._scenario.in_loops and self._finished > finished:
+            self._returning.append((at + self._scenario.round_trip_s, self._finished - finished))
+
+    def _decide(self, event: Event, at: float) -> None:
         began = thread_time()
         actions = self._policy.handle(event, at)
         self._results.decide_s += thread_time() - began
-        finished = self._finished
         for action in actions:
             self._act(action, at)
-        if self._scenario.in_loops and self._finished > finished:
-            self._returning.append((at + self._scenario.round_trip_s, self._finished - finished))
+
+    def _follow_chains(self, at: float) -> bool:
+        """Submit and withdraw requests of stages, and end the chains' requests that are over; tell if any was submitted."""
+        submit, withdraw, ended = self._chains.take()
+        for run in ended:
+            self._end_chain(run, at)
+        for request in withdraw:
+            self._decide(RequestCancelled(id=request), at)
+        if submit:
+            arrived = tuple([self._part_arrived(part, at) for part in submit])
+            self._decide(RequestsArrived(requests=arrived), at)
+        return bool(submit)
+
+    def _end_chain(self, run: PlayedRun, at: float) -> None:
+        if run.failure is not None:
+            self._end(run.id, _outcome_of(run.failure.code), at)
+        else:
+            self._end(run.id, DONE if at <= self._requests.deadline[run.id] else LATE, at)
 
     def _act(self, action: Action, at: float) -> None:
         match action:
@@ -386,10 +480,10 @@ class _Simulation:
                 deadline = self._requests.deadline
                 for request in action.requests:
                     self._end(request.id, DONE if at <= deadline[request.id] else LATE, at)
+                    self._chains.ended(request.id, None, at)
             case FailRequest():
-                late = action.code == "deadline_exceeded"
-                ended = EXPIRED if late else REFUSED if action.code in _REFUSALS else FAILED
-                self._end(action.request.id, ended, at)
+                self._end(action.request.id, _outcome_of(action.code), at)
+                self._chains.ended(action.request.id, action.code, at)
             case ForgetRequest():
                 self._end(action.request.id, FAILED, at)
             case CancelBatch():
@@ -409,6 +503,8 @@ class _Simulation:
             raise SimulationError(f"request {request} ended twice, at {at:g} s")
         requests.outcome[request] = outcome
         requests.ended[request] = at
+        if requests.chain[request] == OF_STAGE:
+            return
         self._finished += 1
         if self._scenario.in_flight_of:
             self._callers.append(requests.client[request])
@@ -494,7 +590,7 @@ class _Simulation:
     def _beside(self, slot: int) -> list[int]:
         """List the slots of a slot's worker."""
         worker_of = self._scenario.worker_of
-        return [other for other in range(self._scenario.slots) if worker_of(other) == worker_of(slot)]
+        return [other for other in range(self._scenario.slot_count) if worker_of(other) == worker_of(slot)]
 
     def _report(self, job: _Job) -> BatchFinished | BatchFailed:
         """Return the report of a batch, as an event for the scheduler."""
@@ -503,7 +599,11 @@ class _Simulation:
         if job.code is not None:
             return BatchFailed(batch=batch, code=job.code, message=job.code)
         return BatchFinished(
-            batch=batch, busy_s=job.busy_s, expired=job.expired, preparations=job.preparations
+            batch=batch,
+            busy_s=job.busy_s,
+            expired=job.expired,
+            preparations=job.preparations,
+            followed=bool(self._scenario.chains),
         )
 
     def _begin(self, job: _Job, now: float) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 import typer
 from numpy.typing import NDArray
 
-from shapestream.telemetry.trace import TraceReader, TraceRequest
+from shapestream.telemetry.trace import Sent, TraceReader, TraceRequest
 from shapestream_engine.cost_table import MAX_ELEMENTS
 
 _FORMS = "lognormal:MEDIAN,SIGMA,LOW..HIGH, uniform:LOW..HIGH, choice:A,B,C or a number"
@@ -152,16 +152,16 @@ class Recorded:
     deadline_s: float | None = None
     """Deadline that replaces the trace's own; None keeps them."""
 
-    def __iter__(self) -> Iterator[TraceRequest]:
+    def __iter__(self) -> Iterator[Sent]:
         reader = TraceReader(self.path)
         factor = 1.0
         if self.rate is not None:
             count, last_s = 0, 0.0
-            for request in islice(reader, self.requests):
+            for request in islice(reader.sent(), self.requests):
                 count, last_s = count + 1, request.at_s
             if last_s >= _RESOLUTION_S:
                 factor = count / last_s / self.rate
-        for request in islice(reader, self.requests):
+        for request in islice(reader.sent(), self.requests):
             deadline_s = request.deadline_s if self.deadline_s is None else self.deadline_s
             yield request._replace(at_s=request.at_s * factor, deadline_s=deadline_s)
 

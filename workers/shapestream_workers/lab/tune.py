@@ -88,6 +88,11 @@ def _model_number(loaded: LoadedSettings, reader: TraceReader, wanted: str | Non
     if wanted is not None:
         if wanted not in names:
             message = f"there is no model {wanted!r}; the models are {', '.join(names) or 'none'}"
+            for index, chain in enumerate(loaded.settings.chains):
+                if chain.name == wanted:
+                    stages = ", ".join(dict.fromkeys(stage.model for stage in chain.stages))
+                    message = f"{wanted!r} is a chain; tune one of its models: {stages}"
+                    raise ConfigurationError([loaded.problem(("chains", index), message)])
             raise ConfigurationError([loaded.problem(("models",), message)])
         return names.index(wanted)
     # A trace may name more models later on; the only model of a file needs no name.

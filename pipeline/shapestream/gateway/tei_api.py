@@ -1,0 +1,179 @@
+"""The API of text-embeddings-inference (TEI), as its clients speak it: bodies of requests and answers, and errors.
+
+Nothing here waits or asks. https://huggingface.github.io/text-embeddings-inference has the API.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shapestream.errors import (
+    Draining,
+    InvalidRequest,
+    ModelError,
+    Overloaded,
+    Poisoned,
+    RequestError,
+    TooLarge,
+    Unavailable,
+    WorkerLost,
+)
+from shapestream.gateway.embeddings import Matrix, VectorForm, vector_slices
+from shapestream.gateway.gateway_errors import EmptyList, NotGiven, UnusableVectors, WrongField
+from shapestream.gateway.http_messages import Buffer, HttpError, HttpResponse
+from shapestream.gateway.infer_options import OWN_ID
+from shapestream.gateway.json_text import read_object, write_json
+from shapestream.gateway.sdk_errors import STATUSES, http_error
+from shapestream.gateway.text_inputs import (
+    FEWER_TEXTS,
+    MOST_TEXTS,
+    Texts,
+    TokenLists,
+    read_dimensions,
+    read_flag,
+    read_texts,
+)
+from shapestream.slices import Slices
+from shapestream_engine.layout import value
+
+TEI_STATUSES = {
+    **STATUSES,
+    InvalidRequest: 422,
+    WrongField: 422,
+    Overloaded: 429,
+    NotGiven: 424,
+    ModelError: 422,
+    UnusableVectors: 424,
+    Poisoned: 424,
+}
+"""Statuses of errors, as TEI has them. A model's error is about the text: it is too long, for one."""
+
+
+@value
+class EmbedRequest:
+    """The body of `POST /embed` and `/embed_sparse`."""
+
+    inputs: Texts | TokenLists
+    form: VectorForm
+
+
+def read_embed(body: Buffer) -> EmbedRequest:
+    """Read the body of a request. Raises `HttpError` for one that is no JSON, and `WrongField`.
+
+    Vectors have length 1 unless `normalize` is false. `truncate` and `truncation_direction` are the tokenizer's settings
+    here, and ignored.
+    """
+    content = read_object(body, FEWER_TEXTS)
+    read_flag(content, "truncate")
+    normalize = read_flag(content, "normalize")
+    form = VectorForm(dimensions=read_dimensions(content), normalize=normalize is not False)
+    return EmbedRequest(inputs=_inputs(content), form=form)
+
+
+def read_tokenize(body: Buffer) -> Texts:
+    """Read the body of `POST /tokenize`. Raises `HttpError` for one that is no JSON, and `WrongField`."""
+    content = read_object(body, FEWER_TEXTS)
+    if read_flag(content, "add_special_tokens") is False:
+        raise WrongField(
+            "add_special_tokens", '"add_special_tokens" is the tokenizer\'s setting here: leave it out'
+        )
+    inputs = _inputs(content)
+    if isinstance(inputs, TokenLists):
+        raise WrongField("inputs", '"inputs" has tokens already: send a text, or a list of texts')
+    return inputs
+
+
+def _inputs(content: dict[str, Any]) -> Texts | TokenLists:
+    if content.get("prompt_name") is not None:
+        raise WrongField(
+            "prompt_name", 'there are no prompts here: send the whole text, and no "prompt_name"'
+        )
+    if "inputs" not in content:
+        raise WrongField("inputs", '"inputs" is missing: a text, or a list of texts')
+    return read_texts("inputs", content["inputs"])
+
+
+# ---------------------------------------------------------------- answers
+
+
+def embed_response(request: EmbedRequest, vectors: Matrix, request_id: str) -> Slices[HttpResponse]:
+    """Return a list of vectors, written in slices."""
+    pieces: list[Buffer] = [b"["]
+    for begin, part in vector_slices(vectors, request.form):
+        if begin:
+            pieces.append(b",")
+            yield
+        pieces.append(write_json(part)[1:-1])
+    pieces.append(b"]")
+    return HttpResponse(body=pieces, headers=((OWN_ID, request_id),))
+
+
+def embed_sparse_response(vectors: Matrix, request_id: str) -> Slices[HttpResponse]:
+    """Return a list with the numbers of each vector that are not 0, and their places, written in slices."""
+    pieces: list[Buffer] = [b"["]
+    for begin, part in vector_slices(vectors, VectorForm()):
+        if begin:
+            pieces.append(b",")
+            yield
+        rows = [[{"index": int(index), "value": row[index]} for index in np.flatnonzero(row)] for row in part]
+        pieces.append(write_json(rows)[1:-1])
+    pieces.append(b"]")
+    return HttpResponse(body=pieces, headers=((OWN_ID, request_id),))
+
+
+def tokenize_response(tokens: Sequence[npt.NDArray[Any]], request_id: str) -> HttpResponse:
+    """Return the tokens of each text by their numbers. Their texts and places are not known here, and null."""
+    rest = {"text": None, "special": None, "start": None, "stop": None}
+    lists = [[{"id": number, **rest} for number in numbers.reshape(-1).tolist()] for numbers in tokens]
+    return HttpResponse(body=(write_json(lists),), headers=((OWN_ID, request_id),))
+
+
+def info_page(name: str, element_type: str, max_tokens: int | None, version: str) -> dict[str, Any]:
+    """Return what is known of the model; `max_tokens`: of one text. Fields of TEI's own engine are null."""
+    unknown = ("model_sha", "max_concurrent_requests", "max_batch_tokens", "max_batch_requests")
+    return {
+        "model_id": name,
+        "served_model_name": name,
+        "model_dtype": _DTYPES.get(element_type, element_type),
+        "model_type": {"embedding": {"pooling": None}},
+        "max_input_length": max_tokens,
+        "max_client_batch_size": MOST_TEXTS,
+        "auto_truncate": None,
+        "version": version,
+        **dict.fromkeys((*unknown, "tokenization_workers", "sha", "docker_label")),
+    }
+
+
+_DTYPES = {"f16": "float16", "f32": "float32", "f64": "float64", "bf16": "bfloat16"}
+
+
+# ---------------------------------------------------------------- errors
+
+
+def tei_error(error: RequestError | HttpError) -> HttpError:
+    """Return an error in TEI's form: {"error": message, "error_type": type}."""
+    found = http_error(error, TEI_STATUSES) if isinstance(error, RequestError) else error
+    content = {"error": found.message, "error_type": _type(error, found.status)}
+    return HttpError(found.status, found.message, found.headers, content=content)
+
+
+def _type(error: RequestError | HttpError, status: int) -> str:
+    match error:
+        case EmptyList():
+            return "Empty"
+        case NotGiven() | UnusableVectors():
+            return "Backend"
+        case InvalidRequest() | TooLarge() | ModelError():
+            return "Validation"
+        case Overloaded():
+            return "Overloaded"
+        case Draining() | Unavailable() | WorkerLost():
+            return "Unhealthy"
+        case RequestError():
+            return "Backend"
+        case _:
+            return "Unhealthy" if status >= 500 else "Validation"

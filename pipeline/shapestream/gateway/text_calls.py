@@ -1,0 +1,161 @@
+"""Texts, or their tokens, to the server and back: one request of a chain for all texts of a caller.
+
+Tokens that the caller has made are requests of the chain's encoder, one for each text, so that each is scheduled by its own
+length. They are all under way at once, up to a number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import trio
+
+from shapestream.client.async_face import Client
+from shapestream.client.results import Result
+from shapestream.errors import InvalidRequest, RequestError
+from shapestream.gateway.embeddings import Matrix, VectorForm, check_dimensions, matrix_of
+from shapestream.gateway.gateway_errors import NotGiven, UnknownModel
+from shapestream.gateway.http_messages import HttpRequest
+from shapestream.gateway.infer_options import OWN_ID, own_id
+from shapestream.gateway.signatures import signature_of
+from shapestream.gateway.text_inputs import Texts, TokenLists
+from shapestream.gateway.text_ports import (
+    IDS,
+    SPARSE,
+    TOKENS,
+    EncoderPorts,
+    encoder_ports,
+    text_ports,
+    tokenizer_input,
+)
+from shapestream.gateway.text_services import TextService
+from shapestream_engine.layout import value
+
+MOST_IN_FLIGHT = 256
+"""Requests of one caller's request at the server at once: half of the share of one caller."""
+
+
+@value
+class Embedded:
+    """The vectors of a caller's texts."""
+
+    vectors: Matrix
+    tokens: int
+    """Tokens of all texts together; 0 where the model does not count them."""
+    request_id: str
+
+
+class TextCalls:
+    """Calls of one service's models."""
+
+    def __init__(self, client: Client, service: TextService) -> None:
+        self._client = client
+        self._service = service
+
+    async def embed(self, inputs: Texts | TokenLists, form: VectorForm, request: HttpRequest) -> Embedded:
+        """Return a vector for each text. Raises `RequestError`."""
+        match inputs:
+            case Texts():
+                return await self._embed_texts(inputs, form, request)
+            case TokenLists():
+                return await self._embed_tokens(inputs, form, request)
+
+    async def _embed_texts(self, inputs: Texts, form: VectorForm, request: HttpRequest) -> Embedded:
+        ports = text_ports(await signature_of(self._client, self._service.name))
+        if ports.size is not None:
+            check_dimensions(form, ports.size)
+        result = await self._infer(self._service.name, {ports.text: inputs.texts}, request)
+        vectors = matrix_of(result[ports.embedding], len(inputs))
+        check_dimensions(form, vectors.shape[1])
+        return Embedded(
+            vectors=vectors,
+            tokens=int(np.sum(result[TOKENS])) if ports.counts_tokens else 0,
+            request_id=result.request_id,
+        )
+
+    async def embed_sparse(self, inputs: Texts | TokenLists, request: HttpRequest) -> Embedded:
+        """Return a vector for each text, of which most numbers are 0. Raises `RequestError`."""
+        name = self._service.name
+        ports = text_ports(await signature_of(self._client, name))
+        if not ports.is_sparse:
+            raise NotGiven(f"{name!r} gives no sparse vectors: it needs an output `{SPARSE}` [texts, size]")
+        if isinstance(inputs, TokenLists):
+            raise NotGiven("sparse vectors are made of texts only")
+        result = await self._infer(name, {ports.text: inputs.texts}, request)
+        return Embedded(
+            vectors=matrix_of(result[SPARSE], len(inputs)), tokens=0, request_id=result.request_id
+        )
+
+    async def tokenize(self, inputs: Texts, request: HttpRequest) -> tuple[Sequence[npt.NDArray[Any]], str]:
+        """Return the tokens of each text, and the request's id. Raises `RequestError`."""
+        name = self._service.tokenizer
+        text = tokenizer_input(await self._signature_of_part(name, "tokenizer"))
+        result = await self._infer(name, {text: inputs.texts}, request)
+        return result[IDS], result.request_id
+
+    # ---------------------------------------------------------------- tokens
+
+    async def _embed_tokens(self, inputs: TokenLists, form: VectorForm, request: HttpRequest) -> Embedded:
+        ports = await self.encoder()
+        self._check_tokens(inputs)
+        results = await self._all_tokens(inputs, ports, request)
+        vectors = matrix_of([result[ports.embedding] for result in results], len(inputs))
+        check_dimensions(form, vectors.shape[1])
+        return Embedded(vectors=vectors, tokens=sum(map(len, inputs.lists)), request_id=results[0].request_id)
+
+    def _check_tokens(self, inputs: TokenLists) -> None:
+        """Raise `InvalidRequest` for tokens that the encoder does not know: engines read any row of their table for them."""
+        most = self._service.largest_token
+        for index, tokens in enumerate(inputs.lists):
+            if most is not None and tokens.max() > most:
+                raise InvalidRequest(
+                    f"text {index} has the token {tokens.max()}, and {self._service.name!r} knows those up to {most}: "
+                    "they are another model's; send the text (LangChain: check_embedding_ctx_length=False)"
+                )
+
+    async def encoder(self) -> EncoderPorts:
+        """Return the ports of the model that embeds tokens. Raises `NotGiven` where none is known."""
+        return encoder_ports(await self._signature_of_part(self._service.encoder, "encoder"))
+
+    async def _signature_of_part(self, model: str, role: str) -> Any:
+        try:
+            return await signature_of(self._client, model)
+        except UnknownModel:
+            raise NotGiven(f"no {role} of {self._service.name!r} is known here: send texts") from None
+
+    async def _all_tokens(
+        self, inputs: TokenLists, ports: EncoderPorts, request: HttpRequest
+    ) -> Sequence[Result]:
+        results: dict[int, Result] = {}
+        failures: list[RequestError] = []
+        lists = enumerate(inputs.lists)
+        async with trio.open_nursery() as nursery:
+
+            async def work() -> None:
+                for index, tokens in lists:
+                    try:
+                        results[index] = await self._infer(
+                            self._service.encoder, ports.inputs_of(tokens), request
+                        )
+                    except RequestError as error:
+                        failures.append(error)
+                        nursery.cancel_scope.cancel()  # withdraws the others
+                        return
+
+            for _ in range(min(len(inputs), MOST_IN_FLIGHT)):
+                nursery.start_soon(work)
+        if failures:
+            raise failures[0]
+        return [results[index] for index in range(len(inputs))]
+
+    async def _infer(self, model: str, inputs: Mapping[str, Any], request: HttpRequest) -> Result:
+        return await self._client.infer(
+            model,
+            inputs,
+            request_id=own_id(request.headers.get(OWN_ID)),
+            trace=request.headers,
+            caller=request.peer,
+        )

@@ -1,0 +1,55 @@
+"""The models that embed texts for clients of OpenAI's and text-embeddings-inference's (TEI) APIs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import field
+from types import MappingProxyType
+
+from shapestream_engine.layout import value
+
+
+@value
+class TextService:
+    """A model or chain of texts, and the models that it is made of, for callers that ask for a part of its work."""
+
+    name: str
+    encoder: str
+    """The model that embeds tokens."""
+    tokenizer: str
+    """The model that makes them."""
+    largest_token: int | None = None
+    """The largest number of a token that the encoder knows; None: it is not known."""
+
+
+@value
+class TextServices:
+    """The services of a gateway."""
+
+    openai: Mapping[str, TextService] = field(default_factory=dict)
+    """By the name that callers ask for, at `/v1/embeddings`."""
+    tei: TextService | None = None
+    """The service of `/embed` and its neighbours."""
+
+
+def text_services(
+    openai: Iterable[str] = (),
+    tei: str | None = None,
+    *,
+    encoders: Mapping[str, str] = MappingProxyType({}),
+    tokenizers: Mapping[str, str] = MappingProxyType({}),
+    largest_tokens: Mapping[str, int] = MappingProxyType({}),
+) -> TextServices:
+    """Return the services of these names. By default their models are called as those of a folder are: `NAME.encoder`."""
+
+    def service(name: str) -> TextService:
+        return TextService(
+            name=name,
+            encoder=encoders.get(name, f"{name}.encoder"),
+            tokenizer=tokenizers.get(name, f"{name}.tokens"),
+            largest_token=largest_tokens.get(name),
+        )
+
+    return TextServices(
+        openai={name: service(name) for name in openai}, tei=None if tei is None else service(tei)
+    )
