@@ -62,7 +62,13 @@ def test_the_yaml_of_the_documentation_is_accepted(tmp_path: Path) -> None:
     """Each YAML block of these pages is a file that `check` would read."""
     blocks = [
         block
-        for page in ("docs/configuration.md", "docs/chains.md", "docs/security.md", "README.md")
+        for page in (
+            "docs/configuration.md",
+            "docs/chains.md",
+            "docs/text.md",
+            "docs/security.md",
+            "README.md",
+        )
         for block in re.findall(r"```yaml\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
     ]
     assert len(blocks) >= 3
