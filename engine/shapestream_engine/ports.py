@@ -305,21 +305,25 @@ class List(Whole):
     """A list of arrays, each of any shape within `of`: `height, width, 3`. There may be none.
 
     The output has the elements of all arrays, one after the other. A second output, `NAME.shapes`, has a row per array,
-    its shape (`list_ports` makes both).
+    its shape (`list_ports` makes both). `count` names the input dimension whose size is the number of arrays, if one is.
     """
 
     NAME: ClassVar[str] = "list"
     DATA_AXIS: ClassVar[int | None] = 0
     of: str
+    count: str | None = None
 
     def check(self, rule: Ruled) -> None:
-        """Raise `SignatureError` unless `of` is a shape, and the output of the arrays' shapes is there."""
+        """Raise `SignatureError` unless `of` is a shape, and the dimension and the output of the arrays' shapes exist."""
         output, where = rule.output, rule.where
         try:
             item = NamedShape.parse(self.of)
         except EngineError as error:
             raise SignatureError(f"{where}: {self.of!r} is no shape: {error}") from error
-        expected, shapes = list_ports(output.name, output.element_type, item)
+        if self.count is not None and self.count not in rule.table.names:
+            known = ", ".join(rule.table.names)
+            raise SignatureError(f"{where}: the inputs have no dimension {self.count!r}; they have {known}")
+        expected, shapes = list_ports(output.name, output.element_type, item, self.count)
         if output != expected or shapes not in rule.outputs:
             raise SignatureError(
                 f"{where} needs the shape [?], not [{output.shape}], and an output {shapes.name!r} with the arrays' shapes"
@@ -331,7 +335,7 @@ RULES: dict[str, type[Rule]] = {
     for rule in (Rows, IndexColumn, With, Counts, PaddedCounts, Recount, Shared, Whole, Crop, List)
 }
 """Rules by their names in a configuration."""
-_ARGUMENT_TYPES: dict[str, type] = {"column": int, "output": str, "to": str, "of": str}
+_ARGUMENT_TYPES: dict[str, type] = {"column": int, "output": str, "to": str, "of": str, "count": str}
 
 
 def parse_rule(value: Mapping[str, Any]) -> Rule:
@@ -365,7 +369,7 @@ def parse_rule(value: Mapping[str, Any]) -> Rule:
 
 def rule_to_dict(rule: Rule) -> dict[str, Any]:
     """Return the mapping from which `parse_rule` makes an equal rule."""
-    return {"rule": rule.NAME, **asdict(rule)}
+    return {"rule": rule.NAME, **{name: given for name, given in asdict(rule).items() if given is not None}}
 
 
 def follow_renamed(rule: Rule, resolve: Callable[[str], str]) -> Rule:
@@ -620,11 +624,16 @@ def shapes_of(name: str) -> str:
     return f"{name}.shapes"
 
 
-def list_ports(name: str, element_type: str, item: NamedShape) -> tuple[OutputPort, OutputPort]:
-    """Return the two outputs of a list of arrays: their elements in one row, and their shapes, i64 [arrays, rank]."""
-    shapes = NamedShape((None, None), (Dimension(), Dimension(item.rank, item.rank)))
+def list_ports(
+    name: str, element_type: str, item: NamedShape, count: str | None = None
+) -> tuple[OutputPort, OutputPort]:
+    """Return the two outputs of a list of arrays: their elements in one row, and their shapes, i64 [arrays, rank].
+
+    `count` names the input dimension whose size is the number of arrays.
+    """
+    shapes = NamedShape((count, None), (Dimension(), Dimension(item.rank, item.rank)))
     return (
-        OutputPort(name, element_type, NamedShape((None,), (Dimension(),)), List(str(item))),
+        OutputPort(name, element_type, NamedShape((None,), (Dimension(),)), List(str(item), count)),
         OutputPort(shapes_of(name), "i64", shapes, Whole()),
     )
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
+from tests.engine.slot_bench import SlotBench
 
 from shapestream_engine import InferenceError, InputSpec, ModelSpec, OutputSpec, ShapeError, SignatureError
 from shapestream_engine import compile_model as compiled
@@ -17,6 +18,7 @@ from shapestream_engine.array_lists import pack, unpack
 from shapestream_engine.element_types import dtype_of
 from shapestream_engine.ports import List, OutputPort, list_ports
 from shapestream_engine.shapes import NamedShape
+from shapestream_engine.signature import ModelSignature
 
 Array = np.ndarray[Any, Any]
 
@@ -72,6 +74,32 @@ def test_parts_of_a_picture_are_a_list() -> None:
     assert [[2, 6, 3], [4, 9, 3], [0, 1, 3], [1, 1, 3]] == shapes.tolist()
     assert same(crops, unpack(elements, shapes))
     assert 4 == count
+
+
+def test_the_number_of_arrays_may_be_that_of_an_input_dimension() -> None:
+    """It stands in the signature, which survives the wire, and each call is held to it."""
+
+    def spec(count: str) -> ModelSpec:
+        rule = {"rule": "list", "count": count}
+        return ModelSpec(
+            name="m",
+            model=lambda boxes: [np.zeros(box, np.float32) for box in boxes[:2]],
+            inputs={"boxes": InputSpec(shape="boxes", element_type="i64")},
+            outputs={"y": OutputSpec(rule=rule, shape="k", element_type="f32")},
+        )
+
+    model = compiled(spec("boxes"))
+    signature = model.signature
+    assert list_ports("y", "f32", NamedShape.parse("k"), "boxes") == signature.outputs
+    assert signature == ModelSignature.from_dict(signature.to_dict())
+    bench = SlotBench(model)
+    (result,) = bench.results(np.array([3, 1]))
+    assert [[3], [1]] == result["y.shapes"].tolist()
+    report = bench.run(np.array([3, 1, 2]), batch=2)
+    assert report.code is not None
+    assert "y.shapes" in report.message
+    with pytest.raises(SignatureError, match=r"no dimension 'crops'; they have boxes"):
+        compiled(spec("crops"))
 
 
 @pytest.mark.parametrize("none", [[], ()], ids=["list", "tuple"])

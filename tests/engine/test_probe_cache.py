@@ -21,6 +21,7 @@ from shapestream_engine import (
     compile_model,
 )
 from shapestream_engine.machine import runtime_of
+from shapestream_engine.pooling import Pooling
 from shapestream_engine.probe import Finding, ProbeOptions, ProbeReport, ProofCache, Treatment, prove
 from shapestream_engine.probing import cache as cache_module
 from shapestream_engine.probing.cache import proof_key
@@ -146,6 +147,7 @@ CHANGED: dict[type, dict[str, object]] = {
         "properties": {"INFERENCE_PRECISION_HINT": "bf16"},
         "strategy": Strategy({"batch": (4,)}),
         "prepared": PreparedLimits(max_prepared=3),
+        "pooling": Pooling(mode="mean"),
     },
     ProbeOptions: {
         "values": {"a": Uniform(0, 1)},

@@ -150,8 +150,9 @@ def _outputs(name: str, port: OutputSpec, batched: bool) -> tuple[OutputPort, ..
     """Return the output; of a list of arrays, whose `shape` is that of one array, return its two outputs."""
     element_type, shape = _stated(name, port.element_type, "element_type"), _shape(name, port)
     if port.rule is not None and port.rule.get("rule") == List.NAME:
-        parse_rule({**port.rule, "of": str(shape)})  # refuses other arguments
-        return list_ports(name, element_type, shape)
+        rule = parse_rule({**port.rule, "of": str(shape)})  # refuses other arguments
+        assert isinstance(rule, List)
+        return list_ports(name, element_type, shape, rule.count)
     return (OutputPort(name, element_type, shape, _rule(port, batched)),)
 
 

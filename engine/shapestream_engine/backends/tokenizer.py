@@ -171,7 +171,7 @@ def _signature(spec: ModelSpec, options: TokenizerOptions) -> ModelSignature:
     text = InputPort(
         TEXT, "str", NamedShape.parse("texts"), at_most_bytes=None if given is None else given.at_most_bytes
     )
-    lists = [list_ports(name, "i64", NamedShape.parse("tokens")) for name in options.outputs]
+    lists = [list_ports(name, "i64", NamedShape.parse("tokens"), "texts") for name in options.outputs]
     counts = OutputPort(COUNTS, "i64", NamedShape.parse("texts"), Whole())
     return ModelSignature(spec.name, (text,), (*chain.from_iterable(lists), counts), spec.strategy)
 

@@ -10,11 +10,13 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from typing import NamedTuple
 
 from shapestream.chains.spec import OK, ChainSpec, Key, Problem, Source, Spread, StageSpec
 from shapestream.spelling import closest, did_you_mean
+from shapestream_engine.element_types import dtype_of
 from shapestream_engine.errors import ShapeError, SignatureError
-from shapestream_engine.ports import BATCH, InputPort, OutputPort, Rows, Whole, list_ports
+from shapestream_engine.ports import BATCH, InputPort, List, OutputPort, Rows, Whole, list_ports
 from shapestream_engine.shapes import Dimension, NamedShape
 from shapestream_engine.signature import ModelSignature
 
@@ -61,6 +63,13 @@ class Type:
 
     def __str__(self) -> str:
         return f"{'list of ' if self.is_list else ''}{self.element_type} [{self.shape}]"
+
+
+class Held(NamedTuple):
+    """The requests and bytes that a request of a chain may hold, or holds."""
+
+    requests: int
+    nbytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +123,10 @@ class Stage:
     at_most_bytes: int
     outputs: Mapping[str, StageOutput]
     """The outputs that are used, by name."""
+    row_nbytes: int | None = None
+    """The most bytes of one row's inputs, by the signature; None: any number."""
+    rows_of: tuple[str, int] | None = None
+    """The chain's input, and its axis, whose size is the number of rows; None: it depends on the data."""
     may_lack_rows: bool = False
     """True if it has a batch, which may have no rows: then it has no request, and its outputs are empty."""
     is_counted: bool = field(init=False)
@@ -131,6 +144,15 @@ class Stage:
     def __post_init__(self) -> None:
         counted = self.fans_out or any(feed.spread is Spread.BATCH for feed in self.feeds)
         object.__setattr__(self, "is_counted", counted)  # it is asked at every answer
+
+    def most(self, shapes: Mapping[str, tuple[int, ...]]) -> Held:
+        """Return the most that it may hold for a request whose inputs have these shapes; of some, they may be unknown."""
+        rows, nbytes = self.at_most, self.at_most_bytes
+        if self.rows_of is not None and self.rows_of[0] in shapes:
+            rows = min(rows, shapes[self.rows_of[0]][self.rows_of[1]])
+        if self.row_nbytes is not None:
+            nbytes = min(nbytes, rows * self.row_nbytes)
+        return Held(rows, nbytes)
 
     @property
     def limits(self) -> str:
@@ -354,8 +376,28 @@ class _Planner:
             at_most=spec.at_most,
             at_most_bytes=spec.at_most_bytes,
             outputs=outputs,
+            row_nbytes=_row_nbytes(signature, feeds),
+            rows_of=next(filter(None, map(self._rows_of, feeds)), None),
             may_lack_rows=bool(batches) and all(_may_lack_rows(self._types[feed.source]) for feed in batches),
         )
+
+    def _rows_of(self, feed: Feed) -> tuple[str, int] | None:
+        """Return the chain's input, and its axis, that has as many indices as this edge has rows; None for none."""
+        source = feed.source
+        if feed.spread is Spread.WHOLE:
+            return None
+        if source.stage is None:
+            return source.name, 0
+        stage = next(stage for stage in self._spec.stages if stage.name == source.stage)
+        signature = self._signatures[stage.model]
+        rule = next(port.rule for port in signature.outputs if port.name == source.name)
+        if not isinstance(rule, List) or rule.count is None:
+            return None
+        for port in signature.inputs:
+            given = stage.inputs.get(port.name)
+            if rule.count in port.shape.names and given is not None and Source.parse(given).stage is None:
+                return Source.parse(given).name, port.shape.names.index(rule.count)
+        return None
 
     def _feed(
         self,
@@ -431,6 +473,23 @@ def _mebibytes(nbytes: int) -> str:
 
 def _port(ports: Sequence[InputPort], name: str) -> InputPort | None:
     return next((port for port in ports if port.name == name), None)
+
+
+def _row_nbytes(signature: ModelSignature, feeds: Sequence[Feed]) -> int | None:
+    """Return the most bytes of the inputs of one row; None if the signature does not bound them."""
+    total = 0
+    for feed in feeds:
+        port = signature.inputs[feed.port]
+        if port.is_string:
+            return None
+        nbytes = dtype_of(port.element_type).itemsize
+        for name, dimension in zip(port.shape.names, port.shape.dimensions, strict=True):
+            most = 1 if name == BATCH and feed.spread is not Spread.WHOLE else dimension.maximum
+            if most is None:
+                return None
+            nbytes *= most
+        total += nbytes
+    return total
 
 
 def _may_lack_rows(type_: Type) -> bool:

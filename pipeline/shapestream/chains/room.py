@@ -1,8 +1,8 @@
 """Room for what chains may fan out to: requests of chains wait until it is there, each client in turn.
 
-A request reserves the most that its stages may hold, requests and bytes, before it begins. Once a stage's number is known,
-the rest of its reservation is given back; once the stage is done, all of it. So each stage finds room, and only requests
-that have not begun wait.
+A request reserves the most that its stages may hold, requests and bytes, before it begins: what the chain allows, or less
+where its inputs or the signatures tell (`Stage.most`). Once a stage's number is known, the rest of its reservation is given
+back; once the stage is done, all of it. So each stage finds room, and only requests that have not begun wait.
 """
 
 from __future__ import annotations
@@ -14,18 +14,11 @@ from itertools import count
 from math import inf
 from typing import Any, NamedTuple
 
-from shapestream.chains.plan import Chain
+from shapestream.chains.plan import Held
 from shapestream.chains.run import ChainRun, RunState, StageRun
 
 FEW = 32
 """Deadlines of requests that wait no longer, which are kept in any case."""
-
-
-class Held(NamedTuple):
-    """The requests and bytes that a request of a chain may hold, or holds."""
-
-    requests: int
-    nbytes: int
 
 
 class RoomStatistics(NamedTuple):
@@ -52,12 +45,6 @@ class RoomStatistics(NamedTuple):
                 for name in chains
             },
         }
-
-
-def most_held(chain: Chain) -> Held:
-    """Return the most that a request of this chain holds in its counted stages, all at once."""
-    counted = [stage for stage in chain.stages if stage.is_counted]
-    return Held(sum(stage.at_most for stage in counted), sum(stage.at_most_bytes for stage in counted))
 
 
 class ChainRoom:
@@ -126,7 +113,7 @@ class ChainRoom:
             if run.is_over:
                 self._leave(run)
                 continue
-            if not self._fits(run.chain):
+            if not self._fits(run):
                 return None
             self._leave(run)
             if runs:
@@ -144,23 +131,18 @@ class ChainRoom:
         if not runs:
             del self._waiting[client]
 
-    def _fits(self, chain: Chain) -> bool:
+    def _fits(self, run: ChainRun) -> bool:
         """Tell whether there is room. One request alone may always begin."""
-        most = most_held(chain)
         if not self._reserved:
             return True
+        most = run.most.values()
         return (
-            self._requests + most.requests <= self._limit.requests
-            and self._bytes + most.nbytes <= self._limit.nbytes
+            self._requests + sum(each.requests for each in most) <= self._limit.requests
+            and self._bytes + sum(each.nbytes for each in most) <= self._limit.nbytes
         )
 
     def _reserve(self, run: ChainRun) -> None:
-        held = {
-            stage.name: Held(stage.at_most, stage.at_most_bytes)
-            for stage in run.chain.stages
-            if stage.is_counted
-        }
-        self._reserved[run] = held
+        held = self._reserved[run] = dict(run.most)
         self._running_of[run.chain.name] += 1
         for each in held.values():
             self._requests += each.requests

@@ -110,6 +110,7 @@ class ChainRun:
         "deadline",
         "failure",
         "live",
+        "most",
         "outputs",
         "ready",
         "stages",
@@ -136,6 +137,9 @@ class ChainRun:
         self._values: dict[Source, Value] = {}
         for (port, element_type, shape), buffer in zip(inputs.layout, inputs.buffers, strict=True):
             self._values[Source(None, chain.inputs[port])] = Tensor(element_type, shape, buffer)
+        shapes = {chain.inputs[port]: shape for port, _, shape in inputs.layout}
+        self.most = {stage.name: stage.most(shapes) for stage in chain.stages if stage.is_counted}
+        """What each counted stage may hold at most."""
 
     @property
     def is_over(self) -> bool:

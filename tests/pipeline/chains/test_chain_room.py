@@ -11,11 +11,13 @@ from hypothesis import strategies as st
 from tests.pipeline.chains.models import SIGNATURES, run, tensors_of
 
 from shapestream.chains.lead_times import FEW, LATEST, LeadTimes
-from shapestream.chains.plan import Chain, plan_chain
+from shapestream.chains.plan import Chain, Held, plan_chain
 from shapestream.chains.room import FEW as FEW_DEADLINES
-from shapestream.chains.room import ChainRoom, Held, most_held
+from shapestream.chains.room import ChainRoom
 from shapestream.chains.run import ChainRun, RunState
 from shapestream.chains.spec import ChainSpec, StageSpec
+from shapestream_engine.ports import list_ports
+from shapestream_engine.shapes import NamedShape
 
 CHAIN: Chain = plan_chain(
     ChainSpec(
@@ -36,6 +38,10 @@ CHAIN: Chain = plan_chain(
     ),
     SIGNATURES,
 )
+
+
+MOST_ROW = 9 * 4
+"""Bytes of the longest row that `norm` takes."""
 
 
 def _run(deadline: float | None = None) -> ChainRun:
@@ -60,13 +66,40 @@ def _finish(chain_run: ChainRun, room: ChainRoom) -> None:
             room.update(chain_run)
 
 
+def test_a_request_reserves_what_its_inputs_tell() -> None:
+    """An array per index of `n`, of which it has three: so much is held from the beginning, and no more later."""
+    split = SIGNATURES["split"]
+    counted = replace(split, outputs=list_ports("parts", "f32", NamedShape.parse("k"), "n"))
+    chain = plan_chain(CHAIN.spec, SIGNATURES | {"split": counted})
+    chain_run = ChainRun(chain, tensors_of([np.ones((3, 4), np.float32)]), None, LeadTimes(chain))
+    assert {"read": Held(3, 3 * MOST_ROW)} == chain_run.most
+    many = ChainRun(chain, tensors_of([np.ones((99, 4), np.float32)]), None, LeadTimes(chain))
+    assert {"read": Held(10, 10 * MOST_ROW)} == many.most
+    room = ChainRoom(6, 1000)
+    for each in (chain_run, many):
+        room.wait(each, 1)
+    assert chain_run is room.next()
+    assert room.next() is None
+    assert Held(3, 3 * MOST_ROW) == room.reserved
+
+
+def test_rows_of_an_input_are_known_and_bytes_without_a_bound_are_the_chains() -> None:
+    """A row for each index of an input; its vectors may be of any length."""
+    stage = StageSpec(name="s", model="flat", inputs={"v": "x"}, each=["row of x"], at_most_bytes=1000)
+    chain = plan_chain(
+        ChainSpec(name="c", inputs={"x": "s.v"}, stages=[stage], outputs={"o": "s.o"}), SIGNATURES
+    )
+    chain_run = ChainRun(chain, tensors_of([np.ones((3, 4), np.float32)]), None, LeadTimes(chain))
+    assert {"s": Held(3, 1000)} == chain_run.most
+
+
 def test_a_request_reserves_the_most_and_gives_back_what_it_does_not_need() -> None:
     """Three rows of ten, then nothing."""
     room = ChainRoom(100, 10_000)
     chain_run = _run()
     room.wait(chain_run, 1)
     assert chain_run is room.next()
-    assert Held(10, 1000) == room.reserved == most_held(CHAIN)
+    assert Held(10, 10 * MOST_ROW) == room.reserved
     chain_run.begin(0.0)
     (request,) = chain_run.ready
     chain_run.ready = []
