@@ -121,7 +121,8 @@ def _of_its_models(request: Request, now: float, ready: Callable[[ModelQueue, fl
     client's time.
 
     Priorities and ageing count here as between clients. A request of a chain goes before all that are younger than its
-    parent: what was begun is finished first, so that little is held.
+    parent, so that what was begun is finished first; but what costs less and had less time goes before it. So a tokenizer
+    fills the queue of an encoder, whose requests then share calls, and a detector does not hold up an older chain's crops.
     """
     best, best_key = request, (request.flow.start_s - request.bonus_s, request.order)
     elder = request if request.arrival.since is not None else None
@@ -139,7 +140,9 @@ def _of_its_models(request: Request, now: float, ready: Callable[[ModelQueue, fl
             best, best_key = first, key
         if first.arrival.since is not None and (elder is None or _age(first) < _age(elder)):
             elder = first
-    return best if elder is None or _age(elder) >= _age(best) else elder
+    if elder is None or _age(elder) >= _age(best) or best.share_s < elder.share_s:
+        return best
+    return elder
 
 
 def _age(request: Request) -> float:
@@ -244,7 +247,9 @@ class Scheduler:
             self._take(event, now, actions)
             taken = True
             self._is_followed = isinstance(event, BatchFinished) and event.followed
-            if not self._is_followed:
+            if self._is_followed:
+                self._drop_unwanted(now, actions)
+            else:
                 self._follow(now, actions)
         except ContractError:
             raise

@@ -133,7 +133,7 @@ async def test_counters_and_metrics_tell_what_waits_for_room_and_what_is_reserve
         for sequence in (1, 2, 3):
             client.ask(sequence, 3, 2)
         batch = await slots.next_batch()
-        assert (2, 1, 8, 64 << 20) == await told()
+        assert (2, 1, 8, 8 * 9 * 4) == await told()
         slots.finish(batch, cut(batch))
         await slots.next_batch()
         assert (2, 1, 2, 4 * (3 + 2)) == await told()
