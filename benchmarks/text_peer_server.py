@@ -40,7 +40,7 @@ def main() -> None:
     application.post("/v1/embeddings")(embeddings)
     model.encode(["ready"])
     Path(ready).touch()
-    uvicorn.run(application, host="127.0.0.1", port=int(port), log_level="warning")
+    uvicorn.run(application, host="127.0.0.1", port=int(port), log_level="warning", timeout_keep_alive=600)
 
 
 if __name__ == "__main__":
