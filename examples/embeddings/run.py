@@ -107,7 +107,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _shortcomings(run: Run, lengths: list[int]) -> list[str]:
-    """What is missing: answers, the right number of tokens, a batch of several requests, a second worker."""
+    """Return what is missing: answers, the right number of tokens, a batch of several requests, a second worker."""
     problems = []
     if [each.tokens for each in run.embedded] != lengths:
         problems.append("the server counted other tokens than the tokenizer alone")

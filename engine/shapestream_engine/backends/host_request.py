@@ -23,7 +23,7 @@ from shapestream_engine.tensor import RESERVE_BYTES, Array, Tensor, TensorLike, 
 
 
 class _OfRequest:
-    """What the tensors of a request have in common: they take the shapes of their port, and no new shape while it runs."""
+    """Base of a request's tensors: each takes the shapes of its port, and no new shape while the request runs."""
 
     __slots__ = ()
     _request: HostRequest

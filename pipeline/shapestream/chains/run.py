@@ -139,7 +139,7 @@ class ChainRun:
             self._values[Source(None, chain.inputs[port])] = Tensor(element_type, shape, buffer)
         shapes = {chain.inputs[port]: shape for port, _, shape in inputs.layout}
         self.most = {stage.name: stage.most(shapes) for stage in chain.stages if stage.is_counted}
-        """What each counted stage may hold at most."""
+        """The requests and bytes that each counted stage may hold, by its name."""
 
     @property
     def is_over(self) -> bool:

@@ -22,7 +22,7 @@ class Tensor(NamedTuple):
 
     element_type: str
     shape: tuple[int, ...]
-    """As in a layout: that of strings ends with their bytes (`string_arrays`)."""
+    """The shape as in a layout: that of strings ends with their bytes (`string_arrays`)."""
     buffer: Buffer
 
     @property

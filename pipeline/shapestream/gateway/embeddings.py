@@ -29,7 +29,7 @@ class VectorForm:
     dimensions: int | None = None
     """The first numbers of each vector, made a vector of length 1. None: all, as the model gives them."""
     normalize: bool = False
-    """Whether vectors are made to have length 1."""
+    """True if vectors are made to have length 1."""
 
 
 def matrix_of(output: npt.NDArray[Any] | list[npt.NDArray[Any]], texts: int) -> Matrix:

@@ -31,9 +31,9 @@ class Encoding(StrEnum):
     """How a vector is written."""
 
     FLOAT = "float"
-    """As a list of numbers."""
+    """A vector is a list of numbers."""
     BASE64 = "base64"
-    """As the bytes of its numbers, f32 and little-endian. OpenAI's clients ask for it unless they are told otherwise."""
+    """A vector is its bytes, f32 and little-endian. OpenAI's clients ask for it unless they are told otherwise."""
 
 
 @value

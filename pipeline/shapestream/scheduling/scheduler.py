@@ -196,7 +196,7 @@ class Scheduler:
         self._next_batch = 1
         self._now = float("-inf")
         self._is_followed = False
-        """Whether the last event is followed by another one, which comes before any batch starts."""
+        """True if the last event is followed by another one, which comes before any batch starts."""
         self._open_books()
 
     def _open_books(self) -> None:
