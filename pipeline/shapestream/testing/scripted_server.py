@@ -10,6 +10,7 @@ import os
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
 
@@ -163,14 +164,25 @@ class ScriptedServer:
             self._flush()
 
     def _do(self, act: Callable[[], None]) -> None:
-        def in_turn() -> None:
-            act()
-            self._flush()
-
+        """Act in the server's loop, and return when that is done: whatever the script sends afterwards finds it done."""
         if self._token is None:
             act()
+        elif trio.lowlevel.in_trio_run() and trio.lowlevel.current_trio_token() is self._token:
+            act()
+            self._flush()
         else:
-            self._token.run_sync_soon(in_turn)
+            done: Future[None] = Future()
+            self._token.run_sync_soon(self._act_for, act, done)
+            done.result()
+
+    def _act_for(self, act: Callable[[], None], done: Future[None]) -> None:
+        try:
+            act()
+            self._flush()
+        except Exception as error:  # noqa: BLE001 - it goes to the script's thread
+            done.set_exception(error)
+        else:
+            done.set_result(None)
 
     def _read(self, peer: bytes, frames: Message) -> None:
         try:

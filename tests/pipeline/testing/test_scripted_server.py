@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,32 @@ def test_when_to_try_again_reaches_the_caller(
         with pytest.raises(Overloaded, match="not now") as raised:
             client.infer("scripted", ROW)
         assert arrives == raised.value.retry_after_s
+
+
+def test_the_script_returns_when_the_server_has_done_it(tmp_path: Path) -> None:
+    """However busy its loop is: what is sent to it afterwards cannot be heard by a server that went silent before."""
+    entered, leave = threading.Event(), threading.Event()
+
+    def slow(inputs: Arrays) -> Arrays:
+        entered.set()
+        assert leave.wait(10)
+        return {"y": inputs["x"]}
+
+    server = scripted(slow)
+    with serve(server, f"ipc://{tmp_path}/s") as address, blocking.connect(address, silence=100) as client:
+        caller = threading.Thread(target=client.infer, args=("scripted", ROW))
+        silencer = threading.Thread(target=server.go_silent)
+        caller.start()
+        assert entered.wait(10)
+        silencer.start()
+        silencer.join(0.05)
+        assert silencer.is_alive()
+        leave.set()
+        silencer.join()
+        server.go_silent(False)
+        server.say(Goodbye())
+        server.wait_until(lambda server: server.hellos == 2)
+        caller.join()
 
 
 def test_a_goodbye_counts_though_its_peer_was_forgotten() -> None:
