@@ -40,9 +40,9 @@ goes first: simulated beside a flood, its p99 is 2.9 times as long with 16 (docs
 
 BUNDLE_S = BUNDLE * BATCH_S
 """Seconds that the calls of a bundle may take, by prediction, when another joins: as many hand-overs as it saves."""
-PART = 0.5
-"""Share of a slot's part of the queue that its bundle may have. The rest is there for the slot that is free first, and for
-others that may share its call (docs/decisions.md)."""
+LEFT = 1
+"""Requests of a slot's part of the queue that wait for each call of its bundle. They are there for the slot that is free
+first, and for others that may share their calls (docs/decisions.md)."""
 
 Handed: TypeAlias = dict[Slot, list[Batch]]
 """The batches that slots are handed by one event."""
@@ -120,7 +120,8 @@ class Bundles:
         most = most_calls(queue)
         calls = 1 + len(slot.behind)
         return (
-            calls < min(most, PART * queue.count / queue.pool.serving)
+            calls < most
+            and calls * LEFT < queue.count / queue.pool.serving
             and all(
                 len(batch.members) == 1 and batch.predicted_s is not None for batch in (running, *slot.behind)
             )

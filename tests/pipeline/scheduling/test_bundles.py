@@ -6,7 +6,6 @@ All requests have lengths of their own, and the model takes no padding. A call t
 from __future__ import annotations
 
 from itertools import count
-from math import inf
 
 import pytest
 from tests.pipeline.scheduling.seen import CancelAsked, Delivered, Failed, RecallAsked, Started
@@ -14,7 +13,7 @@ from tests.pipeline.scheduling.seen import CancelAsked, Delivered, Failed, Recal
 from shapestream.scheduling import bundles
 from shapestream.scheduling import scheduler as module
 from shapestream.scheduling.actions import StartBatch
-from shapestream.scheduling.bundles import PART, SHARED_BUNDLE
+from shapestream.scheduling.bundles import LEFT, SHARED_BUNDLE
 from shapestream.scheduling.events import (
     Arrival,
     BatchFailed,
@@ -35,7 +34,7 @@ MS = 1e-3
 @pytest.fixture(autouse=True)
 def all_but_one(monkeypatch):
     """A bundle takes all that is queued but one; some tests undo that."""
-    monkeypatch.setattr(bundles, "PART", inf)
+    monkeypatch.setattr(bundles, "LEFT", 0)
 
 
 @pytest.fixture
@@ -90,21 +89,21 @@ def test_a_bundle_has_a_bound_in_calls(exact):
     assert [(BUNDLE + 1,)] == exact.starts()
 
 
-def test_a_bundle_takes_half_of_its_slots_part_of_the_queue(exact, monkeypatch):
+def test_as_many_requests_wait_as_a_bundle_has_calls(exact, monkeypatch):
     """It grows again as its calls end."""
     monkeypatch.undo()
     exact.arrive(*_lengths(16))
     held = len(exact.starts())
-    assert held >= PART * exact.scheduler.statistics().queued > held - 2
+    assert held * LEFT >= exact.scheduler.statistics().queued > (held - 1) * LEFT - 1
     exact.finish(exact.started[0], 0.9 * MS, at=0.9 * MS)
     assert 1 >= len(exact.starts())
 
 
 def test_a_short_queue_is_left_for_the_slot_that_is_free_first(stage, monkeypatch):
-    """Two slots, and four requests that wait: each slot holds one batch."""
+    """Two slots, and two requests that wait: each slot holds one batch."""
     monkeypatch.undo()
     _ready(stage, slots=2)
-    stage.arrive(*_lengths(6))
+    stage.arrive(*_lengths(4))
     assert [(1,), (2,)] == stage.starts()
 
 

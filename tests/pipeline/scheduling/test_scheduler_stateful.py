@@ -501,7 +501,7 @@ class BundlingMachine(SchedulerMachine):
         self._patches = pytest.MonkeyPatch()
         self._patches.setattr(bundles, "BUNDLE_S", inf)
         self._patches.setattr(bundles, "SHARED_BUNDLE", 6)
-        self._patches.setattr(bundles, "PART", inf)
+        self._patches.setattr(bundles, "LEFT", 0)
         super().__init__()
 
     def teardown(self) -> None:
