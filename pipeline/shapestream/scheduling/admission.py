@@ -72,7 +72,7 @@ class Admission:
             return Refusal("deadline_exceeded", "the deadline had passed on arrival")
         whole = self.room
         room = queue.shares.room
-        room.ask(arrival.client, arrival.model)
+        room.ask(arrival.client, arrival.model, now)
         if arrival.since is not None:
             return self._terms_of(arrival, queue)  # its parent was admitted, with room for it
         if whole.requests >= whole.max_requests or whole.nbytes + arrival.nbytes > whole.max_bytes:

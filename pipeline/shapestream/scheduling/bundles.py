@@ -37,6 +37,8 @@ from shapestream.scheduling.worker_class import BATCH_S
 SHARED_BUNDLE = 4
 """Calls of a bundle while several clients ask, if no more of them have requests. What came just before a client's light work
 goes first: simulated beside a flood, its p99 is 2.9 times as long with 16 (docs/decisions.md)."""
+SEVERAL_S = 1.0
+"""Seconds after which a client that asks nothing more does not shorten the bundles of another."""
 
 BUNDLE_S = BUNDLE * BATCH_S
 """Seconds that the calls of a bundle may take, by prediction, when another joins: as many hand-overs as it saves."""
@@ -84,7 +86,7 @@ class Bundles:
 
     def complete(self, handed: Handed, now: float, actions: list[Action]) -> None:
         """Queue more calls on the slots that have begun with a batch of one request in this event."""
-        growing = [slot for slot in dict.fromkeys(self._slots.begun) if self._may_grow(slot)]
+        growing = [slot for slot in dict.fromkeys(self._slots.begun) if self._may_grow(slot, now)]
         if not growing:
             return
 
@@ -108,16 +110,16 @@ class Bundles:
             if cut is None or self._waits.will_be_awaited(request, slot):
                 return
             self._dispatch(request, slot, now, actions, handed, cut)
-            if not self._may_grow(slot):
+            if not self._may_grow(slot, now):
                 growing.remove(slot)
 
-    def _may_grow(self, slot: Slot) -> bool:
+    def _may_grow(self, slot: Slot, now: float) -> bool:
         """Tell whether more calls may be queued on a slot: what it has is one request each, and little of the queue."""
         running = slot.batch
         if running is None or running.prefetch_at is None:
             return False
         queue = running.queue
-        most = most_calls(queue)
+        most = most_calls(queue, now)
         calls = 1 + len(slot.behind)
         return (
             calls < most
@@ -148,10 +150,10 @@ class Bundles:
         return cut if costs.measured and slowdown * cut.seconds <= BUNDLE_S else None
 
 
-def most_calls(queue: ModelQueue) -> int:
+def most_calls(queue: ModelQueue, now: float) -> int:
     """Return how many calls a bundle has at most: one for each client with requests, if several asked lately."""
     shares = queue.shares
-    if shares.room.sharing < 2:
+    if now - shares.room.others_at > SEVERAL_S:
         return BUNDLE
     return min(BUNDLE, max(SHARED_BUNDLE, shares.present))
 

@@ -36,6 +36,7 @@ contention, the order is that of arrival.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from math import inf
 from typing import Any, Generic, TypeVar
 
 AGEING_S = 1.0
@@ -410,6 +411,11 @@ class GroupRoom:
         """Those of them that asked several models."""
         self._asked: dict[int, set[str]] = {}
         """The clients that asked since the content was replaced, and the models that they asked."""
+        self._newest: int | None = None
+        """The client that asked last, and when."""
+        self._newest_at = -inf
+        self.others_at = -inf
+        """When another client than that one asked last."""
         self._asked_before: dict[int, set[str]] = {}
         """Those that did while it was being replaced."""
         self._until_replaced = whole.max_requests
@@ -423,8 +429,11 @@ class GroupRoom:
         waiting = self.whole.waiting + (not self.requests)
         return waiting + (waiting < self.whole.groups)
 
-    def ask(self, client: int, model: str) -> None:
+    def ask(self, client: int, model: str, now: float) -> None:
         """Note that a client wants room for a model: both have a share from now on."""
+        if client != self._newest:
+            self.others_at, self._newest = self._newest_at, client
+        self._newest_at = now
         asked = self._asked.get(client)
         if asked is not None and model in asked:
             return
@@ -539,6 +548,11 @@ class GroupRoom:
             for client, models in theirs.items():
                 own[client] = own.get(client, set()) | models
         self._count_sharing()
+        older, newer = sorted((self, other), key=lambda room: room._newest_at)
+        others_at = max(self.others_at, other.others_at)
+        if older._newest != newer._newest:
+            others_at = max(others_at, older._newest_at)
+        self._newest, self._newest_at, self.others_at = newer._newest, newer._newest_at, others_at
 
 
 def _crowds(held: float, more: float, used: float, most: float, part: float, kept: float) -> bool:

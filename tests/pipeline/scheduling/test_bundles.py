@@ -168,6 +168,16 @@ def test_a_newcomer_waits_for_a_small_bundle(exact):
     assert SHARED_BUNDLE == len(exact.starts())
 
 
+def test_a_client_that_asks_no_more_does_not_shorten_the_bundles_of_another(exact):
+    """A second after its last request they are as long as ever; until then it may come back with light work."""
+    exact.arrive((1, 100), client=1)
+    exact.finish(exact.started[0], 1 * MS, at=1 * MS)
+    exact.arrive(*_lengths(9), client=0, at=0.9)
+    assert SHARED_BUNDLE == len(exact.starts())
+    exact.finish(exact.started[1], 1 * MS, at=1.5)
+    assert 1 + 8 == len(exact.started)
+
+
 def test_each_batch_of_a_bundle_is_answered_when_it_has_run(exact):
     """The rest stays on the slot, which is free after the last one."""
     exact.arrive(*_lengths(4))
