@@ -89,12 +89,12 @@ def serving(
         "PEER_ROWS": str(rows),
         "PEER_WORKERS": str(workers),
     }
+    # Importing our engine enlarges oneDNN's cache for child processes as well; the peer has the defaults of its engine.
     # -P: else the folder of the file, with all of our modules, would come first in its imports.
-    command = ["-P", str(_SERVER)]
-    python = _ENVIRONMENT / "bin/python"
+    command = ["-u", "ONEDNN_PRIMITIVE_CACHE_CAPACITY", str(_ENVIRONMENT / "bin/python"), "-P", str(_SERVER)]
     family: list[psutil.Process] = []
     try:
-        with child_process(command, log=log, environment=environment, python=python) as child:
+        with child_process(command, log=log, environment=environment, python="env") as child:
             _await_workers(child, ready, workers, port, log)
             family += psutil.Process(child.pid).children(recursive=True)
             peer = Peer(port=port, processes=(child.pid, *(process.pid for process in family)))

@@ -24,8 +24,8 @@ KERNELS = 16384
 """Kernels that oneDNN keeps for all models of the process, the last used. A detector of 4,225 sizes needs 12,700, of 46 KB
 each; its second slot then takes 0.25 ms for a call of new sizes instead of 0.64, and 206 MB instead of 732
 (docs/performance.md)."""
-_CAPACITY = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "DNNL_PRIMITIVE_CACHE_CAPACITY")
-"""The names of that number in the environment. oneDNN reads it before its first kernel, and the first name counts:
+_CAPACITY = "ONEDNN_PRIMITIVE_CACHE_CAPACITY"
+"""The name of that number in the environment, which oneDNN reads before its first kernel:
 https://uxlfoundation.github.io/oneDNN/dev_guide_primitive_cache.html"""
 _WHERE = re.compile(r"^(Exception from \S+:\d+:?|Caught exception:)\s*")
 _CHECK = re.compile(r"Check '.*?' failed at (/?[\w.+-]+/)*[\w.+-]+:\d+:?\s*", re.DOTALL)
@@ -44,8 +44,8 @@ def _hidden(package: str) -> Iterator[None]:
             sys.modules[package] = known
 
 
-if not any(name in os.environ for name in _CAPACITY):
-    os.environ[_CAPACITY[0]] = str(KERNELS)
+if not {_CAPACITY, "DNNL_PRIMITIVE_CACHE_CAPACITY"} & os.environ.keys():  # the latter is an older name
+    os.environ[_CAPACITY] = str(KERNELS)
 
 with _hidden("openvino_telemetry"):
     import openvino as ov
