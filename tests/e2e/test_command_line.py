@@ -247,6 +247,7 @@ def test_version_and_schema_are_for_scripts_too(workplace: Any) -> None:
     """Both are JSON when asked; a mistyped command is wrong usage."""
     versions = json.loads(workplace.run("version", "--json").stdout)
     assert ("1", ov.__version__.split("-")[0]) == (versions["protocol"], versions["openvino"].split("-")[0])
+    assert f"shapestream {versions['shapestream']}\n" == workplace.invoke("--version").stdout
     schema = json.loads(workplace.invoke("schema").stdout)
     assert "https://json-schema.org/draft/2020-12/schema" == schema["$schema"]
     assert 2 == workplace.invoke("serv").exit_code

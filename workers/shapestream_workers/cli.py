@@ -32,7 +32,6 @@ from shapestream_workers.process import open_standard_streams
 from shapestream_workers.target import server_access
 
 app = typer.Typer(
-    help="Serve models whose tensor shapes change with every request.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -66,6 +65,24 @@ def main() -> None:
     """Run the command that `sys.argv` names."""
     open_standard_streams()
     app()
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version as version_of
+
+        typer.echo(f"shapestream {version_of('shapestream')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    _: Annotated[
+        bool,
+        typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version, and end."),
+    ] = False,
+) -> None:
+    """Serve models whose tensor shapes change with every request."""
 
 
 @app.command()

@@ -420,6 +420,8 @@ class World:
         self.known: dict[int, Any] = {}
         """Every request that ever arrived."""
         self.ended: dict[int, int] = {}
+        self.begun: set[tuple[int, int]] = set()
+        """Each batch that began, and a request in it that had not ended: both may be in the same millisecond."""
         self.ran: list[tuple[int, int, int, Any]] = []
         """The slot of each run, its begin and its end, and the batch."""
 
@@ -442,7 +444,9 @@ class World:
         running = self.bench.run(*records, at=self.now / 1000, slot=label, reason=CutReason.RERUN)
         if slot:
             self.bench.queued(running, behind=slot[0].id)
-        running.began_ms = None if slot else self.now
+        running.began_ms = None
+        if not slot:
+            self._begin(running)
         self.bench.running[running.id] = running
         slot.append(running)
 
@@ -453,8 +457,12 @@ class World:
         if self.slots[at]:
             self.slots[at][0].begin()
             self.slots[at][0].started = self.now / 1000
-            self.slots[at][0].began_ms = self.now
+            self._begin(self.slots[at][0])
         return running
+
+    def _begin(self, running: Any) -> None:
+        running.began_ms = self.now
+        self.begun |= {(running.id, record.id) for record in self._living(running)}
 
     def _living(self, running: Any) -> list[Any]:
         return [record for record in running.arrivals if record.id not in self.ended]
@@ -548,7 +556,7 @@ class World:
             (at, slot[0].began_ms, self.now, slot[0]) for at, slot in enumerate(self.slots) if slot
         ]
         own = [run for run in everything if record in run[3].arrivals and record.id != run[3].late]
-        own = [run for run in own if run[1] <= until]
+        own = [run for run in own if run[1] < until or (run[3].id, record.id) in self.begun]
         assert len(own) == story["attempts"]
         time, waits = round(record.arrived * 1000), []
         for phase in phases:
