@@ -20,13 +20,10 @@ from shapestream_engine.errors import (
 from shapestream_engine.infer_request import InferRequest, InferResults, OutputTensor
 from shapestream_engine.layout import Buffer, Layout, RequestShape, Tensors
 from shapestream_engine.model import InputSpec, ModelSpec, OutputSpec, ReadModel, compile_model, read_model
-from shapestream_engine.pooling import Pooling
-from shapestream_engine.ports import (
+from shapestream_engine.output_rules import (
     Counts,
     Crop,
     IndexColumn,
-    InputPort,
-    OutputPort,
     PaddedCounts,
     Recount,
     Rows,
@@ -36,6 +33,8 @@ from shapestream_engine.ports import (
     With,
     parse_rule,
 )
+from shapestream_engine.pooling import Pooling
+from shapestream_engine.ports import InputPort, OutputPort
 from shapestream_engine.request_pool import RequestPool
 from shapestream_engine.shapes import Dimension, NamedShape, PartialShape
 from shapestream_engine.signature import ModelSignature

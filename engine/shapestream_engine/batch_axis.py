@@ -13,8 +13,8 @@ from typing import TypeVar
 
 from shapestream_engine.errors import RuleMissing
 from shapestream_engine.model import InputSpec, ModelSpec, OutputSpec, read_model
-from shapestream_engine.ports import BATCH, InputPort
-from shapestream_engine.shapes import Dimension, NamedShape
+from shapestream_engine.ports import InputPort
+from shapestream_engine.shapes import BATCH, Dimension, NamedShape
 from shapestream_engine.signature import ModelSignature
 from shapestream_engine.strategy import Strategy
 

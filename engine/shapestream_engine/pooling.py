@@ -28,7 +28,8 @@ from shapestream_engine.element_types import dtype_of
 from shapestream_engine.errors import InferenceError, SignatureError
 from shapestream_engine.infer_request import InferRequest, InferResults
 from shapestream_engine.input_arrays import InputArrays
-from shapestream_engine.ports import InputPort, OutputPort, Rows, Whole
+from shapestream_engine.output_rules import Rows, Whole
+from shapestream_engine.ports import InputPort, OutputPort
 from shapestream_engine.shapes import NamedShape
 from shapestream_engine.signature import ModelSignature
 from shapestream_engine.tensor import Array, Tensor, TensorLike

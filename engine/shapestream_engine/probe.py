@@ -18,7 +18,8 @@ from typing import Any
 from shapestream_engine.compiled_model import CompiledModel
 from shapestream_engine.errors import SignatureError
 from shapestream_engine.model import ModelSpec, OutputSpec
-from shapestream_engine.ports import OutputPort, rule_to_dict
+from shapestream_engine.output_rules import rule_to_dict
+from shapestream_engine.ports import OutputPort
 from shapestream_engine.probing.cache import ProofCache
 from shapestream_engine.probing.child import Heard, Task, blamed, run_child
 from shapestream_engine.probing.examination import ProbeOptions, treatments

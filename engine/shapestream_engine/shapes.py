@@ -15,6 +15,8 @@ from typing import Any, TypeAlias
 
 from shapestream_engine.errors import ShapeError
 
+BATCH = "batch"
+"""The name of the axis along which requests share calls."""
 MAX_SIZE = 2**63 - 1
 """The largest size of an axis, and of a tensor in bytes: the largest signed 64-bit integer."""
 
@@ -252,6 +254,14 @@ class NamedShape:
     def is_dynamic(self) -> bool:
         """Tell whether more than one shape is admitted."""
         return any(dimension.is_dynamic for dimension in self.dimensions)
+
+    @property
+    def batch_axis(self) -> int | None:
+        """The dynamic axis named `batch`; None without one."""
+        for axis, (name, dimension) in enumerate(zip(self.names, self.dimensions, strict=True)):
+            if name == BATCH and dimension.is_dynamic:
+                return axis
+        return None
 
     def __len__(self) -> int:
         return len(self.dimensions)

@@ -14,18 +14,14 @@ from typing import Any
 import numpy as np
 
 from shapestream_engine.array_bytes import array_dtype, sent_array
+from shapestream_engine.dimension_table import DimensionTable
 from shapestream_engine.element_types import dtype_of
 from shapestream_engine.errors import ElementTypeError, EngineError, ShapeError, SignatureError
 from shapestream_engine.layout import Layout, RequestShape, Tensors
-from shapestream_engine.ports import (
-    BATCH,
-    DimensionTable,
-    InputPort,
-    OutputPort,
-    Recount,
-    Ruled,
-)
-from shapestream_engine.shapes import MAX_SIZE, Dimension, exact_nbytes
+from shapestream_engine.output_rules import Recount
+from shapestream_engine.ports import InputPort, OutputPort
+from shapestream_engine.rule_check import RuleCheck
+from shapestream_engine.shapes import BATCH, MAX_SIZE, Dimension, exact_nbytes
 from shapestream_engine.strategy import Sizes, Strategy, parse_strategy
 from shapestream_engine.string_arrays import LENGTH
 
@@ -287,7 +283,7 @@ class ModelSignature:
                     _check_mask(port, self.inputs)
             for output in self.outputs:
                 with EngineError.about("outputs", output.name):
-                    Ruled(output, self.outputs, table).check()
+                    RuleCheck(output, self.outputs, table).run()
             allowed, static = self.strategy.allowed(table), self.strategy.static_sizes(table)
         except SignatureError as error:
             raise SignatureError(f"model {self.name!r}: {error}", key=error.key) from error

@@ -16,7 +16,8 @@ from shapestream_engine import InferenceError, InputSpec, ModelSpec, OutputSpec,
 from shapestream_engine import compile_model as compiled
 from shapestream_engine.array_lists import pack, unpack
 from shapestream_engine.element_types import dtype_of
-from shapestream_engine.ports import List, OutputPort, list_ports
+from shapestream_engine.output_rules import List
+from shapestream_engine.ports import OutputPort, list_ports
 from shapestream_engine.shapes import NamedShape
 from shapestream_engine.signature import ModelSignature
 

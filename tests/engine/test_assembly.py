@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from shapestream_engine.batching.assembly import Assembly
 from shapestream_engine.batching.calls import merge_sizes
 from shapestream_engine.layout import Tensors
-from shapestream_engine.ports import InputPort, OutputPort, Rows
+from shapestream_engine.output_rules import Rows
+from shapestream_engine.ports import InputPort, OutputPort
 from shapestream_engine.shapes import NamedShape
 from shapestream_engine.signature import ModelSignature
 from shapestream_engine.tensor import Tensor

@@ -14,7 +14,8 @@ from openvino import opset13 as op
 from shapestream_engine import Crop, InputSpec, ModelSpec, OutputSpec, compile_model
 from shapestream_engine.batching.assembly import Assembly
 from shapestream_engine.errors import RuleError, SignatureError
-from shapestream_engine.ports import Extent, InputPort, OutputPort
+from shapestream_engine.output_rules import Extent
+from shapestream_engine.ports import InputPort, OutputPort
 from shapestream_engine.probe import ProbeOptions, ProbeReport, prove
 from shapestream_engine.probing.inputs import Normal
 from shapestream_engine.shapes import NamedShape

@@ -17,17 +17,8 @@ from shapestream_engine.batching.assembly import Assembly
 from shapestream_engine.element_types import dtype_of
 from shapestream_engine.errors import RuleError
 from shapestream_engine.layout import RequestShape
-from shapestream_engine.ports import (
-    Counts,
-    IndexColumn,
-    InputPort,
-    OutputPort,
-    PaddedCounts,
-    Recount,
-    Rows,
-    Shared,
-    With,
-)
+from shapestream_engine.output_rules import Counts, IndexColumn, PaddedCounts, Recount, Rows, Shared, With
+from shapestream_engine.ports import InputPort, OutputPort
 from shapestream_engine.shapes import NamedShape
 from shapestream_engine.signature import ModelSignature
 

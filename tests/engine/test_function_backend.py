@@ -21,7 +21,7 @@ from shapestream_engine import (
     compile_model,
 )
 from shapestream_engine.infer_request import InferRequest
-from shapestream_engine.ports import Rows, Whole, With
+from shapestream_engine.output_rules import Rows, Whole, With
 
 
 def spec_of(

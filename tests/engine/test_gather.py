@@ -10,7 +10,8 @@ import pytest
 from shapestream_engine.batching.assembly import Assembly
 from shapestream_engine.errors import ShapeError
 from shapestream_engine.layout import Tensors
-from shapestream_engine.ports import InputPort, OutputPort, Rows, Whole
+from shapestream_engine.output_rules import Rows, Whole
+from shapestream_engine.ports import InputPort, OutputPort
 from shapestream_engine.shapes import NamedShape
 from shapestream_engine.signature import ModelSignature
 from shapestream_engine.tensor import Tensor

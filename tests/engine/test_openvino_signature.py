@@ -12,7 +12,7 @@ import pytest
 from openvino import opset13 as op
 
 from shapestream_engine import InputSpec, ModelSpec, OutputSpec, SignatureError, compile_model
-from shapestream_engine.ports import IndexColumn, Rows, Whole, With
+from shapestream_engine.output_rules import IndexColumn, Rows, Whole, With
 
 
 def parameter(name: str, shape: list[int] | str, element_type: Any = np.float32) -> Any:

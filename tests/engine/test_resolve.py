@@ -9,7 +9,8 @@ import pytest
 
 from shapestream_engine.errors import ElementTypeError, ShapeError
 from shapestream_engine.layout import RequestShape
-from shapestream_engine.ports import InputPort, OutputPort, Rows, Whole
+from shapestream_engine.output_rules import Rows, Whole
+from shapestream_engine.ports import InputPort, OutputPort
 from shapestream_engine.shapes import NamedShape
 from shapestream_engine.signature import ModelSignature
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from shapestream_engine.errors import SignatureError
-from shapestream_engine.ports import (
+from shapestream_engine.output_rules import (
     Counts,
     Crop,
     IndexColumn,

@@ -12,11 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shapestream_engine.errors import SignatureError
-from shapestream_engine.ports import (
+from shapestream_engine.output_rules import (
     Counts,
     IndexColumn,
-    InputPort,
-    OutputPort,
     PaddedCounts,
     Recount,
     Rows,
@@ -25,6 +23,7 @@ from shapestream_engine.ports import (
     Whole,
     With,
 )
+from shapestream_engine.ports import InputPort, OutputPort
 from shapestream_engine.shapes import NamedShape
 from shapestream_engine.signature import ModelSignature
 

@@ -32,7 +32,7 @@ from shapestream_engine import (
 from shapestream_engine.array_bytes import array_of
 from shapestream_engine.array_lists import unpack
 from shapestream_engine.batching.calls import merge_sizes
-from shapestream_engine.ports import (
+from shapestream_engine.output_rules import (
     Counts,
     IndexColumn,
     PaddedCounts,

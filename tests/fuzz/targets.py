@@ -46,7 +46,8 @@ from shapestream_engine.cost_table import CostTable
 from shapestream_engine.element_types import dtype_of
 from shapestream_engine.errors import EngineError, ShapeError
 from shapestream_engine.layout import Tensors
-from shapestream_engine.ports import InputPort, OutputPort, Rows
+from shapestream_engine.output_rules import Rows
+from shapestream_engine.ports import InputPort, OutputPort
 from shapestream_engine.shapes import NamedShape
 from shapestream_engine.signature import ModelSignature
 

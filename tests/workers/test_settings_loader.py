@@ -10,7 +10,7 @@ import pytest
 
 from shapestream.errors import ConfigurationError
 from shapestream.settings import LoadedSettings, OutputSettings, json_schema, load_settings
-from shapestream_engine.ports import RULES, parse_rule
+from shapestream_engine.output_rules import RULES, parse_rule
 
 
 def write(folder: Path, text: str) -> Path:

@@ -44,7 +44,8 @@ from shapestream.wire.messages import (
 from shapestream_engine.batch import BatchReport, ErrorCode
 from shapestream_engine.cost_table import CostTable
 from shapestream_engine.layout import Buffer, Tensors
-from shapestream_engine.ports import InputPort, OutputPort, Rows
+from shapestream_engine.output_rules import Rows
+from shapestream_engine.ports import InputPort, OutputPort
 from shapestream_engine.shapes import NamedShape
 from shapestream_engine.signature import ModelSignature
 from shapestream_workers.worker import ORPHAN_S, RETRY_MAX_S, Worker, WorkerEnd

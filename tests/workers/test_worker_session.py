@@ -36,7 +36,8 @@ from shapestream.wire.messages import (
 )
 from shapestream_engine.batch import ErrorCode
 from shapestream_engine.cost_table import CostPoint, CostTable
-from shapestream_engine.ports import InputPort, OutputPort, Rows
+from shapestream_engine.output_rules import Rows
+from shapestream_engine.ports import InputPort, OutputPort
 from shapestream_engine.shapes import NamedShape
 from shapestream_engine.signature import ModelSignature
 from shapestream_workers.worker_session import WorkerSession, with_costs_that_fit

@@ -25,12 +25,11 @@ from shapestream_engine.batching.calls import merge_sizes
 from shapestream_engine.compiled_model import CompiledModel
 from shapestream_engine.errors import EngineError
 from shapestream_engine.layout import Tensors
-from shapestream_engine.ports import BATCH
 from shapestream_engine.probe import ProbeReport
 from shapestream_engine.probing.examination import values_of
 from shapestream_engine.probing.inputs import complete_values, make_request
 from shapestream_engine.request_pool import RequestPool
-from shapestream_engine.shapes import Dimension, NamedShape
+from shapestream_engine.shapes import BATCH, Dimension, NamedShape
 from shapestream_engine.signature import ModelSignature
 from shapestream_engine.slot import Runner
 from shapestream_workers.chains import plan_chains

@@ -29,7 +29,7 @@ from shapestream_engine.errors import EngineError, ModelLoadError, RuleMissing
 from shapestream_engine.machine import divide_cpus
 from shapestream_engine.model import InputSpec, ModelSpec, OutputSpec, compile_model, read_model
 from shapestream_engine.pooling import Pooling
-from shapestream_engine.ports import BATCH
+from shapestream_engine.shapes import BATCH
 from shapestream_engine.signature import ModelSignature
 from shapestream_engine.strategy import Strategy
 from shapestream_workers.model_trust import require_trusted

@@ -16,9 +16,9 @@ import yaml
 from shapestream.settings import ModelSettings
 from shapestream_engine.errors import EngineError
 from shapestream_engine.model import InputSpec, ModelSpec, compile_model
-from shapestream_engine.ports import BATCH, InputPort
+from shapestream_engine.ports import InputPort
 from shapestream_engine.probe import Finding
-from shapestream_engine.shapes import NamedShape
+from shapestream_engine.shapes import BATCH, NamedShape
 from shapestream_engine.signature import ModelSignature
 from shapestream_workers.proof import TriedModel, probe_model
 

@@ -34,7 +34,7 @@ from shapestream_engine.batch_axis import (
 from shapestream_engine.compiled_model import CompiledModel
 from shapestream_engine.errors import EngineError, RuleMissing
 from shapestream_engine.model import ModelSpec, compile_model
-from shapestream_engine.ports import List, Shared
+from shapestream_engine.output_rules import List, Shared
 from shapestream_engine.probe import Finding, ProbeOptions, ProbeReport, ProofCache, complete_rules, prove
 from shapestream_engine.probing.inputs import Integers, Normal, Uniform, Values
 from shapestream_engine.signature import ModelSignature

@@ -16,17 +16,8 @@ from shapestream_engine.array_lists import checked_array, pack
 from shapestream_engine.backends.host_request import HostModel, HostRequest
 from shapestream_engine.errors import EngineError, InferenceError, ModelLoadError, SignatureError, message_of
 from shapestream_engine.model import InputSpec, ModelSpec, OutputSpec
-from shapestream_engine.ports import (
-    InputPort,
-    List,
-    OutputPort,
-    Rows,
-    Rule,
-    Whole,
-    list_ports,
-    parse_rule,
-    shapes_of,
-)
+from shapestream_engine.output_rules import List, Rows, Rule, Whole, parse_rule
+from shapestream_engine.ports import InputPort, OutputPort, list_ports, shapes_of
 from shapestream_engine.shapes import NamedShape
 from shapestream_engine.signature import ModelSignature
 from shapestream_engine.tensor import Array

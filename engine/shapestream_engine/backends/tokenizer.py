@@ -33,7 +33,8 @@ from shapestream_engine.errors import (
 )
 from shapestream_engine.model import ModelSpec
 from shapestream_engine.model_files import MOST_TOKENIZER_BYTES
-from shapestream_engine.ports import InputPort, OutputPort, Whole, list_ports
+from shapestream_engine.output_rules import Whole
+from shapestream_engine.ports import InputPort, OutputPort, list_ports
 from shapestream_engine.regular_files import read_regular
 from shapestream_engine.shapes import NamedShape
 from shapestream_engine.signature import ModelSignature

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from shapestream_engine.dimension_table import DimensionTable
 from shapestream_engine.element_types import dtype_of
 from shapestream_engine.errors import ShapeError
 from shapestream_engine.layout import Buffer, RequestShape, Tensors
-from shapestream_engine.ports import DimensionTable, InputPort
+from shapestream_engine.ports import InputPort
 from shapestream_engine.tensor import Array
 
 _JOIN_BELOW_BYTES = 4096

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from shapestream_engine import string_arrays
+from shapestream_engine.dimension_table import DimensionTable
 from shapestream_engine.errors import ShapeError
 from shapestream_engine.layout import RequestShape, Tensors
-from shapestream_engine.ports import DimensionTable, InputPort
+from shapestream_engine.ports import InputPort
 from shapestream_engine.tensor import Array
 
 

@@ -30,16 +30,15 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from shapestream_engine.array_bytes import array_dtype, sent_array
+from shapestream_engine.dimension_table import DimensionTable
 from shapestream_engine.element_types import EXACT_BITS, dtype_of
 from shapestream_engine.errors import ElementTypeError, InferenceError, RuleError
 from shapestream_engine.layout import RequestShape
-from shapestream_engine.ports import (
+from shapestream_engine.output_rules import (
     Counts,
     Crop,
-    DimensionTable,
     Extent,
     IndexColumn,
-    OutputPort,
     PaddedCounts,
     Recount,
     Rows,
@@ -47,6 +46,7 @@ from shapestream_engine.ports import (
     Whole,
     With,
 )
+from shapestream_engine.ports import OutputPort
 from shapestream_engine.signature import ModelSignature
 from shapestream_engine.tensor import Array
 

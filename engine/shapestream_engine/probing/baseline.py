@@ -13,7 +13,7 @@ from math import prod
 import numpy as np
 
 from shapestream_engine.array_bytes import sent_array
-from shapestream_engine.ports import Shared
+from shapestream_engine.output_rules import Shared
 from shapestream_engine.probing.inputs import Samples, Values, default_values, spell_sizes
 from shapestream_engine.probing.model_calls import DirectCalls
 from shapestream_engine.probing.probe_requests import ProbeRequests

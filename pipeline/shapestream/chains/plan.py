@@ -16,8 +16,9 @@ from shapestream.chains.spec import OK, ChainSpec, Key, Problem, Source, Spread,
 from shapestream.spelling import closest, did_you_mean
 from shapestream_engine.element_types import dtype_of
 from shapestream_engine.errors import ShapeError, SignatureError
-from shapestream_engine.ports import BATCH, InputPort, List, OutputPort, Rows, Whole, list_ports
-from shapestream_engine.shapes import Dimension, NamedShape
+from shapestream_engine.output_rules import List, Rows, Whole
+from shapestream_engine.ports import InputPort, OutputPort, list_ports
+from shapestream_engine.shapes import BATCH, Dimension, NamedShape
 from shapestream_engine.signature import ModelSignature
 
 ROWS = "rows"

@@ -23,7 +23,8 @@ from shapestream_engine.errors import ElementTypeError, EngineError, ShapeError
 from shapestream_engine.input_arrays import plain_array, same_numbers
 from shapestream_engine.layout import Buffer, Layout, RequestShape, Tensors
 from shapestream_engine.memo import Memo
-from shapestream_engine.ports import InputPort, List, shapes_of
+from shapestream_engine.output_rules import List
+from shapestream_engine.ports import InputPort, shapes_of
 from shapestream_engine.signature import ModelSignature
 
 

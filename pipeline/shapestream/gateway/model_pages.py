@@ -9,7 +9,8 @@ from typing import Any
 from shapestream.errors import Forbidden
 from shapestream.gateway.datatypes import DATATYPES, config_datatype
 from shapestream.gateway.gateway_errors import UnknownModel
-from shapestream_engine.ports import BATCH, InputPort, OutputPort
+from shapestream_engine.ports import InputPort, OutputPort
+from shapestream_engine.shapes import BATCH
 from shapestream_engine.signature import ModelSignature
 
 VERSION = "1"

@@ -11,7 +11,8 @@ from math import prod
 from shapestream.serving.string_check import check_outputs
 from shapestream_engine.batch import BatchInputs, BatchReport
 from shapestream_engine.layout import Layout
-from shapestream_engine.ports import OutputPort, With
+from shapestream_engine.output_rules import With
+from shapestream_engine.ports import OutputPort
 from shapestream_engine.signature import ModelSignature
 
 MAX_REMEMBERED = 4096

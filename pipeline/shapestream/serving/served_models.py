@@ -26,7 +26,8 @@ from shapestream_engine.batching.calls import CallPlanner
 from shapestream_engine.calibration_shapes import DEFAULT_MAX_BATCH
 from shapestream_engine.element_types import dtype_of
 from shapestream_engine.memo import Memo
-from shapestream_engine.ports import BATCH, InputPort, OutputPort
+from shapestream_engine.ports import InputPort, OutputPort
+from shapestream_engine.shapes import BATCH
 from shapestream_engine.signature import ModelSignature
 from shapestream_engine.string_arrays import LENGTH
 

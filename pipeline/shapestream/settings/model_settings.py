@@ -34,8 +34,9 @@ from shapestream.spelling import closest, did_you_mean
 from shapestream_engine.backends.registry import known_engines
 from shapestream_engine.element_types import ELEMENT_TYPES
 from shapestream_engine.errors import ShapeError, SignatureError
-from shapestream_engine.ports import BATCH, MAX_AT_MOST_BYTES, RULES, FollowingRule, List, shapes_of
-from shapestream_engine.shapes import Dimension, NamedShape
+from shapestream_engine.output_rules import RULES, FollowingRule, List
+from shapestream_engine.ports import MAX_AT_MOST_BYTES, shapes_of
+from shapestream_engine.shapes import BATCH, Dimension, NamedShape
 from shapestream_engine.strategy import Strategy, parse_strategy
 from shapestream_engine.string_arrays import STRING_TYPES
 

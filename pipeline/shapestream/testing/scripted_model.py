@@ -11,7 +11,8 @@ import numpy.typing as npt
 from shapestream.errors import InvalidRequest
 from shapestream.wire.tensor_frames import from_array, to_array
 from shapestream_engine.layout import Tensors
-from shapestream_engine.ports import InputPort, OutputPort, Rows, Whole
+from shapestream_engine.output_rules import Rows, Whole
+from shapestream_engine.ports import InputPort, OutputPort
 from shapestream_engine.shapes import NamedShape
 from shapestream_engine.signature import ModelSignature
 

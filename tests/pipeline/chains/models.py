@@ -10,7 +10,8 @@ import numpy.typing as npt
 
 from shapestream_engine.element_types import dtype_of, element_type_of
 from shapestream_engine.layout import Tensors
-from shapestream_engine.ports import InputPort, OutputPort, Rows, Whole, list_ports
+from shapestream_engine.output_rules import Rows, Whole
+from shapestream_engine.ports import InputPort, OutputPort, list_ports
 from shapestream_engine.shapes import NamedShape
 from shapestream_engine.signature import ModelSignature
 

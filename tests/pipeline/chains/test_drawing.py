@@ -12,7 +12,8 @@ from tests.pipeline.chains.models import SIGNATURES
 from shapestream.chains.plan import plan_chain
 from shapestream.chains.spec import ChainSpec, StageSpec
 from shapestream.settings import load_settings
-from shapestream_engine.ports import InputPort, OutputPort, Rows, Whole, list_ports
+from shapestream_engine.output_rules import Rows, Whole
+from shapestream_engine.ports import InputPort, OutputPort, list_ports
 from shapestream_engine.shapes import NamedShape
 from shapestream_engine.signature import ModelSignature
 

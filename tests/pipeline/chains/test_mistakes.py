@@ -10,7 +10,8 @@ from tests.pipeline.chains.models import SIGNATURES
 
 from shapestream.chains.plan import ChainRefused, plan_chain
 from shapestream.chains.spec import ChainSpec, StageSpec
-from shapestream_engine.ports import InputPort, OutputPort, Whole
+from shapestream_engine.output_rules import Whole
+from shapestream_engine.ports import InputPort, OutputPort
 from shapestream_engine.shapes import NamedShape
 from shapestream_engine.signature import ModelSignature
 

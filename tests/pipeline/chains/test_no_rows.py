@@ -10,7 +10,8 @@ from shapestream.chains.lead_times import LeadTimes
 from shapestream.chains.plan import Chain, plan_chain
 from shapestream.chains.run import ChainRun, RunState
 from shapestream.chains.spec import ChainSpec, StageSpec
-from shapestream_engine.ports import InputPort, OutputPort, Rows, Rule, Whole
+from shapestream_engine.output_rules import Rows, Rule, Whole
+from shapestream_engine.ports import InputPort, OutputPort
 from shapestream_engine.shapes import NamedShape
 from shapestream_engine.signature import ModelSignature
 

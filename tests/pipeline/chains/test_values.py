@@ -18,7 +18,8 @@ from shapestream.chains.spec import ChainSpec, StageSpec
 from shapestream.chains.values import Items, Tensor, listed, stacked
 from shapestream.wire.tensor_frames import from_array, to_array
 from shapestream_engine.element_types import dtype_of
-from shapestream_engine.ports import InputPort, OutputPort, Whole
+from shapestream_engine.output_rules import Whole
+from shapestream_engine.ports import InputPort, OutputPort
 from shapestream_engine.shapes import NamedShape
 from shapestream_engine.signature import ModelSignature
 

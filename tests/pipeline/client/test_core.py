@@ -21,7 +21,8 @@ from shapestream.client.tickets import AnyTicket, OpenTicket
 from shapestream.errors import Cancelled, DeadlineExceeded, InternalError, InvalidRequest
 from shapestream.testing import ScriptedModel, identity_signature
 from shapestream.wire import layouts
-from shapestream_engine.ports import InputPort, OutputPort, Whole
+from shapestream_engine.output_rules import Whole
+from shapestream_engine.ports import InputPort, OutputPort
 from shapestream_engine.shapes import NamedShape
 from shapestream_engine.signature import ModelSignature
 

@@ -17,7 +17,8 @@ import trio
 import shapestream
 from shapestream.errors import InvalidRequest, RequestError
 from shapestream.testing import Arrays, ScriptedModel, ScriptedServer, serve_in_thread
-from shapestream_engine.ports import IndexColumn, InputPort, OutputPort, Rows
+from shapestream_engine.output_rules import IndexColumn, Rows
+from shapestream_engine.ports import InputPort, OutputPort
 from shapestream_engine.shapes import NamedShape
 from shapestream_engine.signature import ModelSignature
 

@@ -19,7 +19,8 @@ from shapestream.gateway.http_answer import error_answer
 from shapestream.gateway.http_messages import HttpError, HttpRequest, HttpResponse
 from shapestream.gateway.routes import Routes
 from shapestream.testing import Arrays, MemoryEndpoint, ScriptedModel, ScriptedServer, identity_signature
-from shapestream_engine.ports import InputPort, OutputPort, Rows, Whole
+from shapestream_engine.output_rules import Rows, Whole
+from shapestream_engine.ports import InputPort, OutputPort
 from shapestream_engine.shapes import NamedShape
 from shapestream_engine.signature import ModelSignature
 

@@ -10,7 +10,8 @@ from tests.pipeline.gateway.text_site import ENCODER, LISTED, NUMBERS, SENTENCES
 
 from shapestream.gateway.gateway_errors import NotGiven
 from shapestream.gateway.text_ports import TextPorts, encoder_ports, text_ports, tokenizer_input
-from shapestream_engine.ports import InputPort, OutputPort, Rows, Whole
+from shapestream_engine.output_rules import Rows, Whole
+from shapestream_engine.ports import InputPort, OutputPort
 from shapestream_engine.shapes import NamedShape
 from shapestream_engine.signature import ModelSignature
 

@@ -20,7 +20,8 @@ from shapestream.gateway.routes import Routes
 from shapestream.gateway.text_services import text_services
 from shapestream.gateway.tokens import Tokens
 from shapestream.testing import Arrays, MemoryEndpoint, ScriptedModel, ScriptedServer
-from shapestream_engine.ports import InputPort, OutputPort, Rows, Whole, list_ports
+from shapestream_engine.output_rules import Rows, Whole
+from shapestream_engine.ports import InputPort, OutputPort, list_ports
 from shapestream_engine.shapes import NamedShape
 from shapestream_engine.signature import ModelSignature
 

@@ -19,7 +19,8 @@ from shapestream.wire.messages import ModelOpened, OpenModel, RequestEntry, Resu
 from shapestream_engine.batch import BatchInputs
 from shapestream_engine.element_types import element_type_of
 from shapestream_engine.layout import Tensors
-from shapestream_engine.ports import InputPort, OutputPort, Whole, list_ports
+from shapestream_engine.output_rules import Whole
+from shapestream_engine.ports import InputPort, OutputPort, list_ports
 from shapestream_engine.shapes import NamedShape
 from shapestream_engine.signature import ModelSignature
 

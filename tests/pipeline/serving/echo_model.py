@@ -10,7 +10,8 @@ from shapestream.settings import BatchingSettings, ModelSettings
 from shapestream.wire.messages import BatchDone, Execute, RequestEntry
 from shapestream_engine.batch import BatchReport
 from shapestream_engine.layout import Tensors
-from shapestream_engine.ports import InputPort, OutputPort, Rows
+from shapestream_engine.output_rules import Rows
+from shapestream_engine.ports import InputPort, OutputPort
 from shapestream_engine.shapes import NamedShape
 from shapestream_engine.signature import ModelSignature
 

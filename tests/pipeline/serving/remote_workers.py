@@ -13,7 +13,8 @@ from tests.pipeline.serving.raw_peer import RawPeer
 from tests.pipeline.serving.real_sockets import dialled
 
 from shapestream.wire.messages import Execute, Goodbye, ModelOpened, OpenModel, ResultEntry, Role
-from shapestream_engine.ports import InputPort, OutputPort, Rows
+from shapestream_engine.output_rules import Rows
+from shapestream_engine.ports import InputPort, OutputPort
 from shapestream_engine.shapes import NamedShape
 from shapestream_engine.signature import ModelSignature
 

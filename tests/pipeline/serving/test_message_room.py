@@ -12,7 +12,8 @@ from shapestream.wire.limits import MAX_INLINE_BYTES, MAX_INTEGER, MAX_RANK, WOR
 from shapestream.wire.messages import BatchDone, Entry, Execute, Role
 from shapestream_engine.batch import BatchReport
 from shapestream_engine.layout import Tensors
-from shapestream_engine.ports import InputPort, OutputPort, Rows
+from shapestream_engine.output_rules import Rows
+from shapestream_engine.ports import InputPort, OutputPort
 from shapestream_engine.shapes import NamedShape
 from shapestream_engine.signature import ModelSignature
 

@@ -7,18 +7,17 @@ from tests.pipeline.serving.batches import batch_of, report_of
 
 from shapestream.serving.report_check import ReportCheck, ReportRefused
 from shapestream_engine.layout import Layout, Tensors
-from shapestream_engine.ports import (
+from shapestream_engine.output_rules import (
     Counts,
     Crop,
     IndexColumn,
-    InputPort,
-    OutputPort,
     PaddedCounts,
     Recount,
     Rows,
     Shared,
     With,
 )
+from shapestream_engine.ports import InputPort, OutputPort
 from shapestream_engine.shapes import NamedShape
 from shapestream_engine.signature import ModelSignature
 

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shapestream.telemetry.trace import TraceRequest
-from shapestream_engine.ports import InputPort, OutputPort, Rows
+from shapestream_engine.output_rules import Rows
+from shapestream_engine.ports import InputPort, OutputPort
 from shapestream_engine.shapes import NamedShape
 from shapestream_engine.signature import ModelSignature
 from shapestream_engine.strategy import parse_strategy

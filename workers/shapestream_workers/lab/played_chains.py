@@ -17,7 +17,8 @@ from shapestream.chains.spec import ChainSpec
 from shapestream.errors import DeadlineExceeded
 from shapestream.telemetry.trace import TraceChain, TraceStage
 from shapestream_engine.layout import Tensors
-from shapestream_engine.ports import OutputPort, Whole
+from shapestream_engine.output_rules import Whole
+from shapestream_engine.ports import OutputPort
 from shapestream_engine.shapes import NamedShape
 from shapestream_engine.signature import ModelSignature
 
