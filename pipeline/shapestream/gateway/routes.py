@@ -150,7 +150,13 @@ class Routes:
         return await self._told(None)
 
     async def _openapi(self, request: HttpRequest) -> HttpResponse:
-        return HttpResponse(body=(files("shapestream.gateway").joinpath("openapi.json").read_bytes(),))
+        """Return the description of the interface, without the paths of services that are not configured."""
+        told = read_object(files("shapestream.gateway").joinpath("openapi.json").read_bytes())
+        told["paths"] = {path: page for path, page in told["paths"].items() if self._is_served(path)}
+        return _page(told)
+
+    def _is_served(self, path: str) -> bool:
+        return path in self._pages or path.startswith("/v2/models/") or path in self._texts.paths
 
     async def _counters(self, seconds: float) -> dict[str, Any]:
         try:

@@ -78,6 +78,9 @@ class TextRoutes:
             }
         self.open_to_all = TEI_OPEN_TO_ALL if self._tei_pages else ()
         """Paths that ask for no token where they are read."""
+        model_pages = (f"{MODELS}{{model}}",) if services.openai else ()
+        self.paths = frozenset((*self._openai_pages, *model_pages, *self._tei_pages))
+        """The paths that are served, as the description of the interface (openapi.json) has them."""
 
     def found(self, path: str) -> Methods | None:
         """Return the methods of a path, or None for one that is not served here."""
