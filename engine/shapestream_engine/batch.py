@@ -16,6 +16,8 @@ class ErrorCode(StrEnum):
 
     MODEL_ERROR = "model_error"
     """The data or the model caused the failure; the server runs halves of the batch until the culprit runs alone."""
+    INVALID = "invalid"
+    """The model does not take the data, and says so (`InvalidInput`); the server looks for the culprit as above."""
     UNAVAILABLE = "unavailable"
     """The device caused the failure, for example a lack of memory; the batch may run elsewhere."""
     CANCELLED = "cancelled"

@@ -102,6 +102,14 @@ class InferenceError(EngineError):
     """A call failed; the message holds the engine's message."""
 
 
+class InvalidInput(InferenceError):
+    """The model does not take this input, and would not take it again; the message says why, and what to do.
+
+    Functions raise it for what no signature can say: a text with too many tokens, a number out of range. Its request fails
+    as `invalid`. Any other error is `model_error`.
+    """
+
+
 class RuleError(InferenceError):
     """An output breaks its rule: an index outside the batch, wrong counts, another batch size.
 

@@ -17,7 +17,7 @@ from time import perf_counter
 
 from shapestream_engine.batch import BatchInputs, BatchReport, ErrorCode
 from shapestream_engine.batch_run import BatchRun
-from shapestream_engine.errors import EngineError, InferenceError, message_of
+from shapestream_engine.errors import EngineError, InferenceError, InvalidInput, message_of
 from shapestream_engine.infer_request import InferRequest
 from shapestream_engine.request_pool import RequestPool
 
@@ -155,6 +155,8 @@ class Runner:
         elif isinstance(error, MemoryError):
             # The device caused it: the batch may run elsewhere, or later.
             code, message = ErrorCode.UNAVAILABLE, f"out of memory: {words}"
+        elif isinstance(error, InvalidInput):
+            code, message = ErrorCode.INVALID, words
         elif isinstance(error, EngineError | RuntimeError):
             code, message = ErrorCode.MODEL_ERROR, words
         elif isinstance(error, Exception):

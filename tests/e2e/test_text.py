@@ -13,7 +13,7 @@ from tests.text_encoders import table
 from tests.text_folders import HIDDEN, VOCABULARY, write_folder
 
 import shapestream
-from shapestream.errors import ModelError
+from shapestream.errors import InvalidRequest
 
 pytestmark = pytest.mark.e2e
 
@@ -74,6 +74,6 @@ def test_each_text_has_its_own_vector(text_server: Any, module_workplace: Any) -
 def test_a_text_that_is_too_long(text_server: Any) -> None:
     """The error names the text, its length and the limit; the next request is answered."""
     with shapestream.blocking.connect(text_server.address) as client:
-        with pytest.raises(ModelError, match="text 1 has 22 tokens, and the model takes at most 16"):
+        with pytest.raises(InvalidRequest, match="text 1 has 22 tokens, and the model takes at most 16"):
             client.infer("texts", {"text": ["a", "a " * 20]})
         assert [3] == client.infer("texts", {"text": ["a"]})["tokens"].tolist()

@@ -186,7 +186,7 @@ def test_a_folder_is_served_to_clients_of_texts(workplace: Any) -> None:
     assert 256 == ask(served, "GET", "/info")[1]["max_input_length"]
     long = "word " * 300
     status, content = ask(served, "POST", "/v1/embeddings", openai(["short", long]))
-    assert (400, "model_error") == (status, content["error"]["code"])
+    assert (400, "invalid") == (status, content["error"]["code"])
     assert "text 1 has 302 tokens" in content["error"]["message"]
     assert 422 == ask(served, "POST", "/embed", {"inputs": long})[0]
     status, content = ask(served, "POST", "/v1/embeddings", openai([101, 50_256, 102]))

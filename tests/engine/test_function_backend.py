@@ -10,10 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.engine.slot_bench import SlotBench
 
 from shapestream_engine import (
     InferenceError,
     InputSpec,
+    InvalidInput,
     ModelLoadError,
     ModelSpec,
     OutputSpec,
@@ -162,6 +164,21 @@ def test_a_call_that_goes_wrong_is_the_models_error_and_the_request_stays_usable
     np.testing.assert_array_equal(ONES, run(request, ONES)[0])
     request.start_async()
     request.wait()
+
+
+def test_a_function_may_refuse_its_input() -> None:
+    """The batch fails as `invalid`, in the function's own words, and not as the model's error."""
+
+    def model(x: Any) -> Any:
+        if x.min() < 0:
+            raise InvalidInput("x has negative numbers: take their logarithm elsewhere")
+        return x
+
+    bench = SlotBench(compile_model(spec_of(model)))
+    report = bench.run(ONES, -ONES)
+    assert (None, "invalid") == (report.outputs, report.code)
+    assert "x has negative numbers: take their logarithm elsewhere" == report.message
+    assert bench.results(ONES)
 
 
 def test_several_outputs_need_a_mapping() -> None:

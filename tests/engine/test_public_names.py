@@ -24,6 +24,7 @@ def test_the_public_names_of_the_engine() -> None:
         "InferenceError",
         "InputPort",
         "InputSpec",
+        "InvalidInput",
         "Layout",
         "ModelLoadError",
         "ModelSignature",

@@ -20,6 +20,7 @@ from shapestream_engine import (
     CompiledModel,
     InferenceError,
     InputSpec,
+    InvalidInput,
     ModelLoadError,
     ModelSpec,
     OutputSpec,
@@ -105,7 +106,7 @@ def test_a_long_text_is_an_error_or_cut(tmp_path: Path) -> None:
     path = write_tokenizer(tmp_path / "tokenizer.json")
     refusing = compile_model(spec_of(path, max_tokens=4))
     assert [4] == encode(refusing, ["hello world"])["counts"]
-    with pytest.raises(InferenceError, match="text 1 has 5 tokens, and the model takes at most 4") as caught:
+    with pytest.raises(InvalidInput, match="text 1 has 5 tokens, and the model takes at most 4") as caught:
         encode(refusing, ["hello", "hello world hello", "hello"])
     assert "`truncate: true`" in str(caught.value)
     cutting = compile_model(spec_of(path, max_tokens=4, truncate=True))

@@ -14,7 +14,14 @@ from typing import Any, TypeAlias
 
 from shapestream_engine.array_lists import checked_array, pack
 from shapestream_engine.backends.host_request import HostModel, HostRequest
-from shapestream_engine.errors import EngineError, InferenceError, ModelLoadError, SignatureError, message_of
+from shapestream_engine.errors import (
+    EngineError,
+    InferenceError,
+    InvalidInput,
+    ModelLoadError,
+    SignatureError,
+    message_of,
+)
 from shapestream_engine.model import InputSpec, ModelSpec, OutputSpec
 from shapestream_engine.output_rules import List, Rows, Rule, Whole, parse_rule
 from shapestream_engine.ports import InputPort, OutputPort, list_ports, shapes_of
@@ -54,13 +61,16 @@ class FunctionRequest(HostRequest):
         """The outputs that the function returns; it does not return the shapes of a list's arrays."""
 
     def run(self) -> list[Array]:
-        """Call the function; raises `InferenceError` for every error of it, and for outputs that differ from their
-        declaration."""
+        """Call the function. Raises `InvalidInput` where it does, and `InferenceError` for its other errors, and for outputs
+        that differ from their declaration.
+        """
         arguments = {name: tensor.data for name, tensor in self._named}
         try:
             returned = self._function(**arguments)
         except KeyboardInterrupt:
             raise  # Ctrl-C, where a program calls the model in its main thread
+        except InvalidInput:
+            raise  # the function says of itself that the input is to blame
         except BaseException as error:
             # The model's own code may raise anything. SystemExit, asyncio's CancelledError and a panic of a Rust
             # extension are no `Exception`s; they must fail this call only, not the proof or the program.

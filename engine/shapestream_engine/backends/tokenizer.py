@@ -27,6 +27,7 @@ from shapestream_engine.backends.host_request import HostModel, HostRequest
 from shapestream_engine.errors import (
     EngineMissing,
     InferenceError,
+    InvalidInput,
     ModelLoadError,
     SignatureError,
     message_of,
@@ -186,7 +187,7 @@ class TokenizerRequest(HostRequest):
         self._options = options
 
     def run(self) -> list[Array]:
-        """Encode the texts; raises `InferenceError` for a text with too many tokens, and for what the library raises."""
+        """Encode the texts; raises `InvalidInput` for one with too many tokens, `InferenceError` if the library fails."""
         (tensor,) = self._tensors
         try:
             encodings = self._tokenizer.encode_batch_fast(
@@ -208,7 +209,7 @@ class TokenizerRequest(HostRequest):
         if most is None or not (counts > most).any():
             return
         number = int(np.argmax(counts > most))
-        raise InferenceError(
+        raise InvalidInput(
             f"text {number} has {counts[number]} tokens, and the model takes at most {most} "
             "(shorten or divide the text; `truncate: true` in the server's configuration cuts such texts)"
         )

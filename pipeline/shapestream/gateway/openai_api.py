@@ -24,7 +24,7 @@ from shapestream_engine.layout import value
 OWNER = "shapestream"
 OPENAI_STATUSES = {**STATUSES, Overloaded: 429, ModelError: 400}
 """Statuses of errors. OpenAI's clients take 429 for the wish that they slow down. They send a request again after any
-status of 500 or more; a text that the tokenizer refuses, as too long, would not become shorter."""
+status of 500 or more; what a model fails on, it would fail on again."""
 
 
 class Encoding(StrEnum):

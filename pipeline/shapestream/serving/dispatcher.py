@@ -375,7 +375,11 @@ class Dispatcher:
             )
         else:
             if self._audit is not None:
-                self._audit.is_broken = report.code in (ErrorCode.MODEL_ERROR, ErrorCode.INTERNAL)
+                self._audit.is_broken = code in (
+                    ErrorCode.MODEL_ERROR,
+                    ErrorCode.INVALID,  # of a request that was answered
+                    ErrorCode.INTERNAL,
+                )
             self._audit_ended(None)
         self._handle(events.BatchFailed(batch=batch.id, code=code, message=report.message), now)
 

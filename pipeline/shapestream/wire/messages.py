@@ -314,7 +314,7 @@ class BatchDone(Entry):
 
 @entry(42, Role.SERVER_OF_WORKERS)
 class BatchFailedEntry(Entry):
-    """A batch did not run: `model_error` blames the data, `unavailable` the device.
+    """A batch did not run: `invalid` and `model_error` blame the data, `unavailable` the device.
 
     `cancelled` and `recalled` answer `CancelBatchEntry` and `RecallBatchEntry`. `recalled` comes from the worker's control,
     all other reports come from the slot.

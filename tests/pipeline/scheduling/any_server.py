@@ -211,7 +211,7 @@ class AnyServer:
         start = self.random.choice(self.active())
         del self.running[start.batch]
         code = self.random.choice(
-            [None, None, None, None, "model_error", "internal", "unavailable", "cancelled"]
+            [None, None, None, None, "model_error", "invalid", "internal", "unavailable", "cancelled"]
         )
         if code is None:
             busy_s = self.random.choice([0.0, 1e-6, 0.01, 1.0, 1e5])

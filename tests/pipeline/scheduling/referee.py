@@ -287,7 +287,7 @@ class Referee(RuleBasedStateMachine):
                 if slot in self.owing and slot in self._idle_slots():
                     self.owing.discard(slot)
                     self.refusals[slot] = (self.refusals[slot][0], self.now)
-            case BatchFinished() | BatchFailed(code="model_error" | "internal"):
+            case BatchFinished() | BatchFailed(code="model_error" | "invalid" | "internal"):
                 running = self.batches[event.batch]
                 self.refusals.pop(running.start.slot, None)
                 self.owing.discard(running.start.slot)
@@ -321,8 +321,7 @@ class Referee(RuleBasedStateMachine):
                 given_up = known.batch is not None and self.batches[known.batch].given_up
                 alone = given_up and self.batches[known.batch].alone and known.accused
                 assert known.blamed or alone, "an innocent is blamed"
-            case "model_error" | "internal":
-                assert isinstance(event, BatchFailed)
+            case "model_error" | "invalid" | "internal" if isinstance(event, BatchFailed):
                 assert (action.id,) == self.batches[event.batch].start.requests, "not alone to blame"
                 assert (action.code, action.message) == (event.code, event.message)
             case _:

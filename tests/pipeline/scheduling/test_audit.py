@@ -170,7 +170,7 @@ def test_a_lost_worker_blames_nobody(auditing, died):
     assert [(1, 2)] == auditing.starts()
 
 
-@pytest.mark.parametrize("code", ["model_error", "internal", "unavailable", "recalled"])
+@pytest.mark.parametrize("code", ["model_error", "invalid", "internal", "unavailable", "recalled"])
 def test_an_audit_that_fails_is_not_run_again(auditing, code):
     """Its slot rests where its device is to blame, as it always does."""
     auditing.play(BatchFailed(batch=1, code=code, message="no"))

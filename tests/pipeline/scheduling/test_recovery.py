@@ -8,27 +8,28 @@ from tests.pipeline.scheduling.seen import Started
 from shapestream.scheduling.events import RequestCancelled, SlotLeft
 
 
-def _run_all(stage, breaks) -> list[tuple[int, ...]]:
-    """Plays every started batch until none is left: it fails if `breaks(ids)`. The batches, in order."""
+def _run_all(stage, breaks, code="model_error") -> list[tuple[int, ...]]:
+    """Plays every started batch until none is left: it fails so if `breaks(ids)`. The batches, in order."""
     ran = []
     while len(ran) < len(stage.started):
         start = stage.started[len(ran)]
         ran.append(start.requests)
         if breaks(start.requests):
-            stage.fail(start)
+            stage.fail(start, code)
         else:
             stage.finish(start)
     return ran
 
 
-def test_one_bad_request_fails_alone(stage):
+@pytest.mark.parametrize("code", ["model_error", "invalid", "internal"])
+def test_one_bad_request_fails_alone(stage, code):
     """A batch is run again in halves until the culprit is alone; its batch-mates get their answers."""
     stage.model()
     stage.slots(0)
     stage.arrive(*[(1, 4)] * 8)
-    ran = _run_all(stage, lambda ids: 3 in ids)
+    ran = _run_all(stage, lambda ids: 3 in ids, code)
     assert [(1, 2, 3, 4, 5, 6, 7, 8), (1, 2, 3, 4), (1, 2), (5, 6, 7, 8), (3, 4), (3,), (4,)] == ran
-    expected = dict.fromkeys(range(1, 9), "delivered") | {3: "model_error"}
+    expected = dict.fromkeys(range(1, 9), "delivered") | {3: code}
     assert expected == stage.ends
 
 

@@ -379,7 +379,7 @@ class SchedulerMachine(Referee):
         assert delivered == ([wanted - late] if wanted - late else []), "a result that was ready is missing"
 
     @precondition(lambda self: self._running())
-    @rule(data=st.data(), code=st.sampled_from(["model_error", "internal"]))
+    @rule(data=st.data(), code=st.sampled_from(["model_error", "invalid", "internal"]))
     def batch_is_broken(self, data, code) -> None:
         """A batch fails because of its data."""
         running = data.draw(st.sampled_from(self._active()))

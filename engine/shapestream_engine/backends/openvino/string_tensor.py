@@ -12,7 +12,7 @@ import numpy as np
 import openvino as ov
 
 from shapestream_engine.backends.openvino.input_tensor import TensorOwner
-from shapestream_engine.errors import InferenceError
+from shapestream_engine.errors import InferenceError, InvalidInput
 from shapestream_engine.ports import InputPort
 from shapestream_engine.string_tensor import StringTensor
 from shapestream_engine.tensor import Array, TensorLike
@@ -69,14 +69,14 @@ class OpenVinoStringTensor(StringTensor):
     def show(self) -> None:
         """Give OpenVINO a copy of the contents before a call.
 
-        Raises `InferenceError` for a string that ends with a zero byte, and `ShapeError` for a shape that does not fit.
+        Raises `InvalidInput` for a string that ends with a zero byte, and `ShapeError` for a shape that does not fit.
         """
         data = self.data
         self._port.admitted(data.shape)
         encoded = [element.encode() for element in data.ravel().tolist()]
         for index, element in enumerate(encoded):
             if element.endswith(b"\0"):
-                raise InferenceError(
+                raise InvalidInput(
                     f"input {self._port.name!r}: element {index} ends with a zero byte, which OpenVINO would drop"
                 )
         tensor = ov.Tensor(ov.Type.string, ov.Shape(data.shape))
