@@ -57,7 +57,9 @@ class RequestError(ShapestreamError):
 
 
 class InvalidRequest(RequestError):
-    """The request can never be served as it is: unknown model, wrong names, types, shapes or lengths."""
+    """The request can never be served as it is: unknown model, wrong names, types, shapes or lengths; or the model says that
+    it does not take the input (`shapestream_engine.InvalidInput`).
+    """
 
     code = "invalid"
 
