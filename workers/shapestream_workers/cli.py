@@ -19,6 +19,7 @@ from typing import Annotated, Any
 import structlog
 import typer
 
+from shapestream import __version__
 from shapestream.errors import ConfigurationError
 from shapestream.settings import LoadedSettings, load_settings
 from shapestream.telemetry.logging import configure
@@ -69,9 +70,7 @@ def main() -> None:
 
 def _print_version(asked: bool) -> None:
     if asked:
-        from importlib.metadata import version as version_of
-
-        typer.echo(f"shapestream {version_of('shapestream')}")
+        typer.echo(f"shapestream {__version__}")
         raise typer.Exit
 
 

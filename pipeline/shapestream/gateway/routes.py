@@ -7,7 +7,7 @@ and bodies are made elsewhere; here the errors of the SDK become statuses.
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from importlib.resources import files
 from typing import Any
 
@@ -150,7 +150,11 @@ class Routes:
         return await self._told(None)
 
     async def _openapi(self, request: HttpRequest) -> HttpResponse:
-        """Return the description of the interface, without the paths of services that are not configured."""
+        return self._description
+
+    @cached_property
+    def _description(self) -> HttpResponse:
+        """The description of the interface, without the paths of services that are not configured."""
         told = read_object(files("shapestream.gateway").joinpath("openapi.json").read_bytes())
         told["paths"] = {path: page for path, page in told["paths"].items() if self._is_served(path)}
         return _page(told)

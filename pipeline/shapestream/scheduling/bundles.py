@@ -151,7 +151,7 @@ class Bundles:
 
 
 def most_calls(queue: ModelQueue, now: float) -> int:
-    """Return how many calls a bundle has at most: one for each client with requests, if several asked lately."""
+    """Return how many calls a bundle has at most: one for each client with requests, if several asked within `SEVERAL_S`."""
     shares = queue.shares
     if now - shares.room.others_at > SEVERAL_S:
         return BUNDLE

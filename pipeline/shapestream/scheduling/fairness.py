@@ -411,14 +411,14 @@ class GroupRoom:
         """Those of them that asked several models."""
         self._asked: dict[int, set[str]] = {}
         """The clients that asked since the content was replaced, and the models that they asked."""
-        self._newest: int | None = None
-        """The client that asked last, and when."""
-        self._newest_at = -inf
-        self.others_at = -inf
-        """When another client than that one asked last."""
         self._asked_before: dict[int, set[str]] = {}
         """Those that did while it was being replaced."""
         self._until_replaced = whole.max_requests
+        self._newest: int | None = None
+        """The client that asked last."""
+        self._newest_at = -inf
+        self.others_at = -inf
+        """When another client than that one asked last."""
 
     @property
     def parts(self) -> int:
@@ -548,11 +548,10 @@ class GroupRoom:
             for client, models in theirs.items():
                 own[client] = own.get(client, set()) | models
         self._count_sharing()
-        older, newer = sorted((self, other), key=lambda room: room._newest_at)
-        others_at = max(self.others_at, other.others_at)
-        if older._newest != newer._newest:
-            others_at = max(others_at, older._newest_at)
-        self._newest, self._newest_at, self.others_at = newer._newest, newer._newest_at, others_at
+        # If the same client asked last in both, it counts as two for a moment.
+        self.others_at = max(self.others_at, other.others_at, min(self._newest_at, other._newest_at))
+        if other._newest_at > self._newest_at:
+            self._newest, self._newest_at = other._newest, other._newest_at
 
 
 def _crowds(held: float, more: float, used: float, most: float, part: float, kept: float) -> bool:

@@ -59,7 +59,7 @@ def closed(schema: Any) -> Any:
 
 
 def validator(schema: Any) -> Draft202012Validator:
-    """Of a schema, which may refer to those of the description."""
+    """The judge of a schema, which may refer to those of the description."""
     return Draft202012Validator({**schema, "components": {"schemas": schemas()}})
 
 
@@ -181,7 +181,7 @@ async def _nothing(model: str, request: HttpRequest) -> HttpResponse:
 )
 @on_text_site(**BOTH)
 async def test_answers_are_as_described(site: TextSite, method: str, path: str, content: Any) -> None:
-    """Those of a site that serves texts: the body of the answer, and of the request."""
+    """A site that serves texts takes and gives bodies that are valid by the schemas."""
     reply = await site.ask(method, path.replace("{model}", "sentences"), content)
     assert 200 == reply.status, reply.content
     check(reply, method, path)
@@ -245,7 +245,7 @@ async def test_errors_of_the_server_are_as_described(
 async def test_refusals_are_as_described(
     site: TextSite, method: str, path: str, content: Any, status: int
 ) -> None:
-    """Of bodies and names that are wrong."""
+    """Wrong bodies and names get a described status, in the described form."""
     reply = await site.ask(method, path.replace("{model}", "nix"), content)
     assert status == reply.status
     check(reply, method, path)

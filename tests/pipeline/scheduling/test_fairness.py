@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tracemalloc
 from collections import Counter
+from math import inf
 
 import pytest
 from hypothesis import given, settings
@@ -406,3 +407,23 @@ def test_blame_leaves_a_client_what_it_is_owed_for_turns_that_it_waits_for():
     assert shares.virtual_s > waiting.client.start_s
     shares.blame(waiting, 1.0)
     assert waiting.client.start_s == 1.0
+
+
+def test_when_another_client_asked_last():
+    """Of a group, and of two groups that a slot joins: each client that asked last in one of them is another's other."""
+    whole = QueueRoom(100, 100, None)
+    group, joined = GroupRoom(whole), GroupRoom(whole)
+    group.ask(1, "m", 1.0)
+    group.ask(1, "m", 2.0)
+    assert -inf == group.others_at
+    group.ask(2, "m", 3.0)
+    assert 2.0 == group.others_at
+    group.ask(2, "m", 4.0)
+    assert 2.0 == group.others_at
+    joined.ask(3, "n", 3.5)
+    group.absorb(joined)
+    assert 3.5 == group.others_at
+    group.ask(2, "m", 5.0)
+    assert 3.5 == group.others_at
+    group.ask(3, "n", 6.0)
+    assert 5.0 == group.others_at

@@ -21,9 +21,9 @@ from functools import cache
 from shapestream_engine.errors import ModelLoadError
 
 KERNELS = 16384
-"""Kernels that oneDNN keeps for all models of the process, the last used. A detector of 4,225 sizes needs 12,700, of 46 KB
-each; its second slot then takes 0.25 ms for a call of new sizes instead of 0.64, and 206 MB instead of 732
-(docs/performance.md)."""
+"""Kernels that oneDNN keeps for all models of the process, the most recently used. A detector of 4,225 sizes needs 12,700,
+of 46 KB each; its second slot then takes 0.25 ms for a call of new sizes instead of 0.64, and 206 MB instead of 732
+(docs/backends.md)."""
 _CAPACITY = "ONEDNN_PRIMITIVE_CACHE_CAPACITY"
 """The name of that number in the environment, which oneDNN reads before its first kernel:
 https://uxlfoundation.github.io/oneDNN/dev_guide_primitive_cache.html"""
