@@ -6,7 +6,8 @@ Their order is that of the turns. A call joins if all of these hold:
 - It would run alone beside others of its model that are queued, by the planner's cut. The last queued request does not join:
   nothing shows yet that it would run alone.
 - No slot of its model is free. It goes to the slot of those with a bundle that is predicted to end first.
-- The bundle has fewer than `most_calls`, and takes less than `BUNDLE_S`. A call that takes longer joins none.
+- The bundle has fewer than `most_calls`, and than `LEFT` lets it have of the queue, and takes less than `BUNDLE_S`. A call
+  that takes longer joins none.
 - It would not wait for others that may share its call, nor come too late for its deadline.
 
 The first request for which one of these does not hold ends all bundles of the event. What the events of a turn decide leaves
