@@ -22,7 +22,7 @@ SMOKE ?=
 # Two more than there are CPUs, at most eight: tests of real processes wait much of their time, and take memory.
 TEST_PROCESSES ?= $(shell n=$$(nproc); echo $$((n > 6 ? 8 : n + 2)))
 
-.PHONY: answers chaos compiled fuzz help demo embeddings mutations peer protos reading test text-peer test-clients test-compiled test-engines test-tools lint format bench plots soak soak-reloads wheel constraints clean
+.PHONY: answers chaos compiled fuzz help demo embeddings mutations peer protos reading test text-peer test-all test-clients test-compiled test-engines test-thorough test-tools lint format bench plots soak soak-reloads wheel constraints clean
 
 help: ## Show this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -47,13 +47,16 @@ reading: $(READY) ## Photographs through a chain: a detector, crops, a recognise
 embeddings: $(READY) ## Embed the standard library's docstrings with MiniLM (QUICK=1: fewer of them).
 	@$(BIN)/python -m examples.embeddings.run $(if $(QUICK),--quick)
 
-test: $(READY) ## Run all tests (TEST_PROCESSES=: by default two more than there are CPUs, at most 8).
-	@# A file's tests run in one process, in their order: they share its server, and the last may look at what it kept.
-	@# Then, whatever came of these, the few that measure milliseconds of real processes.
-	@status=0; \
-	$(BIN)/python -m pytest -m "not alone" -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder || status=$$?; \
-	$(BIN)/python -m pytest -m alone || status=$$?; \
-	exit $$status
+# A file's tests run in one process, in their order: they share its server, and the last may look at what it kept.
+PYTEST := $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
+
+test: $(READY) ## Run the tests (TEST_PROCESSES=: by default two more than there are CPUs, at most 8).
+	@$(PYTEST) -m "not thorough"
+
+test-thorough: $(READY) ## Run what repeats a property over more engines, loads and programs.
+	@$(PYTEST) -m thorough
+
+test-all: test test-thorough ## Run all tests: test, then test-thorough.
 
 # The packages as a wheel holds them, for PYTHONPATH. An extension never stands beside a source that may change.
 build/compiled/.ready: $(READY) hatch_build.py pyproject.toml $(shell find engine pipeline workers -name '*.py')
@@ -66,8 +69,7 @@ build/compiled/.ready: $(READY) hatch_build.py pyproject.toml $(shell find engin
 compiled: build/compiled/.ready ## Compile the scheduler with mypyc (needs a C compiler); PYTHONPATH=build/compiled runs it.
 
 test-compiled: compiled ## Run the scheduler's tests on its compiled form.
-	@COMPILED=1 PYTHONPATH=$(CURDIR)/build/compiled $(BIN)/python -m pytest -n $(TEST_PROCESSES) \
-		--dist loadfile --no-loadscope-reorder tests/pipeline/scheduling
+	@COMPILED=1 PYTHONPATH=$(CURDIR)/build/compiled $(PYTEST) tests/pipeline/scheduling
 
 test-engines: $(READY) ## Run the conformance suite on every engine that installs in reasonable size (ENGINES="torch torch-xla": on these too).
 	@ENGINES="$(ENGINES)" $(BIN)/python tests/engine/conformance/environments.py

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import pytest
 import structlog
 from hypothesis import HealthCheck, settings
+from tests.progress import Progress
 
 from shapestream_engine import calibration_cache
 from shapestream_engine.probing.cache import ENVIRONMENT
@@ -30,6 +31,12 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "any machine"))
 
 # Modules and tests stay until the end: the search for cycles among them was a thirtieth of a run.
 gc.disable()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Tell how far a run is, in the process that prints."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        config.pluginmanager.register(Progress(config))
 
 
 def pytest_collection_finish() -> None:

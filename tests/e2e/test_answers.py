@@ -31,7 +31,13 @@ def outcome_of(
     )
 
 
-@pytest.mark.parametrize("engine", FILES)
+@pytest.mark.parametrize(
+    "engine",
+    [
+        engine if engine == "openvino" else pytest.param(engine, marks=pytest.mark.thorough)
+        for engine in FILES
+    ],
+)
 def test_every_answer_is_right_beside_what_is_withdrawn_late_or_killed(engine: str) -> None:
     """Nothing is wrong, lost, doubled or refused, though requests of each kind ended early."""
     if find_spec(engine) is None:

@@ -13,6 +13,8 @@ import pytest
 from benchmarks.limit.answers import References
 from tests.e2e.conftest import ROOT
 
+pytestmark = pytest.mark.thorough
+
 
 def limit(figures: Any) -> None:
     """Both in-process ways, both servers, both loads; a wrong answer would have ended it."""

@@ -15,7 +15,7 @@ from examples import model_file
 from examples.detector import kernels, model
 from PIL import Image
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.thorough]
 
 ROOT = Path(__file__).parents[2]
 # A loaded machine may need several times the usual quarter of a minute.

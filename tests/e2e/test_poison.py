@@ -37,7 +37,7 @@ def _deaths(served: Any) -> list[int]:
 # Whoever only crashes is not to be taken for hanging on a machine that stands still for a moment.
 @pytest.mark.parametrize(
     ("poison", "hang_after_s"),
-    [(CRASH, "off"), (EXIT, "off"), (HANG, "3")],
+    [(CRASH, "off"), pytest.param(EXIT, "off", marks=pytest.mark.thorough), (HANG, "3")],
 )
 def test_a_poison_among_many_ends_two_workers_and_nobody_else(
     workplace: Any, poison: int, hang_after_s: str
@@ -50,7 +50,7 @@ def test_a_poison_among_many_ends_two_workers_and_nobody_else(
 
 @pytest.mark.parametrize(
     ("poison", "hang_after_s"),
-    [(CRASH, "off"), (HANG, "3")],
+    [(CRASH, "off"), pytest.param(HANG, "3", marks=pytest.mark.thorough)],
 )
 def test_a_poison_after_a_reload_ends_two_workers_and_nobody_else(
     workplace: Any, poison: int, hang_after_s: str

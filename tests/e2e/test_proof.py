@@ -55,8 +55,8 @@ def test_workers_that_start_together_prove_once(
 @pytest.mark.parametrize(
     "processes",
     [
-        "workers: [{count: 2, slots: 1}]\n",
-        "in_process: true\n",
+        pytest.param("workers: [{count: 2, slots: 1}]\n", marks=pytest.mark.thorough),
+        pytest.param("in_process: true\n", marks=pytest.mark.thorough),
         "workers: [{count: 1, threads: 1}, {count: 1, threads: 3}]\n",
     ],
 )

@@ -130,6 +130,7 @@ def test_a_changed_signature_is_one_clear_line_and_the_old_processes_stay(workpl
     assert [] == served.events("message refused")
 
 
+@pytest.mark.thorough
 def test_five_reloads_and_two_poisons_are_not_noticed(workplace: Any) -> None:
     """`make soak-reloads` has a hundred; here two crashes end two workers each."""
     report = soak(workplace, 5, every=2, kinds=[CRASH])

@@ -56,6 +56,7 @@ def prepared(workplace: Any) -> Any:
     return workplace
 
 
+@pytest.mark.thorough
 def test_a_precision_is_tried_where_the_user_accepts_it_and_what_was_not_measured_is_said_first(
     prepared: Any,
 ) -> None:

@@ -15,7 +15,7 @@ from typer.testing import CliRunner, Result
 
 from shapestream_workers.cli import app
 
-ENGINES = ("openvino", "onnxruntime")
+ENGINES = ("openvino", pytest.param("onnxruntime", marks=pytest.mark.thorough))
 
 
 def relu(path: Path) -> Path:

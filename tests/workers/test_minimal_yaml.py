@@ -17,7 +17,7 @@ from typer.testing import CliRunner, Result
 
 from shapestream_workers.cli import app
 
-ENGINES = ("openvino", "onnxruntime")
+ENGINES = ("openvino", pytest.param("onnxruntime", marks=pytest.mark.thorough))
 BATCHED = "batch: ?, requests share calls along it"
 ALONE = "no batch axis: every request runs alone"
 

@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 from shapestream_workers.cli import app
 
 IMPORTABLE = Path(__file__).parents[1] / "engine" / "importable"
-ENGINES = ("openvino", "onnxruntime")
+ENGINES = ("openvino", pytest.param("onnxruntime", marks=pytest.mark.thorough))
 CONFIG = """\
 models:
   - name: m

@@ -6,7 +6,7 @@ import pytest
 from tests.e2e.chaos.defective_server import DEFECTS
 from tests.e2e.chaos.performance import perform, perform_defective
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.thorough]
 
 SEED = 5
 

@@ -193,7 +193,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("change", "points"), CASES)
-@pytest.mark.parametrize("noise", [0.0, 0.1])
+@pytest.mark.parametrize("noise", [0.0, pytest.param(0.1, marks=pytest.mark.thorough)])
 def test_a_change_is_known_within_50_batches(change: str, points: int, noise: float) -> None:
     """Costs that change tenfold, or whose fixed part comes or goes: batches are as good again, and so are prices."""
     first, second = CHANGES[change]
