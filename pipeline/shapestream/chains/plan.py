@@ -176,6 +176,8 @@ class Chain:
     signature: ModelSignature
     users: Mapping[Source, int]
     """How many stages take each source; the chain's own outputs count as one more."""
+    then: Mapping[str, tuple[Stage, ...]]
+    """By stage, those that follow it one after the other, along the longest way."""
 
     @property
     def name(self) -> str:
@@ -214,6 +216,15 @@ class Chain:
             used = "" if mark in self.users else ", which nothing takes"
             effect = f"is marked in {mark}{used}" if self.skips else "fails the request"
             yield f"  a row that fails in {name} {effect}"
+
+
+def followers(stages: Sequence[Stage]) -> dict[str, tuple[Stage, ...]]:
+    """Return, by stage, those along the longest way from it to the chain's end. A stage comes after its needs."""
+    then: dict[str, tuple[Stage, ...]] = {}
+    for stage in reversed(stages):
+        ways = [(user, *then[user.name]) for user in stages if stage.name in user.needs]
+        then[stage.name] = max(ways, key=len, default=())
+    return then
 
 
 def plan_chain(spec: ChainSpec, signatures: Mapping[str, ModelSignature]) -> Chain:
@@ -270,6 +281,7 @@ class _Planner:
             outputs=outputs,
             signature=signature,
             users=users,
+            then=followers(used),
         )
 
     def _in_order(self) -> Iterator[tuple[int, StageSpec]]:

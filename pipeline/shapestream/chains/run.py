@@ -11,7 +11,6 @@ from enum import Enum
 from math import inf
 from typing import Final
 
-from shapestream.chains.lead_times import LeadTimes
 from shapestream.chains.plan import OF_NO_MODEL, Chain, Gathering, Stage, StageOutput
 from shapestream.chains.spec import Source, Spread
 from shapestream.chains.values import Items, Tensor, Value, blank, listed, stacked
@@ -41,24 +40,15 @@ RUN_TABLE: Final[dict[str, dict[RunState, RunState]]] = {
 class StageRequest:
     """A request that a chain makes for one of its stages."""
 
-    __slots__ = ("deadline", "index", "nbytes", "run", "stage", "tensors")
+    __slots__ = ("index", "nbytes", "run", "stage", "tensors")
 
-    def __init__(
-        self,
-        run: ChainRun,
-        stage: StageRun,
-        index: int,
-        tensors: Tensors,
-        nbytes: int,
-        deadline: float | None,
-    ) -> None:
+    def __init__(self, run: ChainRun, stage: StageRun, index: int, tensors: Tensors, nbytes: int) -> None:
         self.run = run
         self.stage = stage
         self.index = index
         """Its place among the requests of its stage: the row of its result."""
         self.tensors = tensors
         self.nbytes = nbytes
-        self.deadline = deadline
 
     def __repr__(self) -> str:
         return f"<{self.run.chain.name}.{self.stage.stage.name}[{self.index}]>"
@@ -102,7 +92,6 @@ class ChainRun:
     """One request of a chain. Each method takes the time of the event; none asks for it."""
 
     __slots__ = (
-        "_lead_times",
         "_left",
         "_users",
         "_values",
@@ -117,7 +106,7 @@ class ChainRun:
         "state",
     )
 
-    def __init__(self, chain: Chain, inputs: Tensors, deadline: float | None, lead_times: LeadTimes) -> None:
+    def __init__(self, chain: Chain, inputs: Tensors, deadline: float | None) -> None:
         """Take the inputs, which fit the chain's signature."""
         self.chain = chain
         self.deadline = deadline
@@ -130,7 +119,6 @@ class ChainRun:
         self.failure: ChainFailure | None = None
         self.outputs: Tensors | None = None
         """The result, once it is done."""
-        self._lead_times = lead_times
         self._left = {stage.stage.name for stage in self.stages}
         """Stages that are not done."""
         self._users = dict(chain.users)
@@ -228,12 +216,9 @@ class ChainRun:
         run.nbytes = sum(nbytes for _, nbytes in rows)
         if stage.is_counted:
             self._hold_to_limits(run, rows)
-        deadline = None
-        if self.deadline is not None:
-            deadline = self.deadline - self._lead_times.after(stage.name)
         run.results, run.left = [None] * len(rows), len(rows)
         for index, (tensors, nbytes) in enumerate(rows):
-            request = StageRequest(self, run, index, tensors, nbytes, deadline)
+            request = StageRequest(self, run, index, tensors, nbytes)
             self.live[request] = None
             self.ready.append(request)
         for feed in stage.feeds:
@@ -268,7 +253,6 @@ class ChainRun:
         """Put the outputs of a stage together from the results of its requests."""
         stage = run.stage
         run.ended = now
-        self._lead_times.took(stage.name, now - run.began)
         for name, output in stage.outputs.items():
             source = Source(stage.name, name)
             if not self._users.get(source):

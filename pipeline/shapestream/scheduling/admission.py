@@ -15,7 +15,7 @@ from typing import NamedTuple
 from shapestream.scheduling.deadlines import MAX_RETRY_AFTER_S, Deadlines, Refusal
 from shapestream.scheduling.events import Arrival, Overload
 from shapestream.scheduling.fairness import NOMINAL_S, QueueRoom
-from shapestream.scheduling.model_queue import ModelQueue
+from shapestream.scheduling.model_queue import ModelQueue, Queues
 from shapestream.scheduling.queueing import nanoseconds
 
 MOST_KNOWN_TERMS = 1024
@@ -31,6 +31,8 @@ class Terms(NamedTuple):
     """Seconds that are charged to its client: the same, divided by the model's slots; nominal while nothing is measured."""
     call_s: float = 0.0
     """Predicted seconds of such a batch on the most common worker class; 0.0 while nothing is measured."""
+    then_s: float = 0.0
+    """Seconds that the calls of its chain after this one take at least."""
 
 
 class _KnownTerms:
@@ -50,10 +52,11 @@ class Admission:
     `room`: the content of the queue, and its bounds.
     """
 
-    __slots__ = ("_deadlines", "_known", "draining", "room")
+    __slots__ = ("_deadlines", "_known", "_queues", "draining", "room")
 
-    def __init__(self, room: QueueRoom, deadlines: Deadlines) -> None:
+    def __init__(self, room: QueueRoom, deadlines: Deadlines, queues: Queues) -> None:
         self.room = room
+        self._queues = queues
         self._deadlines = deadlines
         self.draining = False
         self._known: dict[str, _KnownTerms] = {}
@@ -73,8 +76,9 @@ class Admission:
         whole = self.room
         room = queue.shares.room
         room.ask(arrival.client, arrival.model, now)
-        if arrival.since is not None:
-            return self._terms_of(arrival, queue)  # its parent was admitted, with room for it
+        if arrival.since is not None:  # its parent was admitted, with room for it
+            terms = self._terms_of(arrival, queue)
+            return terms if isinstance(terms, Refusal) else self._in_time(arrival, queue, terms, now)
         if whole.requests >= whole.max_requests or whole.nbytes + arrival.nbytes > whole.max_bytes:
             return self._full(arrival, queue)
         parts = 1 if whole.groups == 1 else room.parts
@@ -107,10 +111,21 @@ class Admission:
                     f"this client has its share of the queue for this model, of {models} that it asks, "
                     f"and what is left is kept for the others",
                 )
+        return self._in_time(arrival, queue, terms, now)
+
+    def _in_time(self, arrival: Arrival, queue: ModelQueue, terms: Terms, now: float) -> Terms | Refusal:
+        """Return the terms, or the reason why the deadline will not be met."""
         if arrival.deadline is None:
             return terms
-        refusal = self._deadlines.consider(arrival, arrival.deadline, queue, terms.call_s, now)
-        return terms if refusal is None else refusal
+        if arrival.then:
+            terms = terms._replace(then_s=sum([self._least_s(model) for model in arrival.then]))
+        left_s = arrival.deadline - terms.then_s - now
+        return self._deadlines.consider(arrival, left_s, queue, terms.call_s, now) or terms
+
+    def _least_s(self, model: str) -> float:
+        """Return the least seconds of a call of a model: a bound that no client's requests raise."""
+        queue = self._queues.get(model)
+        return 0.0 if queue is None else queue.costs.least_s * queue.pool.fastest
 
     def _full(self, arrival: Arrival, queue: ModelQueue) -> Refusal:
         room = self.room

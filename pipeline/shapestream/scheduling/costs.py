@@ -201,6 +201,11 @@ class ModelCosts:
         slowdown = 1.0 if slot is None else batch_costs.slowdown
         return slowdown * min(batch_costs.second(rows, shape), batch_costs.longest_s(rows, shape))
 
+    @property
+    def least_s(self) -> float:
+        """Predicted seconds of a call of the smallest sizes; 0.0 while nothing is measured."""
+        return self.batch_s((1,) * len(self.profile.dimensions)) or 0.0
+
     def batched_share_s(self, sizes: Sizes) -> tuple[float, float] | None:
         """Return `BatchCosts.batched_share_s` of the most common worker class; None while nothing is measured."""
         batch_costs = self.batch_costs()

@@ -79,20 +79,20 @@ class Deadlines:
     def consider(
         self,
         arrival: Arrival,
-        deadline: float,
+        left_s: float,
         queue: ModelQueue,
         batched_call_s: float,
         now: float,
     ) -> Refusal | None:
         """Return why a deadline will not be met, or will hardly be, as far as that is known.
 
-        `batched_call_s`: seconds of an efficient batch on the most common worker class. Raises any error of a prediction.
+        `left_s`: seconds until the deadline, less what the next stages of its chain take at least. `batched_call_s`: seconds
+        of an efficient batch on the most common worker class. Raises any error of a prediction.
         """
         alone_s = self._alone_s(arrival.sizes, queue)
         pool = queue.pool
         if alone_s is None or not pool.count:
             return None
-        left_s = deadline - now
         # A slot is free for it, also beside all that waits: they arrived together, or wait for more.
         idle = sum([other.waiting for other in queue.sharing]) < len(pool.free)
         free_s = pool.free_in_s(0.0, now)[0]
@@ -101,11 +101,11 @@ class Deadlines:
                 # It is tried, until its deadline: a prediction that is far too long must not keep all from running.
                 return None
             message = (
-                f"the deadline cannot be met: {left_s:.3f} s are left, a slot is free in about {free_s:.3f} s, "
-                f"and then it takes about {alone_s:.3f} s"
+                f"the deadline cannot be met: {left_s:.3f} s are left{_and_then(arrival)}, "
+                f"a slot is free in about {free_s:.3f} s, and then it takes about {alone_s:.3f} s"
             )
             return Refusal("deadline_exceeded", message)
-        if idle:
+        if idle or arrival.since is not None:  # a stage of what was admitted is not refused for its wait
             return None
         queued_s = sum([other.cost_s / other.pool.serving for other in queue.sharing])
         # A refusal a short while ago shows that the queue is as long as deadlines allow: it will not empty.
@@ -125,7 +125,7 @@ class Deadlines:
             return None
         self._refused_at[arrival.model] = now
         message = (
-            f"the deadline would pass: {left_s:.3f} s are left, the wait is about {wait_s:.3f} s, "
+            f"the deadline would pass: {left_s:.3f} s are left{_and_then(arrival)}, the wait is about {wait_s:.3f} s, "
             f"and then it takes about {call_s:.3f} s"
         )
         return Refusal("overloaded", message, min(wait_s, MAX_RETRY_AFTER_S), Overload.DEADLINE)
@@ -162,9 +162,12 @@ class Deadlines:
 
     # ------------------------------------------------------------ while it waits
 
-    def watch(self, request: Request, deadline: float, sizes: tuple[int, ...]) -> None:
-        """Remember the deadline of an admitted request, which came with these sizes."""
-        start_by = deadline - OPTIMISM * (self._alone_s(sizes, request.queue) or 0.0)
+    def watch(self, request: Request, deadline: float, sizes: tuple[int, ...], then_s: float) -> None:
+        """Remember the deadline of an admitted request, which came with these sizes.
+
+        `then_s`: the least seconds of the next stages of its chain.
+        """
+        start_by = deadline - then_s - OPTIMISM * (self._alone_s(sizes, request.queue) or 0.0)
         # What was let in although its prediction is too long is tried until its deadline.
         self._first.push(start_by if start_by > request.arrived else deadline, request)
 
@@ -233,3 +236,8 @@ class Deadlines:
         except Exception:  # noqa: BLE001 - what cannot be priced is tried
             return False
         return left_s < call_s * batch_costs.slowdown
+
+
+def _and_then(arrival: Arrival) -> str:
+    """Say for which models a part of the time until the deadline is kept."""
+    return f" before {', '.join(arrival.then)}" if arrival.then else ""

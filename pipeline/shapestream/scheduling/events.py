@@ -123,6 +123,8 @@ class Arrival:
     since: float | None = None
     """When its parent arrived, a request of a chain that has been admitted: so it is never refused for lack of room, and
     goes before younger requests of its client. None: it has no parent."""
+    then: tuple[str, ...] = ()
+    """The models that its chain asks after this one, one after the other."""
 
 
 @value

@@ -80,7 +80,7 @@ class Ledger:
         self.next_order = order + 1
         self.requests[arrival.id] = request
         if arrival.deadline is not None:
-            self.deadlines.watch(request, arrival.deadline, arrival.sizes)
+            self.deadlines.watch(request, arrival.deadline, arrival.sizes, terms.then_s)
         shares.room.enter_new(arrival.nbytes)
         return request
 

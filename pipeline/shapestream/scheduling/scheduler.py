@@ -204,7 +204,7 @@ class Scheduler:
         self._queues = Queues()
         self._slots = SlotTable()
         self._deadlines = Deadlines()
-        self._admission = Admission(QueueRoom(*self._room), self._deadlines)
+        self._admission = Admission(QueueRoom(*self._room), self._deadlines, self._queues)
         self._ledger = Ledger(self._admission, self._deadlines, self._slots, self._troubles)
         self.requests: Mapping[int, Request] = self._ledger.requests
         """Those that have not ended, by id."""

@@ -12,12 +12,11 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import NamedTuple
 
-from shapestream.chains.lead_times import LeadTimes
 from shapestream.chains.room import ChainRoom, RoomStatistics
 from shapestream.chains.run import ChainRun, StageRequest
 from shapestream.errors import Cancelled, DeadlineExceeded, Draining, TooLarge, Unavailable
 from shapestream.scheduling.batches import Batch
-from shapestream.serving.served_models import ServedModel, ServedModels
+from shapestream.serving.served_models import ServedModels
 from shapestream.serving.sessions import Parent, RequestRecord
 from shapestream.wire.string_limits import check_longest
 from shapestream_engine.errors import ShapeError
@@ -74,17 +73,13 @@ class ChainDesk:
         self._models = models
         self._ids = ids
         self._room = ChainRoom(max_requests // 2, max_bytes // 2)
-        self._lead_times: dict[str, LeadTimes] = {}
+        self.has_chains = False
+        """Whether any chain is served."""
         self._requests: dict[int, ChainRequest] = {}
         self._by_run: dict[ChainRun, ChainRequest] = {}
         self._submit: list[RequestRecord] = []
         self._withdraw: list[int] = []
         self._ended: list[ChainRequest] = []
-
-    @property
-    def has_chains(self) -> bool:
-        """Tell whether any chain is served."""
-        return bool(self._lead_times)
 
     @property
     def is_busy(self) -> bool:
@@ -115,21 +110,13 @@ class ChainDesk:
         """Return the request of a chain whose record has this id; None if it has ended."""
         return self._requests.get(number)
 
-    def add(self, model: ServedModel) -> None:
-        """Take requests of this chain from now on."""
-        assert model.chain is not None
-        self._lead_times[model.name] = LeadTimes(model.chain)
-
     # ---------------------------------------------------------------- events
 
     def begin(self, record: RequestRecord, now: float) -> None:
         """Take in a client's request."""
         chain = record.served.chain
         assert chain is not None
-        lead_times = self._lead_times[chain.name]
-        if lead_times.chain is not chain:  # a reload has changed its stages
-            lead_times = self._lead_times[chain.name] = LeadTimes(chain)
-        run = ChainRun(chain, record.tensors, record.deadline, lead_times)
+        run = ChainRun(chain, record.tensors, record.deadline)
         self._requests[record.id] = self._by_run[run] = ChainRequest(record, run)
         self._room.wait(run, record.client)
         self._begin_waiting(now)
@@ -261,10 +248,11 @@ class ChainDesk:
             model=name,
             sizes=shape.rounded if shape.answer is None else (0,) * len(shape.rounded),
             nbytes=part.nbytes,
-            deadline=part.deadline,
+            deadline=root.deadline,
             priority=root.priority,
             # The first stages are admitted as the chain is; what follows from them has been.
             since=root.arrived if part.stage.stage.needs else None,
+            then=tuple([stage.model for stage in run.chain.then[part.stage.stage.name]]),
             session=root.session,
             sequence=root.sequence,
             served=model,

@@ -175,7 +175,7 @@ class Dispatcher:
     def model_added(self, model: ServedModel, now: float) -> None:
         """Accept requests for this model from now on."""
         if model.chain is not None:
-            self._desk.add(model)
+            self._desk.has_chains = True
             return
         self._handle(events.ModelAdded(model=model.profile), now)
         if self._audits.add(model).stopped:

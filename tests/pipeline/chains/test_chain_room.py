@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.pipeline.chains.models import SIGNATURES, run, tensors_of
 
-from shapestream.chains.lead_times import FEW, LATEST, LeadTimes
 from shapestream.chains.plan import Chain, Held, plan_chain
 from shapestream.chains.room import FEW as FEW_DEADLINES
 from shapestream.chains.room import ChainRoom
@@ -45,7 +44,7 @@ MOST_ROW = 9 * 4
 
 
 def _run(deadline: float | None = None) -> ChainRun:
-    return ChainRun(CHAIN, tensors_of([np.ones((3, 4), np.float32)]), deadline, LeadTimes(CHAIN))
+    return ChainRun(CHAIN, tensors_of([np.ones((3, 4), np.float32)]), deadline)
 
 
 def _alive() -> int:
@@ -71,9 +70,9 @@ def test_a_request_reserves_what_its_inputs_tell() -> None:
     split = SIGNATURES["split"]
     counted = replace(split, outputs=list_ports("parts", "f32", NamedShape.parse("k"), "n"))
     chain = plan_chain(CHAIN.spec, SIGNATURES | {"split": counted})
-    chain_run = ChainRun(chain, tensors_of([np.ones((3, 4), np.float32)]), None, LeadTimes(chain))
+    chain_run = ChainRun(chain, tensors_of([np.ones((3, 4), np.float32)]), None)
     assert {"read": Held(3, 3 * MOST_ROW)} == chain_run.most
-    many = ChainRun(chain, tensors_of([np.ones((99, 4), np.float32)]), None, LeadTimes(chain))
+    many = ChainRun(chain, tensors_of([np.ones((99, 4), np.float32)]), None)
     assert {"read": Held(10, 10 * MOST_ROW)} == many.most
     room = ChainRoom(6, 1000)
     for each in (chain_run, many):
@@ -89,7 +88,7 @@ def test_rows_of_an_input_are_known_and_bytes_without_a_bound_are_the_chains() -
     chain = plan_chain(
         ChainSpec(name="c", inputs={"x": "s.v"}, stages=[stage], outputs={"o": "s.o"}), SIGNATURES
     )
-    chain_run = ChainRun(chain, tensors_of([np.ones((3, 4), np.float32)]), None, LeadTimes(chain))
+    chain_run = ChainRun(chain, tensors_of([np.ones((3, 4), np.float32)]), None)
     assert {"s": Held(3, 1000)} == chain_run.most
 
 
@@ -211,40 +210,3 @@ def test_every_request_begins_and_the_bound_holds(clients: list[int], most: int)
         "limit_bytes": 10_000,
         "chains": {"c": {"waiting": 0, "running": 0}, "unused": {"waiting": 0, "running": 0}},
     } == room.statistics().to_dict(["c", "unused"])
-
-
-def test_the_paths_through_many_stages_are_not_walked_one_by_one() -> None:
-    """Forty stages of which each takes the outputs of the two before: the longest path counts."""
-    stages = [
-        StageSpec(name="s0", model="pick", inputs={"x": "x"}),
-        StageSpec(name="s1", model="pick", inputs={"x": "s0.rows"}),
-        *(
-            StageSpec(
-                name=f"s{number}",
-                model="both",
-                inputs={"x": f"s{number - 1}.rows", "y": f"s{number - 2}.rows"},
-            )
-            for number in range(2, 40)
-        ),
-    ]
-    spec = ChainSpec(name="c", inputs={"x": "s0.x"}, stages=stages, outputs={"rows": "s39.rows"})
-    pick = SIGNATURES["pick"]
-    both = replace(pick, name="both", inputs=(*pick.inputs, replace(pick.inputs[0], name="y")))
-    times = LeadTimes(plan_chain(spec, SIGNATURES | {"both": both}))
-    for number in range(40):
-        for _ in range(FEW):
-            times.took(f"s{number}", 1.0)
-    assert (39.0, 0.0) == (times.after("s0"), times.after("s39"))
-
-
-def test_a_stage_leaves_the_time_that_later_stages_take_at_least() -> None:
-    """Unknown at first; then the fastest tenth of the latest ones."""
-    times = LeadTimes(CHAIN)
-    for _ in range(FEW - 1):
-        times.took("read", 1.0)
-    assert 0.0 == times.after("cut")
-    times.took("read", 1.0)
-    assert (1.0, 0.0) == (times.after("cut"), times.after("read"))
-    for number in range(LATEST):
-        times.took("read", 2.0 + number)
-    assert 2.0 + int(0.1 * LATEST) == times.after("cut")

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from tests.pipeline.chains.models import SIGNATURES, arrays_of, run, tensors_of
 
-from shapestream.chains.lead_times import LeadTimes
 from shapestream.chains.plan import plan_chain
 from shapestream.chains.run import ChainRun, RunState
 from shapestream.chains.spec import ChainSpec, StageSpec
@@ -22,7 +21,7 @@ def begun(*, skips: bool) -> ChainRun:
     spec = ChainSpec(name="c", inputs={"x": "read.x"}, stages=stages, outputs=outputs, skips=skips)
     chain = plan_chain(spec, SIGNATURES)
     x = np.array([[1, 2], [3, 4], [5, 6]], np.float32)
-    chain_run = ChainRun(chain, tensors_of([x]), None, LeadTimes(chain))
+    chain_run = ChainRun(chain, tensors_of([x]), None)
     chain_run.begin(0.0)
     return chain_run
 

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from tests.pipeline.chains.models import SIGNATURES, arrays_of, lists_of, run, tensors_of
 
-from shapestream.chains.lead_times import LeadTimes
 from shapestream.chains.plan import Chain, plan_chain
 from shapestream.chains.run import ChainRun, RunState
 from shapestream.chains.spec import ChainSpec, StageSpec
@@ -34,7 +33,7 @@ def chain_of(shape: str, *, skips: bool = False, rows: str = "n:1..9") -> Chain:
 
 def after_no_rows(chain: Chain) -> ChainRun:
     """The chain, once its first stage has found nothing."""
-    chain_run = ChainRun(chain, tensors_of([np.zeros((2, 3), np.float32)]), None, LeadTimes(chain))
+    chain_run = ChainRun(chain, tensors_of([np.zeros((2, 3), np.float32)]), None)
     chain_run.begin(0.0)
     (request,) = chain_run.ready
     chain_run.ready = []
@@ -72,7 +71,7 @@ def test_the_remedy_for_a_list_is_a_request_per_item() -> None:
     ]
     spec = ChainSpec(name="c", inputs={"x": "cut.x"}, stages=stages, outputs={"o": "total.o"})
     chain = plan_chain(spec, SIGNATURES | {"total": total})
-    chain_run = ChainRun(chain, tensors_of([np.zeros((0, 3), np.float32)]), None, LeadTimes(chain))
+    chain_run = ChainRun(chain, tensors_of([np.zeros((0, 3), np.float32)]), None)
     chain_run.begin(0.0)
     (request,) = chain_run.ready
     chain_run.answered(request, run("split", request.tensors), 1.0)
@@ -146,7 +145,7 @@ def test_a_skipped_row_of_a_list_has_the_fixed_dimensions() -> None:
         skips=True,
     )
     chain = plan_chain(spec, SIGNATURES | {"tint": tint})
-    chain_run = ChainRun(chain, tensors_of([np.ones((2, 4), np.float32)]), None, LeadTimes(chain))
+    chain_run = ChainRun(chain, tensors_of([np.ones((2, 4), np.float32)]), None)
     chain_run.begin(0.0)
     (request,) = chain_run.ready
     chain_run.ready = []

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from tests.pipeline.chains.models import BAD, SIGNATURES, Array, arrays_of, lists_of, run, tensors_of
 from tests.pipeline.chains.reference import BY_ROW, Failed, Fed, Step, evaluate
 
-from shapestream.chains.lead_times import LeadTimes
 from shapestream.chains.plan import Chain, plan_chain
 from shapestream.chains.run import ChainRun, RunState
 from shapestream.chains.spec import ChainSpec, StageSpec
@@ -123,7 +122,7 @@ def _spec(made: Sequence[Step], outputs: Sequence[str], *, skips: bool) -> Chain
 def _play(chain: Chain, inputs: Mapping[str, Array], order: st.DataObject) -> ChainRun:
     """Run a chain's requests in any order, until none is left."""
     tensors = tensors_of([inputs[name] for name in chain.inputs])
-    chain_run = ChainRun(chain, tensors, None, LeadTimes(chain))
+    chain_run = ChainRun(chain, tensors, None)
     chain_run.begin(0.0)
     pending = []
     for now in range(1, 10_000):

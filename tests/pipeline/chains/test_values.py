@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from tests.pipeline.chains.models import SIGNATURES, Array, arrays_of, tensors_of
 
-from shapestream.chains.lead_times import LeadTimes
 from shapestream.chains.plan import plan_chain
 from shapestream.chains.run import ChainRun, RunState
 from shapestream.chains.spec import ChainSpec, StageSpec
@@ -198,7 +197,7 @@ def test_sources_that_are_spread_together_have_equal_numbers_of_rows(
     chain = plan_chain(spec, SIGNATURES | {"pair": vectors})
     x = np.zeros((2, 3), np.float32)
     x[:positive] = 1.0
-    chain_run = ChainRun(chain, tensors_of([x, np.ones((2, 3), np.float32)]), None, LeadTimes(chain))
+    chain_run = ChainRun(chain, tensors_of([x, np.ones((2, 3), np.float32)]), None)
     chain_run.begin(0.0)
     (request,) = chain_run.ready
     chain_run.ready = []

@@ -117,6 +117,7 @@ class Stage:
                 deadline=options.get("deadline"),
                 priority=options.get("priority", 0),
                 since=options.get("since"),
+                then=options.get("then", ()),
             )
             for size in sizes
         ]

@@ -113,3 +113,35 @@ def test_a_parent_gives_nothing_before_other_clients(make_stage):
     assert 4 == clients.count(1)
     assert 1 in clients[:2]
     assert 2 in clients[:2]
+
+
+def _a_busy_slot_of_two_models(stage: Stage) -> None:
+    """A slot whose calls take 0.1 s, and that has just begun one."""
+    for model in ("text", "read"):
+        stage.model(model, max_batch=1)
+    costs = {model: table(0.1, 0.0) for model in ("text", "read")}
+    stage.play(SlotJoined(slot=0, models=frozenset(costs), costs=costs))
+    stage.arrive((1, 4))
+
+
+def test_time_is_kept_for_the_next_stages_of_a_chain(make_stage):
+    """Half of the wait and the call fits in what is left, but not before the next stage, whose call takes 0.1 s at least."""
+    stage = make_stage()
+    _a_busy_slot_of_two_models(stage)
+    stage.arrive((1, 4), since=0.0, deadline=0.15)
+    stage.arrive((1, 4), since=0.0, deadline=0.15, then=("nothing",))
+    assert {} == stage.ends
+    (before,) = stage.arrive((1, 4), since=0.0, deadline=0.15, then=("read",))
+    assert {before: "deadline_exceeded"} == stage.ends
+    assert "0.050 s are left before read" in stage.last[0].message
+
+
+def test_a_stage_that_cannot_be_in_time_ends_while_it_waits(make_stage):
+    """It leaves the next stage the least that its call takes."""
+    stage = make_stage()
+    _a_busy_slot_of_two_models(stage)
+    (waiting,) = stage.arrive((1, 4), since=0.0, deadline=0.35, then=("read",))
+    stage.wait(0.19)
+    assert {} == stage.ends
+    stage.wait(0.21)
+    assert {waiting: "deadline_exceeded"} == stage.ends

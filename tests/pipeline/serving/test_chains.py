@@ -341,6 +341,22 @@ async def test_no_stage_begins_after_the_deadline() -> None:
 
 
 @virtual_time
+async def test_an_idle_server_tries_a_request_whatever_earlier_ones_took() -> None:
+    """Each stage of ten requests took 0.6 s and more; one with a deadline of 0.5 s takes no time now."""
+    async with chain_served() as (_, client, slots):
+        for sequence in range(10):
+            client.ask(sequence, 3)
+            for _ in range(2):
+                await wait_all_tasks_blocked()
+                await trio.sleep(0.6)
+                await run_next(slots)
+        await client.peer.hear_each(ResultEntry, 10)
+        client.ask(10, 3, remaining_ms=500)
+        assert ["cut", "read"] == [await run_next(slots), await run_next(slots)]
+        assert [[3.0]] == outputs_of(await client.peer.hear(ResultEntry))
+
+
+@virtual_time
 async def test_a_request_sent_again_under_its_number_has_the_same_reply_and_runs_once() -> None:
     """As any request's: the reply is kept."""
     async with chain_served() as (_, client, slots):

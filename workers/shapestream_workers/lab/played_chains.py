@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from shapestream.chains.lead_times import LeadTimes
-from shapestream.chains.plan import Chain, Stage
+from shapestream.chains.plan import Chain, Stage, followers
 from shapestream.chains.room import ChainRoom
 from shapestream.chains.run import ChainRun, StageRequest
 from shapestream.chains.spec import ChainSpec
@@ -28,25 +27,27 @@ _OUTPUT = OutputPort("done", "boolean", NamedShape((), ()), Whole())
 
 def chain_of(name: str, stages: Mapping[str, TraceStage]) -> Chain:
     """Return a chain of these stages, without edges: nothing flows along them."""
+    played = tuple(
+        Stage(
+            name=stage,
+            model="",
+            feeds=(),
+            needs=frozenset(recorded.needs),
+            fans_out=recorded.at_most is not None,
+            at_most=recorded.at_most or 1,
+            at_most_bytes=0,
+            outputs={},
+        )
+        for stage, recorded in stages.items()
+    )
     return Chain(
         spec=ChainSpec(name=name, inputs={}, stages=(), outputs={}),
-        stages=tuple(
-            Stage(
-                name=stage,
-                model="",
-                feeds=(),
-                needs=frozenset(recorded.needs),
-                fans_out=recorded.at_most is not None,
-                at_most=recorded.at_most or 1,
-                at_most_bytes=0,
-                outputs={},
-            )
-            for stage, recorded in stages.items()
-        ),
+        stages=played,
         inputs=(),
         outputs={},
         signature=ModelSignature(name, (), (_OUTPUT,)),
         users={},
+        then=followers(played),
     )
 
 
@@ -62,9 +63,8 @@ class PlayedRun(ChainRun):
         id_: int,
         since: float,
         deadline: float | None,
-        times: LeadTimes,
     ) -> None:
-        super().__init__(chain, _NOTHING, deadline, times)
+        super().__init__(chain, _NOTHING, deadline)
         self.played = played
         self.id = id_
         """The simulator's id of the chain's request."""
@@ -89,13 +89,19 @@ class StagePart:
         """When the chain's request arrived; None in the first stages, which are admitted as any request."""
         return self.run.since if self.request.stage.stage.needs else None
 
+    @property
+    def then(self) -> list[int]:
+        """The models of the stages that follow, as far as they had a request."""
+        chain, rows = self.run.chain, self.run.played.rows
+        after = [rows[chain.stages.index(stage)] for stage in chain.then[self.request.stage.stage.name]]
+        return [parts[0][0] for parts in after if parts]
+
 
 class PlayedChains:
     """All requests of chains that have not ended. The simulator submits and withdraws what `take` returns."""
 
     def __init__(self, chains: Sequence[Chain], max_queued_requests: int) -> None:
         self._chains = chains
-        self._lead_times = [LeadTimes(chain) for chain in chains]
         self._room = ChainRoom(max_queued_requests // 2, 0)
         self._parts: dict[int, StageRequest] = {}
         """Live requests of stages, by the simulator's ids."""
@@ -117,7 +123,7 @@ class PlayedChains:
     def begin(self, played: TraceChain, id_: int, deadline: float | None, now: float) -> None:
         """Take in a client's request."""
         chain = self._chains[played.chain]
-        run = PlayedRun(chain, played, id_, now, deadline, self._lead_times[played.chain])
+        run = PlayedRun(chain, played, id_, now, deadline)
         self._room.wait(run, played.client)
         self._begin_waiting(now)
 

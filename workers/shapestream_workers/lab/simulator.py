@@ -385,10 +385,11 @@ class _Simulation:
         """Submit a request of a stage, as `ChainDesk` does."""
         sent = part.run.played
         arrival = self._arrived(
-            part.model, part.sizes, sent.client, at, part.request.deadline, sent.priority, OF_STAGE
+            part.model, part.sizes, sent.client, at, part.run.deadline, sent.priority, OF_STAGE
         )
         self._chains.submitted(part, arrival.id)
-        return replace(arrival, since=part.since)
+        then = tuple([self._scenario.profiles[model].name for model in part.then])
+        return replace(arrival, since=part.since, then=then)
 
     def _arrived(
         self,
