@@ -16,13 +16,14 @@ export SHAPESTREAM_ANY_FUNCTION := 1
 # keep the byte code.
 export PYTHONDONTWRITEBYTECODE :=
 
+TESTS ?= tests/engine tests/workers
 QUICK ?=
 ENGINES ?=
 SMOKE ?=
 # Two more than there are CPUs, at most eight: tests of real processes wait much of their time, and take memory.
 TEST_PROCESSES ?= $(shell n=$$(nproc); echo $$((n > 6 ? 8 : n + 2)))
 
-.PHONY: answers chaos compiled fuzz help demo embeddings mutations peer protos reading test text-peer test-clients test-compiled test-engines test-tools lint format bench plots soak soak-reloads wheel constraints clean
+.PHONY: answers chaos compiled fuzz help demo embeddings mutations peer protos reading test text-peer test-avx2 test-clients test-compiled test-engines test-tools lint format bench plots soak soak-reloads wheel constraints clean
 
 help: ## Show this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -54,6 +55,14 @@ test: $(READY) ## Run all tests (TEST_PROCESSES=: by default two more than there
 	$(BIN)/python -m pytest -m "not alone" -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder || status=$$?; \
 	$(BIN)/python -m pytest -m alone || status=$$?; \
 	exit $$status
+
+# Libraries that load it see a CPU with AVX2 and nothing later.
+build/avx2.so: tests/tools/avx2.c
+	@mkdir -p build
+	@$(CC) -O1 -Wall -shared -fPIC -o $@ $<
+
+test-avx2: $(READY) build/avx2.so ## Run the tests of engines as on a CPU with AVX2 alone (TESTS=; x86-64 Linux, a C compiler).
+	@LD_PRELOAD=$(CURDIR)/build/avx2.so $(BIN)/python -m pytest -m "not alone" -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder $(TESTS)
 
 # The packages as a wheel holds them, for PYTHONPATH. An extension never stands beside a source that may change.
 build/compiled/.ready: $(READY) hatch_build.py pyproject.toml $(shell find engine pipeline workers -name '*.py')
