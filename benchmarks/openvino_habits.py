@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import faulthandler
 import gc
+import importlib
 import json
 import os
 import signal
@@ -100,7 +101,7 @@ def _called(_: ov.CompiledModel, request: ov.InferRequest) -> ov.InferRequest:
     return request
 
 
-def _call_that_heals_not() -> str:
+def _call_that_does_not_heal() -> str:
     """Rows beyond the fourth are cut off, so calls of 8 and of 6 rows give the relu the same shape."""
     x, weights = (ops.parameter([-1, -1], np.float32) for _ in range(2))
     begin, end, step, axis = (ops.constant(np.array([number], np.int64)) for number in (0, 4, 1, 0))
@@ -256,7 +257,7 @@ HABITS: Mapping[str, Callable[[], str]] = {
     ),
     "the same, after `release_memory`": lambda: _after_failure(BAD, first=True, between=_released),
     "the same, after a call of [2, 2]": lambda: _after_failure(BAD, first=True, between=_called),
-    "other sizes after the failed call, of which an operation sees the old ones": _call_that_heals_not,
+    "other sizes after the failed call, of which an operation sees the old ones": _call_that_does_not_heal,
     "`infer` of a call that fails, no streams": lambda: _infer_of_a_failing_call(NUM_STREAMS="0"),
     "the same, one stream of one thread": lambda: _infer_of_a_failing_call(INFERENCE_NUM_THREADS=1),
     "the same, one stream of two threads": lambda: _infer_of_a_failing_call(INFERENCE_NUM_THREADS=2),
@@ -294,8 +295,8 @@ def told(habit: str) -> str:
 
 def instructions() -> str:
     """Return what OpenVINO may use: the widest vectors that CPUID tells, bf16, and oneDNN's limit where there is one."""
-    from numpy._core._multiarray_umath import __cpu_features__ as features
-
+    # NumPy's public list of these names groups them by levels, which change with its versions.
+    features = importlib.import_module("numpy._core._multiarray_umath").__cpu_features__
     widest = next((name for name in ("AVX512F", "AVX2") if features.get(name)), "below AVX2")
     capabilities = ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
     limit = os.environ.get("ONEDNN_MAX_CPU_ISA")
@@ -313,15 +314,16 @@ def main(
     if only:
         print(HABITS[only]())
         return
-    report = Report(title=f"OpenVINO {ov.__version__}, {instructions()}")
-    report.columns = ("what is tried", "what comes of it")
+    title = f"OpenVINO {ov.__version__}, {instructions()}"
+    answers: dict[str, str] = {}
     with Console(stderr=True).status("") as status:
         for habit in HABITS:
             status.update(habit)
-            report.rows.append((habit, told(habit)))
+            answers[habit] = told(habit)
     if as_json:
-        print(json.dumps({"title": report.title, "rows": dict(report.rows)}))
+        print(json.dumps({"title": title, "rows": answers}))
     else:
+        report = Report(title=title, columns=("what is tried", "what comes of it"), rows=[*answers.items()])
         Console(width=160).print(report.table())
 
 
