@@ -16,13 +16,14 @@ export SHAPESTREAM_ANY_FUNCTION := 1
 # keep the byte code.
 export PYTHONDONTWRITEBYTECODE :=
 
+TESTS ?= tests/engine tests/workers
 QUICK ?=
 ENGINES ?=
 SMOKE ?=
 # Two more than there are CPUs, at most eight: tests of real processes wait much of their time, and take memory.
 TEST_PROCESSES ?= $(shell n=$$(nproc); echo $$((n > 6 ? 8 : n + 2)))
 
-.PHONY: answers chaos compiled fuzz help demo embeddings mutations peer protos reading test text-peer test-all test-clients test-compiled test-engines test-thorough test-tools lint format bench plots soak soak-reloads wheel constraints clean
+.PHONY: answers chaos compiled fuzz help demo embeddings mutations peer protos reading test text-peer test-all test-avx2 test-clients test-compiled test-engines test-thorough test-tools lint format bench plots soak soak-reloads wheel constraints clean
 
 help: ## Show this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -57,6 +58,14 @@ test-thorough: $(READY) ## Run what repeats a property over more engines, loads 
 	@$(PYTEST) -m thorough
 
 test-all: test test-thorough ## Run all tests: test, then test-thorough.
+
+# Libraries that load it see a CPU with AVX2 and nothing later.
+build/avx2.so: tests/tools/avx2.c
+	@mkdir -p build
+	@$(CC) -O1 -Wall -shared -fPIC -o $@ $<
+
+test-avx2: $(READY) build/avx2.so ## Run the tests of engines as on a CPU with AVX2 alone (TESTS=; x86-64 Linux, a C compiler).
+	@LD_PRELOAD=$(CURDIR)/build/avx2.so $(PYTEST) $(TESTS)
 
 # The packages as a wheel holds them, for PYTHONPATH. An extension never stands beside a source that may change.
 build/compiled/.ready: $(READY) hatch_build.py pyproject.toml $(shell find engine pipeline workers -name '*.py')

@@ -16,6 +16,8 @@ from onnx import helper
 from openvino import opset13 as op
 from tests.onnx_files import write_onnx
 
+from shapestream_engine import InferenceError, InputSpec, ModelSpec, compile_model
+
 PROGRAM = """
 import gc, sys
 from shapestream_engine import InferenceError, InputSpec, ModelSpec, compile_model
@@ -75,3 +77,37 @@ def test_infer_of_openvino_raises_the_error_of_each_failed_call(streams: str, th
         except RuntimeError:
             raised += 1
     assert 1000 == raised
+
+
+@pytest.mark.seeds("S002-21", "S003-34")
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("bad", [(3, 5), (8, 9), (6, 7)], ids=str)
+def test_answers_after_a_failed_call_are_right(bad: tuple[int, int], threads: int) -> None:
+    """Of sizes before the failed call and of others. Rows beyond the fourth are cut off, so operations see the old sizes
+    in calls of other ones; without a new compilation such calls fail, or give wrong numbers."""
+    x, weights = (op.parameter([-1, -1], np.float32, name=name) for name in ("x", "weights"))
+    begin, end, step, axis = (op.constant(np.array([number], np.int64)) for number in (0, 4, 1, 0))
+    kept = op.relu(op.slice(x, begin, end, step, axis))
+    model = compile_model(
+        ModelSpec(
+            name="m",
+            model=ov.Model([op.result(op.matmul(kept, weights, False, False))], [x, weights]),
+            inputs={"x": InputSpec(shape="rows, n"), "weights": InputSpec(shape="k, m")},
+        ),
+        slots=1,
+        threads=threads,
+    )
+    request = model.create_infer_request()
+    random = np.random.default_rng(1)
+
+    def is_right(rows: int, width: int) -> bool:
+        left, right = random.random((rows, width), np.float32), random.random((width, width), np.float32)
+        request.infer([left, right])
+        return np.allclose(left[:4] @ right, request.outputs()[0], rtol=1e-5)
+
+    assert is_right(8, 8)
+    for after in ((8, 8), (6, 8), (2, 2)):
+        with pytest.raises(InferenceError):
+            request.infer([np.ones(bad, np.float32), np.ones((8, 8), np.float32)])
+        assert is_right(*after)
+        assert is_right(8, 8)
