@@ -103,6 +103,8 @@ def _checked(where: str, port: OutputPort, shape: NamedShape, value: Any) -> Arr
             value = string_arrays.as_strings(port.element_type, value)
         except ElementTypeError as error:
             raise InferenceError(f"{where}: {error}") from None
+    if isinstance(value, np.generic):
+        value = np.asarray(value)  # what NumPy returns for an array without axes: `x.sum()`
     if not isinstance(value, np.ndarray):
         raise InferenceError(f"{where} is {type(value).__name__}, not a NumPy array")
     if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):

@@ -58,6 +58,13 @@ def run(request: InferRequest, *arrays: np.ndarray[Any, Any]) -> list[np.ndarray
 ONES = np.ones((2, 3), np.float32)
 
 
+def test_a_number_of_numpy_is_an_array_without_axes() -> None:
+    """`x.sum()` returns one."""
+    model = compile_model(spec_of(lambda x: x.sum(), {"x": "n"}, {"y": ""}), slots=1, threads=1)
+    (total,) = run(model.create_infer_request(), np.ones(3, np.float32))
+    assert (3.0, ()) == (total, total.shape)
+
+
 def test_a_callable_gets_its_inputs_by_name_and_returns_its_outputs_by_name() -> None:
     """Keyword arguments in, a mapping out, whatever its order."""
 

@@ -107,6 +107,23 @@ def test_what_the_file_has_fixed_cannot_be_opened_but_narrowed() -> None:
     assert (3, 4) == fixed.create_infer_request().input_tensor(0).shape
 
 
+def test_a_file_that_says_nothing_about_shapes_has_those_of_the_configuration() -> None:
+    """ONNX Runtime shows such ports as it shows scalars."""
+    node = helper.make_node("Relu", ["x"], ["y"])
+    model = compile_model(
+        spec_of(
+            model_of([node], {"x": (F32, None)}, {"y": (F32, None)}),
+            inputs={"x": InputSpec(shape="batch:1..8, n")},
+            outputs={"y": OutputSpec(shape="batch, n")},
+        ),
+        slots=1,
+        threads=1,
+    )
+    assert ["batch:1..8, n"] == [str(port.shape) for port in model.signature.inputs]
+    (y,) = run(model.create_infer_request(), np.full((2, 3), -1.0, np.float32))
+    assert np.zeros((2, 3)).tolist() == y.tolist()
+
+
 def test_an_output_without_the_batch_axis_needs_a_rule() -> None:
     """Nothing but the configuration can say whose rows are whose."""
     found = model_of(

@@ -58,24 +58,67 @@ def test_the_schema_beside_the_configurations_is_up_to_date() -> None:
     assert json_schema() == json.loads((ROOT / "configs" / "shapestream.schema.json").read_text())
 
 
-def test_the_yaml_of_the_documentation_is_accepted(tmp_path: Path) -> None:
-    """Each YAML block of these pages is a file that `check` would read."""
-    blocks = [
-        block
-        for page in (
-            "docs/configuration.md",
-            "docs/chains.md",
-            "docs/text.md",
-            "docs/security.md",
-            "README.md",
-        )
-        for block in re.findall(r"```yaml\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
-    ]
-    assert len(blocks) >= 3
-    for block in blocks:
-        path = tmp_path / "x.yaml"
-        path.write_text(block)
-        assert load_settings(path, files_must_exist=False).settings.models
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+ANOTHER_S = {"apiVersion", "readinessProbe"}
+"""First keys of YAML that Kubernetes reads."""
+
+
+def _file_with(block: str) -> str | None:
+    """A whole configuration with a block of a page, which may be a part of one; None for what another program reads."""
+    first, *_ = found = yaml.safe_load(block)
+    if first in ANOTHER_S:
+        return None
+    if first not in json_schema()["properties"]:  # the keys of a model
+        return yaml.safe_dump({"models": [{"name": "m", "path": "m.onnx"} | found]})
+    if {"models", "chains"}.isdisjoint(found):
+        return block + "models: [{name: sentences, path: m.onnx}, {name: question, path: m.onnx}]\n"
+    return block
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        pytest.param(block, id=f"{page.stem}-{number}")
+        for page in PAGES
+        for number, block in enumerate(re.findall(r"```yaml\n(.*?)```", page.read_text(), re.DOTALL))
+    ],
+)
+def test_the_yaml_of_the_documentation_is_accepted(block: str, tmp_path: Path) -> None:
+    """Each YAML block of a page is a file that `check` would read, or a part of one."""
+    text = _file_with(block)
+    if text is None:
+        return
+    path = tmp_path / "x.yaml"
+    path.write_text(text)
+    assert load_settings(path, files_must_exist=False).settings.models
+
+
+@pytest.mark.parametrize(
+    "rule", sorted({rule for page in PAGES for rule in re.findall(r"`(\{rule:[^`]*\})`", page.read_text())})
+)
+def test_the_rules_of_the_documentation_are_accepted(rule: str, tmp_path: Path) -> None:
+    """Each rule that a page names stands in a file that `check` would read."""
+    output = yaml.safe_load(rule.replace(", …", ""))
+    led = {"rule": "index_column" if output["rule"] in ("with", "recount") else "rows"}
+    whole = {"shape": "n, 4", "element_type": "i64"}
+    function = output["rule"] in ("list", "whole")
+    model = {
+        "name": "m",
+        **(
+            {"function": "a:b", "inputs": {"x": {"shape": "boxes, 4", "element_type": "f32"}}}
+            if function
+            else {}
+        ),
+        **({} if function else {"path": "m.onnx"}),
+        "outputs": {"y": output | (whole if function else {})}
+        | ({output["output"]: led} if "output" in output else {}),
+    }
+    path = tmp_path / "x.yaml"
+    path.write_text(yaml.safe_dump({"models": [model]}))
+    (loaded,) = load_settings(path, files_must_exist=False).settings.models
+    arguments = loaded.outputs["y"].rule_arguments()
+    assert arguments is not None
+    assert output == {key: value for key, value in arguments.items() if key != "of"}
 
 
 def test_every_setting_is_documented() -> None:

@@ -352,6 +352,8 @@ class OutputSettings(Section):
     these rows; `recount`: the one whose rows are counted."""
     to: str | None = None
     """For `crop`: an entry per axis, such as `batch, 8, height/4, width/4`. `/` rounds up, `//` down; `?` stays."""
+    count: str | None = None
+    """For `list`: the input dimension whose size is the number of arrays. Default: the data decides the number."""
     shape: Shape | None = None
     """For functions only, which need it: names and bounds of the dimensions. For `list`: those of one array."""
     element_type: ElementType | None = None
@@ -363,7 +365,7 @@ class OutputSettings(Section):
             return None
         given = {"rule": self.rule, "column": self.column, "output": self.output, "to": self.to}
         if self.rule == List.NAME:
-            given["of"] = self.shape
+            given |= {"of": self.shape, "count": self.count}
         return {key: value for key, value in given.items() if value is not None}
 
     def problems(
@@ -376,6 +378,8 @@ class OutputSettings(Section):
             yield (), 'the rule "crop" needs the size of each axis (add to: "batch, 8, height/4, width/4")'
         if self.to is not None and self.rule != "crop":
             yield ("to",), 'only the rule "crop" has a "to" (remove it)'
+        if self.count is not None and self.rule != List.NAME:
+            yield ("count",), 'only the rule "list" has a "count" (remove it)'
         rule = RULES.get(self.rule or "rows")
         if rule is None or not issubclass(rule, FollowingRule):
             if self.output is not None:

@@ -15,7 +15,7 @@ from shapestream_engine.backends.onnxruntime.request import (
     engine_words,
 )
 from shapestream_engine.errors import ModelLoadError, SignatureError
-from shapestream_engine.model import ModelSpec
+from shapestream_engine.model import InputSpec, ModelSpec, OutputSpec
 from shapestream_engine.model_files import check_file
 from shapestream_engine.shapes import Dimension
 from shapestream_engine.signature import ModelSignature
@@ -115,6 +115,7 @@ def _cannot_travel(kind: str, argument: Any) -> str:
 
 
 def _ports(kind: str, arguments: Sequence[Any], spec: ModelSpec) -> list[FilePort]:
+    stated: Mapping[str, InputSpec | OutputSpec] = spec.inputs if kind == "input" else spec.outputs
     ports = []
     for argument in arguments:
         onnx_type = str(argument.type).removeprefix("tensor(").removesuffix(")")
@@ -122,14 +123,18 @@ def _ports(kind: str, arguments: Sequence[Any], spec: ModelSpec) -> list[FilePor
             raise SignatureError(
                 f"model {spec.name!r}: {_cannot_travel(kind, argument)}", key=(f"{kind}s", argument.name)
             )
+        own = stated.get(argument.name)
+        # ONNX Runtime shows a file without a shape as it shows a scalar. Who states axes knows that it is none.
+        is_open = not argument.shape and own is not None and bool(own.shape)
+        dimensions = [
+            Dimension(size, size) if isinstance(size, int) else Dimension() for size in argument.shape
+        ]
         ports.append(
             FilePort(
                 name=argument.name,
                 element_type=_ELEMENT_TYPES[onnx_type],
                 symbols=tuple(size if isinstance(size, str) else None for size in argument.shape),
-                dimensions=tuple(
-                    Dimension(size, size) if isinstance(size, int) else Dimension() for size in argument.shape
-                ),
+                dimensions=None if is_open else tuple(dimensions),
             )
         )
     return ports
