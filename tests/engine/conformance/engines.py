@@ -73,9 +73,12 @@ def _file(files: str, folder: Path, model: Model) -> Path:
 
 
 _TORCH = _ALL - {"u16", "u32", "u64"}  # PyTorch 2.13 cannot concatenate these
+_OPENVINO = _ALL - {"f64", "u64"}  # OpenVINO computes these as narrower ones, so such models are refused
 
 ENGINES = (
-    Engine(name="openvino", engine="openvino", package="openvino", files="onnx_files"),
+    Engine(
+        name="openvino", engine="openvino", package="openvino", files="onnx_files", element_types=_OPENVINO
+    ),
     Engine(name="onnxruntime", engine="onnxruntime", package="onnxruntime", files="onnx_files"),
     Engine(name="torch", engine="torch", package="torch", files="torch_files", element_types=_TORCH),
     Engine(

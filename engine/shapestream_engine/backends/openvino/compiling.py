@@ -16,6 +16,7 @@ import openvino as ov
 
 from shapestream_engine.backends.file_ports import no_tensors
 from shapestream_engine.backends.openvino.model_ports import reshape_inputs, signature_of_model
+from shapestream_engine.backends.openvino.narrowing import bounded_inputs
 from shapestream_engine.backends.openvino.request import CompiledGraph, OpenVinoRequest
 from shapestream_engine.backends.openvino.runtime import core, engine_words
 from shapestream_engine.compiled_model import CompiledModel, PreparedSizes
@@ -97,6 +98,7 @@ def compile_spec(spec: ModelSpec, *, slots: int, threads: int | None) -> Compile
     # Each request has its own compilation of a dynamic model; together they share the threads.
     alone = _properties(core(), spec, 1, _share(slots, threads))
     model = _model(spec)
+    bounded = bounded_inputs(model, spec.name)
     signature = signature_of_model(model, spec)
 
     def compiled(shaped: ov.Model) -> ov.CompiledModel:
@@ -108,13 +110,15 @@ def compile_spec(spec: ModelSpec, *, slots: int, threads: int | None) -> Compile
             ) from error
 
     if signature.strategy.sizes or signature.static_sizes:
-        return PreparingModel(signature, model, compiled, shared)
-    return OpenVinoModel(signature, model, compiled)
+        return PreparingModel(signature, model, compiled, shared, bounded)
+    return OpenVinoModel(signature, model, compiled, bounded=bounded)
 
 
 def read_spec(spec: ModelSpec) -> ModelSignature:
     """Return the signature of the model without compilation, for `read_model`."""
-    return signature_of_model(_model(spec), spec)
+    model = _model(spec)
+    bounded_inputs(model, spec.name)  # refuses what would be computed wrongly
+    return signature_of_model(model, spec)
 
 
 def _model(spec: ModelSpec) -> ov.Model:
@@ -138,10 +142,14 @@ class OpenVinoModel(CompiledModel):
         model: ov.Model,
         compile_shaped: Callable[[ov.Model], ov.CompiledModel],
         *,
+        bounded: Sequence[int],
         ports: Sequence[InputPort] | None = None,
         nbytes: int = 0,
     ) -> None:
-        """`ports`: the inputs of a model that is prepared for fewer shapes than the signature allows."""
+        """`bounded`: numbers of the inputs whose values must fit i32.
+
+        `ports`: the inputs of a model that is prepared for fewer shapes than the signature allows.
+        """
         self._compile = lambda: compile_shaped(model)
         first = CompiledGraph(self._compile)
         super().__init__(signature, _effective_properties(first.compiled))
@@ -153,6 +161,7 @@ class OpenVinoModel(CompiledModel):
         self.states = _states(model)
         sources = [output.node.input_value(0).get_node().get_type_name() for output in model.outputs]
         self._forwarded = frozenset(number for number, source in enumerate(sources) if source == "Parameter")
+        self._bounded = bounded
         self._ports = ports
         self._nbytes = nbytes
 
@@ -174,6 +183,7 @@ class OpenVinoModel(CompiledModel):
                 in_caller=self._in_caller,
                 spoils=self._dynamic,
                 forwarded=self._forwarded,
+                bounded=self._bounded,
                 ports=self._ports,
             )
             graph.user = weakref.ref(request)
@@ -209,8 +219,10 @@ class PreparingModel(CompiledModel):
         model: ov.Model,
         compile_shaped: Callable[[ov.Model], ov.CompiledModel],
         properties: Mapping[str, Any],
+        bounded: Sequence[int],
     ) -> None:
         super().__init__(signature, properties)
+        self._bounded = bounded
         self.states = _states(model)
         self._model = model
         self._compile = compile_shaped
@@ -233,7 +245,12 @@ class PreparingModel(CompiledModel):
             raise SignatureError(f"model {self.signature.name!r}: {error}", key=error.key) from error
         inputs = sum(bound for bound in port_bounds(ports) if bound is not None)
         prepared = OpenVinoModel(
-            self.signature, shaped, self._compile, ports=ports, nbytes=self._weights + inputs
+            self.signature,
+            shaped,
+            self._compile,
+            bounded=self._bounded,
+            ports=ports,
+            nbytes=self._weights + inputs,
         )
         self.properties = prepared.properties
         return prepared
@@ -244,7 +261,9 @@ class PreparingModel(CompiledModel):
             if self._is_closed:
                 raise self.is_closed()
             if self._dynamic is None:
-                self._dynamic = OpenVinoModel(self.signature, self._model, self._compile)
+                self._dynamic = OpenVinoModel(
+                    self.signature, self._model, self._compile, bounded=self._bounded
+                )
         return self._dynamic.create_infer_request()
 
     def close(self) -> None:

@@ -10,6 +10,7 @@ import openvino as ov
 
 from shapestream_engine.array_bytes import array_dtype
 from shapestream_engine.backends.openvino.input_tensor import OpenVinoTensor, tensor_over
+from shapestream_engine.backends.openvino.narrowing import check_range
 from shapestream_engine.backends.openvino.runtime import engine_words
 from shapestream_engine.backends.openvino.string_tensor import OpenVinoStringTensor, strings_of
 from shapestream_engine.element_types import dtype_of
@@ -152,6 +153,7 @@ class OpenVinoRequest(InferRequest):
         in_caller: bool = False,
         spoils: bool = False,
         forwarded: frozenset[int] = frozenset(),
+        bounded: Sequence[int] = (),
         ports: Sequence[InputPort] | None = None,
     ) -> None:
         """`in_caller`: OpenVINO's own `infer` may be used, which computes in the calling thread.
@@ -159,6 +161,8 @@ class OpenVinoRequest(InferRequest):
         `spoils`: a failed call corrupts the graph, which then belongs to this request only.
 
         `forwarded`: numbers of outputs that are inputs without an operation between.
+
+        `bounded`: numbers of inputs whose values must fit i32.
 
         `ports`: the inputs of a model that is prepared for fewer shapes than the signature allows.
         """
@@ -190,6 +194,7 @@ class OpenVinoRequest(InferRequest):
         """True if some input tensor is shown to OpenVINO before each call: it stands for one of the caller's, or is of
         strings."""
         self._forwarded = forwarded
+        self._bounded = [(signature.inputs[number].name, self._tensors[number]) for number in bounded]
         self._ports = ports
         self._set_outputs: dict[int, SetOutput | CopiedOutput] = {}
         if ports is None:
@@ -235,6 +240,8 @@ class OpenVinoRequest(InferRequest):
         if self._outside:
             for tensor in self._tensors:
                 tensor.show()
+        for name, bounded in self._bounded:
+            check_range(name, bounded.data)
         self.running = True
 
     def _compute(self) -> None:
