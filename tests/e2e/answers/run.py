@@ -291,7 +291,7 @@ class Clients:
         lines = self._server.log.read_bytes().split(b"\n")[:-1]
         events = [json.loads(line) for line in lines if line.startswith(b"{")]
         return Counter(
-            event["event"]
+            " ".join(str(event[key]) for key in ("event", "why", "error") if key in event)
             for event in events
             if event["level"] == "error" or event["event"] in ("worker left", "audit mismatch")
         )
