@@ -139,7 +139,8 @@ def test_a_request_goes_on_after_an_error(tmp_path: Path) -> None:
         ({"outputs": ["input_ids", "input_ids"]}, "named once each"),
         (
             {"max_length": 5},
-            "a tokenizer has the properties max_tokens, truncate, add_special_tokens, outputs, not max_length",
+            "a tokenizer has the properties max_tokens, truncate, add_special_tokens, prompt, lower_case, "
+            "outputs, not max_length",
         ),
     ],
 )
@@ -273,3 +274,12 @@ def test_the_words_of_the_small_tokenizer(tmp_path: Path) -> None:
     """What other tests count on: unknown words have an id, and `WORDS` begin after the special tokens."""
     model = compile_model(spec_of(write_tokenizer(tmp_path / "t.json"), add_special_tokens=False))
     assert [[1, *range(5, 5 + len(WORDS))]] == encode(model, ["what " + " ".join(WORDS)])["input_ids"]
+
+
+def test_a_prompt_stands_before_each_text_and_both_are_lowered(tmp_path: Path) -> None:
+    """The ids are those of the text that results."""
+    path = write_tokenizer(tmp_path / "t.json")
+    plain = compile_model(spec_of(path))
+    changed = compile_model(spec_of(path, prompt="HELLO ", lower_case=True))
+    expected = encode(plain, ["hello world", "hello "])
+    assert expected == encode(changed, ["World", ""])

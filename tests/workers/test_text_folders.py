@@ -302,24 +302,57 @@ def test_notes(tmp_path: Path) -> None:
     """What is not done as the files say is told."""
     files = {
         "tokenizer.json": tokenizer(padding={"strategy": "BatchLongest"}, truncation={"max_length": 8}),
-        "config_sentence_transformers.json": {
-            "default_prompt_name": "query",
-            "prompts": {"query": "query: "},
-        },
         "special_tokens_map.json": {"pad_token": {"content": "[MASK]"}},
         **changed("tokenizer_config.json", pad_token=None),
-        **changed("sentence_bert_config.json", do_lower_case=True),
     }
     notes = "\n".join(read(write_folder(tmp_path, files)).notes)
     for words in (
         "the padding token '[MASK]' has the id 4 in tokenizer.json, and config.json has pad_token_id 0",
         "tokenizer.json has padding switched on; it is switched off here",
         "tokenizer.json has truncation switched on; it is switched off here",
-        "sentence_bert_config.json has do_lower_case; texts are tokenised as they come",
-        "has the default prompt 'query', which is not added to texts",
     ):
         assert words in notes
-    assert 5 == len(notes.splitlines())
+    assert 3 == len(notes.splitlines())
+
+
+def _prompts(**others: Any) -> dict[str, Any]:
+    """A folder's default prompt."""
+    document = {"default_prompt_name": "query", "prompts": {"query": "Query: "}} | others
+    return {"config_sentence_transformers.json": document}
+
+
+def test_texts_are_lowered_and_have_the_folders_prompt(tmp_path: Path) -> None:
+    """As sentence-transformers does, and `check` tells both; the YAML may say otherwise."""
+    files = {**_prompts(), **changed("sentence_bert_config.json", do_lower_case=True)}
+    folder = write_folder(tmp_path, files)
+    made = read(folder)
+    assert {"prompt": "Query: ", "lower_case": True, "max_tokens": 16} == {
+        key: made.tokens["tokenizer"].get(key) for key in ("prompt", "lower_case", "max_tokens")
+    }
+    facts = "\n".join(map(str, made.facts))
+    assert (
+        "before every text stands 'Query: ' (config_sentence_transformers.json: default_prompt_name)" in facts
+    )
+    assert "texts are lowered (sentence_bert_config.json: do_lower_case)" in facts
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        (_prompts(prompts={}), "has the default prompt 'query', and no text for it"),
+        (
+            {**_prompts(), **changed("1_Pooling/config.json", include_prompt=False)},
+            "1_Pooling/config.json leaves the tokens of the prompt out of the vector",
+        ),
+    ],
+)
+def test_a_prompt_that_cannot_be_added_is_a_problem(
+    tmp_path: Path, files: dict[str, Any], words: str
+) -> None:
+    """It names the way out."""
+    ((_, problem),) = read(write_folder(tmp_path, files)).problems
+    assert words in problem
+    assert "tokenizer: {prompt: ''}" in problem
 
 
 def test_the_older_layout_with_a_folder_of_the_transformer(tmp_path: Path) -> None:

@@ -57,7 +57,14 @@ def test_the_short_form_is_the_path(folder: Path) -> None:
     (model,) = loaded.settings.models
     assert (str(folder / "tokenizer.json"), "tokenizer") == (model.file, model.effective_engine)
     spec = model_spec(model)
-    options = {"max_tokens": None, "truncate": False, "add_special_tokens": True, "outputs": ("input_ids",)}
+    options = {
+        "max_tokens": None,
+        "truncate": False,
+        "add_special_tokens": True,
+        "prompt": "",
+        "lower_case": False,
+        "outputs": ("input_ids",),
+    }
     assert options == spec.properties
     compiled = compile_models(loaded, [model], slots=1, threads=1)["tokens"]
     assert digest_of_model(folder / "tokenizer.json") == compiled.digest

@@ -4,9 +4,9 @@
     input_ids, and where asked for token_type_ids and attention_mask: a list of i64 [tokens], an array per text
     counts  i64 [texts]      the number of tokens of each text
 
-`properties` has the options: `max_tokens`, `truncate`, `add_special_tokens`, and `outputs`, the names of the lists. The
-padding and the truncation that a file asks for are switched off: texts of several lengths need no padding here, and only
-the configuration has texts cut.
+`properties` has the options: `max_tokens`, `truncate`, `add_special_tokens`, `prompt`, `lower_case`, and `outputs`, the
+names of the lists. The padding and the truncation that a file asks for are switched off: texts of several lengths need no
+padding here, and only the configuration has texts cut.
 
 The library encodes without the GIL, so other threads go on (`tests/engine/test_tokenizer.py` sees it). It would encode one
 request on all CPUs, beside the slots' threads; a slot has its own thread, so this is off unless `TOKENIZERS_PARALLELISM`
@@ -65,6 +65,10 @@ class TokenizerOptions:
     """True: a longer text is cut; False: it is an error."""
     add_special_tokens: bool = True
     """True: with the tokens that the file adds around a text, such as [CLS] and [SEP]."""
+    prompt: str = ""
+    """What stands before every text."""
+    lower_case: bool = False
+    """True: each text is lowered first, its prompt included, as sentence-transformers does."""
     outputs: tuple[str, ...] = ("input_ids",)
     """The lists, of `LISTS`; the first is `input_ids`."""
 
@@ -189,9 +193,14 @@ class TokenizerRequest(HostRequest):
     def run(self) -> list[Array]:
         """Encode the texts; raises `InvalidInput` for one with too many tokens, `InferenceError` if the library fails."""
         (tensor,) = self._tensors
+        texts = tensor.data.tolist()
+        if prompt := self._options.prompt:
+            texts = [prompt + text for text in texts]
+        if self._options.lower_case:
+            texts = [text.lower() for text in texts]
         try:
             encodings = self._tokenizer.encode_batch_fast(
-                tensor.data.tolist(), add_special_tokens=self._options.add_special_tokens
+                texts, add_special_tokens=self._options.add_special_tokens
             )
         except KeyboardInterrupt:
             raise

@@ -19,7 +19,7 @@ the files. Where files contradict each other in a way that changes answers, that
 | sentence_bert_config.json | max_seq_length, do_lower_case |
 | tokenizer_config.json | model_max_length, pad_token |
 | special_tokens_map.json | pad_token, where tokenizer_config.json has none |
-| config_sentence_transformers.json | a prompt before every text, which is not added |
+| config_sentence_transformers.json | the default prompt, which stands before every text |
 """
 
 from __future__ import annotations
@@ -78,6 +78,9 @@ _EXPORT = (
     "optimum-cli export openvino --task feature-extraction --model FOLDER FOLDER/openvino"
 )
 _SAVE = "transformers writes one: AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"
+
+_OPTIONS = "max_tokens, truncate, add_special_tokens, prompt, lower_case"
+"""What the YAML may say of a folder's tokenizer."""
 
 Problem: TypeAlias = "tuple[tuple[str | int, ...], str]"
 """The key of the model that could change it, and what is wrong, with the remedy in brackets."""
@@ -181,7 +184,8 @@ class _Expansion:
         inputs = self._inputs(file, ports, most)
         settings = self._pooling(file, ports, pooling)
         self._check_sizes(file, ports, settings)
-        self._write(file, inputs, settings, most)
+        options = self._text_options("" if pooling is None else pooling[0])
+        self._write(file, inputs, settings, {"max_tokens": most, **options})
 
     # ------------------------------------------------------------ reading
 
@@ -394,9 +398,7 @@ class _Expansion:
         if given is None or (isinstance(given, Mapping) and not given.keys() & {"path", "outputs"}):
             return given or {}
         words = "the folder has its tokenizer, and says what it gives"
-        self._problem(
-            ("tokenizer",), f"{words} (write options only: {{max_tokens: 256}}, truncate, add_special_tokens)"
-        )
+        self._problem(("tokenizer",), f"{words} (write options only: {_OPTIONS})")
         return {}
 
     def _check_tokenizer(self) -> None:
@@ -437,15 +439,35 @@ class _Expansion:
         for key in ("padding", "truncation"):
             if isinstance(tokenizer, Mapping) and tokenizer.get(key) is not None:
                 self._made.notes.append(f"{TOKENIZER} has {key} switched on; it is switched off here")
+
+    def _text_options(self, pooling: str) -> dict[str, Any]:
+        """Return what becomes of a text before it is tokenised; `pooling` is the file of the pooling's config."""
+        options: dict[str, Any] = {}
         if self._document(SENTENCE).get("do_lower_case") is True:
-            self._made.notes.append(
-                f"{self._place(SENTENCE)} has do_lower_case; texts are tokenised as they come"
+            options["lower_case"] = True
+            self._fact("texts are lowered", f"{self._place(SENTENCE)}: do_lower_case")
+        document = self._document(PROMPTS)
+        name = document.get("default_prompt_name")
+        if name is None or "prompt" in self._tokenizer_given():
+            return options
+        prompts = document.get("prompts")
+        prompt = prompts.get(name) if isinstance(prompts, Mapping) else None
+        if not isinstance(prompt, str):
+            words = f"{PROMPTS} has the default prompt {name!r}, and no text for it"
+            self._problem(
+                ("path",), f"{words} (restore it, or say what stands before texts: tokenizer: {{prompt: ''}})"
             )
-        prompts = self._document(PROMPTS)
-        if (name := prompts.get("default_prompt_name")) is not None:
-            self._made.notes.append(
-                f"{PROMPTS} has the default prompt {name!r}, which is not added to texts; send it"
+            return options
+        config = self._contents.documents.get(pooling)
+        if prompt and isinstance(config, Mapping) and config.get("include_prompt") is False:
+            words = f"{pooling} leaves the tokens of the prompt out of the vector, which is not done here"
+            self._problem(
+                ("path",), f"{words} (serve the model without its prompt: tokenizer: {{prompt: ''}})"
             )
+        if prompt:
+            options["prompt"] = prompt
+            self._fact(f"before every text stands {prompt!r}", f"{PROMPTS}: default_prompt_name")
+        return options
 
     # ------------------------------------------------------------ the encoder
 
@@ -512,16 +534,20 @@ class _Expansion:
             self._fact(f"a vector has {size} numbers", source)
 
     def _write(
-        self, file: str, inputs: dict[str, Any], pooling: dict[str, Any] | None, most: int | None
+        self,
+        file: str,
+        inputs: dict[str, Any],
+        pooling: dict[str, Any] | None,
+        options: Mapping[str, Any],
     ) -> None:
-        """Write the two models and the chain."""
+        """Write the two models and the chain; `options` are the tokenizer's."""
         name, given, folder = self._made.name, self._given, self._contents.folder
         lists = [IDS, *([TYPES] if TYPES in inputs else [])]
         self._made.tokens = {
             "name": f"{name}.tokens",
             "tokenizer": {
                 "path": f"{folder}/{TOKENIZER}",
-                "max_tokens": most,
+                **options,
                 **self._tokenizer_given(),
                 "outputs": lists,
             },
@@ -556,7 +582,9 @@ class _Expansion:
                     "each": [f"item of {source}" for source in feeds.values()],
                     "at_most": AT_MOST_TEXTS,
                     # Less than the default, since a request reserves it before it begins.
-                    "at_most_bytes": min(64 << 20, AT_MOST_TEXTS * (most or 512) * 8 * len(lists)),
+                    "at_most_bytes": min(
+                        64 << 20, AT_MOST_TEXTS * (options["max_tokens"] or 512) * 8 * len(lists)
+                    ),
                 },
             ],
             "outputs": {"embedding": f"embed.{POOLED}", "tokens": "tokenise.counts"},

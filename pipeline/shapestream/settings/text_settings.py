@@ -22,6 +22,10 @@ class TokenizerSettings(Section):
     """Cut a text with more tokens. Default: it is an error."""
     add_special_tokens: bool = True
     """Add the file's tokens around a text, such as [CLS] and [SEP]."""
+    prompt: str = ""
+    """What stands before every text. Default: nothing; of a folder, its default prompt."""
+    lower_case: bool = False
+    """Lower each text first, its prompt included. Default: no; of a folder, what its files say."""
     outputs: tuple[Literal["input_ids", "token_type_ids", "attention_mask"], ...] = Field(
         default=("input_ids",), strict=False, min_length=1
     )
