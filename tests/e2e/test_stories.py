@@ -162,9 +162,8 @@ def test_where_the_time_of_requests_without_a_result_went(workplace: Any) -> Non
     assert [("gated", "local/0", 1), ("slow", None, 0), ("slow", "local/0", 1)] == [
         (story["model"], story["slot"], story["attempts"]) for story in told.values()
     ]
-    assert [["running"], ["queued"]] == [
-        [part["phase"] for part in told[name]["phases"] if part["ms"] > 100] for name in ("ran", "queued")
-    ]
+    longest = [max(told[name]["phases"], key=lambda part: part["ms"])["phase"] for name in ("ran", "queued")]
+    assert ["running", "queued"] == longest
     assert "Its call ran on without it for" in told["ran"]["why"]
     behind = told["queued"]["waited_behind"]
     assert (["local/0"], 1, ["gated"], 0.0) == (
@@ -173,7 +172,7 @@ def test_where_the_time_of_requests_without_a_result_went(workplace: Any) -> Non
         list(behind["models"]),
         behind["own_ms"],
     )
-    assert behind["others_ms"] == pytest.approx(told["queued"]["total_ms"], abs=50)
+    assert told["queued"]["total_ms"] / 2 < behind["others_ms"] <= told["queued"]["total_ms"] + 1
     assert "in a failed attempt (batch 2 on local/0: model_error)" in told["failed"]["why"]
     for name, story in told.items():
         assert adds_up(story)
