@@ -26,6 +26,7 @@ ALLOWED = {
     "pipeline/client/test_clock_that_stood_still.py": "a clock that a client runs on",
     "pipeline/serving/test_slot_threads.py": A_TIME_THAT_IS_GIVEN,
     "pipeline/transport/test_curve.py": "lets libzmq begin a handshake while the loop stands still; nothing counts on it",
+    "progress.py": "tells how far a run is",
     "tools/page.py": "`make test-tools`",
     "workers/test_costs.py": A_TIME_THAT_IS_GIVEN,
     "e2e/answers/raw_client.py": PATIENCE,
