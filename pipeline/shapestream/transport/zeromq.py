@@ -209,10 +209,10 @@ class RouterSocket(WatchedSocket):
                 left -= self._receive_one(taken)
         except zmq.Again:
             self._drained = True
+        if self._outboxes and self._look() & POLLIN:
+            self._drained = False  # a message came since, and the look has taken its announcement
         if not self._drained:
             self._receivers.unpark()
-        if self._outboxes:
-            self._look()
         return taken
 
     def _receive_one(self, taken: list[Addressed]) -> int:

@@ -370,6 +370,35 @@ async def test_a_slow_peer_does_not_hold_up_the_others() -> None:
 
 
 @real_time
+async def test_a_message_that_comes_after_the_last_receive_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A receiver that found nothing looks once more, to empty an outbox: that look takes the announcement of a message."""
+    heard: list[bytes] = []
+
+    async with opened("inproc://after", 2, options=SMALL, watched=False) as (router, (slow, fast)):
+        slow_peer, _ = await introduce(router, [slow, fast])
+        while not router._outboxes:
+            router.send_nowait(slow_peer, [b"one more"])
+        look = router._look
+
+        def look_late() -> int:
+            monkeypatch.undo()
+            slow.receive_nowait()
+            fast.send_nowait([b"between"])
+            return look()
+
+        async def receive() -> None:
+            heard.extend([bytes(frames[0]) for _, frames in await router.receive()])
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(receive)
+            while not router._receivers:
+                await trio.lowlevel.checkpoint()
+            monkeypatch.setattr(router, "_look", look_late)
+            router._receivers.unpark()  # as for a message that another task took first
+    assert [b"between"] == heard
+
+
+@real_time
 async def test_an_outbox_goes_with_its_peer(tmp_path: Path) -> None:
     """When a peer disconnects with messages waiting for it, they are dropped, and the next send says so."""
 
