@@ -100,6 +100,12 @@ def batching_cases(baseline: Baseline, rows: int) -> Iterator[Case]:
         yield from _of_lengths(baseline, sizes, rows)
         crowd = [baseline.requests.typical(sizes, number % 3) for number in range(min(room, SMALL_BATCH))]
         yield from case_of(baseline, f"{len(crowd)} requests", crowd, rows)
+        if sizes == baseline.sizes[0]:
+            # Before the other sizes: a slow model must meet many contents within the budget.
+            contents = [baseline.requests.content(sizes, number) for number in range(_CONTENTS)]
+            present = [request for request in dict.fromkeys(contents) if request is not None]
+            for group in _grouped(present, min(room, SMALL_BATCH)):
+                yield from case_of(baseline, "requests of different contents", group, rows)
     for turn in range(_rounds(baseline)):
         for sizes in baseline.sizes:
             for group in _grouped(_varied(baseline, sizes, turn), min(rows // sizes[0], SMALL_BATCH)):

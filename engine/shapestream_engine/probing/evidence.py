@@ -91,8 +91,8 @@ class OutputEvidence:
         """Different requests among them."""
         self.near: set[Hashable] = set()
         """Those of them that lie near a step of this output."""
-        self.hidden = 0
-        """Results whose tolerance exceeds the spread of the output: equality shows nothing."""
+        self.hidden: set[Hashable] = set()
+        """Requests whose tolerance exceeds the spread of the output: equality shows nothing."""
         self.against = 0
         self.doubts: dict[Doubt, set[Hashable]] = {doubt: set() for doubt in Doubt}
         """Different requests that are not judged."""
@@ -158,11 +158,8 @@ class OutputEvidence:
 
     def is_enough(self, requests: int) -> bool:
         """Tell whether the output has results of so many requests, or cannot have them."""
-        return bool(self._blank) or (self.results + self.hidden >= ENOUGH and self._known >= requests)
-
-    @property
-    def _known(self) -> int:
-        return len(self.requests) + self.hidden
+        shown = self.requests if self.requests else self.hidden
+        return bool(self._blank) or len(shown) >= max(ENOUGH, requests)
 
     @property
     def unjudged(self) -> int:

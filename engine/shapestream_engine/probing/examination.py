@@ -409,7 +409,7 @@ class _Company:
             if not (tells(alone) and self._could_differ(case, member)):
                 return
             if self._hides_all(member, number, tolerance):
-                evidence.hidden += 1
+                evidence.hidden.add(member)
                 return
             evidence.agrees(
                 member,
