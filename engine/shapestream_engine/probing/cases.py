@@ -40,6 +40,8 @@ _LONGER = 8
 """Ratio of the lengths of strings that share a call."""
 _CONTENTS = 12
 """Contents of one size per round; each size has a first round before any size has a second."""
+_STEPS = 6
+"""Bisections per output of whole values, for calls of each number of rows."""
 _WAYS = 2
 """Bisections per round and output."""
 _EXTREMES: tuple[Extreme, ...] = get_args(Extreme)
@@ -160,7 +162,8 @@ def crowds(
     """Yield a call of each of these numbers of rows, then one around hostile requests.
 
     Requests have the smallest size that the model takes; where dimensions are padded, they have two sizes. `is_judged` tells
-    whether a call of a number of rows was judged; if it was not, others follow, up to `_TYPICAL`.
+    whether a call of a number of rows was judged; if it was not, others follow, up to `_TYPICAL`. Each number of rows is also
+    tried with requests near the steps of outputs of whole values: others rarely show a small mixture.
     """
     small = min(baseline.sizes, key=prod)
     kinds = _taken(baseline, padded, small)[:2] if padded else [small]
@@ -172,6 +175,12 @@ def crowds(
             yield from case_of(baseline, f"{count} requests", _mixed(baseline, kinds, count, turn), rows)
             if is_judged(count * small[0]):
                 break
+        near = [] if padded else _near_steps(baseline, small)
+        for turn in range(-(-len(near) // max(1, count // 2))):
+            around = _mixed(baseline, kinds, count, turn)
+            own = [near[(turn * (count // 2) + place) % len(near)] for place in range(count // 2)]
+            around[turn % 2 : 2 * len(own) : 2] = own
+            yield from case_of(baseline, f"{count} requests, some near a change", around, rows)
     room = rows // small[0]
     found = {kind: baseline.requests.extreme(small, kind) for kind in _EXTREMES}
     guests = [request for request in found.values() if request is not None][: room - 1]
@@ -181,6 +190,19 @@ def crowds(
     kinds_of = " and ".join(kind for kind, request in found.items() if request in guests)
     if guests:
         yield from case_of(baseline, f"{room} requests, among them {kinds_of} values", around, rows, guests)
+
+
+def _near_steps(baseline: Baseline, sizes: tuple[int, ...]) -> list[ProbeRequest]:
+    """Return requests on both sides of some steps of each output of whole values."""
+    found = [
+        request
+        for output, tolerance in enumerate(baseline.tolerances)
+        if output not in baseline.blank and baseline.is_discrete(output)
+        for way in range(_STEPS)
+        for request in baseline.requests.near(sizes, output, tolerance, way)
+        if output in request.near
+    ]
+    return list(dict.fromkeys(found))
 
 
 def _mixed(
