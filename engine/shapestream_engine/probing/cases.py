@@ -162,8 +162,8 @@ def crowds(
     """Yield a call of each of these numbers of rows, then one around hostile requests.
 
     Requests have the smallest size that the model takes; where dimensions are padded, they have two sizes. `is_judged` tells
-    whether a call of a number of rows was judged; if it was not, others follow, up to `_TYPICAL`. Each number of rows is also
-    tried with requests near the steps of outputs of whole values: others rarely show a small mixture.
+    whether a call of a number of rows was judged; if it was not, others follow, up to `_TYPICAL`. Each number of rows is
+    also tried with requests near the steps of outputs of whole values: others rarely show a small mixture.
     """
     small = min(baseline.sizes, key=prod)
     kinds = _taken(baseline, padded, small)[:2] if padded else [small]

@@ -262,8 +262,8 @@ class Evidence:
         self._stopped: tuple[int, str] | None = None
         self.skipped = 0
         """Requests of realistic values that were not made, because a crash ended others like them."""
-        self.least = ENOUGH
-        """Different requests that are enough; more if others were left out."""
+        self.least = 1
+        """Different requests that are enough; more where many contents are tried."""
 
     def ran(self, rows: int) -> None:
         """Record that a call of this number of rows ran."""

@@ -45,7 +45,7 @@ from shapestream_engine.probing.cases import (
     static_cases,
     strategy_cases,
 )
-from shapestream_engine.probing.evidence import LEAST_REQUESTS, Evidence, OutputEvidence
+from shapestream_engine.probing.evidence import ENOUGH, LEAST_REQUESTS, Evidence, OutputEvidence
 from shapestream_engine.probing.inputs import Samples, Values, read_samples
 from shapestream_engine.probing.model_calls import Announce, DirectCalls, ModelCalls, ProbeRequest, SlotCalls
 from shapestream_engine.probing.movement import Movement
@@ -237,8 +237,9 @@ class _TreatmentRun:
         is_complete = self._try(company, cases, may_go_on)
         if treatment.kind in _VARIED:
             evidence.skipped = requests.skipped
-        if not (is_complete and requests.refused == requests.skipped == 0):
-            evidence.least = least
+        if treatment.kind in _FLOORED:
+            are_all = is_complete and requests.refused == requests.skipped == 0
+            evidence.least = ENOUGH if are_all else least
         if treatment.kind == "padding" and requests.misfit:
             # Padded to a size at which the rule happens to hold, the request would lose some of its own results.
             yield refuted(treatment, f"a request alone breaks the rule of an output: {requests.misfit}")
