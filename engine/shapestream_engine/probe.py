@@ -22,8 +22,9 @@ from shapestream_engine.output_rules import rule_to_dict
 from shapestream_engine.ports import OutputPort
 from shapestream_engine.probing.cache import ProofCache
 from shapestream_engine.probing.child import Heard, Task, blamed, run_child
+from shapestream_engine.probing.evidence import without_jumps
 from shapestream_engine.probing.examination import ProbeOptions, treatments
-from shapestream_engine.probing.report import Finding, ProbeReport, Treatment, unproved
+from shapestream_engine.probing.report import Finding, ProbeReport, Treatment, unjudged
 
 __all__ = ["Finding", "ProbeOptions", "ProbeReport", "ProofCache", "Treatment", "complete_rules", "prove"]
 
@@ -124,7 +125,8 @@ def _prove(task: Task, wanted: list[Treatment]) -> ProbeReport:
         skip |= {heard.phase}
     said = {finding.treatment for finding in findings}
     why = f"the model could not be tried: {notes[-1]}" if notes else "the model could not be tried"
-    findings += [unproved(treatment, why) for treatment in wanted if treatment not in said]
+    findings += [unjudged(treatment, why) for treatment in wanted if treatment not in said]
+    findings = without_jumps(findings)
     findings.sort(key=lambda finding: (finding.treatment.kind, len(finding.treatment.dimensions)))
     crashed = any(finding.output is None and finding.verdict == "refuted" for finding in findings)
     short = any(finding.is_short for finding in findings)

@@ -14,7 +14,8 @@ from openvino import opset13 as op
 
 from shapestream_engine import InputSpec, ModelSpec, OutputSpec, SignatureError, compile_model
 from shapestream_engine.probe import Finding, ProbeOptions, ProbeReport, ProofCache, prove
-from shapestream_engine.probing import examination, probe_requests
+from shapestream_engine.probing import budget, examination
+from shapestream_engine.probing.evidence import LEAST_REQUESTS
 from shapestream_engine.probing.inputs import Integers, Normal, Uniform
 from shapestream_engine.strategy import parse_strategy
 
@@ -94,12 +95,12 @@ def test_attention_that_heeds_its_mask_is_proved() -> None:
         ("spoilt_by_nan", "batching: y refuted", "nan where it was .* not a number values"),
         ("fail_in_company", "batching: None refuted", "one at a time, please"),
         ("abort_in_company", "batching: None refuted", "the process was ended with status 7"),
-        ("abort_always", "batching: None unproved", "SIGABRT"),
-        ("fail_always", "batching: None unproved", "none of these is an image"),
-        ("at_random", "batching: None unproved", "output 'y' differs when the same request is repeated"),
+        ("abort_always", "batching: None unjudged", "SIGABRT"),
+        ("fail_always", "batching: None unjudged", "none of these is an image"),
+        ("at_random", "batching: None unjudged", "output 'y' differs when the same request is repeated"),
         ("constant", "batching: y unproved", "never changed"),
         ("not_finite", "batching: y unproved", "not finite"),
-        ("time_stamped", "batching: y unproved", "less than rounding is allowed to change them"),
+        ("time_stamped", "batching: y unjudged", "less than rounding is allowed to change them"),
     ],
     ids=[
         "scores of minus infinity hide no others",
@@ -141,8 +142,8 @@ def test_ties_refute_nothing() -> None:
     x = InputSpec(shape="batch:1..16, n:1..64", element_type="f32", pad={"n": -100.0})
     spec = spec_of("best_position", {"x": x}, y=OutputSpec(shape="batch", element_type="i64"))
     report = prove_spec(spec, values={"x": Normal(0, 1)})
-    assert {"batching: y": "proved", "padding of n: y": "unproved"} == verdicts(report)
-    assert "where rounding decides" in report.of("unproved")[0].why
+    assert {"batching: y": "proved", "padding of n: y": "unjudged"} == verdicts(report)
+    assert "where rounding decides" in report.of("unjudged")[0].why
 
 
 def test_a_constant_column_hides_no_others() -> None:
@@ -362,7 +363,7 @@ def test_the_largest_batch_is_tried(rows: int | None) -> None:
     """A model may keep 8 rows apart and mix 9; `max_batch` says how many may come, or the bound of `batch`."""
     report = prove_spec(spec_of("mixes_from_nine", LARGE), max_batch=rows)
     assert {"batching: y": "refuted"} == verdicts(report)
-    assert f"batch {min(rows or 64, 16)}" in refuted(report).case or rows is None
+    assert "9 requests, batch 9" in refuted(report).case
 
 
 def test_more_rows_than_are_ever_served_are_not_tried() -> None:
@@ -370,7 +371,7 @@ def test_more_rows_than_are_ever_served_are_not_tried() -> None:
     report = prove_spec(spec_of("mixes_from_nine", LARGE), max_batch=8)
     assert {"batching: y": "proved"} == verdicts(report)
     assert 8 == report.findings[0].rows
-    assert "cases of up to 8 rows" in str(report.findings[0])
+    assert "cases of up to 8 rows, none against, 0 not judged" in str(report.findings[0])
 
 
 def test_the_sizes_that_a_calibration_runs_are_tried() -> None:
@@ -400,30 +401,65 @@ def test_the_largest_padded_batch_is_tried() -> None:
 
 
 def test_calls_that_take_too_long_are_not_tried_and_that_is_told() -> None:
-    """What was tried is right; nothing is said of larger calls, and so nothing is proved of what may be served."""
-    report = prove_spec(spec_of("slow", LARGE), budget_s=1.0, max_batch=64)
+    """What was tried is proved, every number of rows up to the one that is named; larger calls must not be served."""
+    report = prove_spec(spec_of("slow", LARGE), budget_s=5.0, max_batch=64)
     finding = report.findings[0]
-    assert ("unproved", True) == (finding.verdict, finding.is_short)
+    assert ("proved", True) == (finding.verdict, finding.is_short), str(finding)
     assert 1 < finding.rows < 64
-    assert "calls of more rows, up to 64, were not tried: one would take longer than 0.5 s" == finding.why
+    assert "their share of the time is over" == finding.why
+    assert f"; not tried beyond {finding.rows} rows: their share" in str(finding)
     assert not report.conclusive
 
 
-def test_the_budget_begins_with_the_first_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The requests that a proof begins with count, too: here ten calls, and each takes a second. One call may begin late."""
-    now = [0.0]
+class Clock:
+    """A clock for the budget: it stands unless a model moves it."""
 
-    def slow(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        now[0] += 1.0
-        return x
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.cpu_s = self.wall_s = 0.0
+        monkeypatch.setattr(budget, "process_time", lambda: self.cpu_s)
+        monkeypatch.setattr(budget, "monotonic", lambda: self.wall_s)
 
-    for module in (examination, probe_requests):
-        monkeypatch.setattr(module, "monotonic", lambda: now[0])
-    spec = ModelSpec(name="slow", model=slow, inputs={"x": ROWS["x"]}, outputs={"y": SAME})
-    findings: list[Finding] = []
-    examination.examine(compile_model(spec), ProbeOptions(budget_s=30.0), findings.extend)
-    assert ["proved"] == [finding.verdict for finding in findings]
-    assert 30.0 < now[0] <= 31.0
+    def prove(self, *, cpu_s: float, wall_s: float, threads: int) -> Finding:
+        """Prove a model of which each call takes so long."""
+
+        def slow(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+            self.cpu_s += cpu_s
+            self.wall_s += wall_s
+            return x
+
+        spec = ModelSpec(name="slow", model=slow, inputs={"x": ROWS["x"]}, outputs={"y": SAME})
+        findings: list[Finding] = []
+        options = ProbeOptions(budget_s=30.0)
+        examination.examine(compile_model(spec), options, findings.extend, threads=threads)
+        return findings[0]
+
+
+@pytest.mark.parametrize(
+    ("cpu_s", "wall_s", "threads", "ends_at"),
+    [(0.25, 0.0, 1, (30.0, 0.0)), (0.25, 0.5, 2, (60.0, 120.0)), (0.0, 1.0, 1, (0.0, 120.0))],
+    ids=["CPU seconds of one thread", "divided by the threads", "a sleeping model ends at the wall"],
+)
+def test_the_budget_is_seconds_of_computation(
+    monkeypatch: pytest.MonkeyPatch, cpu_s: float, wall_s: float, threads: int, ends_at: tuple[float, float]
+) -> None:
+    """They begin with the first request, and other load on the machine is none of them. One call may begin late."""
+    clock = Clock(monkeypatch)
+    assert "proved" == clock.prove(cpu_s=cpu_s, wall_s=wall_s, threads=threads).verdict
+    assert ends_at[0] <= clock.cpu_s <= ends_at[0] + cpu_s
+    assert ends_at[1] <= clock.wall_s <= ends_at[1] + wall_s
+
+
+def test_too_few_requests_prove_nothing_and_the_budget_waits_for_enough(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Calls of 1 s: enough requests take longer than the budget. At 10 s the wall ends it, and nothing is proved."""
+    clock = Clock(monkeypatch)
+    slow = clock.prove(cpu_s=1.0, wall_s=1.0, threads=1)
+    assert ("proved", True) == (slow.verdict, slow.requests >= LEAST_REQUESTS)
+    assert 30.0 < clock.cpu_s <= 121.0
+    slower = clock.prove(cpu_s=10.0, wall_s=10.0, threads=1)
+    assert "unjudged" == slower.verdict
+    assert "different requests would have shown anything, of 32" in slower.why
 
 
 def test_calls_that_take_much_memory_are_not_tried_and_that_is_told() -> None:
@@ -432,7 +468,7 @@ def test_calls_that_take_much_memory_are_not_tried_and_that_is_told() -> None:
     output = OutputSpec(shape="batch, 1", element_type="f32")
     report = prove_spec(spec_of("first_column", inputs, y=output), max_batch=4096)
     finding = report.findings[0]
-    assert ("unproved", True, 256) == (finding.verdict, finding.is_short, finding.rows)
+    assert ("proved", True, 256) == (finding.verdict, finding.is_short, finding.rows)
     assert "their inputs take more than 256 MiB" in finding.why
 
 

@@ -169,7 +169,7 @@ def test_samples_of_texts_are_used(tmp_path: Path) -> None:
     assert [("batching", "y", "proved")] == verdicts(
         parsed, ProbeOptions(samples={"text": path}, budget_s=20)
     )
-    assert [("batching", "", "unproved")] == [
+    assert [("batching", "", "unjudged")] == [
         (kind, output or "", verdict) for kind, output, verdict in verdicts(parsed)
     ]
 

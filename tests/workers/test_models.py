@@ -29,7 +29,7 @@ def test_what_is_shared_takes_the_users_word(tmp_path: Path) -> None:
         compile_models(loaded, loaded.settings.models, slots=1, threads=None)
     (problem,) = caught.value.problems
     assert problem.startswith(f"{config}:6:7: models[0].outputs.same: output 'same': the rule shared")
-    assert "that is unproved: the model took none of the probe's inputs" in problem
+    assert "that cannot be judged: the model took none of the probe's inputs" in problem
     assert problem.endswith("(vouch for it by trust: true)")
     config.write_text(SHARED + "    trust: true\n")
     loaded = load_settings(config)

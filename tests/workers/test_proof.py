@@ -108,11 +108,49 @@ def test_a_model_that_would_take_the_process_along_is_refused(tmp_path: Path) ->
 
 
 def test_what_dies_alone_is_not_run_by_check_itself(tmp_path: Path) -> None:
-    """It is unproved, and this process goes on to say so."""
+    """It cannot be judged, and this process goes on to say so."""
     ran = check(write(tmp_path, ROWS, "abort_always"))
     assert 0 == ran.exit_code
     assert "warning: " in ran.stderr
+    assert "batching cannot be judged: " in ran.stderr
     assert "SIGABRT" in ran.stderr
+
+
+def test_what_cannot_be_judged_is_served_one_request_a_call(tmp_path: Path) -> None:
+    """With the reason and the remedy; `trust: true` batches it all the same."""
+    config = write(tmp_path, ROWS, "at_random")
+    ran = check(config)
+    assert 0 == ran.exit_code, ran.output
+    assert "batching cannot be judged: output 'y' differs when the same request is repeated" in ran.stderr
+    assert "; each request runs alone (describe realistic inputs by `probe`, or vouch" in ran.stderr
+    loaded = load_settings(config)
+    models = compile_models(loaded, loaded.settings.models, slots=1, threads=None)
+    assert models["m"].signature.strategy.alone
+    trusted = load_settings(write(tmp_path, ROWS, "at_random", more="    trust: true\n"))
+    models = compile_models(trusted, trusted.settings.models, slots=1, threads=None)
+    assert not models["m"].signature.strategy.alone
+
+
+def test_padding_that_cannot_be_judged_is_left_off(tmp_path: Path) -> None:
+    """A model whose padding moves a tie in each request; requests of one size share calls."""
+    text = """\
+models:
+  - name: m
+    function: breakable:best_position
+    inputs: {x: {shape: "batch:1..8, n:1..64", element_type: f32, pad: {n: -100}}}
+    outputs: {y: {shape: "batch", element_type: i64}}
+    probe: {x: {normal: [0, 1]}}
+"""
+    config = tmp_path / "x.yaml"
+    config.write_text(text)
+    loaded = load_settings(config)
+    with structlog.testing.capture_logs() as logs:
+        models = compile_models(loaded, loaded.settings.models, slots=1, threads=None)
+    assert (False, False) == models["m"].signature.paddable
+    assert not models["m"].signature.strategy.alone
+    (warning,) = [entry["what"] for entry in logs if entry["log_level"] == "warning"]
+    assert "padding of n cannot be judged: " in warning
+    assert "n is not padded (describe realistic inputs by `probe`" in warning
 
 
 def test_what_hangs_in_check_itself_does_not_keep_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

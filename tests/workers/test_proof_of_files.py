@@ -10,7 +10,9 @@ from onnx import helper
 from tests.onnx_files import write_onnx
 from typer.testing import CliRunner, Result
 
+from shapestream.settings import load_settings
 from shapestream_workers.cli import app
+from shapestream_workers.models import compile_models
 
 IMPORTABLE = Path(__file__).parents[1] / "engine" / "importable"
 ENGINES = ("openvino", pytest.param("onnxruntime", marks=pytest.mark.thorough))
@@ -101,7 +103,7 @@ def test_a_model_that_mixes_nine_rows_is_refused_where_nine_are_served(tmp_path:
     text = CONFIG.replace("ENGINE", engine)
     ran = check(tmp_path, text)
     assert 3 == ran.exit_code, ran.output
-    assert "of 16, of batch 1: 16 requests, batch 16" in ran.stderr
+    assert "of 9, of batch 1: 9 requests, batch 9" in ran.stderr
     assert 3 == check(tmp_path, text + "    batching: {max_batch: 9}\n").exit_code
     assert 0 == check(tmp_path, text + "    batching: {max_batch: 8}\n").exit_code
     assert 0 == check(tmp_path, text + "    idempotent: false\n").exit_code
@@ -110,14 +112,20 @@ def test_a_model_that_mixes_nine_rows_is_refused_where_nine_are_served(tmp_path:
 def test_calls_that_could_not_be_tried_are_not_served(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The place of the setting, how far the model was tried, and what to write."""
+    """Calls have at most the rows that were tried; a warning says how many, and what to write."""
     monkeypatch.syspath_prepend(str(IMPORTABLE))
     text = ROWS.replace("FUNCTION", "first_column").replace("n:1..64", "262144")
     text = text.replace("batch, n", "batch, 1").replace("batch:1..64", "batch")
     ran = check(tmp_path, text + "    batching: {max_batch: 1024}\n")
-    assert 3 == ran.exit_code, ran.output
+    assert 0 == ran.exit_code, ran.output
     assert "models[0].inputs" not in ran.stderr
-    assert "batching.max_batch: output 'y': batching is unproved beyond 256 rows" in ran.stderr
-    assert "their inputs take more than 256 MiB (set batching.max_batch to 256, or vouch" in ran.stderr
+    assert "batching.max_batch: output 'y': batching was not tried beyond 256 rows" in ran.stderr
+    assert "; calls have at most 256 rows (set batching.max_batch to 256, or vouch" in ran.stderr
+    config = tmp_path / "limited.yaml"
+    config.write_text(text + "    batching: {max_batch: 1024}\n")
+    loaded = load_settings(config)
+    models = compile_models(loaded, loaded.settings.models, slots=1, threads=None)
+    (served,) = models.values()
+    assert 256 == served.signature.strategy.most_rows
     ran = check(tmp_path, text + "    batching: {max_batch: 256}\n")
     assert 0 == ran.exit_code, ran.output

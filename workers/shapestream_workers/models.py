@@ -271,9 +271,11 @@ def _compile(model: ModelSettings, slots: int, threads: int | None) -> tuple[Com
         findings=list(map(str, tried.proof.findings)),
     )
     proved = without_padding(spec, judgement.padding_off)
-    if judgement.exact_rows and not proved.strategy.sizes:
-        limit = rows_together(model)
-        proved = replace(proved, strategy=replace(proved.strategy, fill_rows=False, most_rows=limit))
+    is_limited = judgement.exact_rows or judgement.most_rows is not None
+    if is_limited and BATCH not in proved.strategy.sizes:
+        limits = [rows for rows in (rows_together(model), judgement.most_rows) if rows is not None]
+        strategy = replace(proved.strategy, fill_rows=False, most_rows=min(limits, default=None))
+        proved = replace(proved, strategy=strategy)
     if proved != spec and not judgement.refused:
         ready.close()
         ready = compile_model(proved, slots=slots, threads=threads)

@@ -158,7 +158,7 @@ def _against(findings: Sequence[Finding], dimensions: tuple[str, ...]) -> Findin
         for finding in findings
         if finding.treatment.dimensions == dimensions and finding.verdict != "proved"
     ]
-    return min(found, key=lambda finding: finding.verdict == "unproved", default=None)
+    return min(found, key=lambda finding: finding.verdict != "refuted", default=None)
 
 
 def _words(finding: Finding) -> str:

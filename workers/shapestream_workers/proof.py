@@ -5,9 +5,14 @@
 3. The engine tries to prove that batching and padding change no result (docs/safety.md). `judge` decides by its findings:
 
    refuted    the model is refused, with the output, the difference and a remedy
-   unproved   padding is switched off. Batching stays on, but no rows are filled up. Both give a warning. The model is
-              refused if larger calls could be served than were tested; the message names the rows that were tested
+   unjudged   nobody can tell: such padding is switched off, and without batching each request runs alone. Both give a
+              warning
+   unproved   an output is constant, empty or not finite: padding is switched off. Batching stays on, but no rows are
+              filled up. Both give a warning
    proved     the model is served as configured
+
+   If larger calls could be served than were tested, calls have at most the rows that were; a warning names them. A model
+   whose configuration needs what is switched off is refused.
 
 4. If batching along an axis that no user wrote is not proved, each request runs alone, and a warning says why.
 
@@ -37,6 +42,7 @@ from shapestream_engine.model import ModelSpec, compile_model
 from shapestream_engine.output_rules import List, Shared
 from shapestream_engine.probe import Finding, ProbeOptions, ProbeReport, ProofCache, complete_rules, prove
 from shapestream_engine.probing.inputs import Integers, Normal, Uniform, Values
+from shapestream_engine.shapes import BATCH
 from shapestream_engine.signature import ModelSignature
 
 _Problem: TypeAlias = tuple[Location, str]
@@ -69,6 +75,9 @@ class Judgement:
     """Dimensions that are not padded, although the configuration allows it."""
     exact_rows: bool = False
     """Batching is unproved: calls have only the rows of requests, and none are filled up."""
+    most_rows: int | None = None
+    """Largest number of rows of a call that requests share, because others were not tried; 1: each request runs alone.
+    None: no limit beside the configuration's."""
 
 
 def probe_options(model: ModelSettings) -> ProbeOptions:
@@ -130,21 +139,36 @@ def compile_with_rules(
 def judge(model: ModelSettings, signature: ModelSignature, report: ProbeReport) -> Judgement:
     """Decide what follows from a report. `trust: true` turns refusals into warnings."""
     refused = [_refusal(model, finding) for finding in report.of("refuted")]
-    unproved = report.of("unproved")
     shared = sorted(port.name for port in signature.outputs if isinstance(port.rule, Shared))
     warnings: list[_Problem] = []
     off: frozenset[str] = frozenset()
-    for finding in unproved:
-        if needed := list(_unproved(model, finding, shared)):
+    limits: list[int] = []
+    doubtful = [*report.of("unproved"), *report.of("unjudged")]
+    for finding in doubtful:
+        if needed := list(_needed(model, finding, shared)):
             refused += needed
-        else:
-            off |= frozenset(finding.treatment.dimensions)
-            warnings.append(_doubt(model, finding))
+            continue
+        off |= frozenset(finding.treatment.dimensions)
+        warnings.append(_doubt(model, finding))
+        if finding.verdict == "unjudged" and finding.treatment.kind == "batching":
+            limits.append(1)
+    for finding in report.findings:
+        if finding.is_short and BATCH in signature.strategy.sizes:
+            refused.append(_too_large(model, finding))
+        elif finding.is_short:
+            limits.append(finding.rows)
+            warnings.append(_limited(model, finding))
     problems = tuple(refusal.problem(trusted=model.trust) for refusal in refused)
     if model.trust:
         return Judgement(warnings=(*problems, *warnings))
-    exact_rows = any(finding.treatment.kind == "batching" for finding in unproved)
-    return Judgement(problems, tuple(warnings), off, exact_rows)
+    exact_rows = any(finding.treatment.kind == "batching" for finding in doubtful)
+    return Judgement(
+        refused=problems,
+        warnings=tuple(warnings),
+        padding_off=off,
+        exact_rows=exact_rows,
+        most_rows=min(limits, default=None),
+    )
 
 
 def without_padding(spec: ModelSpec, dimensions: frozenset[str]) -> ModelSpec:
@@ -195,47 +219,76 @@ def _refusal(model: ModelSettings, finding: Finding) -> _ProofRefusal:
     return _ProofRefusal(_output_place(model, finding.output), what, f"{alone}; {vouch}")
 
 
-def _unproved(model: ModelSettings, finding: Finding, shared: Sequence[str]) -> Iterator[_ProofRefusal]:
-    """Yield a refusal if the configuration needs the unproved treatment; none if it can be switched off, or goes on.
+def _needed(model: ModelSettings, finding: Finding, shared: Sequence[str]) -> Iterator[_ProofRefusal]:
+    """Yield a refusal if the configuration needs the treatment of a doubtful finding; none if it can be switched off, or
+    goes on.
 
     `shared`: names of the outputs with the rule `shared`.
     """
     treatment, shapes = finding.treatment, model.shapes
-    about = f"{finding.subject}: {treatment} is unproved"
+    doubt = _doubt_words(finding)
     needed = [name for name in treatment.dimensions if name in shapes.sizes]
-    if finding.is_short:
-        remedy = f"set batching.max_batch to {finding.rows}"
-        if shapes.strategy == "native" and shapes.max_prepared is not None:
-            # Calls are filled up to the bound of the dimension, not to `max_batch`.
-            remedy = f"bound batch by {finding.rows} in the shape of an input, or remove shapes.max_prepared"
-        what = f"{about} beyond {finding.rows} rows: {finding.why}"
-        yield _ProofRefusal(("batching", "max_batch"), what, f"{remedy}, or {_VOUCH}")
-    elif treatment.kind == "batching":
+    if treatment.kind == "batching":
         for name in shared:
             if finding.output in (None, name):
                 what = (
-                    f"output {name!r}: the rule shared needs an output that is the same in every batch, and that is "
-                    f"unproved: {finding.why}"
+                    f"output {name!r}: the rule shared needs an output that is the same in every batch, and that {doubt}: "
+                    f"{finding.why}"
                 )
                 yield _ProofRefusal(("outputs", name), what, _VOUCH)
+        if finding.verdict == "unjudged" and BATCH in shapes.sizes and not shared:
+            what = f"{finding.subject}: {treatment} {doubt}: {finding.why}; the sizes of batch need it"
+            yield _ProofRefusal(("shapes", BATCH), what, f"{_PROBE}, or {_VOUCH}")
     elif treatment.kind == "invariance":
-        what = f"{finding.subject}: batch_invariant is unproved: {finding.why}"
+        what = f"{finding.subject}: batch_invariant {doubt}: {finding.why}"
         yield _ProofRefusal(("batching", "batch_invariant"), what, f"{_PROBE}, or {_VOUCH}")
     elif treatment.kind == "strategy":
-        what = f"{finding.subject}: {treatment} needs padding that is proved harmless, and it is unproved: {finding.why}"
+        what = f"{finding.subject}: {treatment} needs padding that is proved harmless, and it {doubt}: {finding.why}"
         yield _ProofRefusal(("shapes",), what, f"{_PROBE}, choose the strategy native, or {_VOUCH}")
+    elif treatment.kind == "static" and finding.verdict == "unjudged":
+        what = f"{finding.subject}: {treatment} {doubt}: {finding.why}"
+        yield _ProofRefusal(("shapes", "static"), what, f"{_PROBE}, remove that shape, or {_VOUCH}")
     elif needed:
-        what = f"{about}: {finding.why}; the strategy {shapes.strategy} needs it"
+        what = (
+            f"{finding.subject}: {treatment} {doubt}: {finding.why}; the strategy {shapes.strategy} needs it"
+        )
         yield _ProofRefusal(("shapes", needed[0]), what, f"{_PROBE}, or {_VOUCH}")
+
+
+def _doubt_words(finding: Finding) -> str:
+    """Return the doubt as a verb phrase."""
+    return "cannot be judged" if finding.verdict == "unjudged" else "is unproved"
+
+
+def _too_large(model: ModelSettings, finding: Finding) -> _ProofRefusal:
+    """Return the refusal of sizes of batch, which the user states, beyond the rows that were tried."""
+    what = f"{finding.subject}: {finding.treatment} was not tried beyond {finding.rows} rows: {finding.why}"
+    if model.batching.invariant_rows is not None:
+        remedy = f"set batch_invariant to {finding.rows} or less, or {_VOUCH}"
+        return _ProofRefusal(("batching", "batch_invariant"), what, remedy)
+    return _ProofRefusal(("shapes", BATCH), what, f"leave out the larger sizes, or {_VOUCH}")
+
+
+def _limited(model: ModelSettings, finding: Finding) -> _Problem:
+    """Return the warning that calls have at most the rows that were tried."""
+    remedy = f"set batching.max_batch to {finding.rows}"
+    if model.shapes.strategy == "native" and model.shapes.max_prepared is not None:
+        # Calls are filled up to the bound of the dimension, not to `max_batch`.
+        remedy = f"bound batch by {finding.rows} in the shape of an input, or remove shapes.max_prepared"
+    what = f"{finding.subject}: {finding.treatment} was not tried beyond {finding.rows} rows: {finding.why}"
+    consequence = f"calls have at most {finding.rows} rows" if finding.rows > 1 else "each request runs alone"
+    return ("batching", "max_batch"), f"{what}; {consequence} ({remedy}, or {_VOUCH})"
 
 
 def _doubt(model: ModelSettings, finding: Finding) -> _Problem:
     advice = f"{_PROBE}, or {_VOUCH}"
-    about = f"{finding.subject}: {finding.treatment} is unproved: {finding.why}"
+    about = f"{finding.subject}: {finding.treatment} {_doubt_words(finding)}: {finding.why}"
     if finding.treatment.kind == "static":
         return ("shapes", "static"), f"{about}; it is served nevertheless ({advice})"
     if dimensions := finding.treatment.dimensions:
         return _pad_place(model, dimensions), f"{about}; {', '.join(dimensions)} is not padded ({advice})"
+    if finding.verdict == "unjudged":
+        return _output_place(model, finding.output), f"{about}; each request runs alone ({advice})"
     return _output_place(model, finding.output), f"{about}; requests share calls nevertheless ({advice})"
 
 
@@ -388,7 +441,7 @@ def _axis_doubt(tried: TriedModel, *, named: bool) -> Finding | None:
     """Return the finding that forbids shared calls along an axis that no user wrote, or None."""
     batching = [finding for finding in tried.proof.findings if finding.treatment.kind == "batching"]
     for finding in batching:
-        if finding.verdict == "refuted" or finding.is_short:
+        if finding.verdict in ("refuted", "unjudged") or (finding.is_short and finding.rows < 2):
             return finding
     unproved = [finding for finding in batching if finding.verdict == "unproved"]
     return unproved[0] if unproved and (not named or tried.judgement.refused) else None
@@ -399,13 +452,10 @@ def _axis_words(doubt: Finding, guess: ModelSpec, signature: ModelSignature) -> 
     if doubt.verdict == "refuted":
         return f"{about} changes the results: {doubt.evidence} ({MEANT})"
     if doubt.is_short:
-        remedy = (
-            f" (with batching: {{max_batch: {doubt.rows}}} requests share calls)" if doubt.rows > 1 else ""
-        )
-        return f"{about} is unproved beyond {doubt.rows} rows: {doubt.why}{remedy}"
+        return f"{about} was not tried: {doubt.why} ({MEANT})"
     found = NoBatchAxis(reason="", shapes=_guessed_shapes(guess, signature))
     write = f", or add {found.yaml} to the model" if found.shapes else ""
-    return f"{about} is unproved: {doubt.why} ({_PROBE}{write}; else {MEANT})"
+    return f"{about} {_doubt_words(doubt)}: {doubt.why} ({_PROBE}{write}; else {MEANT})"
 
 
 def _guessed_shapes(guess: ModelSpec, signature: ModelSignature) -> dict[str, str]:

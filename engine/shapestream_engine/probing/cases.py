@@ -7,9 +7,9 @@ served.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, pairwise
+from itertools import chain, islice, pairwise
 from math import prod
 from typing import get_args
 
@@ -24,8 +24,14 @@ from shapestream_engine.signature import ModelSignature
 
 SMALL_BATCH = 8
 """Rows of the largest ordinary case; `crowds` makes the few larger calls."""
-_DIFFERENT = 5
+_DIFFERENT = 12
 """Different ordinary requests in a crowd."""
+EVERY_COUNT = 32
+"""Every number of rows up to this one is tried: engines choose kernels, and divide work, by the number of rows."""
+_SAMPLED = 64
+"""Up to this number of rows, every third is tried."""
+_SAMPLE = 8
+"""Further numbers of rows, spread evenly by their ratio."""
 _FAR = 512
 """Size to which a dimension without an upper bound is padded."""
 _TYPICAL = 3
@@ -34,6 +40,8 @@ _LONGER = 8
 """Ratio of the lengths of strings that share a call."""
 _CONTENTS = 12
 """Contents of one size per round; each size has a first round before any size has a second."""
+_STEPS = 6
+"""Bisections per output of whole values, for calls of each number of rows."""
 _WAYS = 2
 """Bisections per round and output."""
 _EXTREMES: tuple[Extreme, ...] = get_args(Extreme)
@@ -94,6 +102,12 @@ def batching_cases(baseline: Baseline, rows: int) -> Iterator[Case]:
         yield from _of_lengths(baseline, sizes, rows)
         crowd = [baseline.requests.typical(sizes, number % 3) for number in range(min(room, SMALL_BATCH))]
         yield from case_of(baseline, f"{len(crowd)} requests", crowd, rows)
+        if sizes == baseline.sizes[0]:
+            # Before the other sizes: a slow model must meet many contents within the budget.
+            contents = [baseline.requests.content(sizes, number) for number in range(_CONTENTS)]
+            present = [request for request in dict.fromkeys(contents) if request is not None]
+            for group in _grouped(present, min(room, SMALL_BATCH)):
+                yield from case_of(baseline, "requests of different contents", group, rows)
     for turn in range(_rounds(baseline)):
         for sizes in baseline.sizes:
             for group in _grouped(_varied(baseline, sizes, turn), min(rows // sizes[0], SMALL_BATCH)):
@@ -119,31 +133,58 @@ def _of_lengths(baseline: Baseline, sizes: tuple[int, ...], rows: int) -> Iterat
             yield from case_of(baseline, f"{words} first", [two, one], rows)
 
 
-def crowds(baseline: Baseline, padded: Sequence[int], rows: int) -> Iterator[Case]:
-    """Yield calls of 2, 4, 8, … requests, up to `rows` rows.
+def row_counts(signature: ModelSignature, max_batch: int | None, rows: int) -> list[int]:
+    """Return the numbers of rows of calls that batching is tried at, ascending, from two requests to `rows`.
 
-    The last call is the largest that may be served. Requests have the smallest size that the model takes; where dimensions
-    are padded, they have two sizes.
+    The scheduler may choose any number. So every number is tried up to `EVERY_COUNT`; beyond, powers of two and their
+    neighbours, the calibration's sizes, and a sample.
+    """
+    own = max(1, signature.bounds[0].minimum)
+    counts = {*range(2, EVERY_COUNT + 1), *range(EVERY_COUNT, min(rows, _SAMPLED) + 1, 3), rows // own}
+    counts |= {2**power + beside for power in range(5, rows.bit_length() + 1) for beside in (-1, 0, 1)}
+    counts |= {sizes[0] // own for sizes in chain.from_iterable(stages(signature, max_batch))}
+    ratio = rows / _SAMPLED
+    counts |= {int(_SAMPLED * ratio ** ((step + 0.5) / _SAMPLE)) for step in range(_SAMPLE) if ratio > 1}
+    return [count * own for count in sorted(counts) if 2 <= count <= rows // own]
+
+
+def doublings(signature: ModelSignature, rows: int) -> list[int]:
+    """Return the numbers of rows of 2, 4, 8, … requests, and the largest up to `rows`."""
+    own = max(1, signature.bounds[0].minimum)
+    room = rows // own
+    counts = [2**power for power in range(1, room.bit_length()) if 2**power < room]
+    return [count * own for count in (*counts, room) if count > 1]
+
+
+def crowds(
+    baseline: Baseline, padded: Sequence[int], counts: Sequence[int], is_judged: Callable[[int], bool]
+) -> Iterator[Case]:
+    """Yield a call of each of these numbers of rows, then one around hostile requests.
+
+    Requests have the smallest size that the model takes; where dimensions are padded, they have two sizes. `is_judged` tells
+    whether a call of a number of rows was judged; if it was not, others follow, up to `_TYPICAL`. Each number of rows is
+    also tried with requests near the steps of outputs of whole values: others rarely show a small mixture.
     """
     small = min(baseline.sizes, key=prod)
     kinds = _taken(baseline, padded, small)[:2] if padded else [small]
-    requests = [
-        request
-        for sizes in kinds
-        for number in range(_DIFFERENT)
-        if (request := baseline.requests.typical(sizes, number)) is not None
-    ]
-    if not requests or len(kinds) < (2 if padded else 1):
+    if len(kinds) < (2 if padded else 1) or not counts:
         return
+    rows = counts[-1]
+    for count in (count // small[0] for count in counts):
+        for turn in range(_TYPICAL):
+            yield from case_of(baseline, f"{count} requests", _mixed(baseline, kinds, count, turn), rows)
+            if is_judged(count * small[0]):
+                break
+        near = [] if padded else _near_steps(baseline, small)
+        for turn in range(-(-len(near) // max(1, count // 2))):
+            around = _mixed(baseline, kinds, count, turn)
+            own = [near[(turn * (count // 2) + place) % len(near)] for place in range(count // 2)]
+            around[turn % 2 : 2 * len(own) : 2] = own
+            yield from case_of(baseline, f"{count} requests, some near a change", around, rows)
     room = rows // small[0]
-    counts = [2**power for power in range(1, room.bit_length()) if 2**power < room]
-    for count in (count for count in (*counts, room) if count > 1):
-        yield from case_of(baseline, f"{count} requests", _mixed(requests, count), rows)
-    if room < 2:
-        return
     found = {kind: baseline.requests.extreme(small, kind) for kind in _EXTREMES}
     guests = [request for request in found.values() if request is not None][: room - 1]
-    around = _mixed(requests, room - len(guests), turn=1)
+    around = _mixed(baseline, kinds, room - len(guests), turn=1)
     for place, guest in enumerate(guests):
         around.insert((2 * place + 1) * room // (2 * len(guests)), guest)
     kinds_of = " and ".join(kind for kind, request in found.items() if request in guests)
@@ -151,10 +192,34 @@ def crowds(baseline: Baseline, padded: Sequence[int], rows: int) -> Iterator[Cas
         yield from case_of(baseline, f"{room} requests, among them {kinds_of} values", around, rows, guests)
 
 
-def _mixed(requests: Sequence[ProbeRequest], count: int, turn: int = 0) -> list[ProbeRequest]:
-    """Choose `count` requests in an irregular order, so that exchanged rows differ."""
+def _near_steps(baseline: Baseline, sizes: tuple[int, ...]) -> list[ProbeRequest]:
+    """Return requests on both sides of some steps of each output of whole values."""
+    found = [
+        request
+        for output, tolerance in enumerate(baseline.tolerances)
+        if output not in baseline.blank and baseline.is_discrete(output)
+        for way in range(_STEPS)
+        for request in baseline.requests.near(sizes, output, tolerance, way)
+        if output in request.near
+    ]
+    return list(dict.fromkeys(found))
+
+
+def _mixed(
+    baseline: Baseline, kinds: Sequence[tuple[int, ...]], count: int, turn: int = 0
+) -> list[ProbeRequest]:
+    """Choose `count` requests of these sizes in an irregular order, so that exchanged rows differ: all are different, up
+    to `_DIFFERENT` of them."""
     random = np.random.default_rng([count, turn])
-    return [requests[place] for place in random.integers(len(requests), size=count)]
+    number = -(-min(count, _DIFFERENT) // len(kinds))
+    requests = [
+        request
+        for each in range(number)
+        for sizes in kinds
+        if (request := baseline.requests.typical(sizes, each)) is not None
+    ]
+    order = chain.from_iterable(random.permutation(len(requests)) for _ in range(-(-count // len(requests))))
+    return [requests[place] for place in islice(order, count)]
 
 
 def grid_cases(baseline: Baseline, max_batch: int | None) -> Iterator[Case]:

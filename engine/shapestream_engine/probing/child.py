@@ -205,7 +205,15 @@ def _work(task: Task, channel: IO[str]) -> None:
         served = None
         if task.spec.strategy != replace(plain.strategy, most_rows=task.spec.strategy.most_rows):
             served = compile_model(task.spec, slots=1, threads=task.threads)
-        outcome = examine(model, task.options, emit, served=served, announce=announce, skip=task.skip)
+        outcome = examine(
+            model,
+            task.options,
+            emit,
+            served=served,
+            announce=announce,
+            skip=task.skip,
+            threads=task.threads,
+        )
     except EngineError as error:
         say(error=str(error), key=error.key)
         return

@@ -5,9 +5,9 @@ proof has one request per *recipe*. A recipe has an anchor (the padding value or
 the anchor, a reach (the largest distance from the anchor), and a pattern: random; all at the end of the reach; sparse;
 different from the anchor at the first or last position only; constant along padded axes.
 
-Declared values bound all contents. Without a declaration, floats reach `_WIDE`, and ids reach the largest id that the
-model takes, up to `MOST_ID`. Requests that the model refuses alone are left out. Contents hold no NaN and no infinity;
-only neighbours do.
+Declared values bound all contents, and contents of declared whole numbers are whole. Without a declaration, floats reach
+`_WIDE`, and ids reach the largest id that the model takes, up to `MOST_ID`. Requests that the model refuses alone have no
+result that could be wrong; they are left out. Contents hold no NaN and no infinity; only neighbours do.
 """
 
 from __future__ import annotations
@@ -69,12 +69,18 @@ class Domain:
     anchors: tuple[float, ...]
     reaches: tuple[float, ...]
     """The ordinary reach, then larger ones, then smaller ones."""
+    outer: int
+    """Number of the larger reaches, if nobody declared that such values exist; otherwise 0."""
     padded_axes: tuple[int, ...]
     is_whole: bool
+    """True for integers, and for floats that are declared or sampled as whole numbers."""
 
     @classmethod
     def of(cls, port: InputPort, values: Values, *, is_declared: bool, largest: int | None) -> Domain:
-        """Return the domain of an input with these ordinary values; `largest` is the largest id, or None without ids."""
+        """Return the domain of an input with these ordinary values; `largest` is the largest id, or None without ids.
+
+        `is_declared`: contents stay within the ordinary values.
+        """
         assert not isinstance(values, Texts)
         ordinary = values.range()
         low, high = ordinary
@@ -90,10 +96,18 @@ class Domain:
         reaches = [own]
         while reaches[-1] < high - low:
             reaches.append(min(reaches[-1] * _STEP or _STEP, high - low))
+        outer = 0 if is_declared else len(reaches) - 1
         turns = count(1) if kind in "biu" else range(1, _NARROWER + 1)
         reaches += takewhile(lambda reach: reach > least, (own / _STEP**turn for turn in turns))
         axes = tuple(axis for axis, name in enumerate(port.axis_names) if name in port.pad)
-        return cls(low, high, tuple(dict.fromkeys((pad, middle))), tuple(reaches), axes, kind in "biu")
+        anchors = tuple(dict.fromkeys((pad, middle)))
+        return cls(low, high, anchors, tuple(reaches), outer, axes, kind in "biu" or values.is_whole)
+
+    def is_beyond(self, recipe: Recipe | None) -> bool:
+        """Tell whether a recipe, or a random mixture, may exceed the ordinary values, which nobody declared."""
+        if recipe is None:
+            return self.outer > 0
+        return 1 <= min(recipe.reach, len(self.reaches) - 1) <= self.outer
 
     def any(self, shape: tuple[int, ...], random: np.random.Generator) -> Array:
         """Draw values from the whole domain, as 64-bit floats."""
@@ -137,11 +151,19 @@ def domains(
     values: Mapping[str, Values],
     declared: frozenset[str],
     largest_ids: Mapping[str, int],
+    *,
+    is_narrow: bool = False,
 ) -> dict[str, Domain]:
-    """Return the domain of each input of numbers; the user described the values of those in `declared`."""
+    """Return the domain of each input of numbers; the user described the values of those in `declared`.
+
+    `is_narrow`: all contents stay within the ordinary values, because the model crashed on others.
+    """
     return {
         port.name: Domain.of(
-            port, values[port.name], is_declared=port.name in declared, largest=largest_ids.get(port.name)
+            port,
+            values[port.name],
+            is_declared=is_narrow or port.name in declared,
+            largest=None if is_narrow else largest_ids.get(port.name),
         )
         for port in signature.inputs
         if port.mask_of is None and not port.is_string
@@ -189,6 +211,6 @@ def content_request(
             return own.cut(shape, number).astype(dtype_of(port.element_type))
         is_any = domain.is_whole and number >= len(all_recipes)
         drawn = domain.any(shape, random) if is_any else domain.draw(recipe, shape, random)
-        return held(drawn, dtype_of(port.element_type))
+        return held(np.rint(drawn) if domain.is_whole else drawn, dtype_of(port.element_type))
 
     return request_of(signature, sizes, array), own_recipe

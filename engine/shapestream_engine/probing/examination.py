@@ -5,11 +5,11 @@ baseline runs alone; its results are the reference.
 2. One request runs twice. A model that does not repeat its results cannot be compared, and nothing is proved.
 3. Each treatment (batching, padding, the strategy, static shapes, batch invariance) has cases. A case is one call;
 its requests are known to run alone.
-4. `Evidence` compares the results of a case with the reference, within the tolerance, and settles the verdict per
-output: proved, refuted or unproved.
+4. The results of a case are compared with the reference, element by element. `Evidence` counts them for each output: for,
+against, or not judged. The verdict follows from these counts (`evidence.py`).
 
 The proof promises no more than it tried: a model that mixes rows only at other values or sizes passes. Time is limited by
-a budget, and each treatment has a share. Only the cases that `ProbeOptions.budget_s` names run beyond the budget.
+a budget (`budget.py`), and each treatment has a share. Only the cases that `ProbeOptions.budget_s` names run beyond it.
 
 `shapestream_engine.probe` runs the examination in a child process, because a model may crash or hang. The child announces
 each call with its phase. The parent attributes a crash to the last announced phase and starts another child, which skips
@@ -23,7 +23,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from time import monotonic
 from typing import Any
 
 from shapestream_engine.batching.calls import CallPlanner
@@ -32,22 +31,28 @@ from shapestream_engine.compiled_model import CompiledModel
 from shapestream_engine.errors import EngineError, SignatureError
 from shapestream_engine.ports import InputPort
 from shapestream_engine.probing.baseline import Baseline, find_baseline, tells
+from shapestream_engine.probing.budget import Budget
 from shapestream_engine.probing.cases import (
     Case,
     batching_cases,
     crowds,
+    doublings,
     grid_cases,
     invariance_cases,
     most_rows,
     padding_cases,
+    row_counts,
     static_cases,
     strategy_cases,
 )
+from shapestream_engine.probing.evidence import ENOUGH, LEAST_REQUESTS, Evidence, OutputEvidence
 from shapestream_engine.probing.inputs import Samples, Values, read_samples
 from shapestream_engine.probing.model_calls import Announce, DirectCalls, ModelCalls, ProbeRequest, SlotCalls
+from shapestream_engine.probing.movement import Movement
 from shapestream_engine.probing.probe_requests import ProbeRequests, same_bits
-from shapestream_engine.probing.report import Finding, Treatment, Verdict, refuted, unproved
+from shapestream_engine.probing.report import Finding, Treatment, refuted, unjudged
 from shapestream_engine.probing.tolerances import Difference, OutputTolerance, compare
+from shapestream_engine.shapes import BATCH
 from shapestream_engine.signature import ModelSignature
 from shapestream_engine.tensor import Array
 
@@ -60,11 +65,13 @@ _FIRST = 2
 _SERVED = frozenset({"strategy", "static", "invariance"})
 """Kinds of treatment that run through a slot, as in service."""
 _VARIED = frozenset({"batching", "padding", "strategy"})
-"""Kinds of treatment that run requests of many contents."""
+"""Kinds of treatment that run requests of many contents: whole values need requests near their steps."""
+_FLOORED = frozenset({"batching", "padding"})
+"""Kinds of treatment with enough contents for `LEAST_REQUESTS`."""
+_ROWS_SHARE = 0.5
+"""Share of a treatment's time for calls of many rows."""
 EVERY_INPUT = "*"
 """Stands for all inputs in `ProbeOptions`."""
-ENOUGH = 3
-"""Results that can show a difference; with fewer results, nothing is proved."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,14 +90,16 @@ class ProbeOptions:
     batch_invariant: bool = False
     """True if results must be equal to the bit in every batch; each call then has a fixed number of rows."""
     budget_s: float = 30.0
-    """Seconds for the proof, counted from the first request, after compilation.
+    """Seconds of computation for the proof, counted from the first request, after compilation: CPU seconds of the process
+    divided by its threads, at least a quarter of the wall-clock time.
 
-    Three cases run even when the budget is spent: the first `ENOUGH` results of each output, the largest calls that may be
-    served, and each static shape. No such call is tried if it would take half of the budget. Calls of the calibration's
-    sizes take a twentieth of the budget together.
+    Two kinds of cases run beyond the budget, until four times as many wall-clock seconds have passed: those that each
+    output lacks of `LEAST_REQUESTS` requests, and each static shape. Calls of many rows take half of a treatment's share,
+    calls of the calibration's sizes a twentieth of the budget together. No call is tried if it would take half of the
+    budget.
     """
     hang_s: float = 30.0
-    """Seconds after which a call counts as hanging; compilation may take 20 times as long."""
+    """Wall-clock seconds after which a call counts as hanging; compilation may take 20 times as long."""
     seed: int = 0
 
 
@@ -135,12 +144,14 @@ def examine(
     served: CompiledModel | None = None,
     announce: Announce = lambda phase, words: None,
     skip: frozenset[str] = frozenset(),
+    threads: int | None = None,
 ) -> Outcome:
     """Try each treatment that is not in `skip`, and hand its findings to `emit`.
 
-    `model` takes every shape. `served` is the same model with a strategy; None if it has no strategy.
+    `model` takes every shape. `served` is the same model with a strategy; None if it has no strategy. `threads`: those that
+    the model computes with; None: one per CPU.
     """
-    ends_at = monotonic() + options.budget_s
+    budget = Budget(options.budget_s, threads)
     signature = model.signature if served is None else served.signature
     calls = DirectCalls(model, signature, announce)
     wanted = [treatment for treatment in treatments(signature, options) if str(treatment) not in skip]
@@ -154,14 +165,16 @@ def examine(
         why = _unrepeatable(calls, baseline)
         outcome.sizes = tuple(map(baseline.spell, baseline.sizes))
         if not why:
-            baseline.requests.ends_at = min(ends_at, monotonic() + options.budget_s / 10)
+            until = budget.spent_s() + options.budget_s / 10
+            baseline.requests.has_time = lambda: budget.spent_s() < until
+            baseline.requests.may_make = baseline.requests.has_time
             baseline.requests.look_for_ids(max(baseline.sizes, key=math.prod))
             baseline.look_again()
     if baseline is None or why:
-        emit([unproved(treatment, why) for treatment in wanted])
+        emit([unjudged(treatment, why) for treatment in wanted])
     else:
         served_calls = calls if served is None else SlotCalls(served, announce)
-        _TreatmentRun(calls, served_calls, baseline, options, skip).run(wanted, emit, ends_at)
+        _TreatmentRun(calls, served_calls, baseline, options, skip, budget).run(wanted, emit)
         outcome.tolerances = {
             port.name: tolerance.to_dict()
             for number, (port, tolerance) in enumerate(
@@ -185,105 +198,133 @@ class _TreatmentRun:
         baseline: Baseline,
         options: ProbeOptions,
         skip: frozenset[str],
+        budget: Budget,
     ) -> None:
         self._calls = calls
         self._served = served
         self._baseline = baseline
         self._options = options
         self._skip = skip
+        self._budget = budget
         self._rows = most_rows(calls.signature, options.max_batch)
 
-    def run(
-        self, wanted: Sequence[Treatment], emit: Callable[[Sequence[Finding]], None], ends_at: float
-    ) -> None:
+    def run(self, wanted: Sequence[Treatment], emit: Callable[[Sequence[Finding]], None]) -> None:
         """Try each treatment; one with enough evidence ends when its share of the time is over."""
         for number, treatment in enumerate(wanted):
-            share_s = (ends_at - monotonic()) / (len(wanted) - number)
+            share_s = (self._options.budget_s - self._budget.spent_s()) / (len(wanted) - number)
             # Cases are made as they are needed, so requests that run alone for a case belong to the phase as well.
             with self._calls.phase(str(treatment)), self._served.phase(str(treatment)):
-                emit(list(self._try_treatment(treatment, share_s).findings()))
+                emit(list(self._try_treatment(treatment, share_s)))
 
-    def _try_treatment(self, treatment: Treatment, share_s: float) -> Evidence:
-        baseline = self._baseline
+    def _try_treatment(self, treatment: Treatment, share_s: float) -> Iterator[Finding]:
+        baseline, budget = self._baseline, self._budget
         if treatment.kind == "invariance" and self._served is not self._calls:
             baseline = self._served_baseline()
-        evidence = Evidence(treatment, self._calls.signature, baseline)
+        company = _Company(treatment, self._calls.signature, baseline)
+        evidence, requests = company.evidence, baseline.requests
+        least = LEAST_REQUESTS if treatment.kind in _FLOORED else 0
         # Each static shape has a compiled model, and each of them is tried before it is served.
-        until = math.inf if treatment.kind == "static" else monotonic() + share_s
-        baseline.requests.ends_at = monotonic() + share_s
-        self._try(evidence, islice(cases := self._cases(treatment, baseline), _FIRST), treatment, until)
-        self._try_largest(evidence, treatment, baseline)
-        self._try(evidence, cases, treatment, until)
-        if treatment.kind == "padding":
-            # Padded to a size at which the rule happens to hold, the request would lose some of its own results.
-            evidence.misfit = baseline.requests.misfit
-        return evidence
+        until = math.inf if treatment.kind == "static" else budget.spent_s() + max(0.0, share_s)
+        requests.has_time = lambda: budget.spent_s() < until
 
-    def _try_largest(self, evidence: Evidence, treatment: Treatment, baseline: Baseline) -> None:
-        """Try the largest calls that may be served, whatever the budget."""
+        def may_go_on() -> bool:
+            is_enough = evidence.is_enough(least)
+            return budget.spent_s() < until or not (is_enough or budget.is_over)
+
+        requests.may_make = may_go_on
+        self._try(company, islice(cases := self._cases(treatment, baseline), _FIRST), may_go_on)
+        self._try_largest(company, budget.spent_s() + _ROWS_SHARE * max(0.0, share_s))
+        is_complete = self._try(company, cases, may_go_on)
+        if treatment.kind in _VARIED:
+            evidence.skipped = requests.skipped
+        if treatment.kind in _FLOORED:
+            are_all = is_complete and requests.refused == requests.skipped == 0
+            evidence.least = ENOUGH if are_all else least
+        if treatment.kind == "padding" and requests.misfit:
+            # Padded to a size at which the rule happens to hold, the request would lose some of its own results.
+            yield refuted(treatment, f"a request alone breaks the rule of an output: {requests.misfit}")
+        else:
+            yield from evidence.findings()
+
+    def _try_largest(self, company: _Company, until: float) -> None:
+        """Try calls of more and more rows, up to the most that may be served."""
+        treatment, baseline = company.treatment, company.baseline
         if treatment.kind not in ("batching", "padding", "strategy") or self._rows < 2:
             return
         signature, options = self._calls.signature, self._options
         padded = [signature.dimensions.index(name) for name in treatment.dimensions]
-        cases = crowds(baseline, padded, self._rows)
-        tried, why = self._try_crowds(evidence, cases, treatment)
+        if treatment.kind == "batching":
+            counts = row_counts(signature, options.max_batch, self._rows)
+        else:
+            counts = doublings(signature, self._rows)
+        cases = crowds(baseline, padded, counts, company.evidence.judged_at)
+        tried, why = self._try_crowds(company, cases, until)
         if why:
-            evidence.stop(tried, f"calls of more rows, up to {self._rows}, were not tried: {why}")
+            company.evidence.stop(tried, why)
         elif treatment.kind == "batching" and _GRID not in self._skip:
-            self._try_grid(evidence, grid_cases(baseline, options.max_batch), treatment)
+            self._try_grid(company, grid_cases(baseline, options.max_batch))
 
-    def _try_crowds(self, evidence: Evidence, cases: Iterator[Case], treatment: Treatment) -> tuple[int, str]:
-        """Try larger and larger calls. Returns the rows of the last call, and the reason why larger calls were not
-        tried, or ""."""
+    def _try_crowds(self, company: _Company, cases: Iterator[Case], until: float) -> tuple[int, str]:
+        """Try larger and larger calls. Returns the rows up to which each call was judged, and the reason why larger calls
+        were not, or ""."""
         limit_s = self._options.budget_s / 2
         last: Case | None = None
-        rows = 1  # a request that runs alone needs no proof
+        rows = judged = 1  # a request that runs alone needs no proof
         seconds_per_byte = 0.0
         for case in cases:
-            if evidence.is_settled:
+            if company.evidence.is_settled:
                 break
-            nbytes = self._nbytes(case, treatment)
+            if case.sizes[0] > rows > 1 and not company.evidence.judged_at(rows):
+                return judged, f"no result in a call of {rows} rows could be judged"
+            judged = rows
+            nbytes = self._nbytes(case, company.treatment)
             if nbytes > MOST_CROWD_NBYTES:
                 return rows, f"their inputs take more than {MOST_CROWD_NBYTES >> 20} MiB"
             if last is not None and case.sizes[0] > rows and seconds_per_byte * nbytes > limit_s:
                 # The first call of a shape may include preparation, so the last call is timed again.
-                seconds_per_byte = self._try_one(evidence, last, treatment) / self._nbytes(last, treatment)
+                seconds_per_byte = self._try_one(company, last) / self._nbytes(last, company.treatment)
                 if seconds_per_byte * nbytes > limit_s:
                     return rows, f"one would take longer than {limit_s:g} s"
-            seconds_per_byte = self._try_one(evidence, case, treatment) / nbytes
+            if case.sizes[0] > rows and self._budget.spent_s() + seconds_per_byte * nbytes > until:
+                return rows, "their share of the time is over"
+            seconds_per_byte = self._try_one(company, case) / nbytes
             last, rows = case, case.sizes[0]
         return rows, ""
 
-    def _try_grid(self, evidence: Evidence, cases: Iterator[Case], treatment: Treatment) -> None:
+    def _try_grid(self, company: _Company, cases: Iterator[Case]) -> None:
         """Try calls of the calibration's sizes until their share of the budget is spent."""
-        ends_at = monotonic() + self._options.budget_s / 20
+        until = self._budget.spent_s() + self._options.budget_s / 20
         seconds_per_byte = 0.0
-        while not evidence.is_settled:
+        while not company.evidence.is_settled:
             with self._calls.phase(_GRID):
                 case = next(cases, None)
             if case is None:
                 return
-            nbytes = self._nbytes(case, treatment)
-            if monotonic() + seconds_per_byte * nbytes > ends_at:
+            nbytes = self._nbytes(case, company.treatment)
+            if self._budget.spent_s() + seconds_per_byte * nbytes > until:
                 return
-            seconds_per_byte = self._try_one(evidence, case, treatment) / nbytes
+            seconds_per_byte = self._try_one(company, case) / nbytes
 
-    def _try(self, evidence: Evidence, cases: Iterator[Case], treatment: Treatment, ends_at: float) -> None:
-        while not evidence.is_settled and not (evidence.is_enough and monotonic() > ends_at):
+    def _try(self, company: _Company, cases: Iterator[Case], may_go_on: Callable[[], bool]) -> bool:
+        """Try cases while there is time, until every verdict is settled. Returns True if none is left."""
+        while not company.evidence.is_settled and may_go_on():
             case = next(cases, None)
             if case is None:
-                return
-            self._try_one(evidence, case, treatment)
+                return True
+            self._try_one(company, case)
+        return False
 
-    def _try_one(self, evidence: Evidence, case: Case, treatment: Treatment) -> float:
-        """Run one case; returns its duration in seconds."""
-        runner = self._served if treatment.kind in _SERVED else self._calls
-        began = monotonic()
+    def _try_one(self, company: _Company, case: Case) -> float:
+        """Run one case; returns its duration in seconds of the budget."""
+        runner = self._served if company.treatment.kind in _SERVED else self._calls
+        began = self._budget.spent_s()
         try:
-            evidence.add(case, runner.run(case.sizes, case.members, case.words))
+            results = runner.run(case.sizes, case.members, case.words)
         except (EngineError, RuntimeError) as error:
-            evidence.fail(case, str(error))
-        return monotonic() - began
+            company.evidence.fail(str(error), case.words)
+        else:
+            company.compare(case, results)
+        return self._budget.spent_s() - began
 
     def _nbytes(self, case: Case, treatment: Treatment) -> int:
         """Return the bytes of the inputs of the case's largest call."""
@@ -324,148 +365,102 @@ class _TreatmentRun:
 _NO_DIFFERENCE = Difference(amount=0.0, allowed=0.0)
 
 
-@dataclass(slots=True)
-class _Worst:
-    difference: Difference
-    case: str
-
-
-class Evidence:
-    """The results of one treatment's cases so far, per output, and their verdict."""
+class _Company:
+    """Compares the results of one treatment's cases with those of the requests alone, for its evidence."""
 
     def __init__(self, treatment: Treatment, signature: ModelSignature, baseline: Baseline) -> None:
-        self._treatment = treatment
-        self._signature = signature
-        self._baseline = baseline
-        self._cases = [0] * len(signature.outputs)
-        self._requests: list[set[ProbeRequest]] = [set() for _ in signature.outputs]
-        self._hidden = [0] * len(signature.outputs)
-        self._ties: list[set[ProbeRequest]] = [set() for _ in signature.outputs]
-        """Requests whose difference is ignored, because rounding may have caused it."""
+        self.treatment = treatment
+        self.baseline = baseline
+        self._padded = [signature.dimensions.index(name) for name in treatment.dimensions]
+        self._axes = [
+            port.shape.names.index(BATCH) if BATCH in port.shape.names else None for port in signature.outputs
+        ]
         self._hides: dict[tuple[ProbeRequest, int], bool] = {}
-        self._worst: list[_Worst | None] = [None] * len(signature.outputs)
-        self._failure: tuple[str, str] | None = None
-        self._rows = 0
-        self._stopped: tuple[int, str] | None = None
-        self.misfit = ""
-        """The error of a request that broke an output's rule although it ran alone: the rule is wrong."""
+        is_varied = treatment.kind in _VARIED
+        self._in_steps = [baseline.is_discrete(number) for number in range(len(signature.outputs))]
+        self.evidence = Evidence(
+            treatment,
+            [
+                OutputEvidence(
+                    port.name,
+                    blank=baseline.blank.get(number, ""),
+                    is_whole=is_varied and self._in_steps[number],
+                    spread=baseline.tolerances[number].spread,
+                )
+                for number, port in enumerate(signature.outputs)
+            ],
+        )
 
-    def add(self, case: Case, results: Sequence[Sequence[Array]]) -> None:
+    def compare(self, case: Case, results: Sequence[Sequence[Array]]) -> None:
         """Compare the results of a case with the results that each member got alone."""
-        self._rows = max(self._rows, sum(member.shape.rows for member in case.members))
+        self.evidence.ran(sum(member.shape.rows for member in case.members))
         for place, (member, got) in enumerate(zip(case.members, results, strict=True)):
             if member in case.guests:
                 continue
-            for number in range(len(got)):
-                alone = member.results[number]
-                tolerance = self._tolerance_of(member, number)
-                is_same = same_bits(alone, got[number])
-                difference = _NO_DIFFERENCE if is_same else compare(alone, got[number], tolerance)
-                if self._shows_nothing(member, number, difference):
-                    self._hidden[number] += 1
-                    continue
-                if tells(alone) and number not in self._baseline.blank:
-                    self._cases[number] += 1
-                    self._requests[number].add(member)
-                worst = self._worst[number]
-                if worst is None or difference.excess > worst.difference.excess:
-                    own = self._baseline.spell(member.sizes)
-                    words = f"request {place + 1} of {len(case.members)}, of {own}: {case.words}"
-                    self._worst[number] = _Worst(difference, words if len(case.members) > 1 else case.words)
+            own = self.baseline.spell(member.sizes)
+            words = f"request {place + 1} of {len(case.members)}, of {own}: {case.words}"
+            for number, result in enumerate(got):
+                self._compare(case, member, number, result, words if len(case.members) > 1 else case.words)
 
-    def _tolerance_of(self, member: ProbeRequest, number: int) -> OutputTolerance:
-        baseline = self._baseline
-        return baseline.requests.tolerance_of(member, number, baseline.tolerances[number])
-
-    def _shows_nothing(self, member: ProbeRequest, number: int, difference: Difference) -> bool:
-        """Tell whether the comparison can show no difference, or whether rounding decides it."""
+    def _compare(self, case: Case, member: ProbeRequest, number: int, result: Array, words: str) -> None:
+        alone, evidence = member.results[number], self.evidence.outputs[number]
         tolerance = self._tolerance_of(member, number)
+        difference = _NO_DIFFERENCE if same_bits(alone, result) else compare(alone, result, tolerance)
         if difference.within:
-            key = (member, number)
-            if key not in self._hides:
-                self._hides[key] = tolerance.hides(member.results[number])
-            return self._hides[key]
+            if not (tells(alone) and self._could_differ(case, member)):
+                return
+            if self._hides_all(member, number, tolerance):
+                evidence.hidden.add(member)
+                return
+            evidence.agrees(
+                member,
+                rows=sum(each.shape.rows for each in case.members),
+                shape=self._of_row(number, alone.shape),
+                difference=difference,
+                case=words,
+                is_near=number in member.near,
+            )
+            return
         # Batch invariance promises equal bits, even where two scores are equal.
-        if self._treatment.kind == "invariance" or not self._baseline.requests.hangs_on_rounding(
-            member, number, tolerance, difference.excess
-        ):
-            return False
-        self._ties[number].add(member)
+        if self.treatment.kind == "invariance":
+            evidence.differs(difference, words)
+            return
+        movement = Movement(alone, result, tolerance, in_steps=self._in_steps[number])
+        elements = movement.differing()
+        doubt = self.baseline.requests.doubt_about(member, number, movement)
+        if doubt is None:
+            evidence.differs(difference, words)
+            return
+        evidence.cannot_tell(
+            member,
+            doubt,
+            shape=self._of_row(number, alone.shape),
+            elements=[self._of_row(number, tuple(element)) for element in elements.tolist()],
+        )
+
+    def _could_differ(self, case: Case, member: ProbeRequest) -> bool:
+        """Tell whether the request had company in this case: another request, or padding."""
+        if self.treatment.kind == "batching":
+            return any(other is not member for other in case.members)
+        if self.treatment.kind == "padding":
+            return any(case.sizes[number] > member.sizes[number] for number in self._padded)
         return True
 
-    def fail(self, case: Case, message: str) -> None:
-        """Record that a call failed although each of its members runs alone."""
-        self._failure = self._failure or (message, case.words)
+    def _of_row(self, number: int, index: tuple[int, ...]) -> tuple[int, ...]:
+        """Return a shape, or an index, without the batch axis of this output."""
+        axis = self._axes[number]
+        return index if axis is None else index[:axis] + index[axis + 1 :]
 
-    def stop(self, rows: int, why: str) -> None:
-        """Record the reason why calls of more than `rows` rows were not tried."""
-        self._stopped = rows, why
+    def _tolerance_of(self, member: ProbeRequest, number: int) -> OutputTolerance:
+        baseline = self.baseline
+        return baseline.requests.tolerance_of(member, number, baseline.tolerances[number])
 
-    @property
-    def is_settled(self) -> bool:
-        """Tell whether the verdict of every output is final."""
-        return self._failure is not None or all(
-            worst is not None and not worst.difference.within for worst in self._worst
-        )
-
-    @property
-    def is_enough(self) -> bool:
-        """Tell whether every output that can be proved has enough cases."""
-        return all(
-            cases + hidden >= ENOUGH or number in self._baseline.blank
-            for number, (cases, hidden) in enumerate(zip(self._cases, self._hidden, strict=True))
-        )
-
-    def findings(self) -> Iterator[Finding]:
-        """Yield a verdict per output; one verdict for all outputs where a call failed."""
-        if self.misfit:
-            yield refuted(self._treatment, f"a request alone breaks the rule of an output: {self.misfit}")
-        elif self._failure is not None:
-            message, case = self._failure
-            why = f"the call fails, while each of its requests runs alone: {message}"
-            yield refuted(self._treatment, why, case)
-        else:
-            for number, port in enumerate(self._signature.outputs):
-                yield self._finding(number, port.name)
-
-    def _finding(self, number: int, name: str) -> Finding:
-        verdict, why = self._verdict(number)
-        worst = self._worst[number]
-        numbers = worst is not None and math.isfinite(worst.difference.amount)
-        return Finding(
-            treatment=self._treatment,
-            output=name,
-            verdict=verdict,
-            cases=self._cases[number],
-            requests=len(self._requests[number]),
-            rows=self._rows if self._stopped is None else self._stopped[0],
-            is_short=self._stopped is not None and why == self._stopped[1],
-            largest=worst.difference.amount if worst is not None and numbers else None,
-            allowed=worst.difference.allowed if worst is not None and numbers else None,
-            why=why,
-            case=worst.case if worst is not None and verdict == "refuted" else "",
-        )
-
-    def _verdict(self, number: int) -> tuple[Verdict, str]:
-        worst = self._worst[number]
-        if worst is not None and not worst.difference.within:
-            return "refuted", worst.difference.words
-        if number in self._baseline.blank:
-            return "unproved", self._baseline.blank[number]
-        if self._hidden[number] and self._cases[number] < ENOUGH:
-            return "unproved", "results differ by less than rounding is allowed to change them"
-        if self._cases[number] < ENOUGH:
-            return "unproved", f"only {self._cases[number]} results would have shown anything"
-        if self._treatment.kind in _VARIED and self._baseline.is_discrete(number):
-            near = sum(number in request.near for request in self._requests[number])
-            if near < ENOUGH:
-                return "unproved", f"only {near} requests were near a change of its values"
-            # Where all values are equal, a threshold looks like a tie.
-            if (ties := len(self._ties[number])) >= ENOUGH:
-                return "unproved", f"{ties} requests lie where rounding decides, and got other results"
-        if self._stopped is not None:
-            return "unproved", self._stopped[1]
-        return "proved", ""
+    def _hides_all(self, member: ProbeRequest, number: int, tolerance: OutputTolerance) -> bool:
+        """Tell whether the tolerance of the request exceeds the spread of its results."""
+        key = (member, number)
+        if key not in self._hides:
+            self._hides[key] = tolerance.hides(member.results[number])
+        return self._hides[key]
 
 
 def values_of(signature: ModelSignature, options: ProbeOptions) -> dict[str, Values]:

@@ -43,6 +43,11 @@ class _Bounded:
     low: float
     high: float
 
+    @property
+    def is_whole(self) -> bool:
+        """Tell whether all values are whole numbers."""
+        return False
+
     def range(self) -> tuple[float, float]:
         """Return the smallest and the largest ordinary value."""
         return self.low, self.high
@@ -67,6 +72,11 @@ class Integers(_Bounded):
     low: int
     high: int
 
+    @property
+    def is_whole(self) -> bool:
+        """Tell whether all values are whole numbers."""
+        return True
+
     def draw(self, shape: tuple[int, ...], random: np.random.Generator) -> Array:
         """Draw independent elements."""
         return random.integers(self.low, self.high, shape, endpoint=True)
@@ -81,6 +91,11 @@ class Normal:
 
     mean: float
     std: float
+
+    @property
+    def is_whole(self) -> bool:
+        """Tell whether all values are whole numbers."""
+        return False
 
     def draw(self, shape: tuple[int, ...], random: np.random.Generator) -> Array:
         """Draw independent elements."""
@@ -100,6 +115,11 @@ class Samples:
 
     rows: tuple[Array, ...]
     batch_axis: int | None
+
+    @property
+    def is_whole(self) -> bool:
+        """Tell whether all values are whole numbers."""
+        return all(bool((row == np.rint(row)).all()) for row in self.rows)
 
     def cut(self, shape: tuple[int, ...], number: int) -> Array:
         """Return the rows spread over all samples; equal numbers take rows that belong together, in every input."""

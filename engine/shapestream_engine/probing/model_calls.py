@@ -40,6 +40,8 @@ class ProbeRequest:
     """Requests of equal magnitude have values in the same range; None: the range is unknown."""
     near: frozenset[int] = frozenset()
     """Numbers of the outputs that have a threshold near this request: a nearly equal request gets another result."""
+    is_beyond: bool = False
+    """True if its values exceed the ordinary ones, which nobody declared: a crash on it blames no treatment."""
 
     @property
     def sizes(self) -> tuple[int, ...]:

@@ -67,8 +67,12 @@ class Movements:
 class Movement:
     """The largest movement of one output at each element, and its answer's excess over the tolerance."""
 
-    def __init__(self, alone: Array, answer: Array, tolerance: OutputTolerance) -> None:
+    def __init__(
+        self, alone: Array, answer: Array, tolerance: OutputTolerance, *, in_steps: bool = False
+    ) -> None:
+        """`in_steps`: values are places or classes, and any change of an element explains any other value of it."""
         self._alone = alone
+        self._in_steps = in_steps
         self._answer_shape = answer.shape
         self._most = np.zeros(alone.shape)
         self._cap = tolerance.own(alone)
@@ -79,10 +83,16 @@ class Movement:
             self._excess = distances(alone, answer) - tolerance.allowed(numbers)
             self.explains = not (self._excess > 0.0).any()
 
+    def differing(self) -> Array:
+        """Return the indices of the elements that differ by more than the tolerance; none if the shapes differ."""
+        same_shape = self._answer_shape == self._alone.shape
+        return np.argwhere(self._excess > 0.0) if same_shape else np.zeros((0, self._alone.ndim), np.int64)
+
     def changed(self, result: Array) -> None:
         """Add the result of changed inputs. A result of the answer's shape explains an answer of another shape."""
         if result.shape == self._alone.shape:
-            self._moved(distances(self._alone, result))
+            moved = distances(self._alone, result)
+            self._moved(np.where(moved > 0.0, np.inf, 0.0) if self._in_steps else moved)
         else:
             self.explains |= result.shape == self._answer_shape
 

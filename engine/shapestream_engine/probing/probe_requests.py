@@ -6,14 +6,20 @@ An output with few values (a truth value, a class, a position) rarely shows that
 searches for the threshold by bisection. It takes two requests with different results, and halves the way between them
 until both requests are nearly equal and their results still differ. A shift of the threshold by more than their distance
 changes one of the two results. The search is the same for every kind of output, and also finds floats that jump.
+
+Requests that the proof makes up run in phases of their own, because the model may crash on them. Values that nobody
+declared have another phase than ordinary ones: after a crash on a million, contents within the ordinary values still run.
+What such a crash leaves out of the ordinary values is counted (`skipped`), because it is evidence that the proof lacks.
+
+A difference is judged by `doubt_about`: the request runs again, alone, with changes as small as rounding
+(`movement.py`). A careful model may refuse them. Then changes that keep whole numbers whole are tried, then copies of the
+request beside it. If all are refused, nobody can tell.
 """
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from time import monotonic
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,6 +28,7 @@ from shapestream_engine.array_bytes import sent_array
 from shapestream_engine.errors import EngineError, RuleError
 from shapestream_engine.layout import Tensors
 from shapestream_engine.probing.contents import MOST_ID, content_request, domains, has_ids, recipes
+from shapestream_engine.probing.evidence import Doubt
 from shapestream_engine.probing.inputs import (
     Extreme,
     Values,
@@ -32,6 +39,7 @@ from shapestream_engine.probing.inputs import (
     spell_sizes,
 )
 from shapestream_engine.probing.model_calls import ModelCalls, ProbeRequest, arrays_of
+from shapestream_engine.probing.movement import RUNS, Movement
 from shapestream_engine.probing.texts import Texts
 from shapestream_engine.probing.tolerances import Moments, OutputTolerance, Tolerance, coarser, compare
 from shapestream_engine.string_arrays import STRING_TYPES
@@ -39,8 +47,15 @@ from shapestream_engine.tensor import Array
 
 _HALVINGS = 24
 """Most steps of a bisection: from a thousand to a ten-thousandth."""
-_NUDGES = 3
-"""Random changes per request that imitate rounding."""
+_REFUSALS = 3
+"""Changes that the model refuses before no more are tried."""
+_COPIES = (2, 3)
+"""Copies of a request in one call, where no change of it can be tried."""
+_NEAR = "near"
+_CONTENTS = "contents"
+_NUDGES = "nudges"
+_BEYOND = " beyond"
+"""Ending of the phases of values that exceed the ordinary ones."""
 _TEXTS = 24
 """Contents of a model that takes only strings: there are no values to lie above or below."""
 _MOST_NBYTES = 256 << 20
@@ -70,6 +85,8 @@ class ProbeRequests:
         self._seed = seed
         self._computed_in = computed_in
         self._skip = skip
+        # After a crash on wider contents, all stay within the ordinary values.
+        self._is_narrow = _phase(_CONTENTS, is_beyond=True) in skip
         self._know(largest_ids={})
         self._made: dict[tuple[Any, ...], ProbeRequest | None] = {}
         self._known: dict[tuple[Any, ...], ProbeRequest | None] = {}
@@ -81,9 +98,19 @@ class ProbeRequests:
         self._moments: dict[tuple[ProbeRequest, int], Moments] = {}
         self._tolerances: dict[tuple[Any, ...], OutputTolerance] = {}
         self._kept_nbytes = 0
-        self.ends_at = math.inf
-        """Time, in seconds of `monotonic`, after which no further contents and no requests near thresholds are made."""
+        self.has_time: Callable[[], bool] = lambda: True
+        """Tells whether there is time for requests near thresholds and for ids."""
+        self.may_make: Callable[[], bool] = lambda: True
+        """Tells whether further contents may be made."""
         self._near: dict[tuple[Any, ...], tuple[ProbeRequest, ...]] = {}
+        self._changed: dict[tuple[ProbeRequest, int], list[Array] | None] = {}
+        """Results of requests that ran again, changed; None if the model refused that."""
+        self._beside: dict[tuple[ProbeRequest, int], list[Array] | None] = {}
+        """Results of requests beside copies of themselves; None if there is no such call."""
+        self.refused = 0
+        """Contents of ordinary values that the model refused."""
+        self.skipped = 0
+        """Requests of ordinary values that were not made, because a crash ended others of their kind."""
         self.complaint = ""
         """The error of the last request that failed."""
         self.misfit = ""
@@ -148,7 +175,7 @@ class ProbeRequests:
         """Return the request of recipe `number`; beyond the recipes, a random mixture. Equal requests are made once."""
         key = (sizes, "content", number)
         if key not in self._made:
-            if self._kept_nbytes > _MOST_NBYTES or monotonic() > self.ends_at:
+            if self._kept_nbytes > _MOST_NBYTES or not self.may_make():
                 return None
             tensors, recipe = content_request(
                 self.signature,
@@ -162,7 +189,13 @@ class ProbeRequests:
             known = (tensors.layout, *tensors.buffers)
             if known not in self._known:
                 words = "random contents" if recipe is None else str(recipe)
-                self._known[known] = request = self._made_up(tensors, words, "contents")
+                beyond = any(domain.is_beyond(recipe) for domain in self._domains.values())
+                self._known[known] = request = self._made_up(tensors, words, _CONTENTS, is_beyond=beyond)
+                if request is None and not beyond:
+                    if _phase(_CONTENTS, is_beyond=False) in self._skip:
+                        self.skipped += 1
+                    else:
+                        self.refused += 1
                 if request is not None and recipe is not None:
                     request.magnitude = recipe.magnitude
                     self._alike[recipe.magnitude].append(request)
@@ -180,31 +213,43 @@ class ProbeRequests:
         """
         key = (sizes, output, number)
         if key not in self._near:
-            if monotonic() > self.ends_at:
+            if not self.has_time():
+                return ()
+            if _phase(_NEAR, is_beyond=False) in self._skip:
+                self.skipped += 2
+                self._near[key] = ()
                 return ()
             ends = self._differing(sizes, output, tolerance, number)
             self._near[key] = () if ends is None else self._halved(*ends, output, tolerance)
         return self._near[key]
 
-    def hangs_on_rounding(
-        self, request: ProbeRequest, output: int, tolerance: OutputTolerance, excess: float
-    ) -> bool:
-        """Tell whether a change of the inputs as small as rounding moves that output about as far as `excess`.
+    def doubt_about(self, request: ProbeRequest, output: int, movement: Movement) -> Doubt | None:
+        """Return why a difference in company cannot be judged; None if only the company explains it.
 
-        It does at a tie of equal scores, and where large terms cancel. `excess` is the observed difference / tolerance.
-        "About as far" is `excess` times rounding / nearness.
+        `movement` has the result of the request alone, the result in company, and their tolerance. Integers and strings are
+        never changed: no rounding changes them. A model of such inputs alone can only be tried beside copies.
         """
-        parts = [part for _, kind, _ in request.tensors.layout if (part := self._part(kind)) is not None]
-        if not parts:
-            return False
-        ample = min(part.of_spread / part.of_magnitude for part in parts)
-        for number in range(_NUDGES):
-            other = self._made_up(self._nudged(request.tensors, number), "rounded otherwise", "contents")
-            if other is None:
-                return True
-            if compare(request.results[output], other.results[output], tolerance).excess * ample >= excess:
-                return True
-        return False
+        can_change = any(self._part(kind) is not None for _, kind, _ in request.tensors.layout)
+        ran = 0
+        for number in range(RUNS) if can_change else ():
+            again = self._changed_alone(request, number)
+            if again is not None:
+                ran += 1
+                movement.changed(again[output])
+            elif not ran and number + 1 >= _REFUSALS:
+                break
+            if movement.explains:
+                return Doubt.EXPLAINED
+        for copies in () if ran else _COPIES:
+            beside = self._beside_copies(request, copies)
+            if beside is not None:
+                movement.beside_copies(beside[output])
+                if movement.explains:
+                    return Doubt.EXPLAINED
+        if ran or not can_change:
+            return None
+        skipped = _phase(_NUDGES, is_beyond=request.is_beyond) in self._skip
+        return Doubt.SKIPPED if skipped else Doubt.REFUSED
 
     def tolerance_of(self, request: ProbeRequest, output: int, tolerance: OutputTolerance) -> OutputTolerance:
         """Return the tolerance of one request, with the spread limited to the requests of its magnitude.
@@ -229,7 +274,9 @@ class ProbeRequests:
         ]
 
     def _know(self, largest_ids: Mapping[str, int]) -> None:
-        self._domains = domains(self.signature, self.values, self.declared, largest_ids)
+        self._domains = domains(
+            self.signature, self.values, self.declared, largest_ids, is_narrow=self._is_narrow
+        )
         self._recipes = recipes(self._domains)
 
     def _moments_of(self, request: ProbeRequest, output: int, tolerance: OutputTolerance) -> Moments:
@@ -248,7 +295,7 @@ class ProbeRequests:
         assert not isinstance(values, Texts)  # the input may hold ids
         least, refused = int(values.range()[1]), MOST_ID + 1
         tried = MOST_ID
-        while refused - least > 1 and monotonic() <= self.ends_at:
+        while refused - least > 1 and self.has_time():
             own = filled(tried, port.element_type, shape).tobytes()
             buffers = [
                 own if index == number else buffer
@@ -270,6 +317,8 @@ class ProbeRequests:
             for key, request in self._made.items()
             if key[0] == sizes and isinstance(key[-1], int) and request is not None
         ]
+        if _phase(_NEAR, is_beyond=True) in self._skip:
+            found = [request for request in found if not request.is_beyond]
         random = np.random.default_rng([self._seed, number, output, *sizes])
         order = random.permutation(len(found))
         for place, first in enumerate(order):
@@ -285,16 +334,22 @@ class ProbeRequests:
     ) -> tuple[ProbeRequest, ...]:
         low, high = 0.0, 1.0
         start, end = one.tensors, other.tensors
-        for _ in range(_HALVINGS):
-            if self._is_near(one.tensors, other.tensors):
+        is_beyond = one.is_beyond or other.is_beyond
+        keep_whole = False
+        for _ in range(2 * _HALVINGS):
+            if not keep_whole and self._is_near(one.tensors, other.tensors):
                 break
-            if monotonic() > self.ends_at:
+            if not self.has_time():
                 return ()
             middle = (low + high) / 2
-            tensors = _between(start, end, middle)
+            tensors = _between(start, end, middle, keep_whole=keep_whole)
             if _same(tensors, one.tensors) or _same(tensors, other.tensors):
                 break
-            between = self._made_up(tensors, "near a threshold", "contents")
+            between = self._made_up(tensors, "near a threshold", _NEAR, is_beyond=is_beyond)
+            if between is None and not keep_whole:
+                # A careful model may take whole numbers only.
+                keep_whole = True
+                continue
             if between is None:
                 return ()
             if _apart(one, between, output, tolerance) >= _apart(between, other, output, tolerance):
@@ -324,8 +379,42 @@ class ProbeRequests:
                     return False
         return True
 
-    def _nudged(self, tensors: Tensors, number: int) -> Tensors:
-        """Return the request with each float changed by about one rounding error."""
+    def _changed_alone(self, request: ProbeRequest, number: int) -> list[Array] | None:
+        """Return the results of the request with a change as small as rounding; None if the model refuses each such
+        change, or none can be made. Every `number` is another change."""
+        key = (request, number)
+        if key not in self._changed:
+            self._changed[key] = None
+            for keep_whole in (False, True):
+                tensors = self._nudged(request.tensors, number, keep_whole=keep_whole)
+                if _same(tensors, request.tensors):
+                    continue
+                again = self._made_up(tensors, "rounded otherwise", _NUDGES, is_beyond=request.is_beyond)
+                if again is not None:
+                    self._changed[key] = again.results
+                    break
+        return self._changed[key]
+
+    def _beside_copies(self, request: ProbeRequest, copies: int) -> list[Array] | None:
+        """Return the results of the first of so many copies of a request in one call; None if the call fails."""
+        key = (request, copies)
+        if key not in self._beside:
+            self._beside[key] = None
+            phase = _phase(_NUDGES, is_beyond=request.is_beyond)
+            rows = copies * request.shape.rows
+            signature = self.signature
+            if signature.has_batch and rows in signature.bounds[0] and phase not in self._skip:
+                try:
+                    with self._calls.phase(phase):
+                        sizes = (rows, *request.sizes[1:])
+                        words = f"{copies} copies of {request.words}"
+                        self._beside[key], *_ = self._calls.run(sizes, [request] * copies, words)
+                except (EngineError, RuntimeError) as error:
+                    self.complaint = str(error)
+        return self._beside[key]
+
+    def _nudged(self, tensors: Tensors, number: int, *, keep_whole: bool) -> Tensors:
+        """Return the request with each float changed by about one rounding error; with `keep_whole`, not whole ones."""
         random = np.random.default_rng([number, 2])
         changed = []
         for (port, element_type, _), array in zip(tensors.layout, arrays_of(tensors), strict=True):
@@ -337,19 +426,26 @@ class ProbeRequests:
                 assert not isinstance(values, Texts)
                 ordinary = values.range()
                 largest = max(float(np.abs(floats).max()), *map(abs, ordinary))
-                changes = part.of_magnitude * largest * random.uniform(-1, 1, array.shape)
-                array = held(floats + changes, array.dtype)
+                moved = floats + part.of_magnitude * largest * random.uniform(-1, 1, array.shape)
+                if keep_whole:
+                    moved = np.where(floats == np.rint(floats), floats, moved)
+                array = held(moved, array.dtype)
             changed.append(array)
         return _with_arrays(tensors, changed)
 
-    def _made_up(self, tensors: Tensors, words: str, kind: str) -> ProbeRequest | None:
+    def _made_up(
+        self, tensors: Tensors, words: str, kind: str, *, is_beyond: bool = False
+    ) -> ProbeRequest | None:
         """Run a request that users may never send, in a phase of its own: if the model crashes on it alone, no
-        treatment is to blame."""
-        phase = f"neighbours/{kind}"
+        treatment is to blame. `is_beyond`: its values exceed the ordinary ones, which nobody declared."""
+        phase = _phase(kind, is_beyond=is_beyond)
         if phase in self._skip:
             return None
         with self._calls.phase(phase):
-            return self._alone(tensors, words)
+            request = self._alone(tensors, words)
+        if request is not None:
+            request.is_beyond = is_beyond
+        return request
 
     def _alone(self, tensors: Tensors, words: str, *, ordinary: bool = False) -> ProbeRequest | None:
         try:
@@ -363,6 +459,11 @@ class ProbeRequests:
                 self.misfit = self.misfit or f"{words}: {error}"
             return None
         return request
+
+
+def _phase(kind: str, *, is_beyond: bool) -> str:
+    """Return the phase of made-up requests of this kind."""
+    return f"neighbours/{kind}{_BEYOND if is_beyond else ''}"
 
 
 def _largest(request: ProbeRequest) -> float:
@@ -391,8 +492,11 @@ def _tensor_shapes(tensors: Tensors) -> list[tuple[int, str, tuple[int, ...]]]:
     ]
 
 
-def _between(one: Tensors, other: Tensors, share: float) -> Tensors:
-    """Interpolate between two requests of the same shapes; `share` 0.0 is the first, 1.0 the second."""
+def _between(one: Tensors, other: Tensors, share: float, *, keep_whole: bool) -> Tensors:
+    """Interpolate between two requests of the same shapes; `share` 0.0 is the first, 1.0 the second.
+
+    With `keep_whole`, floats between whole numbers are whole.
+    """
     mixed = []
     for number, (first, second) in enumerate(zip(arrays_of(one), arrays_of(other), strict=True)):
         if first.dtype == object:
@@ -402,11 +506,15 @@ def _between(one: Tensors, other: Tensors, share: float) -> Tensors:
             continue
         start = first.astype(np.float64)
         way = start + (second.astype(np.float64) - start) * share
-        if first.dtype.kind in "biu":
+        if first.dtype.kind in "biu" or (keep_whole and _is_whole(first) and _is_whole(second)):
             # Each integer steps at a random point, so that two neighbours on the way differ in one number.
             way = np.floor(way + np.random.default_rng(number).random(first.shape))
         mixed.append(held(way, first.dtype))
     return _with_arrays(one, mixed)
+
+
+def _is_whole(array: Array) -> bool:
+    return bool((array == np.rint(array)).all())
 
 
 def _with_arrays(tensors: Tensors, arrays: Sequence[Array]) -> Tensors:

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, TypeAlias
 
-Verdict: TypeAlias = Literal["proved", "refuted", "unproved"]
+Verdict: TypeAlias = Literal["proved", "refuted", "unproved", "unjudged"]
+"""`unproved`: the output is constant, empty or not finite. `unjudged`: it cannot be told whether results stay equal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,17 +46,23 @@ class Finding:
     """The output's name; None for all outputs, if a call failed."""
     verdict: Verdict
     cases: int = 0
-    """Compared results that could show a difference."""
+    """Results for the output: they agreed, and could have differed."""
     requests: int = 0
     """Different requests among these results."""
+    against: int = 0
+    """Results that differed by more than rounding."""
+    unjudged: Mapping[str, int] = field(default_factory=dict)
+    """Different requests that are not judged, by reason: `explained`, `refused` or `skipped` (`evidence.Doubt`)."""
     rows: int = 0
-    """Rows of the largest call that ran; 0 if none ran."""
+    """Rows of the largest call that ran; 0 if none ran. If `is_short`: up to this number, every number was tried."""
     is_short: bool = False
-    """True if the output is unproved only because larger calls, which may be served, were not tried."""
+    """True if larger calls, which may be served, were not tried."""
     largest: float | None = None
     """The largest difference relative to its bound; None if values could not be subtracted."""
     allowed: float | None = None
     """The tolerance at that element."""
+    spread: float | None = None
+    """The spread of ordinary results, which the tolerance follows; None for exact outputs."""
     why: str = ""
     """The error, or the reason for the verdict."""
     case: str = ""
@@ -67,6 +74,7 @@ class Finding:
         return "every output" if self.output is None else f"output {self.output!r}"
 
     def __str__(self) -> str:
+        about = f"{self.treatment}, {self.subject}"
         match self.verdict:
             case "proved":
                 off = (
@@ -76,11 +84,25 @@ class Finding:
                 )
                 up_to = f" of up to {self.rows} rows" if self.rows > 1 else ""
                 checked = f"checked on {self.requests} different requests in {self.cases} cases"
-                return f"{self.treatment}, {self.subject}: proved, {checked}{up_to}{off}"
-            case "unproved":
-                return f"{self.treatment}, {self.subject}: unproved, {self.why}"
+                beyond = f"; not tried beyond {self.rows} rows: {self.why}" if self.is_short else ""
+                return f"{about}: proved, {checked}{up_to}, none against, {self.left_open}{off}{beyond}"
+            case "unproved" | "unjudged":
+                counts = f" ({self.counts})" if self.output is not None else ""
+                return f"{about}: {self.verdict}, {self.why}{counts}"
             case "refuted":
-                return f"{self.treatment}, {self.subject}: refuted, {self.evidence}"
+                counts = f"; {self.counts}" if self.output is not None else ""
+                return f"{about}: refuted, {self.evidence}{counts}"
+
+    @property
+    def left_open(self) -> str:
+        """The requests that are not judged, as text: `3 not judged (explained 2, refused 1)`."""
+        reasons = ", ".join(f"{reason} {count}" for reason, count in self.unjudged.items())
+        return f"{sum(self.unjudged.values())} not judged" + (f" ({reasons})" if reasons else "")
+
+    @property
+    def counts(self) -> str:
+        """The three counts as text."""
+        return f"{self.cases} results for, {self.against} against, {self.left_open}"
 
     @property
     def evidence(self) -> str:
@@ -98,9 +120,9 @@ def refuted(treatment: Treatment, why: str, case: str = "") -> Finding:
     return Finding(treatment=treatment, output=None, verdict="refuted", why=why, case=case)
 
 
-def unproved(treatment: Treatment, why: str) -> Finding:
+def unjudged(treatment: Treatment, why: str) -> Finding:
     """Return the verdict on all outputs where nothing could be tried."""
-    return Finding(treatment=treatment, output=None, verdict="unproved", why=why)
+    return Finding(treatment=treatment, output=None, verdict="unjudged", why=why)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,7 +169,7 @@ class ProbeReport:
         """Return plain data for JSON; `from_dict` makes an equal report of it."""
         plain = asdict(self)
         for finding in plain["findings"]:
-            for key in ("largest", "allowed"):
+            for key in ("largest", "allowed", "spread"):
                 if finding[key] is not None and not math.isfinite(finding[key]):
                     finding[key] = None
         return plain

@@ -137,6 +137,11 @@ class OutputTolerance:
         ]
         return cls(tolerance, tuple(spreads), float(_std(together[:, None], mark)[0]), mark)
 
+    @property
+    def spread(self) -> float | None:
+        """The standard deviation over all results; None if results must be equal."""
+        return None if self.tolerance is None else self.overall
+
     def moments(self, result: Array) -> Moments:
         """Return the moments of one result's finite values, marks excluded."""
         own = result.astype(np.float64).reshape(-1)

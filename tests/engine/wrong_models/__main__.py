@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from time import monotonic
 
 import numpy as np
+from tests.engine.wrong_models import careful
 from tests.engine.wrong_models.families import Drawn, draw
 from tests.engine.wrong_models.truth import Judged, judge
 
@@ -137,7 +138,21 @@ def main() -> int:
     parser.add_argument(
         "--only", type=int, metavar="DRAW", help="try this draw of the seed again, and no other"
     )
+    parser.add_argument(
+        "--careful", action="store_true", help="careful models, tables and models that count their rows"
+    )
+    parser.add_argument("--budget", type=float, default=30.0, help="seconds of a careful model's proof")
     arguments = parser.parse_args()
+    if arguments.careful:
+        judged = careful.run(
+            arguments.draws,
+            arguments.draws // 2,
+            arguments.seed,
+            budget_s=arguments.budget,
+            verbose=arguments.verbose,
+        )
+        print("\n".join(judged.lines()))
+        return 0 if judged.is_good else 1
     if arguments.only is None:
         tally = run(arguments.draws, arguments.seed, verbose=arguments.verbose)
     else:

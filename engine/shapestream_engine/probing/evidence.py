@@ -1,0 +1,322 @@
+"""Evidence: what the results of one treatment say about each output, and the verdict that follows.
+
+A treatment is one kind of company: batched, padded along some dimensions, at a static shape. A result in company is
+compared with the result of the same request alone. There are three answers, and each is counted for each output:
+
+- *for*: the results agree, and they could have differed. The request had company (another request, or padding), and its
+  tolerance is smaller than the spread of the output. A result that could not have differed counts for nothing.
+- *against*: some element differs, and rounding does not move that element.
+- *not judged*: some element differs, and it cannot be told whether rounding or the company is the reason. Either rounding
+  moves the element as far (*explained*), or the model refuses the changed inputs that would show it (*refused*), or a crash
+  has ended such calls (*skipped*). Requests that a crash kept from being made count as skipped as well.
+
+"Cannot tell" is never "equal". The verdict follows from the counts:
+
+- `refuted`: one result is against;
+- `unproved`: the output is constant, empty or not finite, so no result can be for or against;
+- `unjudged`: the results that are not judged exceed their bound, or too few results are for;
+- `proved`: otherwise.
+
+The bounds. Where two scores are equal, rounding decides, so right models have explained differences as well. In floats they
+may be up to `MOST_EXPLAINED` of the results, and up to `MOST_AT_ELEMENT` of the results at each element: one sensitive
+element must not speak for the others. In whole values a shifted threshold looks like a tie, so `MOST_TIES` different
+requests is the bound, whatever their share. The same bound holds for refused and skipped differences, of every output. A
+model of which no part is sensitive has none of them. Requests that were never made are bounded by `MOST_SKIPPED`.
+
+Enough evidence. An output is proved by at least `LEAST_REQUESTS` different requests where the budget or the model kept
+other requests from being tried, and by `ENOUGH` where all that exist were tried. An output of whole values changes in steps.
+So `ENOUGH` of its requests must lie near a step. Each number of rows that may be served has results of its own; `rows` says
+up to which number all were judged.
+
+This file knows neither models nor time. It does not promise more than was tried: the counts are samples.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from shapestream_engine.probing.report import Finding, Treatment, Verdict
+from shapestream_engine.probing.tolerances import Difference
+
+ENOUGH = 3
+"""Results for an output; with fewer, nothing is proved."""
+LEAST_REQUESTS = 32
+"""Different requests for an output of which others were left out. On 11 to 72 requests in a budget of 1.5 s, five wrong
+models were proved that 30 s refuted; 32 requests hold each pattern of contents about twice."""
+MOST_TIES = 2
+"""Different requests whose difference is not judged: of whole values, and where changed inputs are refused."""
+MOST_EXPLAINED = 0.05
+"""Share of the results of a float output whose difference rounding explains."""
+MOST_AT_ELEMENT = 0.25
+"""The same at one element. Far positions have few results, so the share is larger."""
+MOST_JUMP = 10.0
+"""Largest ratio of the spreads of one output in one report."""
+MOST_SKIPPED = 0.05
+"""Share of the requests that a crash kept from being made."""
+
+
+class Doubt(StrEnum):
+    """The reason why a difference is not judged."""
+
+    EXPLAINED = "rounding moves the result of the request alone as far"
+    REFUSED = "the model refuses the changed inputs that would tell rounding from company"
+    SKIPPED = "a crash or a hang ended calls of this kind"
+
+
+@dataclass(slots=True)
+class _Worst:
+    difference: Difference
+    case: str
+
+
+class OutputEvidence:
+    """The counts of one output under one treatment."""
+
+    def __init__(
+        self, name: str, *, blank: str = "", is_whole: bool = False, spread: float | None = None
+    ) -> None:
+        """`blank`: why the output can show no difference, or "". `is_whole`: its values change in steps. `spread`: of its
+        ordinary results."""
+        self.name = name
+        self._spread = spread
+        self._blank = blank
+        self._is_whole = is_whole
+        self.results = 0
+        """Results for."""
+        self.requests: set[Hashable] = set()
+        """Different requests among them."""
+        self.near: set[Hashable] = set()
+        """Those of them that lie near a step of this output."""
+        self.hidden: set[Hashable] = set()
+        """Requests whose tolerance exceeds the spread of the output: equality shows nothing."""
+        self.against = 0
+        self.doubts: dict[Doubt, set[Hashable]] = {doubt: set() for doubt in Doubt}
+        """Different requests that are not judged."""
+        self._explained = 0
+        """Results that are not judged, because rounding explains the difference."""
+        self._shapes: Counter[tuple[int, ...]] = Counter()
+        """Compared results by the shape of one row."""
+        self._at: Counter[tuple[int, ...]] = Counter()
+        """Explained differences by the index of the element in its row."""
+        self._rows: Counter[int] = Counter()
+        """Results for by the rows of their call."""
+        self._worst: _Worst | None = None
+
+    def agrees(
+        self,
+        request: Hashable,
+        *,
+        rows: int,
+        shape: tuple[int, ...],
+        difference: Difference,
+        case: str,
+        is_near: bool,
+    ) -> None:
+        """Count a result for the output. `shape` is the shape of one row."""
+        if self._blank:
+            return
+        self.results += 1
+        self.requests.add(request)
+        self._rows[rows] += 1
+        self._shapes[shape] += 1
+        if is_near:
+            self.near.add(request)
+        self._rank(difference, case)
+
+    def differs(self, difference: Difference, case: str) -> None:
+        """Count a result against the output."""
+        self.against += 1
+        self._rank(difference, case)
+
+    def cannot_tell(
+        self,
+        request: Hashable,
+        doubt: Doubt,
+        *,
+        shape: tuple[int, ...] = (),
+        elements: Iterable[tuple[int, ...]] = (),
+    ) -> None:
+        """Count a result that is not judged. `elements` are the indices in a row that differ."""
+        self.doubts[doubt].add(request)
+        if doubt is Doubt.EXPLAINED:
+            self._explained += 1
+            self._shapes[shape] += 1
+            self._at.update(set(elements))
+
+    def judged_at(self, rows: int) -> bool:
+        """Tell whether a call of this number of rows was judged."""
+        return bool(self._blank) or self._rows[rows] > 0
+
+    @property
+    def is_settled(self) -> bool:
+        """Tell whether the verdict is final."""
+        return self.against > 0
+
+    def is_enough(self, requests: int) -> bool:
+        """Tell whether the output has results of so many requests, or cannot have them."""
+        shown = self.requests if self.requests else self.hidden
+        return bool(self._blank) or len(shown) >= max(ENOUGH, requests)
+
+    @property
+    def unjudged(self) -> int:
+        """Different requests that are not judged, for any reason."""
+        return len(set().union(*self.doubts.values()))
+
+    def _rank(self, difference: Difference, case: str) -> None:
+        if self._worst is None or difference.excess > self._worst.difference.excess:
+            self._worst = _Worst(difference, case)
+
+    def verdict(self, least: int, skipped: int) -> tuple[Verdict, str]:
+        """Return the verdict and its reason. `least`: different requests that are enough. `skipped`: requests never made."""
+        if self.against:
+            assert self._worst is not None  # each result against has its difference
+            return "refuted", self._worst.difference.words
+        if self._blank:
+            return "unproved", self._blank
+        why = self._too_little(least) or self._too_much(skipped)
+        return ("unjudged", why) if why else ("proved", "")
+
+    def _too_little(self, least: int) -> str:
+        if self.hidden and self.results < ENOUGH:
+            return "results differ by less than rounding is allowed to change them"
+        if self.results < ENOUGH:
+            return f"only {self.results} results would have shown anything"
+        if len(self.requests) < least:
+            return f"only {len(self.requests)} different requests would have shown anything, of {least}"
+        if self._is_whole and len(self.near) < ENOUGH:
+            return f"only {len(self.near)} requests were near a change of its values"
+        return ""
+
+    def _too_much(self, skipped: int) -> str:
+        for doubt in (Doubt.REFUSED, Doubt.SKIPPED):
+            if (found := len(self.doubts[doubt])) > MOST_TIES:
+                return f"{found} requests got other results, and cannot be judged: {doubt}"
+        ties = len(self.doubts[Doubt.EXPLAINED])
+        if ties > MOST_TIES:
+            if self._is_whole:
+                return f"{ties} requests lie where rounding decides, and got other results"
+            compared = self.results + self._explained
+            if self._explained > MOST_EXPLAINED * compared:
+                return f"{self._explained} of {compared} results differ where rounding decides"
+            if (element := self._unsure_element()) is not None:
+                return (
+                    f"rounding decides element {list(element)} in {self._at[element]} results, which differ"
+                )
+        if skipped > MOST_SKIPPED * (skipped + len(self.requests)):
+            return f"{skipped} requests of realistic values were not made: {Doubt.SKIPPED}"
+        return ""
+
+    def _unsure_element(self) -> tuple[int, ...] | None:
+        """Return an element that too many results leave open; None if there is none."""
+        for element, count in self._at.items():
+            if count <= MOST_TIES:
+                continue
+            compared = sum(
+                number
+                for shape, number in self._shapes.items()
+                if len(shape) == len(element)
+                and all(index < size for index, size in zip(element, shape, strict=True))
+            )
+            if count > MOST_AT_ELEMENT * compared:
+                return element
+        return None
+
+    def finding(self, treatment: Treatment, least: int, skipped: int, rows: int, short: str) -> Finding:
+        """Return the verdict with its counts. `short`: why calls of more than `rows` rows were not tried, or ""."""
+        verdict, why = self.verdict(least, skipped)
+        worst = None if self._worst is None else self._worst.difference
+        if worst is not None and not math.isfinite(worst.amount):
+            worst = None
+        counts = {doubt: len(found) for doubt, found in self.doubts.items()}
+        counts[Doubt.SKIPPED] += 0 if self._blank else skipped
+        return Finding(
+            treatment=treatment,
+            output=self.name,
+            verdict=verdict,
+            cases=self.results,
+            requests=len(self.requests),
+            against=self.against,
+            unjudged={doubt.name.lower(): count for doubt, count in counts.items() if count},
+            rows=rows,
+            is_short=bool(short) and verdict in ("proved", "unproved"),
+            largest=None if worst is None else worst.amount,
+            allowed=None if worst is None else worst.allowed,
+            spread=self._spread,
+            why=why or short,
+            case=self._worst.case if self._worst is not None and verdict == "refuted" else "",
+        )
+
+
+class Evidence:
+    """The evidence about all outputs under one treatment."""
+
+    def __init__(self, treatment: Treatment, outputs: Sequence[OutputEvidence]) -> None:
+        self._treatment = treatment
+        self.outputs = tuple(outputs)
+        self._failure: tuple[str, str] | None = None
+        self._rows = 0
+        self._stopped: tuple[int, str] | None = None
+        self.skipped = 0
+        """Requests of realistic values that were not made, because a crash ended others like them."""
+        self.least = 1
+        """Different requests that are enough; more where many contents are tried."""
+
+    def ran(self, rows: int) -> None:
+        """Record that a call of this number of rows ran."""
+        self._rows = max(self._rows, rows)
+
+    def fail(self, message: str, case: str) -> None:
+        """Record that a call failed although each of its requests runs alone."""
+        self._failure = self._failure or (message, case)
+
+    def stop(self, rows: int, why: str) -> None:
+        """Record the reason why calls of more than `rows` rows were not tried."""
+        self._stopped = rows, why
+
+    def judged_at(self, rows: int) -> bool:
+        """Tell whether every output has a judged result in a call of this number of rows."""
+        return all(output.judged_at(rows) for output in self.outputs)
+
+    @property
+    def is_settled(self) -> bool:
+        """Tell whether the verdict of every output is final."""
+        return self._failure is not None or all(output.is_settled for output in self.outputs)
+
+    def is_enough(self, requests: int) -> bool:
+        """Tell whether every output that can be proved has results of so many requests."""
+        return all(output.is_enough(requests) for output in self.outputs)
+
+    def findings(self) -> Iterator[Finding]:
+        """Yield a verdict per output; one verdict for all outputs where a call failed."""
+        if self._failure is not None:
+            message, case = self._failure
+            why = f"the call fails, while each of its requests runs alone: {message}"
+            yield Finding(treatment=self._treatment, output=None, verdict="refuted", why=why, case=case)
+            return
+        rows, short = (self._rows, "") if self._stopped is None else self._stopped
+        for output in self.outputs:
+            yield output.finding(self._treatment, self.least, self.skipped, rows, short)
+
+
+def without_jumps(findings: Sequence[Finding]) -> list[Finding]:
+    """Return the findings; a proof whose tolerance is far larger than another's of the same output is not judged.
+
+    After a crash, another process goes on, and may have found other ordinary requests. What it allows must not depend on
+    that.
+    """
+    least: dict[str | None, float] = {}
+    for finding in findings:
+        if finding.spread is not None:
+            least[finding.output] = min(least.get(finding.output, math.inf), finding.spread)
+    judged = []
+    for finding in findings:
+        own, other = finding.spread, least.get(finding.output, math.inf)
+        if finding.verdict == "proved" and own is not None and own > MOST_JUMP * other:
+            why = f"the spread of its results went from {other:.3g} to {own:.3g} after a crash or a hang"
+            finding = replace(finding, verdict="unjudged", why=why, is_short=False)
+        judged.append(finding)
+    return judged
