@@ -21,6 +21,9 @@ from tests.e2e.grpc_calls import TIMEOUT_S, Caller, Written, output_of, request 
 
 from shapestream.gateway import open_inference_pb2 as protocol  # noqa: E402
 
+LOOKED_AT_S = 5.0
+"""A deadline that passes while a request is queued: long enough for a slow machine to see the request there."""
+
 pytestmark = pytest.mark.e2e
 
 SERVED = """\
@@ -146,7 +149,7 @@ def test_what_its_caller_gives_up_is_withdrawn(workplace: Any) -> None:
             waits_then_goes()
             other.cancel()
             gone()
-        late = caller.begin(request([[9]]), timeout=1.0)
+        late = caller.begin(request([[9]]), timeout=LOOKED_AT_S)
         waits_then_goes()
         assert grpc.StatusCode.DEADLINE_EXCEEDED == late.exception(TIMEOUT_S).code()
         gone()
@@ -158,7 +161,7 @@ def test_what_its_caller_gives_up_is_withdrawn(workplace: Any) -> None:
         waits_then_goes(2)
         stream.cancel()
         gone()
-        stream = caller.stream(iter(Written(request([[13]]))), timeout=1.0)
+        stream = caller.stream(iter(Written(request([[13]]))), timeout=LOOKED_AT_S)
         waits_then_goes()
         gone()
         with Caller(place) as closing:

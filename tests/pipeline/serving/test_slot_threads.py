@@ -510,9 +510,9 @@ async def test_a_thread_that_ends_says_which_batch_it_had_begun(monkeypatch: pyt
 async def test_a_slot_that_hears_nothing_while_it_waits_has_lost_its_server() -> None:
     """A heartbeat is enough; the time of a batch does not count."""
     async with bench(greeted=False) as slot:
-        await slot.serve(silence_s=0.4)
+        await slot.serve(silence_s=2.0)
         for _ in range(5):
-            await trio.sleep(0.1)
+            await trio.sleep(0.5)  # together longer than the silence, each far below it
             slot.say(Heartbeat())
         assert [] == slot.news
         await slot.until(lambda: slot.news == [SessionBroken(session=1, why="the server is silent")])
