@@ -22,6 +22,7 @@ ALLOWED = {
     "engine/test_batch_run.py": A_TIME_THAT_IS_GIVEN,
     "engine/test_slot.py": A_TIME_THAT_IS_GIVEN,
     "engine/test_tokenizer.py": "sleep(0), to give the GIL up",
+    "engine/wrong_models/careful.py": "a model that hangs",
     "engine/wrong_models/__main__.py": "a program of its own; it tells how long it took",
     "pipeline/client/test_clock_that_stood_still.py": "a clock that a client runs on",
     "pipeline/serving/test_slot_threads.py": A_TIME_THAT_IS_GIVEN,
