@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from tests.engine.wrong_models import careful
@@ -10,14 +11,20 @@ from tests.engine.wrong_models.counter_examples import COUNTER_EXAMPLES, Counter
 
 from shapestream_engine import compile_model
 from shapestream_engine.probe import prove
+from shapestream_engine.probing.budget import WALL
+from shapestream_engine.probing.cases import EVERY_COUNT
 from shapestream_engine.probing.evidence import (
     ENOUGH,
     LEAST_REQUESTS,
+    MOST_AT_ELEMENT,
+    MOST_EXPLAINED,
+    MOST_SKIPPED,
     MOST_TIES,
     Doubt,
     OutputEvidence,
     without_jumps,
 )
+from shapestream_engine.probing.examination import ProbeOptions
 from shapestream_engine.probing.report import Finding, Treatment
 from shapestream_engine.probing.tolerances import Difference
 
@@ -153,3 +160,20 @@ def test_no_drawn_model_is_served_where_it_is_wrong() -> None:
     """Mixing, padding, output and care of each are drawn; `python -m tests.engine.wrong_models --careful` draws more."""
     tally = careful.run(8, 4, seed=45, budget_s=5.0)
     assert ([], []) == (tally.false_proofs, tally.refused)
+
+
+def test_the_document_names_the_bounds() -> None:
+    """docs/safety.md says in words how many cases of each kind a verdict needs."""
+    text = " ".join((Path(__file__).parents[2] / "docs" / "safety.md").read_text().split())
+    words = {2: "two", 3: "three", 0.05: "a twentieth", 0.25: "a quarter"}
+    for promise in (
+        f"Every number of rows up to {EVERY_COUNT} is tried",
+        f"*Enough*: {LEAST_REQUESTS} different requests if the budget ended the proof",
+        f"{words[ENOUGH]} if all that exist were tried",
+        f"of floats {words[MOST_EXPLAINED]} of the results, and {words[MOST_AT_ELEMENT]} of those at one element",
+        f"of whole values {words[MOST_TIES]} requests",
+        f"and {words[MOST_SKIPPED]} of the requests that a crash left out",
+        f"Its budget is {ProbeOptions().budget_s:g} seconds of computation",
+        f"{words[int(WALL * ProbeOptions().budget_s / 60)]} minutes of wall-clock time",
+    ):
+        assert promise in text, promise
