@@ -30,7 +30,7 @@ from rich.console import Console
 
 from benchmarks.openvino_habits import instructions
 from benchmarks.report import Report
-from shapestream_engine import InputSpec, ModelSpec, compile_model
+from shapestream_engine import EngineError, InputSpec, ModelSpec, compile_model
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
@@ -65,7 +65,9 @@ class Graph:
     def write(self, folder: Path) -> Path:
         """Write the ONNX file."""
         result = self.element_type if self.result is None else self.result
-        sizes = None if self.result_row is None else ["batch", *self.result_row]
+        sizes: list[str | int | None] | None = (
+            None if self.result_row is None else ["batch", *self.result_row]
+        )
         graph = helper.make_graph(
             list(self.nodes),
             "graph",
@@ -174,7 +176,7 @@ def _quantized() -> Graph:
 
 def _suppressed() -> Graph:
     """Boxes and scores from one row of numbers: what is kept, of each row by itself, as a mask."""
-    known = {
+    known: dict[str, Array] = {
         "first": np.array([0], np.int64),
         "split": np.array([4], np.int64),
         "end": np.array([5], np.int64),
@@ -193,7 +195,9 @@ def _suppressed() -> Graph:
         helper.make_node("Sub", ["scores", "scores"], ["zeros"]),
         helper.make_node("Shape", ["kept"], ["size"]),
         helper.make_node("Gather", ["size", "first"], ["number"]),
-        helper.make_node("ConstantOfShape", ["number"], ["ones"], value=helper.make_tensor("one", 1, [1], [1.0])),
+        helper.make_node(
+            "ConstantOfShape", ["number"], ["ones"], value=helper.make_tensor("one", 1, [1], [1.0])
+        ),
         helper.make_node("ScatterND", ["zeros", "kept", "ones"], ["y"]),
     ]
     return Graph(row=(64, 5), nodes=nodes, known=known)
@@ -288,7 +292,7 @@ def _two_inputs(inner: int, outer: int) -> Graph:
         helper.make_node("Add", ["w", "nothing"], ["weights"]),
         helper.make_node("MatMul", ["x", "weights"], ["y"]),
     ]
-    known = {
+    known: dict[str, Array] = {
         "first": np.array([0], np.int64),
         "last": np.array([1], np.int64),
         "axis": np.array([0], np.int64),
@@ -356,7 +360,7 @@ GRAPHS: Mapping[str, Callable[[], Graph]] = {
     "SVMClassifier, 60 x 16": _support_vectors,
     "CDist, 200 x 16": _neighbours,
 }
-"""What is tried, by what docs/backends.md calls it."""
+"""What is tried, by its name in docs/backends.md."""
 
 
 # ---------------------------------------------------------------- the comparison
@@ -438,7 +442,7 @@ def tried(name: str) -> list[str]:
                     continue
                 try:
                     found.append(words_of(_caller(path, graph, engine, threads), rows))
-                except Exception as error:  # whatever an engine says is told
+                except (EngineError, RuntimeError) as error:
                     found.append(f"cannot be tried: {' '.join(str(error).split())[:80]}")
     return found
 
@@ -468,7 +472,9 @@ def main(
     columns = ("operator", *(f"{engine}, {threads}" for engine in ENGINES for threads in THREADS))
     if only:
         found = tried(only)
-        print(json.dumps(found) if as_json else "\n".join(map(" : ".join, zip(columns[1:], found, strict=True))))
+        print(
+            json.dumps(found) if as_json else "\n".join(map(" : ".join, zip(columns[1:], found, strict=True)))
+        )
         return
     answers: dict[str, list[str]] = {}
     with Console(stderr=True).status("") as status:

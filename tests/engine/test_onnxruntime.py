@@ -216,7 +216,10 @@ def test_trees_of_a_row_are_added_in_one_order_whatever_the_rows_of_the_call(
     graph = GRAPHS[name]()
     path = graph.write(tmp_path)
     spec = ModelSpec(
-        name="m", path=path, engine="onnxruntime", inputs={"x": InputSpec(shape=f"batch:1..64, {graph.row[0]}")}
+        name="m",
+        path=path,
+        engine="onnxruntime",
+        inputs={"x": InputSpec(shape=f"batch:1..64, {graph.row[0]}")},
     )
     from_file = compile_model(spec, slots=1, threads=2)
     in_memory = compile_model(replace(spec, path=None, model=path.read_bytes()), slots=1, threads=2)

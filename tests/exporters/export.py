@@ -53,9 +53,7 @@ def export(folder: Path) -> None:
             known = 200 if name == "neighbours" else len(x)
             model = make().fit(x[:known], labels[:known])
             # A table of scores, not a list of dictionaries.
-            proto = to_onnx(
-                model, x[:1], options={"zipmap": False}, target_opset={"": 17, "ai.onnx.ml": 3}
-            )
+            proto = to_onnx(model, x[:1], options={"zipmap": False}, target_opset={"": 17, "ai.onnx.ml": 3})
             (folder / f"{name}_{classes}.onnx").write_bytes(proto.SerializeToString())
             np.savez(folder / f"{name}_{classes}.npz", x=requests, labels=model.predict(requests))
 

@@ -36,9 +36,7 @@ class _Nodes:
         """An f32 vector."""
         return self.constant(np.array(values, np.float32))
 
-    def __call__(
-        self, kind: str, *inputs: str, outputs: tuple[str, ...] = (), **attributes: object
-    ) -> str:
+    def __call__(self, kind: str, *inputs: str, outputs: tuple[str, ...] = (), **attributes: object) -> str:
         """Add an operator."""
         names = outputs or (f"n{len(self.nodes)}",)
         self.nodes.append(helper.make_node(kind, list(inputs), list(names), **attributes))
@@ -148,7 +146,9 @@ def write_minilm(path: Path, weights: BertWeights) -> Path:
         wide = linear(f"{layer}.intermediate.dense", hidden)
         error = add("Add", add("Erf", add("Div", wide, add.floats(np.sqrt(2)))), add.floats(1))
         expanded = add("Mul", add("Mul", wide, error), add.floats(0.5))
-        hidden = norm(f"{layer}.output.LayerNorm", add("Add", hidden, linear(f"{layer}.output.dense", expanded)))
+        hidden = norm(
+            f"{layer}.output.LayerNorm", add("Add", hidden, linear(f"{layer}.output.dense", expanded))
+        )
     mean = add("ReduceMean", hidden, axes=[1], keepdims=0)
     length = add("ReduceL2", mean, axes=[1], keepdims=1)
     add("Div", mean, length, outputs=("embedding",))

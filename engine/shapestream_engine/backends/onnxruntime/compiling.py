@@ -131,7 +131,10 @@ def _has_trees(source: str | bytes) -> bool:
     if isinstance(source, bytes):
         return _TREES in source
     try:
-        with open_regular(Path(source)) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as whole:
+        with (
+            open_regular(Path(source)) as file,
+            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as whole,
+        ):
             return whole.find(_TREES) >= 0
     except (OSError, ValueError):  # an empty file cannot be mapped; the session says what is wrong with it
         return False
