@@ -24,7 +24,7 @@ SMOKE ?=
 # Two more than there are CPUs, at most eight: tests of real processes wait much of their time, and take memory.
 TEST_PROCESSES ?= $(shell n=$$(nproc); echo $$((n > 6 ? 8 : n + 2)))
 
-.PHONY: another-python answers chaos compiled fuzz help demo embeddings mutations peer protos reading test text-peer test-all test-avx2 test-clients test-compiled test-engines test-newest-python test-pure test-thorough test-tools lint format bench plots soak soak-reloads wheel constraints clean
+.PHONY: another-python answers chaos compiled fuzz help demo embeddings mutations peer protos reading test text-peer test-all test-avx2 test-clients test-compiled test-engines test-exporters test-newest-python test-pure test-thorough test-tools lint format bench plots soak soak-reloads wheel constraints clean
 
 help: ## Show this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -126,6 +126,21 @@ test-clients: $(READY) $(CLIENTS:%=.venv-client-%/.ready) ## Run the clients of 
 	@# Skipped where Python has no shared library, which Triton's models in Python need.
 	@$(BIN)/python -m pytest tests/e2e/test_beside_triton.py
 
+.venv-exporters/.ready: constraints-exporters.txt
+	@echo "setting up .venv-exporters (once; a minute)"
+	@$(PYTHON) -m venv .venv-exporters
+	@.venv-exporters/bin/python -m pip --disable-pip-version-check --quiet install --no-deps -r $<
+	@touch $@
+
+# Trained in five seconds; a folder is complete or not there.
+build/exported: .venv-exporters/.ready tests/exporters/export.py
+	@rm -rf build/exported build/exported.new
+	@.venv-exporters/bin/python tests/exporters/export.py build/exported.new
+	@mv build/exported.new build/exported
+
+test-exporters: $(READY) build/exported ## Compare labels and boxes in company with those alone: scikit-learn, LightGBM, detectors, MiniLM.
+	@$(PYTEST) tests/exporters
+
 .venv-protos/.ready: constraints-protos.txt
 	@echo "setting up .venv-protos (once; ten seconds)"
 	@$(PYTHON) -m venv .venv-protos
@@ -223,4 +238,4 @@ constraints: ## Resolve all dependencies anew and pin them.
 	   build/constraints-venv/bin/python -m pip freeze --all --exclude shapestream; } > constraints.txt
 
 clean: ## Remove everything that make has made.
-	@rm -rf $(VENV) .venv-newest .venv-torch .venv-xla .venv-peer $(CLIENTS:%=.venv-client-%) .venv-protos .cache .demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	@rm -rf $(VENV) .venv-newest .venv-torch .venv-xla .venv-peer $(CLIENTS:%=.venv-client-%) .venv-protos .venv-exporters .cache .demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
+from benchmarks.row_counts import GRAPHS
 from onnx import TensorProto, helper
 
 from shapestream_engine import (
@@ -205,6 +206,44 @@ def test_properties_are_checked_and_shown() -> None:
     ):
         with pytest.raises(SignatureError, match=f"property '{name}': {complaint}"):
             compile_model(spec_of(relu(["batch", 4]), properties={name: value}))
+
+
+@pytest.mark.parametrize("name", [name for name in GRAPHS if "TreeEnsemble" in name])
+def test_trees_of_a_row_are_added_in_one_order_whatever_the_rows_of_the_call(
+    tmp_path: Path, name: str
+) -> None:
+    """On two threads ONNX Runtime adds 100 trees in other orders at 1, 2 and 51 rows; labels of equal votes flip."""
+    graph = GRAPHS[name]()
+    path = graph.write(tmp_path)
+    spec = ModelSpec(
+        name="m",
+        path=path,
+        engine="onnxruntime",
+        inputs={"x": InputSpec(shape=f"batch:1..64, {graph.row[0]}")},
+    )
+    from_file = compile_model(spec, slots=1, threads=2)
+    in_memory = compile_model(replace(spec, path=None, model=path.read_bytes()), slots=1, threads=2)
+    rows = graph.rows(np.random.default_rng(0), 64)
+    for model in (from_file, in_memory):
+        assert 1 == model.properties["intra_op_num_threads"]
+        request = model.create_infer_request()
+        alone = np.concatenate([run(request, rows[[number]])[0] for number in range(64)])
+        for count in (2, 33, 50, 51, 64):
+            (together,) = run(request, rows[:count])
+            assert alone[:count].tobytes() == together.tobytes(), count
+
+
+def test_who_sets_the_threads_of_trees_has_them(tmp_path: Path) -> None:
+    """A property goes before what the engine chooses."""
+    path = GRAPHS["TreeEnsembleRegressor, 100 trees, 2 targets"]().write(tmp_path)
+    spec = ModelSpec(
+        name="m",
+        path=path,
+        engine="onnxruntime",
+        properties={"intra_op_num_threads": 3},
+        inputs={"x": InputSpec(shape="batch:1..64, 8")},
+    )
+    assert 3 == compile_model(spec, slots=1, threads=2).properties["intra_op_num_threads"]
 
 
 def test_reading_a_model_optimizes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,6 +78,12 @@ def test_values_that_only_shapes_decide_are_served() -> None:
     assert [6.0] == run(request, np.zeros(3, np.float32))
 
 
+def test_a_constant_of_a_wide_type_beside_a_request_s_values_is_served() -> None:
+    """OpenVINO's reader of ONNX gives the Squeeze of an ArgMax its axes as u64."""
+    request = request_of(lambda x: op.squeeze(op.unsqueeze(x, [0]), op.constant(np.uint64(0))), np.float32)
+    assert [1.0, 2.0] == run(request, np.array([1, 2], np.float32))
+
+
 @pytest.mark.parametrize("value", [LARGE, -LARGE])
 def test_a_request_with_a_large_integer_is_invalid_and_the_next_one_is_answered(value: int) -> None:
     """Its sum would be wrapped; the message names the input and the value."""

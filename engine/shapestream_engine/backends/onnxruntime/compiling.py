@@ -1,8 +1,17 @@
-"""From a `ModelSpec` to an ONNX Runtime session: options, execution provider and signature."""
+"""From a `ModelSpec` to an ONNX Runtime session: options, execution provider and signature.
+
+**Trees run on one thread.** The kernels of `TreeEnsembleClassifier`, `TreeEnsembleRegressor` and `TreeEnsemble` add the
+trees of a row in their order, or in one part per thread whose sums are then added: on several threads, with more than 80
+trees for one row, and with more than 50 rows (its `tree_ensemble_common.h`, tried with 1.31). A forest counts votes, and
+votes are often equal, so the last bit of a sum decides the label: of 1,000 requests on two threads 27 had another label
+in company than alone. On one thread the order is the same for any number of rows. docs/backends.md has the figures.
+"""
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import onnxruntime as ort
@@ -17,6 +26,7 @@ from shapestream_engine.backends.onnxruntime.request import (
 from shapestream_engine.errors import ModelLoadError, SignatureError
 from shapestream_engine.model import InputSpec, ModelSpec, OutputSpec
 from shapestream_engine.model_files import check_file
+from shapestream_engine.regular_files import open_regular
 from shapestream_engine.shapes import Dimension
 from shapestream_engine.signature import ModelSignature
 
@@ -39,16 +49,20 @@ _ELEMENT_TYPES = {
 
 _PROVIDER = "provider."
 """Prefix of properties that are options of the execution provider."""
+_TREES = b"TreeEnsemble"
+"""What the types of all operators with trees begin with. If other bytes of a file hold it, the model has one thread for no
+reason, and its answers are right."""
 
 
 def compile_spec(spec: ModelSpec, *, slots: int, threads: int | None) -> HostModel:
     """Read the model, apply the names and bounds of the spec, and make a session."""
     provider, provider_options = provider_of(spec)
-    options, properties = session_options(spec, slots, threads)
+    source = _source(spec)
+    options, properties = session_options(spec, slots, 1 if _has_trees(source) else threads)
     properties |= {"provider": provider} | {
         f"{_PROVIDER}{name}": value for name, value in provider_options.items()
     }
-    session = _session(spec, options, provider, provider_options)
+    session = _session(spec, source, options, provider, provider_options)
     signature = _signature(spec, session)
     ports = (*signature.inputs, *signature.outputs)
     has_strings = any(port.is_string for port in ports)
@@ -70,13 +84,16 @@ def read_spec(spec: ModelSpec) -> ModelSignature:
     provider, provider_options = provider_of(spec)
     options, _ = session_options(spec, 1, 1)
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    return _signature(spec, _session(spec, options, provider, provider_options))
+    return _signature(spec, _session(spec, _source(spec), options, provider, provider_options))
 
 
 def _session(
-    spec: ModelSpec, options: ort.SessionOptions, provider: str, provider_options: Mapping[str, Any]
+    spec: ModelSpec,
+    source: str | bytes,
+    options: ort.SessionOptions,
+    provider: str,
+    provider_options: Mapping[str, Any],
 ) -> ort.InferenceSession:
-    source = _source(spec)
     try:
         session = ort.InferenceSession(source, options, providers=[(provider, provider_options)])
     except Exception as error:  # ONNX Runtime's errors have no other common class
@@ -106,6 +123,21 @@ def _source(spec: ModelSpec) -> str | bytes:
     if serialize is None:
         raise spec.refused_by("onnxruntime", "an ONNX model")
     return bytes(serialize())
+
+
+def _has_trees(source: str | bytes) -> bool:
+    """Return whether the model holds an operator that adds trees. Its bytes are searched, not parsed: the attributes of
+    large forests have millions of fields."""
+    if isinstance(source, bytes):
+        return _TREES in source
+    try:
+        with (
+            open_regular(Path(source)) as file,
+            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as whole,
+        ):
+            return whole.find(_TREES) >= 0
+    except (OSError, ValueError):  # an empty file cannot be mapped; the session says what is wrong with it
+        return False
 
 
 def _cannot_travel(kind: str, argument: Any) -> str:

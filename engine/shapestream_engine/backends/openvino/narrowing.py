@@ -39,14 +39,15 @@ def bounded_inputs(model: ov.Model, name: str) -> tuple[int, ...]:
     bounded: set[int] = set()
     for node in model.get_ordered_ops():
         kind = node.get_type_name()
-        sources = [value.get_node() for value in node.input_values()]
-        touched = [source for source in sources if source.get_friendly_name() in depends]
+        values = [value for value in node.input_values() if value.get_node().get_friendly_name() in depends]
+        touched = [value.get_node() for value in values]
         if not touched or kind == "ShapeOf":
             continue
         depends.add(node.get_friendly_name())
         if all(source.get_type_name() == "Parameter" for source in touched) and _is_exempt(node, kind):
             continue
-        for element_type in (*(value.get_element_type() for value in node.input_values()), *_outputs(node)):
+        # Constants do not count: ArgMax of ONNX has axes of u64.
+        for element_type in (*(value.get_element_type() for value in values), *_outputs(node)):
             if element_type in _REFUSED:
                 raise ModelLoadError(_refusal(name, node, element_type))
         bounded |= {
