@@ -27,7 +27,7 @@ MODELS = {
     "linear": LogisticRegression,
     # With four neighbours a vote may end two to two.
     "neighbours": lambda: KNeighborsClassifier(4),
-    "lightgbm": lambda: LGBMClassifier(random_state=SEED, verbose=-1),
+    "lightgbm": lambda: LGBMClassifier(random_state=SEED, n_jobs=1, verbose=-1),
 }
 """Each is trained for two classes and for three."""
 
