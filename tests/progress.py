@@ -10,6 +10,8 @@ import pytest
 EVERY_S = 20.0
 """Seconds from one line to the next, at least."""
 TESTS_OF_REAL_PROCESSES = "tests/e2e"
+LEAST_DONE = 0.05
+"""Part of a run after which its rate says something."""
 WEIGHT = 8.0
 """One test of real processes takes as long as so many others (measured over all tests, on two cores)."""
 
@@ -39,7 +41,7 @@ class Progress:
         self._done += 1
         self._done_weight += _weight(report.nodeid)
         now_s = time.monotonic()
-        if now_s < self._told_s + EVERY_S or self._done == self._tests:
+        if now_s < self._told_s + EVERY_S or not LEAST_DONE <= self._done_weight / self._weight < 1.0:
             return
         self._told_s = now_s
         taken_s = now_s - self._began_s

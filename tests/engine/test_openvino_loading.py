@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import openvino as ov
 import pytest
 from openvino import opset13 as op
+from tests.onnx_files import write_scaling
 
 from shapestream_engine import ModelLoadError, ModelSpec, SignatureError, compile_model
 from shapestream_engine.backends.openvino.runtime import engine_words
@@ -66,6 +68,20 @@ def properties_of(**more: Any) -> dict[str, Any]:
     """The effective properties of the small model."""
     counts = {key: more.pop(key) for key in ("slots", "threads") if key in more}
     return dict(compile_model(ModelSpec(name="m", model=small_model(), **more), **counts).properties)
+
+
+def test_weights_behind_a_link_that_leaves_the_folder_are_refused_with_the_way_out(tmp_path: Path) -> None:
+    """As in the cache of Hugging Face; a copy of what the links lead to is served."""
+    blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshot"
+    for place in (blobs, snapshot):
+        place.mkdir()
+    write_scaling(blobs / "m.onnx", 2.0)
+    for name in ("m.onnx", "m.weights"):
+        (snapshot / name).symlink_to(blobs / name)
+    with pytest.raises(ModelLoadError, match=r"a link leads out of the folder.* cp -rL .*snapshot COPY"):
+        compile_model(ModelSpec(path=snapshot / "m.onnx"))
+    copied = shutil.copytree(snapshot, tmp_path / "copy")
+    assert "m" == compile_model(ModelSpec(path=copied / "m.onnx")).signature.name
 
 
 def test_effective_properties_are_plain_data() -> None:

@@ -61,13 +61,19 @@ def read_model(core: ov.Core, path: Path) -> ov.Model:
 
 
 def _advice(path: Path) -> str:
-    """Return advice to try ONNX Runtime, if OpenVINO cannot convert an undamaged ONNX file; otherwise ""."""
+    """Return advice where OpenVINO cannot read an undamaged ONNX file; otherwise ""."""
     if path.suffix.lower() != ".onnx":
         return ""
     try:
-        files_of_model(path)
+        _, *weights = files_of_model(path)
     except (ModelLoadError, OSError):
         return ""
+    folder = path.parent.resolve()
+    if any(not file.resolve().is_relative_to(folder) for file in weights):
+        return (
+            f" (a link leads out of the folder, as in the cache of Hugging Face, and OpenVINO follows none: copy what the "
+            f"links lead to, cp -rL {path.parent} COPY)"
+        )
     return " (ONNX Runtime may have what OpenVINO lacks: engine: onnxruntime)"
 
 
