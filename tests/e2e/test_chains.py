@@ -211,7 +211,7 @@ def test_a_chain_that_has_begun_is_finished_while_the_server_drains(workplace: A
     assert ("twice", None, {"first": 1, "second": 1}) == (ended["model"], ended["code"], ended["stages"])
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.thorough) for seed in (2, 3))])
 def test_workers_that_are_killed_in_mid_chain_change_no_answer(workplace: Any, seed: int) -> None:
     """Each request ends once, and right."""
     served = workplace.serve(MODELS + f"    {PLACES['workers']}\n")
