@@ -28,6 +28,7 @@ DRAWING = [
 ]
 
 
+@pytest.mark.thorough
 def test_check_draws_a_chain(workplace: Any) -> None:
     """After its models; the script's report has the drawing and the signature; of a list, no batch axis is missed."""
     config = str(workplace.write(MODELS + WORKERS))

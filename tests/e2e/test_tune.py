@@ -19,7 +19,7 @@ from tests.workers.lab.worlds import write_trace
 from shapestream.telemetry.trace import TraceRequest
 from shapestream_engine.backends.openvino.runtime import core
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.thorough]
 
 BUDGET_S = 16
 
@@ -56,7 +56,6 @@ def prepared(workplace: Any) -> Any:
     return workplace
 
 
-@pytest.mark.thorough
 def test_a_precision_is_tried_where_the_user_accepts_it_and_what_was_not_measured_is_said_first(
     prepared: Any,
 ) -> None:

@@ -472,6 +472,7 @@ def test_calls_that_take_much_memory_are_not_tried_and_that_is_told() -> None:
     assert "their inputs take more than 256 MiB" in finding.why
 
 
+@pytest.mark.thorough
 def test_any_number_of_padded_dimensions_is_tried() -> None:
     """Each by itself and all at once, in calls as large as are served."""
     inputs = {

@@ -335,6 +335,7 @@ def test_an_output_that_never_changes_is_not_proved() -> None:
     assert {("unproved", True)} == {(each.verdict, "never changed" in each.why) for each in proved(drawn)}
 
 
+@pytest.mark.thorough
 def test_no_random_model_is_proved_wrongly() -> None:
     """A few draws; `python -m tests.engine.wrong_models` makes as many as one likes."""
     tally = run(10, seed=7)
