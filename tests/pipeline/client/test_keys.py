@@ -32,7 +32,7 @@ async def test_every_face_proves_its_key(protected: Any, tmp_path: Path) -> None
     async with protected.connect(key=str(secret), server_key=SERVER.public) as client:
         assert "forbidden" in await client.statistics()
     with pytest.raises(Unavailable, match="it refuses this key"):
-        async with protected.connect(connect_timeout=60, key=strange, server_key=public):
+        async with protected.connect(connect_timeout=6, key=strange, server_key=public):
             pytest.fail("connected with a key that is not listed")
 
 
