@@ -66,7 +66,7 @@ class TokenizerOptions:
     add_special_tokens: bool = True
     """True: with the tokens that the file adds around a text, such as [CLS] and [SEP]."""
     prompt: str = ""
-    """What stands before every text."""
+    """Text before every text."""
     lower_case: bool = False
     """True: each text is lowered first, its prompt included, as sentence-transformers does."""
     outputs: tuple[str, ...] = ("input_ids",)

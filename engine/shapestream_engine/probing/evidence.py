@@ -52,7 +52,7 @@ MOST_TIES = 2
 MOST_EXPLAINED = 0.05
 """Share of the results of a float output whose difference rounding explains."""
 MOST_AT_ELEMENT = 0.25
-"""The same at one element. Far positions have few results, so the share is larger."""
+"""Share of such results at one element. Far positions have few results, so it is larger."""
 MOST_JUMP = 10.0
 """Largest ratio of the spreads of one output in one report."""
 MOST_SKIPPED = 0.05
@@ -90,7 +90,7 @@ class OutputEvidence:
         self.requests: set[Hashable] = set()
         """Different requests among them."""
         self.near: set[Hashable] = set()
-        """Those of them that lie near a step of this output."""
+        """Different requests that lie near a step of this output."""
         self.hidden: set[Hashable] = set()
         """Requests whose tolerance exceeds the spread of the output: equality shows nothing."""
         self.against = 0

@@ -23,7 +23,7 @@ class TokenizerSettings(Section):
     add_special_tokens: bool = True
     """Add the file's tokens around a text, such as [CLS] and [SEP]."""
     prompt: str = ""
-    """What stands before every text. Default: nothing; of a folder, its default prompt."""
+    """Text before every text. Default: nothing; of a folder, its default prompt."""
     lower_case: bool = False
     """Lower each text first, its prompt included. Default: no; of a folder, what its files say."""
     outputs: tuple[Literal["input_ids", "token_type_ids", "attention_mask"], ...] = Field(

@@ -1,4 +1,4 @@
-"""From a `ModelSpec` to an ONNX Runtime session: options, execution provider and signature.
+"""ONNX Runtime sessions of `ModelSpec`s: their options, execution providers and signatures.
 
 **Trees run on one thread.** The kernels of `TreeEnsembleClassifier`, `TreeEnsembleRegressor` and `TreeEnsemble` add the
 trees of a row in their order, or in one part per thread whose sums are then added: on several threads, with more than 80
@@ -50,8 +50,8 @@ _ELEMENT_TYPES = {
 _PROVIDER = "provider."
 """Prefix of properties that are options of the execution provider."""
 _TREES = b"TreeEnsemble"
-"""What the types of all operators with trees begin with. If other bytes of a file hold it, the model has one thread for no
-reason, and its answers are right."""
+"""Beginning of the types of all operators with trees. A model that holds it elsewhere has one thread for no reason; its
+answers are right."""
 
 
 def compile_spec(spec: ModelSpec, *, slots: int, threads: int | None) -> HostModel:
