@@ -123,6 +123,7 @@ def outputs_of(content: bytes, length: int | None) -> dict[str, Array]:
     return found
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not HAS_GRPC, reason="the extra [grpc] is not installed")
 def test_each_answer_over_grpc_equals_its_stages_run_alone(served: Any) -> None:
     """Raw contents both ways, by one channel."""

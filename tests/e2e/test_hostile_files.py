@@ -124,7 +124,9 @@ def test_samples_that_are_a_pipe_are_refused(workplace: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "make", [os.mkfifo, lambda path: Path(path).symlink_to("/dev/zero")], ids=["pipe", "device"]
+    "make",
+    [os.mkfifo, pytest.param(lambda path: Path(path).symlink_to("/dev/zero"), marks=pytest.mark.thorough)],
+    ids=["pipe", "device"],
 )
 def test_what_is_kept_may_be_anything(workplace: Any, monkeypatch: pytest.MonkeyPatch, make: Any) -> None:
     """Pipes or devices in the place of each verdict, cost table, lock and correction: the model is served all the same."""

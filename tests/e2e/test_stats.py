@@ -145,7 +145,9 @@ class Terminal:
         os.close(self._theirs)
 
 
-@pytest.mark.parametrize("key", [b"q", b"\x03"], ids=["q", "Ctrl-C"])
+@pytest.mark.parametrize(
+    "key", [b"q", pytest.param(b"\x03", marks=pytest.mark.thorough)], ids=["q", "Ctrl-C"]
+)
 def test_top_is_live_says_when_the_server_is_lost_and_ends_by_a_key(workplace: Any, key: bytes) -> None:
     """Numbers follow the server, a stopped one is tried again, a new one at the address is shown."""
     config = METERED.replace("admin: 127.0.0.1:0", "heartbeat_s: 0.2")

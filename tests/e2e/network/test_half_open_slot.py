@@ -33,7 +33,11 @@ CONFIG = """\
 PATIENCE_S = 120.0
 
 
-@pytest.mark.parametrize("directions", [(DOWN,), (UP, DOWN)], ids=["its batches vanish", "so do its reports"])
+@pytest.mark.parametrize(
+    "directions",
+    [pytest.param((DOWN,), marks=pytest.mark.thorough), (UP, DOWN)],
+    ids=["its batches vanish", "so do its reports"],
+)
 @pytest.mark.parametrize("began", [False, True], ids=["before the batch", "in the middle of it"])
 def test_a_batch_on_a_half_open_slot_runs_again_elsewhere(
     workplace: Any, directions: tuple[Direction, ...], began: bool
