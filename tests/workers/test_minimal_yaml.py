@@ -322,6 +322,7 @@ def test_an_axis_without_a_name_gets_one_in_the_lines(tmp_path: Path) -> None:
     assert "  size1: ?, may be padded" in helped.stdout.splitlines()
 
 
+@pytest.mark.thorough
 def test_padding_that_changes_results_is_not_advised(tmp_path: Path) -> None:
     """Of two dimensions the sum's may be padded, and the mean's may not: evidence for one, lines for the other."""
     write_onnx(

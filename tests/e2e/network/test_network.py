@@ -205,7 +205,9 @@ def test_messages_that_come_one_byte_at_a_time_are_the_same_messages(served: Any
     all_right_at_once(ledger, load)
 
 
-@pytest.mark.parametrize("what", ["delay", "stall", "stopped server", "stopped worker"])
+@pytest.mark.parametrize(
+    "what", ["delay", "stall", "stopped server", pytest.param("stopped worker", marks=pytest.mark.thorough)]
+)
 def test_nothing_is_started_after_its_deadline_however_long_it_was_on_its_way(
     served: Any, ledger: Witness, what: str
 ) -> None:

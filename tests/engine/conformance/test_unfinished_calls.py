@@ -71,7 +71,9 @@ class Slot:
 
 @pytest.mark.seeds("S003-40")
 @pytest.mark.parametrize("withdrawn", [500, pytest.param(2000, marks=pytest.mark.thorough)])
-def test_a_batch_withdrawn_while_it_runs_harms_no_other(engine: Engine, tmp_path: Path, withdrawn: int) -> None:
+def test_a_batch_withdrawn_while_it_runs_harms_no_other(
+    engine: Engine, tmp_path: Path, withdrawn: int
+) -> None:
     """Many calls, each withdrawn at another point of its run: the batches around them get right answers."""
     slot = Slot(engine, tmp_path)
     small = [permutation(size, size) for size in (2, 5, 8)]
