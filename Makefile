@@ -175,7 +175,6 @@ bench: $(READY) ## Measure against bare pyzmq and the best possible batching, as
 	@$(BIN)/python -m benchmarks.limit $(if $(SMOKE),--smoke)
 	@$(BIN)/python -m benchmarks.overload $(if $(SMOKE),--smoke)
 	@$(BIN)/python -m benchmarks.floods $(if $(SMOKE),--smoke)
-	@$(BIN)/python -m benchmarks.growth $(if $(SMOKE),--smoke)
 	@$(BIN)/python -m benchmarks.chains $(if $(SMOKE),--smoke)
 	@$(if $(SMOKE),$(BIN)/python -m benchmarks.memory --smoke,true)
 	@$(BIN)/python -m benchmarks.gateway $(if $(SMOKE),--smoke)

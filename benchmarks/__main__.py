@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from benchmarks import cheap_calls, endless, large_tensors, lone, reallocations, scheduler, tiny_tensors
+from benchmarks import cheap_calls, endless, large_tensors, lone, scheduler, tiny_tensors
 from benchmarks.report import Report
 
 
@@ -49,7 +49,6 @@ def main(
                 "cheap calls",
                 lambda: cheap_calls.measure_all(folder, smoke=smoke),
             ),
-            ("reallocations", lambda: [reallocations.measure(folder, requests=200 if smoke else 10_000)]),
             ("the scheduler", lambda: [scheduler.measure(scheduler.SMOKE if smoke else scheduler.FULL)]),
         ]
         for title, measure in measurements:

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.gateway`: the gateway against bare echoes, the SDK, and a gateway made of frameworks.
+"""`python -m benchmarks.gateway`: the gateway against bare echoes and the SDK.
 
 All contenders take turns, round by round, and each answer is compared. Requests are binary infers of one row of float32
 through an identity in the server's process. CPU is user + system time of a process with all its threads, per request. The
@@ -28,9 +28,8 @@ import shapestream.blocking
 from benchmarks import http_neighbours, peer
 from benchmarks.binary_infer import PATH, head_of, headers_of
 from benchmarks.http_client import HOST, TIMEOUT_S, HttpClient
-from benchmarks.processes import Child, child_process, cpu_s
+from benchmarks.processes import Child, child_process, cpu_s, spin
 from benchmarks.report import Figure, Report, median_ratio, median_us, print_reports
-from benchmarks.spinning import spin
 from shapestream.transport.guards import raise_descriptor_limit
 
 TINY, SMALL, LARGE = 16, 256, 1024 * 1024
@@ -42,7 +41,6 @@ IDLE_CONNECTIONS = 1000
 # Aims of issue 25.
 AIM_GATEWAY = 3.0
 AIM_SERVER = 1.15
-AIM_FRAMEWORKS = 4.0
 AIM_PEER = 1.0
 AIM_LARGE = 0.6
 AIM_IDLE_MB = 50.0
@@ -124,11 +122,6 @@ class _House:
         """The SDK behind the bare HTTP of `http_echoes.py`."""
         child, port = self._started("sdk-by-sockets", "benchmarks.http_echoes", "sdk", behind=served.address)
         return Target(port=port, path="/", front=(child.pid,), server=served.server)
-
-    def frameworks(self, address: str, server: int, model: str) -> Target:
-        """The gateway of `starlette_gateway.py`."""
-        child, port = self._started("starlette", "benchmarks.starlette_gateway", address)
-        return _infer_target(port, (child.pid,), server, model)
 
     def served(self, gateways: int) -> Served:
         """A server of the product with so many gateways."""
@@ -342,10 +335,9 @@ def measure(folder: Path, *, amount: Amount, with_peer: bool = False) -> list[Re
         house = _House(stack, folder)
         echoes = {loop: house.echo(loop) for loop in ("trio", "asyncio")}
         one, two = house.served(1), house.served(2)
-        frameworks = house.frameworks(one.address, one.server, "tiny")
         asker = stack.enter_context(shapestream.blocking.connect(one.address))
         cpu = _cpu_regimes(echoes, one, house.sdk_by_sockets(one), amount, lambda: _messages(asker))
-        rates = _rate_regimes(stack, folder, two, frameworks, amount, with_peer=with_peer)
+        rates = _rate_regimes(stack, folder, two, amount, with_peer=with_peer)
         large = [
             Regime(name=name, run=_large(target), requests=amount.large)
             for name, target in (
@@ -418,9 +410,9 @@ def _cpu_regimes(
 
 
 def _rate_regimes(
-    stack: ExitStack, folder: Path, two: Served, frameworks: Target, amount: Amount, *, with_peer: bool
+    stack: ExitStack, folder: Path, two: Served, amount: Amount, *, with_peer: bool
 ) -> list[Regime]:
-    contenders = {"two gateways": two.target("tiny"), "hypercorn, starlette, SDK": frameworks}
+    contenders = {"two gateways": two.target("tiny")}
     if with_peer:
         example = _rows(1, TINY)[0]
         running = stack.enter_context(
@@ -474,8 +466,7 @@ def _of_rates(regimes: Sequence[Regime]) -> Report:
     for regime in regimes:
         ratio: str | Figure = ""
         if regime in others:
-            aim = AIM_PEER if regime.name == peer.NAME else AIM_FRAMEWORKS
-            ratio = Figure(median_ratio(ours.rate, regime.rate), "x", at_least=aim)
+            ratio = Figure(median_ratio(ours.rate, regime.rate), "x", at_least=AIM_PEER)
         server = "" if regime.server is None else median_us(regime.server_us)
         rate = Figure(statistics.median(regime.rate), "/s")
         report.rows.append((regime.name, rate, median_us(regime.front_us), server, ratio))
@@ -516,7 +507,7 @@ def main(
     rounds: Annotated[int, typer.Option(min=1, help="Interleaved rounds; medians are printed.")] = 5,
     with_peer: Annotated[bool, typer.Option("--peer", help=peer.OPTION_HELP)] = False,
 ) -> None:
-    """Measure the gateway against bare echoes, the SDK, and a gateway made of frameworks."""
+    """Measure the gateway against bare echoes and the SDK."""
     if with_peer:
         peer.demand_environment()
     amount = SMOKE if smoke else replace(FULL, rounds=rounds)

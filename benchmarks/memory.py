@@ -7,6 +7,7 @@ come. After it no input tensor may be reallocated, and no process may grow by mo
 
 from __future__ import annotations
 
+import functools
 import json
 import random
 import tempfile
@@ -24,8 +25,6 @@ import typer
 from rich.console import Console
 
 import shapestream
-from benchmarks import memory_shapes
-from benchmarks.memory_shapes import MOST_ROWS, MOST_SEQ, WIDTH, worker_resident_mb
 from benchmarks.processes import Child, child_process, wait_for_slots
 from benchmarks.report import Figure, Report
 
@@ -34,7 +33,9 @@ CHUNKS = 40
 WARM_UP_CHUNKS = 4
 AIM_GROWTH = 1.05
 IN_FLIGHT = 128
-MODELS = ("identity", memory_shapes.MODEL)
+MLP = "mlp"
+MOST_ROWS, MOST_SEQ, WIDTH = 4, 128, 32
+MODELS = ("identity", MLP)
 IDENTITY_ROWS, IDENTITY_WIDTH = 16, 128
 DIFFERENT_IDENTITY = 1024
 TOLERANCE = 2e-5
@@ -110,7 +111,7 @@ def measure(folder: Path, requests: int) -> Report:
 
 
 async def _run(folder: Path, requests: int) -> Samples:
-    memory_shapes.write_model(folder)
+    _write_model(folder)
     address = f"ipc://{folder}/memory.sock"
     config = folder / "memory.yaml"
     config.write_text(_yaml(address))
@@ -142,7 +143,7 @@ def _yaml(address: str) -> str:
         "  - {name: identity, function: 'benchmarks.models:identity', trust: true,\n"
         f"     inputs: {{x: {{shape: 'batch:1..64, width:1..{IDENTITY_WIDTH}', element_type: f32}}}},\n"
         "     outputs: {y: {shape: 'batch, width', element_type: f32, rule: rows}}}\n"
-        f"  - {{name: {memory_shapes.MODEL}, path: mlp.xml, shapes: {{max_prepared: 64}},\n"
+        f"  - {{name: {MLP}, path: mlp.xml, shapes: {{max_prepared: 64}},\n"
         f"     inputs: {{x: {{shape: 'batch:1..16, seq:1..{MOST_SEQ}, {WIDTH}', pad: {{seq: 0}}}}}},\n"
         "     probe: {x: {normal: [0, 1]}}, batching: {max_batch: 16}}\n"
         "workers: [{count: 1, slots: 1, threads: 1}]\nlogging: {level: warning}\n"
@@ -172,7 +173,7 @@ async def _ask(client: shapestream.Client, model: str, pool: list[Pair], count: 
 
 def _sample(samples: Samples, server: Child, counters: dict[str, int]) -> None:
     samples.server_mb.append(psutil.Process(server.pid).memory_info().rss / 1e6)
-    samples.worker_mb.append(worker_resident_mb(server))
+    samples.worker_mb.append(_worker_resident_mb(server))
     samples.client_mb.append(psutil.Process().memory_info().rss / 1e6)
     samples.reallocations.append(int(counters["reallocations"]))
     samples.preparations.append(int(counters["preparations"]))
@@ -196,7 +197,48 @@ def _mlp_pool() -> list[Pair]:
         for rows in range(1, MOST_ROWS + 1)
         for seq in range(1, MOST_SEQ + 1)
     ]
-    return [(x, memory_shapes.reference(x)) for x in inputs]
+    return [(x, _reference(x)) for x in inputs]
+
+
+@functools.cache
+def _weights() -> list[np.ndarray]:
+    draw = np.random.default_rng(1)
+    sizes = [(WIDTH, 4 * WIDTH), (4 * WIDTH, WIDTH)]
+    return [(draw.standard_normal(size) / np.sqrt(size[0])).astype(np.float32) for size in sizes]
+
+
+def _reference(x: np.ndarray) -> np.ndarray:
+    """What the model gives, by NumPy."""
+    first, second = _weights()
+    hidden: np.ndarray = np.maximum(x @ first, 0) @ second
+    exponentials = np.exp(hidden - hidden.max(axis=-1, keepdims=True))
+    answer: np.ndarray = exponentials / exponentials.sum(axis=-1, keepdims=True)
+    return answer
+
+
+def _write_model(folder: Path) -> None:
+    """Writes `mlp.xml`: two layers and a softmax for each position."""
+    import shapestream_engine.backends.openvino  # noqa: F401 - imports openvino without its telemetry
+
+    # isort: split
+    import openvino as ov
+    from openvino import opset15 as ops
+
+    x = ops.parameter([-1, -1, WIDTH], np.float32, name="x")
+    x.output(0).set_names({"x"})
+    first, second = (ops.constant(weight) for weight in _weights())
+    hidden = ops.relu(ops.matmul(x, first, False, False))
+    y = ops.softmax(ops.matmul(hidden, second, False, False), -1)
+    y.output(0).set_names({"y"})
+    ov.save_model(ov.Model([y], [x], MLP), folder / "mlp.xml", compress_to_fp16=False)
+
+
+def _worker_resident_mb(server: Child) -> float:
+    """Of the server's one worker, once it has nothing to do."""
+    (worker,) = [
+        child for child in psutil.Process(server.pid).children(recursive=True) if "worker" in child.cmdline()
+    ]
+    return float(worker.memory_info().rss) / 1e6
 
 
 if __name__ == "__main__":

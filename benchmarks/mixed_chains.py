@@ -40,7 +40,7 @@ models:
     inputs: {{x: {{shape: 'count, 64', element_type: f32}}}}
     outputs: {{y: {{shape: 'count, 64', element_type: f32, rule: whole}}}}
   - name: read
-    function: benchmarks.sleeping:reading
+    function: benchmarks.models:reading
     trust: true
     inputs: {{x: {{shape: 'batch:1..64, 64', element_type: f32}}}}
     outputs: {{y: {{shape: 'batch:1..64, 64', element_type: f32, rule: rows}}}}

@@ -1,7 +1,8 @@
-"""The model that costs nothing, so that everything else can be measured, and the configurations that serve it."""
+"""Models that cost nothing, or exactly the time that they say and no CPU, and the configurations that serve the former."""
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -21,6 +22,28 @@ def identity(**inputs: np.ndarray[Any, Any]) -> dict[str, np.ndarray[Any, Any]]:
     """Returns its one input as `y`."""
     (array,) = inputs.values()
     return {"y": array}
+
+
+CALL_S = 0.008
+ROW_S = 0.004
+MOST_ROWS = 8
+"""Of the sleeping model, whose capacity is known so: seconds of a call and of each row, rows of its largest call."""
+
+
+def sleeping(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The input and one, after a time for the call and for each of its rows."""
+    time.sleep(CALL_S + ROW_S * len(x))
+    return x + 1
+
+
+READ_CALL_S = 0.005
+READ_ROW_S = 0.001
+
+
+def reading(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The input, after a shorter time for the call and for each of its rows: a recogniser of crops."""
+    time.sleep(READ_CALL_S + READ_ROW_S * len(x))
+    return x
 
 
 def write_identity_ir(folder: Path) -> None:

@@ -1,6 +1,6 @@
 """`python -m benchmarks.overload`: what becomes of a server's work when clients ask for ten times what it can do?
 
-One worker with one slot serves a model that sleeps (`sleeping.py`), so its capacity is known, and measured as well: in
+One worker with one slot serves a model that sleeps (`models.py`), so its capacity is known, and measured as well: in
 turn, many requests are kept waiting (capacity), and clients ask at ten times that rate, at times of their own choosing
 (Poisson), each request with a deadline; the first time as soon as the server is there. *Goodput* is what was answered in
 time. Then fairness: three clients ask for half of their fair share each, beside one that asks for ten times everything.
@@ -28,9 +28,9 @@ import typer
 from rich.console import Console
 
 import shapestream
+from benchmarks.models import CALL_S, MOST_ROWS, ROW_S
 from benchmarks.processes import child_process, wait_for_slots
 from benchmarks.report import Figure, Report
-from benchmarks.sleeping import CALL_S, MOST_ROWS, ROW_S
 
 MODEL = "sleeping"
 CLIENTS = 4
@@ -103,7 +103,7 @@ def _yaml(address: str) -> str:
     shape = f"batch:1..{MOST_ROWS}, 16"
     return (
         f"server: {{listen: ['{address}']}}\n"
-        f"models:\n  - {{name: {MODEL}, function: 'benchmarks.sleeping:sleeping', trust: true,\n"
+        f"models:\n  - {{name: {MODEL}, function: 'benchmarks.models:sleeping', trust: true,\n"
         f"     inputs: {{x: {{shape: '{shape}', element_type: f32}}}},\n"
         f"     outputs: {{y: {{shape: '{shape}', element_type: f32, rule: rows}}}}}}\n"
         "workers: [{count: 1, slots: 1, threads: 1}]\nlogging: {level: warning}\n"

@@ -1,4 +1,7 @@
-"""Child processes under measurement: start, CPU time, end."""
+"""Child processes under measurement: start, CPU time, end.
+
+As a program it computes for as long as stdin says, in seconds of CPU per line: `python -m benchmarks.processes`.
+"""
 
 from __future__ import annotations
 
@@ -106,3 +109,15 @@ def _has_slots(address: str, slots: int) -> bool:
             return len(client.statistics()["slots"]) == slots
     except ShapestreamError:
         return False
+
+
+def spin(seconds: float) -> None:
+    """Use so many seconds of CPU in this thread."""
+    until_s = time.thread_time() + seconds
+    while time.thread_time() < until_s:
+        pass
+
+
+if __name__ == "__main__":
+    for _line in sys.stdin:
+        spin(float(_line))

@@ -1,8 +1,7 @@
 """`python -m benchmarks.text`: texts to vectors, of 16 callers with 64 texts in each call.
 
 MiniLM in f32 on two cores; docstrings of Python's library, of up to 256 tokens. A folder is served over HTTP
-(`/v1/embeddings`) and by sockets (the SDK), beside text-embeddings-inference's policy as a function (`token_budget.py`), by
-its default budget and by others; with `--peer` also beside a FastAPI server around sentence-transformers, in the
+(`/v1/embeddings`) and by sockets (the SDK); with `--peer` also by a FastAPI server around sentence-transformers, in the
 environment that `make text-peer` sets up. All take turns, round by round. Every vector is compared with the model's alone.
 """
 
@@ -10,16 +9,14 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Annotated, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import numpy as np
 import psutil
@@ -37,15 +34,12 @@ from benchmarks.http_client import HOST, HttpClient
 from benchmarks.peer import free_port, listens
 from benchmarks.processes import START_S, Child, child_process, cpu_s, wait_for_slots
 from benchmarks.report import Figure, Report, median_ratio, print_reports
-from benchmarks.token_budget import DEFAULT_TOKENS, TokenBudget
 from shapestream import blocking
 
 CALLERS = 16
 TEXTS = 64
 CORES = 2
-BUDGETS = (1024, 4096, DEFAULT_TOKENS)
 # Aims of issue 27.
-AIM_BUDGET = 1.2
 AIM_PEER = 1.3
 AIM_SDK = 0.9
 AIM_TOKENISING = 0.1
@@ -127,14 +121,6 @@ def _by_sdk(client: blocking.Client) -> Callable[[Sequence[Call]], Iterator[tupl
     return run
 
 
-def _by_budget(embedder: TokenBudget) -> Callable[[Sequence[Call]], Iterator[tuple[int, Vectors]]]:
-    def run(calls: Sequence[Call]) -> Iterator[tuple[int, Vectors]]:
-        with ThreadPoolExecutor(CALLERS) as callers:
-            yield from enumerate(callers.map(embedder.embed, calls))
-
-    return run
-
-
 def _peer(stack: ExitStack, folder: Path, weights: Path) -> Contender:
     port, ready, log = free_port(), folder / "peer-ready", folder / "peer.log"
     child = stack.enter_context(
@@ -167,21 +153,23 @@ def _calls(texts: Sequence[str], count: int, each: int, seed: int) -> list[Call]
 
 
 class _Alone:
-    """The model without a server: what each text's vector must be, and the texts' order that costs least."""
+    """The model without a server: what each text's vector must be."""
 
     def __init__(self, model: Path, tokenizer: Tokenizer) -> None:
-        self._embedder = TokenBudget(model, tokenizer, tokens=1, threads=CORES)
+        import openvino as ov
+
+        properties: dict[str, Any] = {"INFERENCE_NUM_THREADS": CORES, "INFERENCE_PRECISION_HINT": "f32"}
+        self._request = ov.Core().compile_model(model, "CPU", properties).create_infer_request()
+        self._tokenizer = tokenizer
         self._known: dict[str, NDArray[np.float32]] = {}
 
     def vectors(self, calls: Sequence[Call]) -> list[NDArray[np.float32]]:
         """The vectors of each call, every text in a batch of its own."""
         missing = sorted({text for call in calls for text in call} - self._known.keys())
-        self._known.update(zip(missing, self._embedder.embed(missing), strict=True) if missing else ())
+        for text, encoded in zip(missing, self._tokenizer.encode_batch(missing), strict=True):
+            ids, mask = np.array([[encoded.ids], [[1] * len(encoded.ids)]], np.int64)
+            self._known[text] = self._request.infer([ids, mask], share_inputs=True)[0][0].copy()
         return [np.array([self._known[text] for text in call]) for call in calls]
-
-    def close(self) -> None:
-        """End its threads."""
-        self._embedder.close()
 
 
 def measure(folder: Path, *, calls: int, each: int, rounds: int, with_peer: bool) -> list[Report]:
@@ -196,24 +184,14 @@ def measure(folder: Path, *, calls: int, each: int, rounds: int, with_peer: bool
     lengths = map(len, tokenizer.encode_batch(texts))
     texts = [text for text, length in zip(texts, lengths, strict=True) if length <= MAX_TOKENS]
     with ExitStack() as stack:
-        alone = stack.enter_context(closing(_Alone(model, tokenizer)))
+        alone = _Alone(model, tokenizer)
         server, address, port = _served(stack, folder, served)
         client = stack.enter_context(blocking.connect(address))
         processes = (server.pid, *[each.pid for each in psutil.Process(server.pid).children(recursive=True)])
         http = Contender(name="shapestream, HTTP", run=_by_http(port), processes=processes)
         sdk = Contender(name="shapestream, SDK", run=_by_sdk(client), processes=processes)
-        budgets = [
-            Contender(
-                name=f"token budget {tokens:,}{', its default' if tokens == DEFAULT_TOKENS else ''}",
-                run=_by_budget(
-                    stack.enter_context(closing(TokenBudget(model, tokenizer, tokens=tokens, threads=CORES)))
-                ),
-                processes=(os.getpid(),),
-            )
-            for tokens in BUDGETS
-        ]
         peers = [_peer(stack, folder, weights)] if with_peer else []
-        everyone = [http, sdk, *budgets, *peers]
+        everyone = [http, sdk, *peers]
         tokenising_us: list[float] = []
         for seed in range(-1, rounds):
             of_round = _calls(texts, calls, each, seed + 1)
@@ -226,7 +204,7 @@ def measure(folder: Path, *, calls: int, each: int, rounds: int, with_peer: bool
                     contender.cpu_us.clear()
             else:
                 tokenising_us.append(_tokenising_us(tokenizer, of_round))
-        return [_report(http, sdk, budgets, peers, tokenising_us)]
+        return [_report(http, sdk, peers, tokenising_us)]
 
 
 def _tokenising_us(tokenizer: Tokenizer, calls: Sequence[Call]) -> float:
@@ -240,15 +218,13 @@ def _tokenising_us(tokenizer: Tokenizer, calls: Sequence[Call]) -> float:
 def _report(
     http: Contender,
     sdk: Contender,
-    budgets: Sequence[Contender],
     peers: Sequence[Contender],
     tokenising_us: Sequence[float],
 ) -> Report:
-    default = budgets[-1]
     report = Report(title=f"{TEXTS} texts per call, {CALLERS} callers")
     report.columns = ("way", "texts per s", "HTTP / it", "CPU us per text", "tokenising, share of it")
-    aims = {id(default): AIM_BUDGET, id(sdk): AIM_SDK, **{id(peer): AIM_PEER for peer in peers}}
-    for each in (http, sdk, *budgets, *peers):
+    aims = {id(sdk): AIM_SDK, **{id(peer): AIM_PEER for peer in peers}}
+    for each in (http, sdk, *peers):
         ratio: Figure | str = ""
         if each is not http:
             ratio = Figure(median_ratio(http.per_s, each.per_s), "x", at_least=aims.get(id(each)))

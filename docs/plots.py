@@ -1,8 +1,7 @@
 """The pictures of docs, made anew: `make plots`, or `python docs/plots.py [FOLDER [svg|png]]`.
 
 Nothing is measured here. Two pictures play traffic to the server's own scheduler on virtual time, one asks the planner
-for its cuts; the costs are those of docs/data/minilm-costs.json, and of a formula. About 20 s of one core. The picture of
-growth shows docs/data/growth.json, which `python -m benchmarks.growth --json` has printed.
+for its cuts; the costs are those of docs/data/minilm-costs.json, and of a formula. About 20 s of one core.
 """
 
 from __future__ import annotations
@@ -34,7 +33,6 @@ from shapestream_workers.lab.true_cost import TableCost, TrueCost, parse_formula
 
 DOCS = Path(__file__).parent
 COSTS = DOCS / "data" / "minilm-costs.json"
-GROWTH = DOCS / "data" / "growth.json"
 FORMULA = "fixed_ms=3,ms_per_element=0.13"
 LENGTHS = "lognormal:24,0.9,4..256"
 NAME = "embeddings"
@@ -66,7 +64,6 @@ def main(folder: Path, kind: str) -> None:
             ("scheduling-window", draw_window),
             ("scheduling-load", draw_load),
             ("scheduling-flood", draw_flood),
-            ("growth", draw_growth),
         ):
             metadata = {"Date": None} if kind == "svg" else None
             draw().savefig(folder / f"{name}.{kind}", dpi=120, metadata=metadata)
@@ -227,36 +224,6 @@ def steady_latencies(policy: Policy, clients: int) -> tuple[Floats, Floats, floa
         simulated.requests.column(times) for times in (simulated.requests.arrived, simulated.requests.ended)
     )
     return arrived[is_steady], (ended - arrived)[is_steady], float(ended[~is_steady].max())
-
-
-# ------------------------------------------------------------ growth
-
-
-def draw_growth() -> Figure:
-    """The server's CPU by clients and workers, as it was measured."""
-    rows = json.loads(GROWTH.read_text(encoding="utf-8"))["rows"]
-    figure = Figure(figsize=(8.6, 3.6), layout="constrained")
-    panels = figure.subplots(1, 3)
-    cells = [(*map(int, row["workers, clients"].split(", ")), row) for row in rows]
-    for workers, colour in zip(sorted({cell[0] for cell in cells}), (GREEN, BLUE, ORANGE), strict=True):
-        own = [(clients, row) for count, clients, row in cells if count == workers]
-        for axes, column in zip(panels, ("server us", "open us", "idle ms/s"), strict=True):
-            label = f"{workers} worker{'s' * (workers > 1)}" if column == "server us" else None
-            axes.plot([clients for clients, _ in own], [row[column] for _, row in own], ".-", color=colour,
-                      label=label)  # fmt: skip
-    for axes, title in zip(
-        panels, ("8 in flight: us per request", "200 per second: us per request", "no request: ms per second"),
-        strict=True,
-    ):  # fmt: skip
-        axes.set(xscale="log", xlabel="clients")
-        axes.set_title(title)
-        axes.set_xticks([1, 10, 100, 1000], ["1", "10", "100", "1,000"])
-        axes.set_ylim(bottom=0)
-        axes.minorticks_off()
-        axes.grid(alpha=0.25)
-    panels[0].set_ylabel("CPU of the server")
-    figure.legend(loc="outside lower center", ncols=3, frameon=False)
-    return figure
 
 
 # ------------------------------------------------------------ lengths and costs

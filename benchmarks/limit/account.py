@@ -41,7 +41,7 @@ from typing import Any
 import numpy as np
 from examples.embeddings.corpus import Ids
 
-from benchmarks import spinning
+from benchmarks.checkouts import ROOT
 from benchmarks.limit import oracle
 from benchmarks.limit.answers import References, no_answers
 from benchmarks.limit.contest import IN_FLIGHT, PASSES
@@ -49,6 +49,7 @@ from benchmarks.limit.cuts import padding_ratio
 from benchmarks.limit.engine import Batch, EngineSettings, InProcess, Minilm, Setting
 from benchmarks.limit.pipeline_run import SLOTS, Run, Served, ServerSetting, serving
 from benchmarks.limit.traces import Trace
+from benchmarks.processes import spin
 from benchmarks.report import Figure, Report
 from shapestream import blocking
 
@@ -120,8 +121,8 @@ class Company:
     """The CPU that an event loop and a client use for each batch, beside the engine's threads."""
 
     def __init__(self) -> None:
-        path = Path(spinning.__file__)
-        self._client = subprocess.Popen([sys.executable, str(path)], stdin=subprocess.PIPE)
+        command = [sys.executable, "-m", "benchmarks.processes"]
+        self._client = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE)
 
     def __enter__(self) -> Company:
         return self
@@ -139,7 +140,7 @@ class Company:
 
         def work() -> None:
             while ends.get():
-                spinning.spin(loop_s)
+                spin(loop_s)
                 pipe.write(b"%.9f\n" % client_s)
                 pipe.flush()
 

@@ -51,18 +51,6 @@ def memory(figures: Any) -> None:
     assert rows.keys() >= {"server, resident", "worker, resident", "client, resident"}
 
 
-def memory_shapes(figures: Any) -> None:
-    """Fewer shapes where they are rounded, under the cap of the YAML, which the other run of the same requests passes."""
-    exact, rounded = figures["rows"]
-    assert 800 == exact["requests"] == rounded["requests"]
-    assert rounded["new shapes"] <= 64 < exact["new shapes"]
-
-
-def growth(figures: Any) -> None:
-    """A server per number of workers, raw sessions in turns, each answer compared."""
-    assert ["1, 1", "1, 20", "3, 1", "3, 20"] == [row["workers, clients"] for row in figures["rows"]]
-
-
 def gateway(figures: Any) -> None:
     """Echoes, the SDK and gateways in turns, each answer compared; idle connections; an honest caller beside others."""
     *at_fronts, server_alone, server_together, rates, large, idle, beside, _ = figures
@@ -70,7 +58,7 @@ def gateway(figures: Any) -> None:
     assert [front, front] == [[row["way"] for row in table["rows"]] for table in at_fronts]
     for table in (server_alone, server_together):
         assert front[2:] == [row["way"] for row in table["rows"]]
-    assert ["two gateways", "hypercorn, starlette, SDK"] == [row["way"] for row in rates["rows"]]
+    assert ["two gateways"] == [row["way"] for row in rates["rows"]]
     assert all(row["per s"] > 0 for table in (rates, large) for row in table["rows"])
     assert "50" == idle["rows"][0]["connections"]
     assert all(row["p99"] > 0 for row in beside["rows"])
@@ -95,19 +83,8 @@ def scheduler(figures: Any) -> None:
     assert all(row["100"] > 0 for row in rows)
 
 
-def preparations(figures: Any) -> None:
-    """Runs on OpenVINO, each in a process of its own, check their answers and report."""
-    *_, first, memory = figures  # where torch_xla is installed, one of XLA comes before
-    assert ["the first of its shape", "a repeated one", "the difference, shape by shape"] == [
-        row["call"] for row in first["rows"]
-    ]
-    assert ["native", "native, max_prepared: 64"] == [row["strategy"] for row in memory["rows"]]
-
-
 @pytest.mark.e2e
-@pytest.mark.parametrize(
-    "promises", [limit, account, memory, memory_shapes, growth, chains, gateway, scheduler, preparations]
-)
+@pytest.mark.parametrize("promises", [limit, account, memory, chains, gateway, scheduler])
 def test_a_benchmark_runs_and_reports(promises: Callable[[Any], None]) -> None:
     """As a smoke run, in a process of its own."""
     more = {limit: ("limit", "--trace", "lognormal"), account: ("limit", "--account")}

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.audit_rounding`: do audits call rounding a mismatch, and do they find what is wrong?
+"""Models, requests and seeded errors of test_audit_rounding: do audits call rounding a mismatch, do they find errors?
 
 Offline, with the judgement of the auditor (`probing/movement.py`) and kernels of NumPy, ONNX Runtime and OpenVINO. A
 comparison is one answer from a call of 16 requests beside the same request alone, at every element. Tolerances come from
@@ -11,13 +11,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
-import typer
-from rich.console import Console
 
-from benchmarks.report import Figure, Report
 from shapestream_engine.probing.movement import RUNS, Movements, changed_values
 from shapestream_engine.probing.tolerances import TOLERANCES, OutputTolerance, compare, distances
 
@@ -332,47 +329,3 @@ def _changed(case: Case, row: Array, number: int) -> Array:
     if row.dtype.kind != "f":
         return row
     return changed_values(row, TOLERANCES[case.computed_in].of_magnitude, np.random.default_rng(number))
-
-
-def measure(answers: int, seeded: int, seed: int = 1, console: Console | None = None) -> list[Report]:
-    """Tables of so many right answers of all cases together, and of so many of each with each error."""
-    known = list(cases())
-    each = -(-answers // len(known))
-    right = Report(
-        title="right answers", columns=("case", "compared", "beyond tolerance", "not judged", "mismatches")
-    )
-    wrong = Report(title="seeded errors found, of a hundred", columns=("case", *ERRORS))
-    for case in known:
-        found = examine(case, each, None, seed)
-        beyond = found.total() - found["within"]
-        counts = [Figure(float(count), "") for count in (found.total(), beyond, found["rounding"])]
-        right.rows.append((case.name, *counts, Figure(float(found["mismatch"]), "", at_most=0.0)))
-        shares: list[str | Figure] = []
-        for number, error in enumerate(ERRORS):
-            if case.exact and number >= 2:
-                shares.append("-")
-                continue
-            judgements = examine(case, seeded, error, seed + 1)
-            shares.append(Figure(100.0 * judgements["mismatch"] / judgements.total(), ""))
-        wrong.rows.append((case.name, *shares))
-        if console is not None:
-            console.print(case.name, dict(found), [str(share) for share in shares])
-    return [right, wrong]
-
-
-def main(
-    smoke: Annotated[bool, typer.Option(help="Seconds instead of minutes.")] = False,
-    answers: Annotated[int, typer.Option(min=1, help="Right answers that are compared.")] = 3_000_000,
-    seeded: Annotated[int, typer.Option(min=1, help="Answers of each case with each error.")] = 128,
-    seed: int = 1,
-) -> None:
-    """Compares answers of calls of 16 with the same requests alone, as audits do: right ones, and wrong ones."""
-    console = Console()
-    if smoke:
-        answers, seeded = 20_000, 32
-    for report in measure(answers, seeded, seed, console):
-        console.print(report.table())
-
-
-if __name__ == "__main__":
-    typer.run(main)
