@@ -26,9 +26,7 @@ OPTIONAL = {
     "tokenizers": "engine/shapestream_engine/backends/tokenizer.py",
     "torch": "engine/shapestream_engine/backends/torch/",
     "torch_xla": "engine/shapestream_engine/backends/torch/devices.py",
-    "hypercorn": "pipeline/shapestream/serving/admin.py",
-    "starlette": ("pipeline/shapestream/serving/admin.py", "pipeline/shapestream/serving/admin_pages.py"),
-    "httptools": "pipeline/shapestream/gateway/http_parser.py",
+    "httptools": "pipeline/shapestream/web/parser.py",
     "orjson": "pipeline/shapestream/gateway/json_text.py",
     "grpc": "pipeline/shapestream/gateway/grpc_",
     "google": (

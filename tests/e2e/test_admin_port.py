@@ -19,7 +19,7 @@ from tests.e2e.conftest import PATIENCE_S, temporary_workplace, until
 
 from shapestream.errors import ModelError, WorkerLost
 
-pytest.importorskip("hypercorn", reason="the extra [admin] is not installed")
+pytest.importorskip("prometheus_client", reason="the extra [admin] is not installed")
 pytestmark = pytest.mark.e2e
 
 

@@ -83,7 +83,7 @@ def test_connections_beyond_the_limit_of_open_files_are_refused(workplace: Workp
 
 def test_callers_of_the_admin_port_leave_descriptors_to_clients(workplace: Workplace) -> None:
     """Of 200 silent ones few are held, and they end within seconds. A check is answered, and a client served."""
-    pytest.importorskip("hypercorn", reason="the extra [admin] is not installed")
+    pytest.importorskip("prometheus_client", reason="the extra [admin] is not installed")
     with limit_of_open_files(LIMIT):
         served = workplace.serve("    server: {listen: [ipc://s.sock], admin: 127.0.0.1:0}\n" + CONFIG)
     (event,) = served.wait_for("admin port ready")

@@ -24,7 +24,7 @@ from tests.e2e.conftest import PATIENCE_S, temporary_workplace, until
 
 from shapestream.errors import ModelError
 
-pytest.importorskip("hypercorn", reason="the extra [admin] is not installed")
+pytest.importorskip("prometheus_client", reason="the extra [admin] is not installed")
 pytestmark = pytest.mark.e2e
 
 ASK = b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n"

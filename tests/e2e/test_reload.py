@@ -14,7 +14,7 @@ from tests.e2e.sorter import ask, model
 
 import shapestream
 
-pytest.importorskip("hypercorn", reason="the extra [admin] is not installed")
+pytest.importorskip("prometheus_client", reason="the extra [admin] is not installed")
 pytestmark = pytest.mark.e2e
 
 SERVER = "    server: {listen: [ipc://s.sock], admin: 127.0.0.1:0}\n"

@@ -24,7 +24,7 @@ from tests.e2e.conftest import COMMAND, PATIENCE_S, PYTHONPATH, temporary_workpl
 from shapestream.errors import ModelError
 from shapestream.testing.scripted_server import ScriptedServer, serve_in_thread
 
-pytest.importorskip("hypercorn", reason="the extra [admin] is not installed")
+pytest.importorskip("prometheus_client", reason="the extra [admin] is not installed")
 pytestmark = pytest.mark.e2e
 
 

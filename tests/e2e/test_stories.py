@@ -14,7 +14,7 @@ from tests.e2e.conftest import until
 
 from shapestream.errors import DeadlineExceeded, ModelError, Overloaded, Poisoned
 
-pytest.importorskip("hypercorn", reason="the extra [admin] is not installed")
+pytest.importorskip("prometheus_client", reason="the extra [admin] is not installed")
 pytestmark = pytest.mark.e2e
 
 ONE = {"x": np.ones((1, 2), np.float32)}

@@ -20,10 +20,6 @@ from google.protobuf.message import DecodeError
 from shapestream.errors import ConfigurationError, ProtocolError, RequestError
 from shapestream.gateway.grpc_request import read_inputs, read_message, read_outputs, split_raw
 from shapestream.gateway.grpc_status import status_of
-from shapestream.gateway.http_answer import error_answer
-from shapestream.gateway.http_limits import HttpLimits
-from shapestream.gateway.http_messages import HttpError
-from shapestream.gateway.http_parser import ChunkedBodyParser, HeadParser
 from shapestream.gateway.model_pages import check_version
 from shapestream.gateway.open_inference_pb2 import ModelInferRequest
 from shapestream.gateway.openai_api import (
@@ -37,6 +33,10 @@ from shapestream.gateway.text_inputs import MOST_TEXTS, Texts
 from shapestream.serving.served_models import ServedModels
 from shapestream.settings import load_settings
 from shapestream.slices import at_once
+from shapestream.web.answers import error_answer
+from shapestream.web.limits import HttpLimits
+from shapestream.web.messages import HttpError
+from shapestream.web.parser import ChunkedBodyParser, HeadParser
 from shapestream.wire.codec import decode, pack_messages
 from shapestream.wire.layouts import LayoutBook
 from shapestream.wire.limits import CLIENT_LIMITS, WORKER_LIMITS, Limits

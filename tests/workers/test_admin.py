@@ -82,7 +82,7 @@ def test_a_worker_beyond_loopback_needs_what_its_server_needs(tmp_path: Path) ->
 @pytest.mark.parametrize("content", [b"", b" \n", b"two words", b"\xff"])
 def test_a_token_is_one_word(tmp_path: Path, content: bytes) -> None:
     """Anything else in its file ends the start."""
-    pytest.importorskip("hypercorn", reason="the extra [admin] is not installed")
+    pytest.importorskip("prometheus_client", reason="the extra [admin] is not installed")
     (tmp_path / "token").write_bytes(content)
     loaded = load(tmp_path, "{admin: {address: 127.0.0.1:0, token_file: token}}")
     with pytest.raises(ConfigurationError, match=r"server\.admin: .*token"):
@@ -93,8 +93,9 @@ def test_without_its_libraries_there_is_no_port_and_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The line names the extra."""
-    monkeypatch.delitem(sys.modules, "shapestream.serving.admin", raising=False)
-    monkeypatch.setitem(sys.modules, "hypercorn.config", None)
+    for module in ("admin", "admin_pages"):
+        monkeypatch.delitem(sys.modules, f"shapestream.serving.{module}", raising=False)
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
     loaded = load(tmp_path, "{admin: 127.0.0.1:0}")
     with capture_logs() as lines:
         assert open_admin_port(loaded, loaded.settings.server.admin) is None

@@ -16,7 +16,6 @@ import numpy as np
 import numpy.typing as npt
 
 from shapestream.gateway.datatypes import DATATYPES
-from shapestream.gateway.http_messages import HttpError, HttpRequest
 from shapestream.gateway.infer_options import InferOptions, flag, read_options, read_parameters
 from shapestream.gateway.infer_tensors import (
     admitted_shape,
@@ -32,6 +31,7 @@ from shapestream.gateway.infer_tensors import (
 from shapestream.gateway.json_text import SLICE_NUMBERS, read_object, type_name
 from shapestream.gateway.strings import from_json
 from shapestream.slices import Slices
+from shapestream.web.messages import HttpError, HttpRequest
 from shapestream.wire.limits import MAX_TENSORS
 from shapestream_engine.element_types import dtype_of
 from shapestream_engine.layout import value

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
-from shapestream.gateway.http_messages import Buffer, HttpError
+from shapestream.web.messages import Buffer, HttpError
 
 MOST_JSON_BYTES = 2 * 1024 * 1024
 """Bytes of JSON in one request. To read a million integers in so many bytes takes 15 ms, without the array made of them."""

@@ -13,12 +13,12 @@ from typing import Any
 from shapestream.errors import ModelError, Overloaded, RequestError
 from shapestream.gateway.embeddings import Matrix, VectorForm, vector_slices
 from shapestream.gateway.gateway_errors import UnknownModel, WrongField
-from shapestream.gateway.http_messages import Buffer, HttpError, HttpResponse
 from shapestream.gateway.infer_options import OWN_ID
 from shapestream.gateway.json_text import read_object, type_name, write_json
 from shapestream.gateway.sdk_errors import STATUSES, http_error
 from shapestream.gateway.text_inputs import FEWER_TEXTS, Texts, TokenLists, read_dimensions, read_texts
 from shapestream.slices import Slices
+from shapestream.web.messages import Buffer, HttpError, HttpResponse
 from shapestream_engine.layout import value
 
 OWNER = "shapestream"

@@ -15,7 +15,6 @@ import trio
 
 import shapestream
 from shapestream.errors import DeadlineExceeded, RequestError
-from shapestream.gateway.http_messages import HttpError, HttpRequest, HttpResponse
 from shapestream.gateway.infer_options import DEFAULT_PRIORITY_LEVEL, OWN_ID, flag, own_id
 from shapestream.gateway.infer_request import json_nbytes, read_body, read_inputs, read_outputs
 from shapestream.gateway.infer_response import converted_nbytes, infer_response
@@ -39,6 +38,7 @@ from shapestream.gateway.text_routes import Methods, ModelPage, Page, TextRoutes
 from shapestream.gateway.text_services import TextServices
 from shapestream.gateway.tokens import Tokens
 from shapestream.transport.http_listener import REFUSED_SITES, is_sent_by_another_site
+from shapestream.web.messages import HttpError, HttpRequest, HttpResponse
 from shapestream_engine.signature import ModelSignature
 
 OPEN_TO_ALL = ("/v2/health/live", "/v2/health/ready")

@@ -17,8 +17,8 @@ from shapestream.errors import (
     WorkerLost,
 )
 from shapestream.gateway.gateway_errors import EmptyList, NotGiven, UnknownModel, Unsupported, WrongField
-from shapestream.gateway.http_messages import HttpError
 from shapestream.gateway.infer_options import OWN_ID
+from shapestream.web.messages import HttpError
 
 STATUSES: dict[type[RequestError], int] = {
     InvalidRequest: 400,

@@ -24,7 +24,6 @@ from shapestream.errors import (
 )
 from shapestream.gateway.embeddings import Matrix, VectorForm, vector_slices
 from shapestream.gateway.gateway_errors import EmptyList, NotGiven, UnusableVectors, WrongField
-from shapestream.gateway.http_messages import Buffer, HttpError, HttpResponse
 from shapestream.gateway.infer_options import OWN_ID
 from shapestream.gateway.json_text import read_object, write_json
 from shapestream.gateway.sdk_errors import STATUSES, http_error
@@ -38,6 +37,7 @@ from shapestream.gateway.text_inputs import (
     read_texts,
 )
 from shapestream.slices import Slices
+from shapestream.web.messages import Buffer, HttpError, HttpResponse
 from shapestream_engine.layout import value
 
 TEI_STATUSES = {

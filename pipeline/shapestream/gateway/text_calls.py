@@ -18,7 +18,6 @@ from shapestream.client.results import Result
 from shapestream.errors import InvalidRequest, RequestError
 from shapestream.gateway.embeddings import Matrix, VectorForm, check_dimensions, matrix_of
 from shapestream.gateway.gateway_errors import NotGiven, UnknownModel
-from shapestream.gateway.http_messages import HttpRequest
 from shapestream.gateway.infer_options import OWN_ID, own_id
 from shapestream.gateway.signatures import signature_of
 from shapestream.gateway.text_inputs import Texts, TokenLists
@@ -32,6 +31,7 @@ from shapestream.gateway.text_ports import (
     tokenizer_input,
 )
 from shapestream.gateway.text_services import TextService
+from shapestream.web.messages import HttpRequest
 from shapestream_engine.layout import value
 
 MOST_IN_FLIGHT = 256

@@ -12,7 +12,6 @@ from typing import TypeAlias
 from shapestream.client.async_face import Client
 from shapestream.errors import RequestError
 from shapestream.gateway.gateway_errors import NotGiven
-from shapestream.gateway.http_messages import HttpError, HttpRequest, HttpResponse
 from shapestream.gateway.json_text import write_json
 from shapestream.gateway.long_steps import LongSteps
 from shapestream.gateway.model_pages import PAGE_S, server_metadata
@@ -37,6 +36,7 @@ from shapestream.gateway.tei_api import (
 from shapestream.gateway.text_calls import TextCalls
 from shapestream.gateway.text_ports import text_ports
 from shapestream.gateway.text_services import TextServices
+from shapestream.web.messages import HttpError, HttpRequest, HttpResponse
 
 MODELS = "/v1/models/"
 TEI_OPEN_TO_ALL = ("/", "/health")

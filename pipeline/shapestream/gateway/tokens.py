@@ -11,7 +11,7 @@ from pathlib import Path
 
 from shapestream.errors import ConfigurationError
 from shapestream.gateway.gateway_errors import UnknownCaller
-from shapestream.gateway.http_messages import HttpError, HttpRequest
+from shapestream.web.messages import HttpError, HttpRequest
 from shapestream.wire.tags import CALLER, can_be_sent, rule_of
 from shapestream_engine.regular_files import read_regular
 

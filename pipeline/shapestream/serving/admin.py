@@ -1,15 +1,15 @@
 """The admin port: HTTP for operators, served by a thread with an event loop of its own.
 
-    caller ── HTTP ──▶ port's thread ── run_sync_soon ──▶ main loop: `Page.read`, quick, or in slices
-                            ▲                                 │
-                            └──────── `Page.write` ◀──────────┘
+    caller ── HttpServer ──▶ port's thread ── run_sync_soon ──▶ main loop: `Page.read`, quick, or in slices
+                                  ▲                                 │
+                                  └──────── `Page.write` ◀──────────┘
 
 The thread answers a probe while the main loop is busy, and while models are compiled, before the main loop runs. A slow
-reader, or a defect of an HTTP library, delays no request. Each answer is read on the main loop and written in the thread.
-Where the main loop does not answer within `PATIENCE_S`, the caller gets 503.
+reader delays no request. Each answer is read on the main loop and written in the thread. Where the main loop does not
+answer within `PATIENCE_S`, the caller gets 503.
 
-The port limits its connections, so that its callers cannot use up the process's open files (`Connections`). Without a
-token, a port on loopback refuses calls that a browser makes for a page of another site (`_Callers`).
+The HTTP server limits connections, so that callers cannot use up the process's open files. Without a token, a port on
+loopback refuses calls that a browser makes for a page of another site (`_Callers`).
 
 admin_pages.py defines the pages. Only these two modules import packages of the extra `[admin]`.
 """
@@ -20,27 +20,17 @@ import hmac
 import json
 import socket
 import threading
-from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from contextvars import ContextVar, copy_context
-from dataclasses import dataclass
-from enum import IntEnum
+from contextvars import copy_context
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
+from urllib.parse import parse_qsl
 
 import outcome
 import structlog
 import trio
-from hypercorn.config import Config
-from hypercorn.trio.tcp_server import TCPServer
-from hypercorn.trio.worker_context import WorkerContext
-from hypercorn.typing import ConnectionState
-from hypercorn.utils import wrap_app
-from starlette.applications import Starlette
-from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 
 from shapestream.addresses import is_beyond_loopback
 from shapestream.errors import ConfigurationError
@@ -49,29 +39,34 @@ from shapestream.serving.event_stream import MOST_VIEWERS, Feed
 from shapestream.settings import AdminSettings
 from shapestream.transport.guards import admin_connections
 from shapestream.transport.http_listener import REFUSED_SITES, is_sent_by_another_site, listen_at, place_of
+from shapestream.web.limits import HttpLimits
+from shapestream.web.messages import HttpError, HttpRequest, HttpResponse
+from shapestream.web.server import HttpServer, listeners_of
 from shapestream_engine.regular_files import read_regular
 
 log = structlog.get_logger()
 
 PATIENCE_S = 0.8
 """Seconds to wait for the main loop: less than the second that Kubernetes gives a probe."""
-IDLE_S = 5
-"""Seconds after which a connection without a complete request is closed."""
-UNREAD_MS = 10_000
-"""Milliseconds after which the kernel closes a connection whose reader takes nothing of an answer."""
+IDLE_S = 5.0
+"""Seconds for the next request, its head or its body to come."""
+UNREAD_S = 10.0
+"""Seconds after which a reader that takes nothing of an answer is cut off."""
 MAX_UNSENT_BYTES = 64 * 1024
 """Bytes that the kernel buffers for a reader. A viewer that does not read is noticed when they are full."""
 MAX_HEAD_BYTES = 16 * 1024
 """Largest number of bytes of a request's head, and of the body of a PUT."""
+MOST_REFUSALS = 4
+"""Connections beyond the limit that get 503. Each is one more descriptor, for seconds."""
 RETRY_S = 1.0
 """Seconds until the port is opened again after a defect."""
 LOOK_S = 0.02
 """Seconds between two checks whether there are pages; they come soon after models were prepared."""
 
-
-_WHILE_PREPARING = {
+PREPARING = "models are being prepared"
+_WHILE_PREPARING: dict[str, Page | EventStream] = {
     "/health/live": health_page("live", list),
-    "/health/ready": health_page("ready", lambda: ["models are being prepared"]),
+    "/health/ready": health_page("ready", lambda: [PREPARING]),
 }
 """The pages while there is no main loop."""
 
@@ -124,71 +119,16 @@ class _Callers:
         # Beyond loopback, the token or the network protects the port.
         self._by_loopback = token is None and not is_beyond_loopback(f"tcp://{address}")
 
-    def are_sent_from_elsewhere(self, request: Request) -> bool:
+    def are_sent_from_elsewhere(self, request: HttpRequest) -> bool:
         """Tell whether a page of another site makes a browser call this port, which only loopback protects."""
         return self._by_loopback and is_sent_by_another_site(request.headers)
 
-    def may_see(self, request: Request) -> bool:
+    def may_see(self, request: HttpRequest) -> bool:
         """Tell whether a caller showed the token, or none is required."""
         if self._token is None:
             return True
         given = request.headers.get("authorization", "")
-        return hmac.compare_digest(given.encode(), f"Bearer {self._token}".encode())
-
-
-class EvictionOrder(IntEnum):
-    """The order in which connections are ended when there are too many: the lowest first."""
-
-    IDLE = 0
-    """No complete request has come."""
-    ASKED = 1
-    """Its request is being answered."""
-    VIEWER = 2
-    """It receives the events of the page."""
-
-
-@dataclass(slots=True, eq=False)
-class AdminConnection:
-    """One connection of the port."""
-
-    stream: trio.SocketStream
-    scope: trio.CancelScope
-    order: EvictionOrder = EvictionOrder.IDLE
-
-    def end(self) -> None:
-        """Close its socket at once. An answer that waits for its reader fails."""
-        self.stream.socket.close()
-        self.scope.cancel()
-
-
-_CONNECTION: ContextVar[AdminConnection] = ContextVar("connection")
-"""The connection that a task of Hypercorn serves."""
-
-
-class Connections:
-    """The open connections. Their number is limited, so that callers of this port leave descriptors for others."""
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._open: dict[AdminConnection, None] = {}
-        """In order of their beginning, the oldest first. The values have no meaning."""
-
-    @contextmanager
-    def holding(self, stream: trio.SocketStream) -> Iterator[None]:
-        """Count a connection during the block. If there are too many, end the oldest of the lowest order."""
-        if len(self._open) >= self._most:
-            ended = min(self._open, key=lambda connection: connection.order)
-            del self._open[ended]
-            ended.end()
-        connection = AdminConnection(stream, trio.CancelScope())
-        self._open[connection] = None
-        _CONNECTION.set(connection)
-        try:
-            with connection.scope:
-                yield
-        finally:
-            stream.socket.close()
-            self._open.pop(connection, None)
+        return hmac.compare_digest(given.encode("utf-8", "surrogateescape"), f"Bearer {self._token}".encode())
 
 
 class _Thread:
@@ -202,11 +142,11 @@ class _Thread:
         self._begun = False
         self._ends = threading.Event()
         self._stopped = trio.Event()
-        self._application: Starlette | None = None
+        self._pages: Mapping[str, Page | EventStream] | None = None
         self._nursery: trio.Nursery
         self._slicing: trio.Lock
         """Held by the answer that is read in slices, so that each turn of the main loop reads one slice at most."""
-        self._feeds: list[Feed] = []
+        self._feeds: dict[EventStream, Feed] = {}
         """The feeds that run, each from its first viewer on."""
 
     # ---------------------------------------------------------------- for the main thread
@@ -216,14 +156,11 @@ class _Thread:
     ) -> None:
         """Answer with these pages from now on. Without a `main_loop` the thread reads them; other paths answer 503."""
         self._main_loop = main_loop
-        self._application = Starlette(
-            routes=self._routes(pages),
-            exception_handlers={404: _not_yet} if main_loop is None else None,
-        )
+        self._pages = pages
 
     def pause(self) -> None:
         """Let callers wait for the next pages."""
-        self._application = None
+        self._pages = None
 
     def begin(self) -> None:
         """Start the thread, once."""
@@ -251,111 +188,69 @@ class _Thread:
             self._ends.wait(RETRY_S)
 
     def _serve_once(self) -> None:
-        config = Config()
-        config.errorlog = config.accesslog = None
-        config.include_server_header = False
-        config.h11_max_incomplete_size = MAX_HEAD_BYTES
-        config.keep_alive_timeout = IDLE_S
-        # One request per connection: Hypercorn never frees a connection that was closed with unread requests.
-        config.keep_alive_max_requests = 0
-        config.graceful_timeout = 0.0
-        trio.run(self._serve, config)
+        trio.run(self._serve)
 
-    async def _serve(self, config: Config) -> None:
+    async def _serve(self) -> None:
         self._loop = trio.lowlevel.current_trio_token()
         self._slicing = trio.Lock()
         self._feeds.clear()
-        application = wrap_app(cast(Any, self._answer), config.wsgi_max_body_size, None)
-        connections = Connections(admin_connections())
-
-        async def converse(stream: trio.SocketStream) -> None:
-            server = TCPServer(
-                application, config, WorkerContext(None), ConnectionState({}), cast(Any, stream)
-            )
-            # A nursery of its own: a connection that is cut off may raise a Cancelled of Hypercorn's.
-            with connections.holding(stream):
-                async with trio.open_nursery() as own:
-                    own.start_soon(server.run)
-
-        listener = trio.SocketListener(trio.socket.from_stdlib_socket(self._listener.dup()))
+        limits = HttpLimits(
+            max_connections=admin_connections(),
+            most_refusals=MOST_REFUSALS,
+            max_head_bytes=MAX_HEAD_BYTES,
+            max_body_bytes=MAX_HEAD_BYTES,
+            idle_s=IDLE_S,
+            head_s=IDLE_S,
+            body_s=IDLE_S,
+            write_s=UNREAD_S,
+        )
+        server = HttpServer(self._answer, limits)
         async with trio.open_nursery() as self._nursery:
             if not self._ends.is_set():
-                self._nursery.start_soon(trio.serve_listeners, converse, [listener])
+                self._nursery.start_soon(server.run, listeners_of(self._listener.dup()))
                 await self._stopped.wait()
             self._nursery.cancel_scope.cancel()
 
-    async def _answer(self, *call: Any) -> None:
-        _CONNECTION.get().order = EvictionOrder.ASKED
-        while (application := self._application) is None:  # noqa: ASYNC110 - the main thread sets it soon
+    async def _answer(self, request: HttpRequest) -> HttpResponse:
+        while (pages := self._pages) is None:  # noqa: ASYNC110 - the main thread sets it soon
             await trio.sleep(LOOK_S)
-        await application(*call)
+        if self._callers.are_sent_from_elsewhere(request):
+            raise HttpError(421, REFUSED_SITES)
+        page, given = _page_of(pages, request)
+        if page is None:
+            # While models are prepared nobody knows yet which pages there will be.
+            raise HttpError(404, "there is no such page") if self._main_loop else HttpError(503, PREPARING)
+        changes = isinstance(page, Page) and page.change is not None
+        if request.method not in ("GET", "HEAD", *(["PUT"] if changes else [])):
+            allowed = "GET, HEAD, PUT" if changes else "GET, HEAD"
+            raise HttpError(405, f"the methods of this page are {allowed}", (("Allow", allowed),))
+        sees = self._callers.may_see(request)
+        if not sees and (isinstance(page, EventStream) or page.hidden is None):
+            raise HttpError(401, "the token is missing or wrong", (("WWW-Authenticate", "Bearer"),))
+        if isinstance(page, EventStream):
+            return self._events(page)
+        write = page.write if sees or page.hidden is None else page.hidden
+        read = page.read and partial(page.read, **{name: given[name] for name in page.takes if name in given})
+        try:
+            if request.method == "PUT" and page.change is not None:
+                read = partial(page.change, _json_of(request))
+            return write(None if read is None else await self._on_main_loop(read))
+        except ConfigurationError as error:
+            raise HttpError(400, str(error)) from error
+        except trio.TooSlowError:
+            raise HttpError(503, f"the event loop has not answered for {PATIENCE_S} s") from None
 
-    def _routes(self, pages: Mapping[str, Page | EventStream]) -> list[Route]:
-        return [
-            Route(
-                path,
-                self._endpoint(page),
-                methods=["GET", *(["PUT"] if isinstance(page, Page) and page.change else [])],
-            )
-            for path, page in pages.items()
-        ]
-
-    def _endpoint(self, page: Page | EventStream) -> Callable[[Request], Awaitable[Response]]:
-        answer = self._answer_of(page) if isinstance(page, Page) else self._answer_of_stream(page)
-
-        async def endpoint(request: Request) -> Response:
-            if self._callers.are_sent_from_elsewhere(request):
-                return JSONResponse({"error": REFUSED_SITES}, status_code=421)
-            sees = self._callers.may_see(request)
-            if not sees and (isinstance(page, EventStream) or page.hidden is None):
-                return JSONResponse(
-                    {"error": "the token is missing or wrong"},
-                    status_code=401,
-                    headers={"WWW-Authenticate": "Bearer"},
-                )
-            return await answer(request, sees)
-
-        return endpoint
-
-    def _answer_of(self, page: Page) -> Callable[[Request, bool], Awaitable[Response]]:
-        async def answer(request: Request, sees: bool) -> Response:
-            write = page.write if sees or page.hidden is None else page.hidden
-            given = {**request.query_params, **request.path_params}
-            read = page.read and partial(
-                page.read, **{name: given[name] for name in page.takes if name in given}
-            )
-            try:
-                if request.method == "PUT" and page.change is not None:
-                    read = partial(page.change, await _json_of(request))
-                return write(None if read is None else await self._on_main_loop(read))
-            except ConfigurationError as error:
-                return JSONResponse({"error": str(error)}, status_code=400)
-            except trio.TooSlowError:
-                why = f"the event loop has not answered for {PATIENCE_S} s"
-                return JSONResponse({"error": why}, status_code=503)
-
-        return answer
-
-    def _answer_of_stream(self, stream: EventStream) -> Callable[[Request, bool], Awaitable[Response]]:
-        feed = Feed(lambda batches: self._on_main_loop(partial(stream.read, batches)))
-
-        async def serve_and_close(*asgi: Any) -> None:
-            _CONNECTION.get().order = EvictionOrder.VIEWER
-            await feed.serve(*asgi)
-            # Hypercorn never frees a connection that was closed with unread requests: end its tasks.
-            connection = trio.lowlevel.current_task().parent_nursery
-            if connection is not None:
-                connection.cancel_scope.cancel()
-
-        async def answer(request: Request, sees: bool) -> Response:
-            if feed.full:
-                return JSONResponse({"error": f"{MOST_VIEWERS} viewers look already"}, status_code=503)
-            if feed not in self._feeds:
-                self._feeds.append(feed)
-                self._nursery.start_soon(feed.run)
-            return cast(Response, serve_and_close)
-
-        return answer
+    def _events(self, page: EventStream) -> HttpResponse:
+        if page not in self._feeds:
+            feed = Feed(lambda batches: self._on_main_loop(partial(page.read, batches)))
+            self._feeds[page] = feed
+            self._nursery.start_soon(feed.run)
+        feed = self._feeds[page]
+        if feed.full:
+            raise HttpError(503, f"{MOST_VIEWERS} viewers look already")
+        return HttpResponse(
+            content_type="text/event-stream", headers=(("Cache-Control", "no-store"),), stream=feed.events()
+        )
 
     async def _on_main_loop(self, read: Callable[[], Any]) -> Any:
         """Call `read` on the main loop, and return its result. If it returns `Slices`, each slice has its own turn.
@@ -398,33 +293,39 @@ class _Thread:
         return results[0].unwrap()
 
 
-async def _json_of(request: Request) -> Any:
-    """Read the JSON body of a request. Raises `ConfigurationError` if it is no JSON, too long, or does not come.
+def _page_of(
+    pages: Mapping[str, Page | EventStream], request: HttpRequest
+) -> tuple[Page | EventStream | None, dict[str, str]]:
+    """Return the page at a request's path, and what the query and the path give it; None where there is none.
+
+    The last part of a page's path may be a parameter, `{NAME}`.
+    """
+    given = dict(parse_qsl(request.query, keep_blank_values=True))
+    if request.path in pages:
+        return pages[request.path], given
+    folder, _, last = request.path.rpartition("/")
+    for path, page in pages.items():
+        if last and path.startswith(f"{folder}/{{"):
+            return page, {**given, path[len(folder) + 2 : -1]: last}
+    return None, given
+
+
+def _json_of(request: HttpRequest) -> Any:
+    """Read the JSON body of a request. Raises `ConfigurationError` if it is no JSON.
 
     The content type must be JSON: for that, a browser asks this port first whether another site's page may send it.
     """
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise ConfigurationError(["expected Content-Type: application/json"])
-    body = b""
-    with trio.move_on_after(IDLE_S), suppress(ClientDisconnect):
-        async for piece in request.stream():
-            body += piece
-            if len(body) > MAX_HEAD_BYTES:
-                break
-        else:
-            with suppress(ValueError, RecursionError):
-                return json.loads(body)
-    raise ConfigurationError([f"expected JSON of at most {MAX_HEAD_BYTES} bytes"])
-
-
-def _not_yet(request: Request, error: Exception) -> Response:
-    return JSONResponse({"error": "models are being prepared"}, status_code=503)
+    try:
+        return json.loads(bytes(request.body))
+    except (ValueError, RecursionError):
+        raise ConfigurationError(["expected JSON"]) from None
 
 
 def _listen(address: str) -> socket.socket:
     listener = listen_at(address)
-    # Accepted connections inherit both options.
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNREAD_MS)
+    # Accepted connections inherit it.
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MAX_UNSENT_BYTES)
     return listener
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -16,13 +17,13 @@ from typing import Any, cast
 from prometheus_client import CONTENT_TYPE_LATEST, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric as MetricFamily
-from starlette.responses import JSONResponse, Response
 
 from shapestream.errors import ConfigurationError
 from shapestream.serving.server import Server
 from shapestream.slices import Slices
 from shapestream.telemetry.logging import LEVELS, PRESENT
 from shapestream.telemetry.metrics import Buckets, Metric, MetricType, Sample, read_metrics
+from shapestream.web.messages import HttpResponse
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,9 +32,9 @@ class Page:
 
     read: Callable[..., Any] | None
     """Called on the main loop, so it must be quick, or return `Slices`. None: the answer needs nothing from there."""
-    write: Callable[[Any], Response]
+    write: Callable[[Any], HttpResponse]
     """Makes the answer from the result of `read`, in the port's thread."""
-    hidden: Callable[[Any], Response] | None = None
+    hidden: Callable[[Any], HttpResponse] | None = None
     """Makes the answer for a caller without the token. None: such a caller gets 401."""
     takes: tuple[str, ...] = ()
     """Names of parameters of the path or the query that `read` gets, where the caller gave them."""
@@ -47,6 +48,13 @@ class EventStream:
 
     read: Callable[[int], Slices[dict[str, Any]]]
     """`Readings.live`, called on the main loop."""
+
+
+def json_answer(content: Any, status: int = 200) -> HttpResponse:
+    """Return an answer of plain data."""
+    return HttpResponse(
+        status=status, body=(json.dumps(content, ensure_ascii=False).encode("utf-8", "replace"),)
+    )
 
 
 def server_pages(server: Server) -> dict[str, Page | EventStream]:
@@ -78,12 +86,12 @@ def server_pages(server: Server) -> dict[str, Page | EventStream]:
         "/health/ready": ready_page(server),
         "/statistics": json_page(server.readings.statistics),
         "/audit": json_page(server.readings.audits.to_dict),
-        "/logging": Page(read=log_settings, write=JSONResponse, change=change_log_level),
+        "/logging": Page(read=log_settings, write=json_answer, change=change_log_level),
         "/metrics": Page(read=lambda: read_metrics(server.readings.snapshot()), write=_exposition),
-        "/requests": Page(read=slowest_stories, write=JSONResponse, takes=("slowest",)),
+        "/requests": Page(read=slowest_stories, write=json_answer, takes=("slowest",)),
         "/requests/{request}": Page(
             read=lambda request: server.readings.explain(request, 0),
-            write=lambda found: JSONResponse(found, status_code=404 if "unknown" in found else 200),
+            write=lambda found: json_answer(found, status=404 if "unknown" in found else 200),
             takes=("request",),
         ),
     }
@@ -92,8 +100,8 @@ def server_pages(server: Server) -> dict[str, Page | EventStream]:
 def health_page(word: str, reasons: Callable[[], list[str]]) -> Page:
     """Return a check that fails while there are `reasons`. Callers without the token do not see the reasons."""
 
-    def answer(why: list[str], more: dict[str, Any]) -> Response:
-        return JSONResponse({word: not why, **more}, status_code=503 if why else 200)
+    def answer(why: list[str], more: dict[str, Any]) -> HttpResponse:
+        return json_answer({word: not why, **more}, status=503 if why else 200)
 
     return Page(
         read=reasons,
@@ -116,20 +124,20 @@ def ready_page(server: Server) -> Page:
         why = server.readings.not_ready(model) if known else [f"no model {model!r}"]
         return {"ready": not why, "model": model, "why": why, "known": known}
 
-    def write(found: dict[str, Any]) -> Response:
+    def write(found: dict[str, Any]) -> HttpResponse:
         known = found.pop("known", True)
         status = 200 if found["ready"] else 503 if known else 404
-        return JSONResponse(found, status_code=status)
+        return json_answer(found, status=status)
 
-    def hidden(found: dict[str, Any]) -> Response:
-        return JSONResponse({"ready": found["ready"]}, status_code=200 if found["ready"] else 503)
+    def hidden(found: dict[str, Any]) -> HttpResponse:
+        return json_answer({"ready": found["ready"]}, status=200 if found["ready"] else 503)
 
     return Page(read=look, write=write, hidden=hidden, takes=("model",))
 
 
 def json_page(read: Callable[[], dict[str, Any] | Slices[dict[str, Any]]]) -> Page:
     """Return a page of plain data."""
-    return Page(read=read, write=JSONResponse)
+    return Page(read=read, write=json_answer)
 
 
 def html_page() -> Page:
@@ -145,15 +153,15 @@ def html_page() -> Page:
         f"default-src 'none'; script-src 'sha256-{digest('script')}'; style-src 'sha256-{digest('style')}'; "
         "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     )
-    headers = {
-        "Content-Security-Policy": policy,
-        "Cache-Control": "no-cache",
-        "Referrer-Policy": "no-referrer",
-        "X-Content-Type-Options": "nosniff",
-    }
+    headers = (
+        ("Content-Security-Policy", policy),
+        ("Cache-Control", "no-cache"),
+        ("Referrer-Policy", "no-referrer"),
+        ("X-Content-Type-Options", "nosniff"),
+    )
 
-    def write(_: None) -> Response:
-        return Response(html, media_type="text/html", headers=headers)
+    def write(_: None) -> HttpResponse:
+        return HttpResponse(body=(html.encode(),), headers=headers, content_type="text/html; charset=utf-8")
 
     return Page(read=None, write=write, hidden=write)
 
@@ -176,10 +184,10 @@ def reload_page(
             raise ConfigurationError(["expected {}"])
         return ask()
 
-    def write(found: dict[str, Any] | None) -> Response:
+    def write(found: dict[str, Any] | None) -> HttpResponse:
         if found is None:
-            return JSONResponse({"error": "there was no such reload, or it is forgotten"}, status_code=404)
-        return JSONResponse(found)
+            return json_answer({"error": "there was no such reload, or it is forgotten"}, status=404)
+        return json_answer(found)
 
     return Page(read=look, write=write, takes=("number",), change=change)
 
@@ -211,5 +219,7 @@ _FAMILIES: dict[MetricType, Callable[..., Any]] = {
 _PROCESS = ProcessCollector(registry=None)
 
 
-def _exposition(found: list[tuple[Metric, list[Sample]]]) -> Response:
-    return Response(generate_latest(cast(Any, _Collected(found))), media_type=CONTENT_TYPE_LATEST)
+def _exposition(found: list[tuple[Metric, list[Sample]]]) -> HttpResponse:
+    return HttpResponse(
+        body=(generate_latest(cast(Any, _Collected(found))),), content_type=CONTENT_TYPE_LATEST
+    )

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from itertools import islice
-from typing import Any, TypeAlias
+from typing import Any
 
 import structlog
 import trio
+
+from shapestream.web.messages import Buffer
 
 log = structlog.get_logger()
 
@@ -23,15 +25,10 @@ MOST_VIEWERS = 16
 """Viewers at a time. Each takes a connection, a task, and up to 64 KB/s where batches are many."""
 INTERVAL_S = 1.0
 """Seconds between two readings: often enough for an eye, and at about 1 ms each a thousandth of the main loop's time."""
-UNREAD_S = 10.0
-"""Seconds that an event may wait to be sent; then its viewer is given up."""
-
-Message: TypeAlias = MutableMapping[str, Any]
-"""One of ASGI."""
 
 
 class Feed:
-    """The readings, and the viewers of them. `serve` is an ASGI application."""
+    """The readings, and the viewers of them."""
 
     def __init__(self, read: Callable[[int], Awaitable[dict[str, Any]]]) -> None:
         """`read`: returns the state with the batches after a number of them; raises TooSlowError."""
@@ -92,47 +89,19 @@ class Feed:
         self._published.set()
         self._published = trio.Event()
 
-    async def serve(
-        self,
-        scope: Message,
-        receive: Callable[[], Awaitable[Message]],
-        send: Callable[[Message], Awaitable[None]],
-    ) -> None:
-        """Answer one viewer, until it leaves or does not read."""
-        headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-store")]
-        start = {"type": "http.response.start", "status": 200, "headers": headers}
-        if scope["method"] == "HEAD":
-            await send(start)
-            await send({"type": "http.response.body"})
-            return
+    async def events(self) -> AsyncGenerator[Buffer, None]:
+        """Yield the events of one viewer, as long as it wants more."""
         # The first viewer waits for a reading; another one begins with the last.
-        seen = self._readings - (self._viewers > 0)
+        seen, batches = self._readings - (self._viewers > 0), 0
         self._viewers += 1
         self._asked.set()
         try:
-            await send(start)
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._tell, send, seen, nursery.cancel_scope)
-                while (await receive())["type"] != "http.disconnect":
-                    pass
-                nursery.cancel_scope.cancel()
+            while True:
+                if seen == self._readings:
+                    await self._published.wait()
+                count = min(len(self._batches), self._batches_in_all - batches)
+                new = json.dumps(list(islice(self._batches, len(self._batches) - count, None)))
+                seen, batches = self._readings, self._batches_in_all
+                yield f'data: {{"batches_in_all":{batches},"batches":{new},"state":{self._state}}}\n\n'.encode()
         finally:
             self._viewers -= 1
-
-    async def _tell(
-        self, send: Callable[[Message], Awaitable[None]], seen: int, viewer: trio.CancelScope
-    ) -> None:
-        batches = 0
-        while True:
-            if seen == self._readings:
-                await self._published.wait()
-            count = min(len(self._batches), self._batches_in_all - batches)
-            new = json.dumps(list(islice(self._batches, len(self._batches) - count, None)))
-            event = (
-                f'data: {{"batches_in_all":{self._batches_in_all},"batches":{new},"state":{self._state}}}\n\n'
-            )
-            seen, batches = self._readings, self._batches_in_all
-            with trio.move_on_after(UNREAD_S) as patience:
-                await send({"type": "http.response.body", "body": event.encode(), "more_body": True})
-            if patience.cancelled_caught:
-                viewer.cancel()

@@ -15,10 +15,10 @@ from trio.testing import MockClock
 
 import shapestream
 from shapestream.errors import ModelError
-from shapestream.gateway.http_answer import error_answer
-from shapestream.gateway.http_messages import HttpError, HttpRequest, HttpResponse
 from shapestream.gateway.routes import Routes
 from shapestream.testing import Arrays, MemoryEndpoint, ScriptedModel, ScriptedServer, identity_signature
+from shapestream.web.answers import error_answer
+from shapestream.web.messages import HttpError, HttpRequest, HttpResponse
 from shapestream_engine.output_rules import Rows, Whole
 from shapestream_engine.ports import InputPort, OutputPort
 from shapestream_engine.shapes import NamedShape

@@ -1,4 +1,4 @@
-"""An HTTP server on loopback, and peers that send it bytes: what the tests of the gateway's HTTP server share."""
+"""An HTTP server on loopback, and peers that send it bytes: what the tests of the HTTP server share."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from typing import Any
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from shapestream.gateway.http_limits import HttpLimits
-from shapestream.gateway.http_messages import Handler, HttpRequest, HttpResponse
-from shapestream.gateway.http_server import HttpServer, listeners_of
 from shapestream.transport.http_listener import listen_at
+from shapestream.web.limits import HttpLimits
+from shapestream.web.messages import Handler, HttpRequest, HttpResponse
+from shapestream.web.server import HttpServer, listeners_of
 
 PATIENCE_S = 100.0
 """No bound of anything that is tested: what never comes is an error, not a hang."""
@@ -93,6 +93,12 @@ class Peer:
         """What still comes until the server closes."""
         while chunk := await self.stream.receive_some():
             self._received += chunk
+        return self._received
+
+    async def received(self, nbytes: int) -> bytes:
+        """What has come after the last answer, once it has so many bytes."""
+        while len(self._received) < nbytes:
+            await self._receive()
         return self._received
 
     async def _receive(self) -> None:

@@ -10,12 +10,12 @@ import pytest
 
 from shapestream.client.results import Result
 from shapestream.errors import RequestError
-from shapestream.gateway.http_messages import HttpError, HttpRequest
 from shapestream.gateway.infer_request import AskedOutput, read_body, read_inputs, read_outputs
 from shapestream.gateway.infer_response import infer_response
 from shapestream.gateway.sdk_errors import http_error
 from shapestream.slices import at_once
 from shapestream.testing import identity_signature, tensors_of
+from shapestream.web.messages import HttpError, HttpRequest
 from shapestream.wire.messages import ResultEntry, Timings
 from shapestream_engine.signature import ModelSignature
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from tests.pipeline.gateway.http_site import Site, served
 
-from shapestream.gateway.content_coding import coding_asked_for
-from shapestream.gateway.http_messages import HttpRequest, HttpResponse
+from shapestream.web.content_coding import coding_asked_for
+from shapestream.web.messages import HttpRequest, HttpResponse
 
 TEXT = b"a text that shrinks, " * 100
 RAW = zlib.compressobj(wbits=-15)

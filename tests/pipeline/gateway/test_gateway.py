@@ -17,8 +17,8 @@ from tests.pipeline.client.real_server import real_server
 from tests.pipeline.gateway.http_site import PATIENCE_S, Answer, Peer
 
 from shapestream.gateway.gateway import GatewayOptions, run_gateway
-from shapestream.gateway.http_limits import HttpLimits
 from shapestream.transport.http_listener import listen_at, place_of
+from shapestream.web.limits import HttpLimits
 
 
 @asynccontextmanager

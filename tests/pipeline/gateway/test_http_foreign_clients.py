@@ -20,9 +20,9 @@ from tests.pipeline.gateway.http_site import GET, Hold, Peer, Site, report, serv
 from trio.testing import wait_all_tasks_blocked
 
 from shapestream.errors import ConfigurationError
-from shapestream.gateway.http_limits import HttpLimits
-from shapestream.gateway.http_server import HttpServer, listeners_of
 from shapestream.transport.http_listener import listen_at, place_of
+from shapestream.web.limits import HttpLimits
+from shapestream.web.server import HttpServer, listeners_of
 
 BODY = bytes(range(256)) * 20_000
 """5 MB."""

@@ -5,12 +5,15 @@ from __future__ import annotations
 import gzip
 import tracemalloc
 import zlib
+from collections.abc import AsyncGenerator, Callable
 
 import pytest
 import trio
 from structlog.testing import capture_logs
 from tests.pipeline.gateway.http_site import GET, Hold, Peer, Site, echo, serve, served
 from trio.testing import wait_all_tasks_blocked
+
+from shapestream.web.messages import Handler, HttpRequest, HttpResponse
 
 POST = b"POST / HTTP/1.1\r\nHost: x\r\n"
 CHUNKED = POST + b"Transfer-Encoding: chunked\r\n\r\n"
@@ -298,6 +301,25 @@ def test_a_new_connection_takes_the_place_of_the_oldest_idle_one() -> None:
     serve(play, max_connections=10)
 
 
+@served(max_connections=3)
+async def test_a_head_that_does_not_come_gives_way_too(site: Site) -> None:
+    """After idle connections, and before a body that is on its way: the oldest, without an answer."""
+    slow = [await site.connect() for _ in range(2)]
+    for peer in slow:
+        await peer.sent_and_read(b"GET / HTTP/1.1\r\n")
+    idle = await site.connect()
+    await idle.ask(GET)
+    body = await site.connect()
+    await body.sent_and_read(POST + b"Content-Length: 3\r\n\r\na")
+    assert b"" == await idle.end()
+    assert 200 == (await site.ask(GET)).status
+    assert b"" == await slow[0].end()
+    assert 200 == (await site.ask(GET)).status  # in the place of the one before, which is idle
+    await body.send(b"bc")
+    assert b"abc" == (await body.answer()).body
+    assert 200 == (await (await site.connect()).ask(GET)).status
+
+
 def test_too_many_requests_at_once() -> None:
     """Where no connection is idle, a new one gets 503."""
     hold = Hold()
@@ -358,3 +380,100 @@ def test_an_idle_connection_is_one_task_and_little_memory() -> None:
         assert 1000 == trio.lowlevel.current_statistics().tasks_living - tasks
 
     serve(play, echo)
+
+
+# ---------------------------------------------------------------- answers without a length
+
+
+def streaming(pieces: Callable[[], AsyncGenerator[bytes, None]]) -> Handler:
+    """A handler whose answer is a stream."""
+
+    async def handle(request: HttpRequest) -> HttpResponse:
+        return HttpResponse(body=(b"begins ",), content_type="text/plain", stream=pieces())
+
+    return handle
+
+
+def test_a_stream_is_written_as_it_comes_until_it_ends() -> None:
+    """Without a length, and the connection ends with it; HEAD gets the head alone."""
+    go = trio.Event()
+
+    async def pieces() -> AsyncGenerator[bytes, None]:
+        yield b"one "
+        await go.wait()
+        yield b"two"
+
+    async def play(site: Site) -> None:
+        peer = await site.connect()
+        await peer.send(GET)
+        answer = await peer.answer()
+        assert (200, True, None) == (answer.status, answer.closes, answer.headers.get("content-length"))
+        assert b"begins one " == await peer.received(len(b"begins one "))
+        go.set()
+        assert b"begins one two" == await peer.end()
+        head = await site.connect()
+        await head.send(b"HEAD" + GET[3:])
+        assert (200, b"") == ((await head.answer()).status, await head.end())
+
+    serve(play, streaming(pieces))
+
+
+def test_a_viewer_that_leaves_or_does_not_read_ends_its_stream() -> None:
+    """At once, and after the time for writing; a stream that says nothing may last."""
+    ended = []
+
+    async def loud() -> AsyncGenerator[bytes, None]:
+        try:
+            while True:
+                yield bytes(1_000_000)
+        finally:
+            ended.append("loud")
+
+    async def still() -> AsyncGenerator[bytes, None]:
+        try:
+            await trio.sleep_forever()
+            yield b""
+        finally:
+            ended.append("still")
+
+    async def handle(request: HttpRequest) -> HttpResponse:
+        return HttpResponse(stream=loud() if request.path == "/loud" else still())
+
+    async def play(site: Site) -> None:
+        deaf, quiet = await site.connect(), await site.connect()
+        await deaf.send(GET.replace(b"/ ", b"/loud ", 1))
+        await quiet.send(GET)
+        await site.pass_time(9)
+        assert [] == ended
+        await site.pass_time(3)
+        await site.pass_time(1)
+        assert ["loud"] == ended
+        await site.pass_time(10_000)
+        assert 1 == site.server.open_connections
+        await quiet.stream.aclose()
+        await wait_all_tasks_blocked()
+        assert (["loud", "still"], 0) == (ended, site.server.open_connections)
+
+    serve(play, handle, virtual_time=True, write_s=10)
+
+
+def test_the_oldest_stream_gives_way() -> None:
+    """Viewers cannot keep a health check out."""
+
+    async def still() -> AsyncGenerator[bytes, None]:
+        await trio.sleep_forever()
+        yield b""
+
+    async def handle(request: HttpRequest) -> HttpResponse:
+        return HttpResponse(stream=still()) if request.path == "/" else HttpResponse()
+
+    async def play(site: Site) -> None:
+        viewers = [await site.connect() for _ in range(3)]
+        for viewer in viewers:
+            await viewer.sent_and_read(GET)
+        assert 200 == (await site.ask(GET.replace(b"/ ", b"/health ", 1))).status
+        await viewers[0].answer()
+        assert b"" == await viewers[0].end()
+        assert 3 == site.server.open_connections
+
+    serve(play, handle, max_connections=3)

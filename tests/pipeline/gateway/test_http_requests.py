@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 from tests.pipeline.gateway.http_site import GET, Hold, Peer, Site, echo, report, serve, served
 from trio.testing import wait_all_tasks_blocked
 
-from shapestream.gateway.http_messages import HttpError, HttpRequest, HttpResponse
+from shapestream.web.messages import HttpError, HttpRequest, HttpResponse
 
 
 @served(report)

@@ -7,9 +7,9 @@ import trio
 from tests.pipeline.gateway.http_site import GET, Hold, Site, serve, served
 from trio.testing import wait_all_tasks_blocked
 
-from shapestream.gateway.http_connection import LAST_WORDS_S
-from shapestream.gateway.http_server import HttpServer, listeners_of
 from shapestream.transport.http_listener import listen_at
+from shapestream.web.connection import LAST_WORDS_S
+from shapestream.web.server import HttpServer, listeners_of
 
 BEGUN = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\na"
 

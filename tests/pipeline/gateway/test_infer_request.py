@@ -13,7 +13,7 @@ from hypothesis.extra import numpy as npst
 from tests.pipeline.gateway.infer_bodies import Array, answered, entry, posted, read, refuse, signature_of
 
 from shapestream.gateway.datatypes import DATATYPES
-from shapestream.gateway.http_messages import HttpError, HttpRequest
+from shapestream.web.messages import HttpError, HttpRequest
 from shapestream.wire.limits import MAX_TENSORS
 from shapestream_engine.element_types import ELEMENT_TYPES, dtype_of
 from shapestream_engine.ports import InputPort

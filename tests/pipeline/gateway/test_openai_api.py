@@ -25,8 +25,6 @@ from shapestream.errors import (
 )
 from shapestream.gateway.embeddings import VectorForm
 from shapestream.gateway.gateway_errors import EmptyList, NotGiven, UnknownModel, UnusableVectors, WrongField
-from shapestream.gateway.http_answer import error_answer
-from shapestream.gateway.http_messages import HttpError
 from shapestream.gateway.json_text import MOST_JSON_BYTES, SLICE_NUMBERS
 from shapestream.gateway.openai_api import (
     Encoding,
@@ -37,6 +35,8 @@ from shapestream.gateway.openai_api import (
 )
 from shapestream.gateway.text_inputs import Texts, TokenLists
 from shapestream.slices import at_once
+from shapestream.web.answers import error_answer
+from shapestream.web.messages import HttpError
 
 
 def body(**fields: Any) -> bytes:

@@ -22,12 +22,12 @@ from shapestream.errors import (
     Unavailable,
     WorkerLost,
 )
-from shapestream.gateway.http_messages import HttpRequest, HttpResponse
 from shapestream.gateway.json_text import MOST_JSON_BYTES
 from shapestream.gateway.long_steps import LongSteps
 from shapestream.gateway.text_routes import TextRoutes
 from shapestream.gateway.text_services import text_services
 from shapestream.gateway.tokens import Tokens
+from shapestream.web.messages import HttpRequest, HttpResponse
 
 TOLD = json.loads(files("shapestream.gateway").joinpath("openapi.json").read_text())
 """The description, with the pages of all services."""

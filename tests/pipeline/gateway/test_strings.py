@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from tests.pipeline.gateway.infer_bodies import Array, answered, entry, posted, read, refuse, signature_of
 
 from shapestream.errors import InvalidRequest
-from shapestream.gateway.http_messages import HttpError
 from shapestream.gateway.strings import SLICE_BYTES, SLICE_STRINGS, from_binary, from_json
 from shapestream.slices import Slices, at_once
+from shapestream.web.messages import HttpError
 
 SHAPES = st.sampled_from([(), (0,), (1,), (3,), (2, 2), (2, 0)])
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=8)

@@ -12,11 +12,11 @@ from tests.pipeline.gateway.text_site import TextSite, on_text_site, vector
 from trio.testing import wait_all_tasks_blocked
 
 from shapestream.errors import Overloaded, TooLarge
-from shapestream.gateway.http_messages import HttpError, HttpRequest, HttpResponse
 from shapestream.gateway.long_steps import LongSteps
 from shapestream.gateway.text_routes import TextRoutes
 from shapestream.gateway.text_services import text_services
 from shapestream.gateway.tokens import Tokens
+from shapestream.web.messages import HttpError, HttpRequest, HttpResponse
 
 BOTH = {"openai": ["sentences", "listed", "numbers", "gone"], "tei": "sentences"}
 TEXTS = ["", "banana", "😀"]

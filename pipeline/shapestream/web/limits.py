@@ -1,8 +1,10 @@
-"""The limits of what one peer may use of the HTTP server."""
+"""What one peer, and all together, may use of an HTTP server."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+from shapestream.web.messages import HttpError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -13,7 +15,10 @@ class HttpLimits:
     """
 
     max_connections: int = 4096
-    """Connections at once. One more ends the oldest idle connection; where none is idle, the new one gets 503."""
+    """Connections at once. One more ends the oldest idle connection; where none is idle, the oldest whose head has not come
+    yet, or the oldest stream; else the new one gets 503."""
+    most_refusals: int = 64
+    """Connections beyond the limit that get 503 at once. More are closed without an answer."""
     max_head_bytes: int = 64 * 1024
     """Bytes of the request line and the headers (431). Twice what nginx admits: traces and tokens travel in headers."""
     max_headers: int = 100
@@ -38,3 +43,29 @@ class HttpLimits:
     def max_held_bytes(self) -> int:
         """Return the most bytes of bodies that all connections hold together."""
         return self.most_bodies * self.max_body_bytes
+
+
+class HeldBytes:
+    """The bytes of bodies that all connections hold together, of at most `most`.
+
+    A body counts from its first bytes until its answer is written. A request that would pass the limit is refused: to leave
+    it unread until there is room would let slow bodies, which end late or never, hold up all others.
+    """
+
+    __slots__ = ("_most", "held")
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self.held = 0
+
+    def take(self, nbytes: int) -> None:
+        """Count more bytes. Raises `HttpError` 503, and counts none, where that would pass the limit."""
+        if self.held + nbytes > self._most:
+            raise HttpError(
+                503, f"all requests together hold {self._most} bytes, the most here", (("Retry-After", "1"),)
+            )
+        self.held += nbytes
+
+    def give_back(self, nbytes: int) -> None:
+        """Count so many bytes no more."""
+        self.held -= nbytes

@@ -9,9 +9,9 @@ from email.utils import formatdate
 from functools import lru_cache
 from http import HTTPStatus
 
-from shapestream.gateway.content_coding import coding_asked_for, encoded
-from shapestream.gateway.http_messages import Buffer, HttpError, HttpResponse
-from shapestream.gateway.http_parser import HeadParser
+from shapestream.web.content_coding import coding_asked_for, encoded
+from shapestream.web.messages import Buffer, HttpError, HttpResponse
+from shapestream.web.parser import HeadParser
 
 JOINED_BYTES = 16 * 1024
 """Smaller pieces are joined with their neighbours, so that a body of very many is written in few calls."""
@@ -50,14 +50,16 @@ async def answer_bytes(response: HttpResponse, head: HeadParser | None, *, close
     lines = [_STATUS_LINES[response.status]]
     if response.status not in _WITHOUT_BODY:
         asked = "" if head is None else head.headers.get("accept-encoding", "")
-        if asked and length >= LEAST_CODED_BYTES:
+        if asked and length >= LEAST_CODED_BYTES and response.stream is None:
             lines.append("Vary: Accept-Encoding\r\n")
             coding = coding_asked_for(asked)
             if coding is not None:
                 pieces = [await encoded(pieces, coding)]
                 length = len(pieces[0])
                 lines.append(f"Content-Encoding: {coding}\r\n")
-        lines.append(f"Content-Type: {response.content_type}\r\nContent-Length: {length}\r\n")
+        lines.append(f"Content-Type: {response.content_type}\r\n")
+        if response.stream is None:
+            lines.append(f"Content-Length: {length}\r\n")
     lines.append(_date(int(time.time())))
     lines.extend(_checked(name, value) for name, value in response.headers)
     if closes:

@@ -15,27 +15,29 @@ order: no new connections, then the running requests within their grace, then th
 
 from __future__ import annotations
 
+import select
 import socket
 import ssl
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 
 import structlog
 import trio
 
-from shapestream.gateway.hangup_watch import HangupWatch
-from shapestream.gateway.held_bytes import HeldBytes
-from shapestream.gateway.http_connection import ConnectionPhase, HttpConnection
-from shapestream.gateway.http_limits import HttpLimits
-from shapestream.gateway.http_messages import Handler, HttpError
-from shapestream.gateway.http_wire import HttpStream, wire_of
+from shapestream.web.connection import ConnectionPhase, HttpConnection, HttpStream, wire_of
+from shapestream.web.limits import HeldBytes, HttpLimits
+from shapestream.web.messages import Handler, HttpError
 
 log = structlog.get_logger()
 
 LOOK_S = 1.0
 """Seconds between two looks for connections whose time is over: so much later than said it ends at most."""
-MOST_REFUSALS = 64
-"""Connections beyond the limit that are told so at once. More are closed without an answer."""
+GIVING_WAY = (ConnectionPhase.IDLE, ConnectionPhase.HEAD, ConnectionPhase.STREAMING)
+"""The phases whose oldest connection makes room for a new one, the first first. Heads of honest peers come at once."""
+
+# Edge-triggered: a hang-up is told once, and not again in every turn of the loop until the connection is closed.
+_EVENTS = select.EPOLLRDHUP | select.EPOLLET
 
 HttpListener = trio.SocketListener | trio.SSLListener[trio.SocketStream]
 
@@ -136,13 +138,13 @@ class HttpServer:
             del self._connections[connection]
 
     def _has_room(self) -> bool:
-        """Tell whether one more connection is served, if need be in the place of the oldest idle one."""
+        """Tell whether one more connection is served, if need be in the place of another one."""
         if len(self._connections) < self._limits.max_connections:
             return True
-        return any(connection.close_if_idle() for connection in self._connections)
+        return any(connection.close_if(phase) for phase in GIVING_WAY for connection in self._connections)
 
     async def _refuse(self, connection: HttpConnection) -> None:
-        if self._refusals >= MOST_REFUSALS:
+        if self._refusals >= self._limits.most_refusals:
             return
         self._refusals += 1
         try:
@@ -156,3 +158,42 @@ def listeners_of(listening: socket.socket, tls: ssl.SSLContext | None = None) ->
     listening.setblocking(False)
     plain = trio.SocketListener(trio.socket.from_stdlib_socket(listening))
     return [plain if tls is None else trio.SSLListener(plain, tls)]
+
+
+class HangupWatch:
+    """The watch for peers that close their connection while their request is being answered.
+
+    A task that answers a request does not read, and a peer may have sent more requests before it closed: reading would find
+    those first. The kernel tells of a closed peer whatever is unread (EPOLLRDHUP). One epoll object and one task watch all
+    connections: each is registered once, and a request costs nothing.
+
+    A peer that has closed its connection, and one that has only shut down its writing side and waits, look the same (FIN).
+    Both are taken for closed, as nginx (status 499), uvicorn and Go's net/http do: a gateway that computed answers for the
+    closed ones would work for nobody, and hardly any client does the other.
+    """
+
+    def __init__(self) -> None:
+        self._epoll = select.epoll()
+        self._calls: dict[int, Callable[[], None]] = {}
+
+    @contextmanager
+    def watching(self, descriptor: int, hung_up: Callable[[], None]) -> Iterator[None]:
+        """Call `hung_up` if the peer of the socket closes during the block, or has closed before."""
+        self._epoll.register(descriptor, _EVENTS)
+        self._calls[descriptor] = hung_up
+        try:
+            yield
+        finally:
+            del self._calls[descriptor]
+            self._epoll.unregister(descriptor)
+
+    async def run(self) -> None:
+        """Watch until cancelled."""
+        while True:
+            await trio.lowlevel.wait_readable(self._epoll.fileno())
+            for descriptor, _ in self._epoll.poll(0):
+                self._calls[descriptor]()
+
+    def close(self) -> None:
+        """Give the descriptor back. No connection is watched any more."""
+        self._epoll.close()

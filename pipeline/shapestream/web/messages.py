@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,12 +30,17 @@ class HttpRequest:
 
 @value
 class HttpResponse:
-    """One response. `body` is written piece by piece; Content-Length, Date and encodings are the HTTP server's business."""
+    """One response. `body` is written piece by piece; Content-Length, Date and encodings are the HTTP server's business.
+
+    With `stream` the body has no length: its pieces follow `body` as they come, until the stream ends or the peer leaves.
+    Then the connection ends. A piece must leave within `HttpLimits.write_s`.
+    """
 
     status: int = 200
     body: Sequence[Buffer] = ()
     headers: Sequence[tuple[str, str]] = ()
     content_type: str = "application/json"
+    stream: AsyncGenerator[Buffer, None] | None = None
 
 
 @dataclass(eq=False)

@@ -12,7 +12,7 @@ from functools import partial
 
 import trio
 
-from shapestream.gateway.http_messages import Buffer, HttpError
+from shapestream.web.messages import Buffer, HttpError
 
 INLINE_BYTES = 64 * 1024
 """Longest data, in bytes, that is coded on the event loop: zlib takes about 1 ms for it."""

@@ -23,8 +23,8 @@ from urllib.parse import unquote_to_bytes
 
 import httptools
 
-from shapestream.gateway.http_limits import HttpLimits
-from shapestream.gateway.http_messages import HttpError
+from shapestream.web.limits import HttpLimits
+from shapestream.web.messages import HttpError
 
 _EMPTY_LINE = b"\r\n\r\n"
 _CHUNKED_HEAD = b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
