@@ -31,7 +31,7 @@ OPTIONAL = {
     "grpc": "pipeline/shapestream/gateway/grpc_",
     "google": (
         "pipeline/shapestream/gateway/open_inference_pb2.py",
-        "pipeline/shapestream/gateway/grpc_request.py",
+        "pipeline/shapestream/gateway/grpc_messages.py",
         "pipeline/shapestream/gateway/grpc_service.py",
     ),
     "prometheus_client": "pipeline/shapestream/serving/admin_pages.py",

@@ -18,8 +18,8 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from shapestream.errors import ConfigurationError, ProtocolError, RequestError
-from shapestream.gateway.grpc_request import read_inputs, read_message, read_outputs, split_raw
-from shapestream.gateway.grpc_status import status_of
+from shapestream.gateway.grpc_call import status_of
+from shapestream.gateway.grpc_messages import read_inputs, read_message, read_outputs, split_raw
 from shapestream.gateway.model_pages import check_version
 from shapestream.gateway.open_inference_pb2 import ModelInferRequest
 from shapestream.gateway.openai_api import (
@@ -29,7 +29,7 @@ from shapestream.gateway.openai_api import (
     read_request,
 )
 from shapestream.gateway.tei_api import read_embed, read_tokenize, tei_error
-from shapestream.gateway.text_inputs import MOST_TEXTS, Texts
+from shapestream.gateway.text_bodies import MOST_TEXTS, Texts
 from shapestream.serving.served_models import ServedModels
 from shapestream.settings import load_settings
 from shapestream.slices import at_once

@@ -270,7 +270,7 @@ def gateway(
         if grpc is not None:
             status = run_grpc(request, grpc, max_message=max_message, max_calls=max_calls)
         else:
-            from shapestream.gateway.text_services import text_services
+            from shapestream.gateway.options import text_services
 
             services = text_services(
                 openai or (),

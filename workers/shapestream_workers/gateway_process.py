@@ -19,7 +19,7 @@ import trio
 
 from shapestream.addresses import is_beyond_loopback
 from shapestream.errors import ConfigurationError
-from shapestream.gateway.text_services import TextServices
+from shapestream.gateway.options import TextServices
 from shapestream.gateway.tokens import read_tokens
 from shapestream.transport.guards import raise_descriptor_limit
 from shapestream.transport.http_listener import listen_at, place_of, reserve_at

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from shapestream.chains.spec import ChainSpec, Source
-from shapestream.gateway.gateway_errors import NotGiven
+from shapestream.gateway.errors import NotGiven
 from shapestream.gateway.text_ports import EMBEDDING, IDS, text_ports
 from shapestream.settings import HttpSettings, LoadedSettings, ModelSettings, Settings
 from shapestream_engine.signature import ModelSignature

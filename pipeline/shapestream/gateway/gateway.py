@@ -15,9 +15,8 @@ import trio
 from shapestream.addresses import is_beyond_loopback
 from shapestream.client import trio_client
 from shapestream.client.async_face import Client
-from shapestream.gateway.forwarding_options import ForwardingOptions
+from shapestream.gateway.options import ForwardingOptions, TextServices
 from shapestream.gateway.routes import Routes
-from shapestream.gateway.text_services import TextServices
 from shapestream.transport.http_listener import place_of
 from shapestream.web.limits import HttpLimits
 from shapestream.web.server import HttpServer, listeners_of

@@ -25,8 +25,8 @@ import structlog
 
 from shapestream.client import blocking_client
 from shapestream.errors import ConfigurationError
-from shapestream.gateway.forwarding_options import ForwardingOptions
 from shapestream.gateway.grpc_service import InferenceService, TokenCheck
+from shapestream.gateway.options import ForwardingOptions
 
 log = structlog.get_logger()
 

@@ -3,7 +3,7 @@
 Each call runs in a thread of gRPC's pool, which waits there for the server. Messages arrive here as bytes: gRPC answers a
 message that protobuf cannot read by INTERNAL, and it is its sender's mistake.
 
-    ModelInfer, ModelStreamInfer ── bytes ──▶ grpc_request ─▶ client of the server ─▶ grpc_response ── bytes ──▶
+    ModelInfer, ModelStreamInfer ── bytes ──▶ grpc_messages ─▶ client of the server ─▶ grpc_messages ── bytes ──▶
     other calls                  ── protobuf ─▶ model_pages: the same pages as over HTTP ─▶ protobuf ─▶
 
 Beside them stands the check of `grpc.health.v1`, which probes of Kubernetes and balancers call.
@@ -11,8 +11,10 @@ Beside them stands the check of `grpc.health.v1`, which probes of Kubernetes and
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -20,8 +22,10 @@ import structlog
 from google.protobuf.json_format import ParseDict
 from google.protobuf.message import DecodeError
 
-from shapestream.client.blocking_client import Client, Inference
+from shapestream.client.blocking_client import Client, Inference, Stream
 from shapestream.client.opened_models import Model
+from shapestream.client.results import Failed, Result
+from shapestream.client.streaming import OwnItem, StreamOptions
 from shapestream.errors import (
     DeadlineExceeded,
     InternalError,
@@ -31,12 +35,18 @@ from shapestream.errors import (
     Unavailable,
 )
 from shapestream.gateway import open_inference_pb2 as protocol
-from shapestream.gateway.gateway_errors import UnknownCaller, UnknownModel, UnknownService
+from shapestream.gateway.errors import OWN_ID, UnknownCaller, UnknownModel, UnknownService
 from shapestream.gateway.grpc_call import deadline_of, metadata_of, peer_of, refuse
-from shapestream.gateway.grpc_request import InferMessage, read_inputs, read_message, read_outputs
-from shapestream.gateway.grpc_response import infer_response
-from shapestream.gateway.grpc_stream import OpenStreams
-from shapestream.gateway.infer_options import DEFAULT_PRIORITY_LEVEL, OWN_ID, own_id
+from shapestream.gateway.grpc_messages import (
+    InferMessage,
+    infer_response,
+    read_inputs,
+    read_message,
+    read_outputs,
+    stream_error,
+    stream_response,
+)
+from shapestream.gateway.infer_options import DEFAULT_PRIORITY_LEVEL, own_id
 from shapestream.gateway.model_pages import (
     PAGE_S,
     READY_S,
@@ -287,3 +297,136 @@ def _answering(
             refuse(context, InternalError(_DEFECT))
 
     return answer
+
+
+MAX_IN_FLIGHT = 64
+"""Requests of one stream that are under way, as by default in the SDK."""
+
+
+@dataclass(slots=True, eq=False)
+class _Asked:
+    """Facts of a request that its answer needs."""
+
+    began: float
+    id: str = ""
+    model_name: str = ""
+    outputs: Any = ()
+
+
+class OpenStreams:
+    """The streams of one gateway."""
+
+    def __init__(self, service: InferenceService) -> None:
+        self._service = service
+        self._open: set[_OpenStream] = set()
+        self._changing = threading.Lock()
+        self._ending = False
+
+    def answers(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        """Yield the answers to the messages of one call. Raises `Unavailable` where the gateway ends before them."""
+        stream = _OpenStream(self._service, messages, context)
+        with self._changing:
+            self._open.add(stream)
+            if self._ending:
+                stream.end()
+        try:
+            yield from stream.answers()
+        finally:
+            with self._changing:
+                self._open.discard(stream)
+
+    def end(self) -> None:
+        """End each stream as soon as all that was read of it is answered; new ones at once."""
+        with self._changing:
+            self._ending = True
+            for stream in self._open:
+                stream.end()
+
+
+class _OpenStream:
+    """One call of `ModelStreamInfer`."""
+
+    def __init__(
+        self, service: InferenceService, messages: Iterator[bytes], context: grpc.ServicerContext
+    ) -> None:
+        self._service = service
+        self._messages = messages
+        self._context = context
+        self._metadata = metadata_of(context)
+        self._read = 0
+        self._answered = 0
+        self._ending = False
+        options = StreamOptions(
+            max_in_flight=MAX_IN_FLIGHT,
+            ordered=True,
+            on_error="yield",
+            deadline=None,
+            priority=0,
+            caller=service.caller_of(context, self._metadata),
+        )
+        self._stream: Stream[Result | Failed] = Stream(service.client, None, self._items(), options)
+
+    def answers(self) -> Iterator[bytes]:
+        with self._stream:
+            if not self._context.add_callback(self._stream.close):
+                return
+            self._close_if_ended()
+            for item in self._stream:
+                yield self._answer(item)
+                self._answered += 1
+                self._close_if_ended()
+        if self._ending and self._context.is_active():
+            raise Unavailable("the gateway ends, and takes nothing new")
+
+    def end(self) -> None:
+        """Close the stream as soon as all that was read is answered."""
+        self._ending = True
+        self._close_if_ended()
+
+    def _close_if_ended(self) -> None:
+        if self._ending and self._answered >= self._read:
+            self._stream.close()
+
+    # ------------------------------------------------------------ the producer's thread
+
+    def _items(self) -> Iterator[OwnItem]:
+        while (message := self._next()) is not None:
+            self._read += 1
+            asked = _Asked(time.monotonic())
+            try:
+                yield self._item(message, asked)
+            except RequestError as error:
+                yield OwnItem(key=asked, error=error)
+
+    def _next(self) -> bytes | None:
+        """Return the next message, or None at the end of the call."""
+        try:
+            return next(self._messages, None)
+        except grpc.RpcError:  # cancelled
+            return None
+
+    def _item(self, message: bytes, asked: _Asked) -> OwnItem:
+        read = self._service.read(message)
+        request = read.request
+        asked.id, asked.model_name = request.id, request.model_name
+        deadline_s = deadline_of(self._context, read.options.deadline_s)
+        model = self._service.opened(request.model_name, deadline_s)
+        inputs = read_inputs(read, model.signature)
+        asked.outputs = read_outputs(read, model.signature)
+        return OwnItem(
+            key=asked,
+            model=model,
+            inputs=inputs,
+            deadline=None if deadline_s is None else asked.began + deadline_s - time.monotonic(),
+            priority=read.options.priority,
+            request_id=own_id(request.id, self._metadata.get(OWN_ID)),
+            trace=self._metadata,
+        )
+
+    # ------------------------------------------------------------ the thread of the call
+
+    def _answer(self, item: Result | Failed) -> bytes:
+        asked: _Asked = item.key
+        if item.ok is True:
+            return stream_response(asked.model_name, asked.id, asked.outputs, item)
+        return stream_error(asked.model_name, asked.id, item.error.message)

@@ -6,15 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from shapestream.errors import InvalidRequest
-from shapestream.gateway.gateway_errors import Unsupported
+from shapestream.gateway.errors import Unsupported
 from shapestream.wire.limits import MAX_INTEGER, MAX_PRIORITY
 from shapestream.wire.tags import REQUEST_ID, can_be_sent
 from shapestream_engine.layout import value
 
 DEFAULT_PRIORITY_LEVEL = 1
 """Triton's priority level of requests that state none: as high as the highest, level 1."""
-OWN_ID = "x-request-id"
-"""Header with the caller's id of a request; of an answer, with the id in logs and stories."""
 _IGNORED = "triton_enable_empty_final_response"
 """Asks for an empty last response of a stream. A request has one response here, which is the last."""
 

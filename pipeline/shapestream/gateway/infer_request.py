@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shapestream.gateway.datatypes import DATATYPES
 from shapestream.gateway.infer_options import InferOptions, flag, read_options, read_parameters
 from shapestream.gateway.infer_tensors import (
+    DATATYPES,
     admitted_shape,
     array_over,
     check_datatype,

@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from shapestream.client.results import Result
-from shapestream.gateway.datatypes import datatype_of
-from shapestream.gateway.infer_options import OWN_ID
+from shapestream.gateway.errors import OWN_ID
 from shapestream.gateway.infer_request import AskedOutput
+from shapestream.gateway.infer_tensors import datatype_of
 from shapestream.gateway.json_text import SLICE_NUMBERS, flat_numbers, list_of, write_json
 from shapestream.gateway.model_pages import VERSION
 from shapestream.gateway.strings import strings_nbytes, to_binary, to_json

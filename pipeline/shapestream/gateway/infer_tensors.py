@@ -6,18 +6,18 @@ Everything is checked before an array is made: names, datatypes, and each shape 
 from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from shapestream.errors import InvalidRequest
-from shapestream.gateway.datatypes import DATATYPES
-from shapestream.gateway.gateway_errors import Unsupported
+from shapestream.gateway.errors import Unsupported
 from shapestream.gateway.strings import from_binary
 from shapestream.slices import Slices
 from shapestream.wire.limits import MAX_RANK
-from shapestream_engine.element_types import dtype_of
+from shapestream_engine.element_types import dtype_of, element_type_of
 from shapestream_engine.errors import ShapeError
 from shapestream_engine.ports import InputPort
 from shapestream_engine.shapes import exact_nbytes
@@ -112,3 +112,36 @@ def check_truth_values(port: InputPort, numbers: npt.NDArray[Any]) -> None:
 def shown(value: Any) -> str:
     """Return a value for messages, cut to 100 characters."""
     return repr(value)[:100] if isinstance(value, str | int | float) else type(value).__name__
+
+
+DATATYPES: Mapping[str, str] = MappingProxyType(
+    {
+        "boolean": "BOOL",
+        "u8": "UINT8",
+        "u16": "UINT16",
+        "u32": "UINT32",
+        "u64": "UINT64",
+        "i8": "INT8",
+        "i16": "INT16",
+        "i32": "INT32",
+        "i64": "INT64",
+        "f16": "FP16",
+        "f32": "FP32",
+        "f64": "FP64",
+        "bf16": "BF16",
+        "str": "BYTES",
+        "bytes": "BYTES",
+    }
+)
+"""Element type -> datatype. `BYTES` is text for one model, and bytes of any meaning for another."""
+
+
+def datatype_of(array: npt.NDArray[Any]) -> str:
+    """Return the datatype of an output's array."""
+    return "BYTES" if array.dtype == object else DATATYPES[element_type_of(array.dtype)]
+
+
+def config_datatype(element_type: str) -> str:
+    """Return the name of an element type in a Triton model configuration, such as `TYPE_FP32`."""
+    datatype = DATATYPES[element_type]
+    return "TYPE_STRING" if datatype == "BYTES" else f"TYPE_{datatype}"

@@ -1,4 +1,4 @@
-"""The pages about the server and its models: metadata, model configurations, statistics and the index."""
+"""The pages about the server and its models: signatures, metadata, model configurations, statistics and the index."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from shapestream.errors import Forbidden
-from shapestream.gateway.datatypes import DATATYPES, config_datatype
-from shapestream.gateway.gateway_errors import UnknownModel
+from shapestream.client.async_face import Client
+from shapestream.errors import Forbidden, InvalidRequest
+from shapestream.gateway.errors import UnknownModel
+from shapestream.gateway.infer_tensors import DATATYPES, config_datatype
 from shapestream_engine.ports import InputPort, OutputPort
 from shapestream_engine.shapes import BATCH
 from shapestream_engine.signature import ModelSignature
@@ -187,3 +188,13 @@ def _counts(name: str, totals: Mapping[str, int]) -> dict[str, Any]:
         "memory_usage": [],
         "response_stats": {},
     }
+
+
+async def signature_of(client: Client, model: str, deadline_s: float | None = None) -> ModelSignature:
+    """Return a model's signature. Raises `UnknownModel` where the server has none of this name."""
+    try:
+        return await client.signature(model, deadline=deadline_s)
+    except InvalidRequest as error:
+        raise UnknownModel(error.message) from error
+    except ValueError as error:  # a name that the server cannot be asked for
+        raise UnknownModel(str(error)) from error

@@ -11,12 +11,18 @@ from enum import StrEnum
 from typing import Any
 
 from shapestream.errors import ModelError, Overloaded, RequestError
-from shapestream.gateway.embeddings import Matrix, VectorForm, vector_slices
-from shapestream.gateway.gateway_errors import UnknownModel, WrongField
-from shapestream.gateway.infer_options import OWN_ID
+from shapestream.gateway.errors import OWN_ID, STATUSES, UnknownModel, WrongField, http_error
 from shapestream.gateway.json_text import read_object, type_name, write_json
-from shapestream.gateway.sdk_errors import STATUSES, http_error
-from shapestream.gateway.text_inputs import FEWER_TEXTS, Texts, TokenLists, read_dimensions, read_texts
+from shapestream.gateway.text_bodies import (
+    FEWER_TEXTS,
+    Matrix,
+    Texts,
+    TokenLists,
+    VectorForm,
+    read_dimensions,
+    read_texts,
+    vector_slices,
+)
 from shapestream.slices import Slices
 from shapestream.web.messages import Buffer, HttpError, HttpResponse
 from shapestream_engine.layout import value

@@ -15,7 +15,8 @@ import trio
 
 import shapestream
 from shapestream.errors import DeadlineExceeded, RequestError
-from shapestream.gateway.infer_options import DEFAULT_PRIORITY_LEVEL, OWN_ID, flag, own_id
+from shapestream.gateway.errors import OWN_ID, http_error
+from shapestream.gateway.infer_options import DEFAULT_PRIORITY_LEVEL, flag, own_id
 from shapestream.gateway.infer_request import json_nbytes, read_body, read_inputs, read_outputs
 from shapestream.gateway.infer_response import converted_nbytes, infer_response
 from shapestream.gateway.json_text import read_object, write_json
@@ -29,13 +30,12 @@ from shapestream.gateway.model_pages import (
     model_statistics,
     repository_index,
     server_metadata,
+    signature_of,
     why_not_ready,
     why_server_is_not_ready,
 )
-from shapestream.gateway.sdk_errors import http_error
-from shapestream.gateway.signatures import signature_of
+from shapestream.gateway.options import TextServices
 from shapestream.gateway.text_routes import Methods, ModelPage, Page, TextRoutes
-from shapestream.gateway.text_services import TextServices
 from shapestream.gateway.tokens import Tokens
 from shapestream.transport.http_listener import REFUSED_SITES, is_sent_by_another_site
 from shapestream.web.messages import HttpError, HttpRequest, HttpResponse

@@ -22,19 +22,27 @@ from shapestream.errors import (
     Unavailable,
     WorkerLost,
 )
-from shapestream.gateway.embeddings import Matrix, VectorForm, vector_slices
-from shapestream.gateway.gateway_errors import EmptyList, NotGiven, UnusableVectors, WrongField
-from shapestream.gateway.infer_options import OWN_ID
+from shapestream.gateway.errors import (
+    OWN_ID,
+    STATUSES,
+    EmptyList,
+    NotGiven,
+    UnusableVectors,
+    WrongField,
+    http_error,
+)
 from shapestream.gateway.json_text import read_object, write_json
-from shapestream.gateway.sdk_errors import STATUSES, http_error
-from shapestream.gateway.text_inputs import (
+from shapestream.gateway.text_bodies import (
     FEWER_TEXTS,
     MOST_TEXTS,
+    Matrix,
     Texts,
     TokenLists,
+    VectorForm,
     read_dimensions,
     read_flag,
     read_texts,
+    vector_slices,
 )
 from shapestream.slices import Slices
 from shapestream.web.messages import Buffer, HttpError, HttpResponse

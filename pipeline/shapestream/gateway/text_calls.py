@@ -16,11 +16,11 @@ import trio
 from shapestream.client.async_face import Client
 from shapestream.client.results import Result
 from shapestream.errors import InvalidRequest, RequestError
-from shapestream.gateway.embeddings import Matrix, VectorForm, check_dimensions, matrix_of
-from shapestream.gateway.gateway_errors import NotGiven, UnknownModel
-from shapestream.gateway.infer_options import OWN_ID, own_id
-from shapestream.gateway.signatures import signature_of
-from shapestream.gateway.text_inputs import Texts, TokenLists
+from shapestream.gateway.errors import OWN_ID, NotGiven, UnknownModel
+from shapestream.gateway.infer_options import own_id
+from shapestream.gateway.model_pages import signature_of
+from shapestream.gateway.options import TextService
+from shapestream.gateway.text_bodies import Matrix, Texts, TokenLists, VectorForm, check_dimensions, matrix_of
 from shapestream.gateway.text_ports import (
     IDS,
     SPARSE,
@@ -30,7 +30,6 @@ from shapestream.gateway.text_ports import (
     text_ports,
     tokenizer_input,
 )
-from shapestream.gateway.text_services import TextService
 from shapestream.web.messages import HttpRequest
 from shapestream_engine.layout import value
 

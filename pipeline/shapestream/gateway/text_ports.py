@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 import numpy.typing as npt
 
-from shapestream.gateway.gateway_errors import NotGiven
+from shapestream.gateway.errors import NotGiven
 from shapestream_engine.element_types import dtype_of
 from shapestream_engine.layout import value
 from shapestream_engine.ports import InputPort, OutputPort

@@ -11,10 +11,10 @@ from typing import TypeAlias
 
 from shapestream.client.async_face import Client
 from shapestream.errors import RequestError
-from shapestream.gateway.gateway_errors import NotGiven
+from shapestream.gateway.errors import NotGiven
 from shapestream.gateway.json_text import write_json
 from shapestream.gateway.long_steps import LongSteps
-from shapestream.gateway.model_pages import PAGE_S, server_metadata
+from shapestream.gateway.model_pages import PAGE_S, server_metadata, signature_of
 from shapestream.gateway.openai_api import (
     embeddings_response,
     model_page,
@@ -23,7 +23,7 @@ from shapestream.gateway.openai_api import (
     read_request,
     unknown_model,
 )
-from shapestream.gateway.signatures import signature_of
+from shapestream.gateway.options import TextServices
 from shapestream.gateway.tei_api import (
     embed_response,
     embed_sparse_response,
@@ -35,7 +35,6 @@ from shapestream.gateway.tei_api import (
 )
 from shapestream.gateway.text_calls import TextCalls
 from shapestream.gateway.text_ports import text_ports
-from shapestream.gateway.text_services import TextServices
 from shapestream.web.messages import HttpError, HttpRequest, HttpResponse
 
 MODELS = "/v1/models/"

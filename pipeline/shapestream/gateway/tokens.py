@@ -10,7 +10,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from shapestream.errors import ConfigurationError
-from shapestream.gateway.gateway_errors import UnknownCaller
+from shapestream.gateway.errors import UnknownCaller
 from shapestream.web.messages import HttpError, HttpRequest
 from shapestream.wire.tags import CALLER, can_be_sent, rule_of
 from shapestream_engine.regular_files import read_regular

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shapestream.gateway.embeddings import VectorForm, check_dimensions, matrix_of, vector_slices
-from shapestream.gateway.gateway_errors import UnusableVectors, WrongField
+from shapestream.gateway.errors import UnusableVectors, WrongField
 from shapestream.gateway.json_text import SLICE_NUMBERS
+from shapestream.gateway.text_bodies import VectorForm, check_dimensions, matrix_of, vector_slices
 
 AS_IT_IS = VectorForm()
 

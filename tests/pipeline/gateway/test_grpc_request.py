@@ -14,9 +14,8 @@ pytest.importorskip("google.protobuf", reason="the extra [grpc] is not installed
 from tests.pipeline.gateway.gateway_site import port_of
 
 from shapestream.errors import InvalidRequest, RequestError, TooLarge
-from shapestream.gateway.datatypes import DATATYPES
-from shapestream.gateway.gateway_errors import Unsupported
-from shapestream.gateway.grpc_request import (
+from shapestream.gateway.errors import Unsupported
+from shapestream.gateway.grpc_messages import (
     MOST_FIELDS,
     MOST_REST_BYTES,
     STEP_ELEMENTS,
@@ -25,6 +24,7 @@ from shapestream.gateway.grpc_request import (
     read_outputs,
     split_raw,
 )
+from shapestream.gateway.infer_tensors import DATATYPES
 from shapestream.gateway.open_inference_pb2 import InferParameter, ModelInferRequest
 from shapestream_engine.element_types import ELEMENT_TYPES, dtype_of
 from shapestream_engine.signature import ModelSignature

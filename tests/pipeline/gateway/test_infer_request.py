@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 from tests.pipeline.gateway.infer_bodies import Array, answered, entry, posted, read, refuse, signature_of
 
-from shapestream.gateway.datatypes import DATATYPES
+from shapestream.gateway.infer_tensors import DATATYPES
 from shapestream.web.messages import HttpError, HttpRequest
 from shapestream.wire.limits import MAX_TENSORS
 from shapestream_engine.element_types import ELEMENT_TYPES, dtype_of

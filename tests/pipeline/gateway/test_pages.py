@@ -7,7 +7,7 @@ import json
 import pytest
 from tests.pipeline.gateway.gateway_site import PAIR, GatewaySite, on_site, port_of
 
-from shapestream.gateway.datatypes import DATATYPES, config_datatype
+from shapestream.gateway.infer_tensors import DATATYPES, config_datatype
 from shapestream.gateway.model_pages import (
     max_batch_size,
     model_config,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shapestream.errors import RequestError, error_from_code
-from shapestream.gateway.sdk_errors import http_error
+from shapestream.gateway.errors import http_error
 
 STATUSES = {
     "invalid": 400,

@@ -22,8 +22,7 @@ from shapestream.errors import (
     Unavailable,
     WorkerLost,
 )
-from shapestream.gateway.embeddings import VectorForm
-from shapestream.gateway.gateway_errors import EmptyList, NotGiven, UnknownModel, UnusableVectors, WrongField
+from shapestream.gateway.errors import EmptyList, NotGiven, UnknownModel, UnusableVectors, WrongField
 from shapestream.gateway.json_text import SLICE_NUMBERS
 from shapestream.gateway.tei_api import (
     embed_response,
@@ -33,7 +32,7 @@ from shapestream.gateway.tei_api import (
     tei_error,
     tokenize_response,
 )
-from shapestream.gateway.text_inputs import Texts, TokenLists
+from shapestream.gateway.text_bodies import Texts, TokenLists, VectorForm
 from shapestream.slices import at_once
 from shapestream.web.answers import error_answer
 from shapestream.web.messages import HttpError

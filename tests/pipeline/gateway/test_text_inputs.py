@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shapestream.gateway.gateway_errors import EmptyList, WrongField
-from shapestream.gateway.text_inputs import MOST_TEXTS, Texts, TokenLists, read_texts
+from shapestream.gateway.errors import EmptyList, WrongField
+from shapestream.gateway.text_bodies import MOST_TEXTS, Texts, TokenLists, read_texts
 
 NUMBERS = st.integers(0, 2**63 - 1)
 

@@ -13,8 +13,8 @@ from trio.testing import wait_all_tasks_blocked
 
 from shapestream.errors import Overloaded, TooLarge
 from shapestream.gateway.long_steps import LongSteps
+from shapestream.gateway.options import text_services
 from shapestream.gateway.text_routes import TextRoutes
-from shapestream.gateway.text_services import text_services
 from shapestream.gateway.tokens import Tokens
 from shapestream.web.messages import HttpError, HttpRequest, HttpResponse
 

@@ -16,8 +16,8 @@ from trio.testing import MockClock
 
 import shapestream
 from shapestream.errors import RequestError
+from shapestream.gateway.options import text_services
 from shapestream.gateway.routes import Routes
-from shapestream.gateway.text_services import text_services
 from shapestream.gateway.tokens import Tokens
 from shapestream.testing import Arrays, MemoryEndpoint, ScriptedModel, ScriptedServer
 from shapestream_engine.output_rules import Rows, Whole

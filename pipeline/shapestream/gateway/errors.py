@@ -1,4 +1,7 @@
-"""The errors of the SDK as HTTP statuses."""
+"""The errors of a gateway: those that it finds before the server is asked, and the SDK's as HTTP statuses.
+
+grpc_call.py has their statuses over gRPC.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +13,54 @@ from shapestream.errors import (
     Draining,
     Forbidden,
     InvalidRequest,
+    ModelError,
     Overloaded,
     RequestError,
     TooLarge,
     Unavailable,
     WorkerLost,
 )
-from shapestream.gateway.gateway_errors import EmptyList, NotGiven, UnknownModel, Unsupported, WrongField
-from shapestream.gateway.infer_options import OWN_ID
 from shapestream.web.messages import HttpError
+
+OWN_ID = "x-request-id"
+"""Header with the caller's id of a request; of an answer, with the id in logs and stories."""
+
+
+class UnknownModel(InvalidRequest):
+    """No model, or no version of it, has this name."""
+
+
+class UnknownService(InvalidRequest):
+    """A health check asks for a service that is not here."""
+
+
+class Unsupported(InvalidRequest):
+    """The request asks for a part of the protocol that is not served here."""
+
+
+class UnusableVectors(ModelError):
+    """The model gave no vector for each text, or vectors of no numbers: its own fault, and not that of the texts."""
+
+
+class UnknownCaller(Exception):
+    """A request without a known token; the message says why."""
+
+
+class WrongField(InvalidRequest):
+    """A field of the request's body has a wrong value."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(message)
+        self.field = field
+
+
+class EmptyList(WrongField):
+    """A list of texts has none."""
+
+
+class NotGiven(InvalidRequest):
+    """The model does not give what the endpoint needs."""
+
 
 STATUSES: dict[type[RequestError], int] = {
     InvalidRequest: 400,

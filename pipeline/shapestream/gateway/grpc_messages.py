@@ -1,4 +1,4 @@
-"""An inference request as protobuf: its tensors' bytes first, then the rest of the message.
+"""Inference requests and answers as protobuf. Of a request its tensors' bytes come first, then the rest of the message.
 
     message ─▶ split_raw ─┬─▶ the bytes of raw tensors: views of the message, without a copy
                           └─▶ the rest ─▶ protobuf ─▶ read_inputs, checked against the model's signature
@@ -10,7 +10,7 @@ reads the rest only, which is bounded in bytes and in fields before.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -19,23 +19,32 @@ import numpy as np
 import numpy.typing as npt
 from google.protobuf.message import DecodeError
 
+from shapestream.client.results import Result
 from shapestream.errors import InvalidRequest, TooLarge
-from shapestream.gateway.datatypes import DATATYPES
-from shapestream.gateway.gateway_errors import Unsupported
+from shapestream.gateway.errors import Unsupported
 from shapestream.gateway.infer_options import InferOptions, read_options
 from shapestream.gateway.infer_tensors import (
+    DATATYPES,
     admitted_shape,
     array_over,
     check_datatype,
     check_nbytes,
     check_output,
     check_truth_values,
+    datatype_of,
     input_port,
     refuse_classification,
     refuse_shared_memory,
 )
-from shapestream.gateway.open_inference_pb2 import InferTensorContents, ModelInferRequest
-from shapestream.gateway.strings import BYTES, from_contents
+from shapestream.gateway.model_pages import VERSION
+from shapestream.gateway.open_inference_pb2 import (
+    InferParameter,
+    InferTensorContents,
+    ModelInferRequest,
+    ModelInferResponse,
+    ModelStreamInferResponse,
+)
+from shapestream.gateway.strings import BYTES, from_contents, to_binary
 from shapestream.slices import at_once
 from shapestream.wire.limits import MAX_RANK, MAX_TENSORS
 from shapestream_engine.element_types import dtype_of
@@ -104,7 +113,7 @@ def split_raw(message: bytes) -> tuple[bytes, list[memoryview]]:
         if offset >= len(message):
             break
         start = offset
-        tag, offset = _varint(message, offset)
+        tag, offset = _read_varint(message, offset)
         begin, offset = _field(message, tag, offset)
         if tag == RAW_TAG:
             kept.append(whole[kept_from:start])
@@ -127,11 +136,11 @@ def _field(message: bytes, tag: int, offset: int) -> tuple[int, int]:
     """Return where the content of a field begins, and where the field ends."""
     match tag & 7:
         case 0:
-            begin, (_, end) = offset, _varint(message, offset)
+            begin, (_, end) = offset, _read_varint(message, offset)
         case 1:
             begin, end = offset, offset + 8
         case 2:
-            length, begin = _varint(message, offset)
+            length, begin = _read_varint(message, offset)
             end = begin + length
         case 5:
             begin, end = offset, offset + 4
@@ -142,7 +151,7 @@ def _field(message: bytes, tag: int, offset: int) -> tuple[int, int]:
     return begin, end
 
 
-def _varint(message: bytes, offset: int) -> tuple[int, int]:
+def _read_varint(message: bytes, offset: int) -> tuple[int, int]:
     """Return the integer at an offset, and the offset behind it."""
     number = shift = 0
     for byte in message[offset : offset + 10]:
@@ -239,3 +248,60 @@ def _typed(port: InputPort, shape: tuple[int, ...], contents: InferTensorContent
     if dtype.itemsize < numbers.itemsize and dtype.kind in "iu" and not np.array_equal(converted, numbers):
         raise InvalidRequest(f"input {port.name!r} takes {datatype}; a number is beyond its range")
     return converted.reshape(shape)
+
+
+# ---------------------------------------------------------------- answers
+
+RAW_OUTPUT_TAG = bytes([ModelInferResponse.RAW_OUTPUT_CONTENTS_FIELD_NUMBER << 3 | 2])
+RESPONSE_TAG = bytes([ModelStreamInferResponse.INFER_RESPONSE_FIELD_NUMBER << 3 | 2])
+FINAL = "triton_final_response"
+"""The parameter that says of an answer in a stream whether its request has no further one."""
+
+
+def infer_response(model: str, request_id: str, names: Sequence[str], result: Result) -> bytes:
+    """Return a `ModelInferResponse` with these outputs, as raw bytes."""
+    return b"".join(_pieces(_head(model, request_id), names, result))
+
+
+def stream_response(model: str, request_id: str, names: Sequence[str], result: Result) -> bytes:
+    """Return a `ModelStreamInferResponse` with these outputs. It is the last one of its request, and says so."""
+    pieces = _pieces(_last(_head(model, request_id)), names, result)
+    return b"".join([RESPONSE_TAG, _written_varint(sum(map(len, pieces))), *pieces])
+
+
+def stream_error(model: str, request_id: str, message: str) -> bytes:
+    """Return a `ModelStreamInferResponse` that says why a request failed."""
+    answer = ModelStreamInferResponse(error_message=message, infer_response=_last(_head(model, request_id)))
+    return bytes(answer.SerializeToString())
+
+
+def _head(model: str, request_id: str) -> ModelInferResponse:
+    return ModelInferResponse(model_name=model, model_version=VERSION, id=request_id)
+
+
+def _last(response: ModelInferResponse) -> ModelInferResponse:
+    response.parameters[FINAL].CopyFrom(_TRUE)
+    return response
+
+
+_TRUE = InferParameter(bool_param=True)
+
+
+def _pieces(response: ModelInferResponse, names: Sequence[str], result: Result) -> list[bytes | memoryview]:
+    raw: list[bytes | memoryview] = []
+    for name in names:
+        array = result.tensor(name)
+        response.outputs.add(name=name, datatype=datatype_of(array), shape=array.shape)
+        # As bytes: not every element type (bfloat16) can be exported as a memoryview of its own.
+        data = at_once(to_binary(array)) if array.dtype == object else array.reshape(-1).view(np.uint8).data
+        raw += [RAW_OUTPUT_TAG, _written_varint(len(data)), data]
+    return [response.SerializeToString(), *raw]
+
+
+def _written_varint(number: int) -> bytes:
+    found = bytearray()
+    while number > 0x7F:
+        found.append(number & 0x7F | 0x80)
+        number >>= 7
+    found.append(number)
+    return bytes(found)
