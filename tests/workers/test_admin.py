@@ -11,8 +11,8 @@ from structlog.testing import capture_logs
 
 from shapestream.errors import ConfigurationError
 from shapestream.settings import AdminSettings, LoadedSettings, load_settings
-from shapestream_workers.admin import open_admin_port, worker_admin
-from shapestream_workers.systemd import notify, watchdog_s
+from shapestream_workers.access import open_admin_port, worker_admin
+from shapestream_workers.upkeep import notify, watchdog_s
 
 MODEL = "models: [{name: m, path: m.xml}]\n"
 

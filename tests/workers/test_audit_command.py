@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from shapestream_workers.audit import described
+from shapestream_workers.printing import described
 
 FINDING: dict[str, Any] = {
     "at": 1.0,

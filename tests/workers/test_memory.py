@@ -10,7 +10,7 @@ import trio
 import trio.testing
 
 from shapestream_engine.machine import resident_bytes
-from shapestream_workers.memory import spell_bytes, watch_memory
+from shapestream_workers.upkeep import spell_bytes, watch_memory
 
 MIB = 1 << 20
 

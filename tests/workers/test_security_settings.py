@@ -10,7 +10,7 @@ from shapestream.addresses import is_beyond_loopback, reached_from_here
 from shapestream.errors import ConfigurationError
 from shapestream.settings import LoadedSettings, load_settings
 from shapestream.transport.curve_keys import KeyPair, new_key_pair, write_key_pair
-from shapestream_workers.security import caller_keys, server_security
+from shapestream_workers.access import caller_keys, server_security
 
 MODEL = "models: [{name: m, path: m.xml}]\n"
 SERVER, ALICE, BOB = (new_key_pair() for _ in range(3))

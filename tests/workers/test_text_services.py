@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from shapestream.settings import LoadedSettings, load_settings
+from shapestream_workers.chains import service_options
 from shapestream_workers.check import check_configuration
-from shapestream_workers.text_services import service_options
 
 HTTP = """\
 server: {http: {address: "127.0.0.1:0", SERVICES}}

@@ -1,12 +1,15 @@
-"""Chains of a YAML held against the signatures of its models, with errors that point into the file."""
+"""Chains of a YAML held against the signatures of its models, with errors that point into the file; services for texts."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
 from shapestream.chains.plan import Chain, ChainRefused, plan_chain
+from shapestream.chains.spec import ChainSpec, Source
 from shapestream.errors import ConfigurationError
-from shapestream.settings import LoadedSettings
+from shapestream.gateway.errors import NotGiven
+from shapestream.gateway.text_ports import EMBEDDING, IDS, text_ports
+from shapestream.settings import HttpSettings, LoadedSettings, ModelSettings, Settings
 from shapestream_engine.ports import shapes_of
 from shapestream_engine.signature import ModelSignature
 
@@ -40,3 +43,56 @@ def describe_chain(signature: ModelSignature) -> Iterator[str]:
             yield f"  output {port.name}: list of {port.element_type} [{port.item}]"
         elif port.name not in shapes:
             yield f"  output {port.name}: {port.element_type} [{port.shape}]"
+
+
+ENCODER = "--encoder"
+
+
+def service_options(settings: HttpSettings, loaded: Settings) -> list[str]:
+    """Return the options of a gateway's command line for its services."""
+    options: list[str] = []
+    specs = {chain.name: chain.spec() for chain in loaded.chains}
+    models = loaded.models_by_name
+    for name in settings.openai.embeddings if settings.openai is not None else ():
+        options += ["--openai", name]
+    if settings.tei is not None:
+        options += ["--tei", settings.tei]
+    for name in dict.fromkeys(name for _, name in settings.services()):
+        if (spec := specs.get(name)) is not None:
+            for option, model in _parts(spec):
+                options += [option, f"{name}={model}"]
+                if option == ENCODER and (most := _largest_token(models[model])) is not None:
+                    options += ["--largest-token", f"{name}={most}"]
+    return options
+
+
+def _parts(chain: ChainSpec) -> Iterator[tuple[str, str]]:
+    """Yield the models that a chain of texts is made of.
+
+    The encoder makes the vectors, and takes another stage's outputs; the tokenizer takes the texts.
+    """
+    source = next((chain.outputs[name] for name in EMBEDDING if name in chain.outputs), "")
+    encoder = chain.stage(Source.parse(source).stage)
+    if encoder is not None and any(Source.parse(text).stage for text in encoder.inputs.values()):
+        yield ENCODER, encoder.model
+    for text in chain.inputs.values():
+        tokenizer = chain.stage(Source.parse(text).stage)
+        if tokenizer is not None and tokenizer is not encoder:
+            yield "--tokenizer", tokenizer.model
+
+
+def _largest_token(encoder: ModelSettings) -> int | None:
+    """Return the largest token that the encoder was proved with, which its `probe` tells."""
+    probe = encoder.probe.get(IDS) if isinstance(encoder.probe, dict) else None
+    return None if probe is None or probe.integers is None else probe.integers[1]
+
+
+def service_problems(loaded: LoadedSettings, signatures: Mapping[str, ModelSignature]) -> Iterator[str]:
+    """Yield a line for each service whose model or chain embeds no texts; those without a signature are left out."""
+    http = loaded.settings.server.http
+    for place, name in () if http is None else http.services():
+        if name in signatures:
+            try:
+                text_ports(signatures[name])
+            except NotGiven as error:
+                yield loaded.problem(("server", "http", *place), error.message)

@@ -32,14 +32,13 @@ from shapestream_engine.request_pool import RequestPool
 from shapestream_engine.shapes import BATCH, Dimension, NamedShape
 from shapestream_engine.signature import ModelSignature
 from shapestream_engine.slot import Runner
-from shapestream_workers.chains import plan_chains
+from shapestream_workers.access import server_security
+from shapestream_workers.chains import plan_chains, service_problems
 from shapestream_workers.model_trust import require_trusted
 from shapestream_workers.models import model_spec, placement_warnings, problem_of, processes_of
 from shapestream_workers.padding_advice import PaddingAdvice, advise_padding
 from shapestream_workers.proof import probe_options, try_model
-from shapestream_workers.security import server_security
 from shapestream_workers.speed_advice import SpeedAdvice, advise_speed
-from shapestream_workers.text_services import service_problems
 
 # Sizes of open dimensions in the second run: large enough to be different, small enough for any model.
 TYPICAL_SIZE = 16

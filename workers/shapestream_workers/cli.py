@@ -23,13 +23,12 @@ from shapestream import __version__
 from shapestream.errors import ConfigurationError
 from shapestream.settings import LoadedSettings, load_settings
 from shapestream.telemetry.logging import configure
-from shapestream_workers.exit_codes import EXIT_OK, EXIT_RUNTIME
 from shapestream_workers.exit_status import reported
 from shapestream_workers.keys import app as keys_app
 from shapestream_workers.lab.options import SimulateOptions, TuneOptions
 from shapestream_workers.logs import app as logs_app
-from shapestream_workers.output import Json, print_answer
-from shapestream_workers.process import open_standard_streams
+from shapestream_workers.printing import Json, print_answer
+from shapestream_workers.process import EXIT_OK, EXIT_RUNTIME, open_standard_streams
 from shapestream_workers.target import server_access
 
 app = typer.Typer(
@@ -157,7 +156,7 @@ def worker(
     with reported(in_log=supervised), _told_to_parent(channel):
         loaded = _configured(config, serves=False)
     with reported(in_log=True), _told_to_parent(channel):
-        from shapestream_workers.admin import worker_admin
+        from shapestream_workers.access import worker_admin
         from shapestream_workers.worker_process import keys_to_show, run_worker, server_address
 
         groups = loaded.settings.worker_groups
@@ -442,7 +441,7 @@ def audit(
     With --acknowledge, requests of a model that an audit stopped share calls again.
     """
     with reported(as_json=as_json):
-        from shapestream_workers.audit import audits_of, described
+        from shapestream_workers.printing import audits_of, described
 
         found = audits_of(server_access(connect, timeout, key, server_key), acknowledge)
         print_answer(described(found), found, as_json=as_json)
@@ -472,7 +471,7 @@ def why(
     Prints its queue, its batch, padding, attempts and times.
     """
     with reported(as_json=as_json):
-        from shapestream_workers.why import lines_of, stories_from
+        from shapestream_workers.printing import lines_of, stories_from
 
         if slowest and request and not (request.isdecimal() and 0 < int(request) < 10_000):
             raise typer.BadParameter(f"{request!r} is not a number of requests", param_hint="--slowest")

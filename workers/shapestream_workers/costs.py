@@ -23,8 +23,8 @@ from shapestream_engine.cost_table import CostTable, LearnedCosts
 from shapestream_engine.errors import EngineError
 from shapestream_engine.probing.examination import values_of
 from shapestream_workers.models import compile_models, model_spec, slots_and_threads
+from shapestream_workers.printing import table_of
 from shapestream_workers.proof import probe_options
-from shapestream_workers.tables import table_of
 
 log = structlog.get_logger()
 

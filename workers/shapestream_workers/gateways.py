@@ -24,9 +24,9 @@ from typing import Literal, TypeAlias
 from shapestream.errors import ConfigurationError
 from shapestream.settings import GatewaySettings, GrpcSettings, HttpSettings, LoadedSettings, Settings
 from shapestream.transport.http_listener import listen_at, place_of, reserve_at
+from shapestream_workers.chains import service_options
 from shapestream_workers.supervisor.core import RestartPolicy
 from shapestream_workers.supervisor.processes import SupervisedProcesses
-from shapestream_workers.text_services import service_options
 
 BACKLOG = 1024
 """Connections that wait for a gateway, at most."""

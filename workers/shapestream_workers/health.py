@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import msgpack
 import zmq
 
-from shapestream_workers.exit_codes import EXIT_CONFIGURATION, EXIT_OK, EXIT_RUNTIME
+from shapestream_workers.process import EXIT_CONFIGURATION, EXIT_OK, EXIT_RUNTIME
 
 if TYPE_CHECKING:
     from shapestream.transport.curve import CallerKeys
@@ -123,7 +123,7 @@ def _keys(key: str | None, server_key: str | None) -> CallerKeys | None:
     from pathlib import Path
 
     from shapestream.errors import ConfigurationError
-    from shapestream_workers.security import caller_keys
+    from shapestream_workers.access import caller_keys
 
     try:
         return caller_keys(None if key is None else Path(key), server_key)

@@ -13,7 +13,7 @@ import typer
 
 from shapestream.errors import ConfigurationError
 from shapestream_workers.exit_status import reported
-from shapestream_workers.output import Json, print_answer
+from shapestream_workers.printing import Json, print_answer
 
 app = typer.Typer(help="Make and show the keys of servers and callers.", no_args_is_help=True)
 

@@ -12,7 +12,7 @@ import typer
 
 from shapestream.errors import InvalidRequest
 from shapestream_workers.exit_status import reported
-from shapestream_workers.output import Json, print_answer
+from shapestream_workers.printing import Json, print_answer
 
 app = typer.Typer(help="Read logs that were written as JSON.", no_args_is_help=True)
 
@@ -28,7 +28,7 @@ def story(
 ) -> None:
     """Follow one request through a log of level debug, from stdin."""
     with reported(as_json=as_json):
-        from shapestream_workers.why import event_lines
+        from shapestream_workers.printing import event_lines
 
         told = list(stories_in(sys.stdin, request))
         if not told:

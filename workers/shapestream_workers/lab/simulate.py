@@ -44,7 +44,7 @@ from shapestream_workers.lab.simulator import (
 )
 from shapestream_workers.lab.traffic import Recorded, Traffic, parse_arrivals, parse_sizes
 from shapestream_workers.lab.true_cost import true_costs
-from shapestream_workers.tables import table_of
+from shapestream_workers.printing import table_of
 
 PLANNED = "shapestream"
 _BATCHES = {"one at a time": 1, "arrival order, 16": 16}

@@ -28,11 +28,11 @@ from shapestream_workers.lab.options import TuneOptions
 from shapestream_workers.lab.race import CandidateRun, Race, choose, finalists
 from shapestream_workers.lab.replay import InputMaker, read_requests
 from shapestream_workers.lab.subject import Subject, require_editor
-from shapestream_workers.memory import spell_bytes
 from shapestream_workers.models import available_cpus, model_spec, read_signatures, slots_and_threads
+from shapestream_workers.printing import table_of
 from shapestream_workers.proof import try_model
 from shapestream_workers.speed_advice import advise_precision, faster_precision
-from shapestream_workers.tables import table_of
+from shapestream_workers.upkeep import spell_bytes
 
 PRECISION_S = 2.0
 """Seconds that a precision is measured that no option names."""

@@ -1,4 +1,6 @@
-"""Compare the memory of this process with its limit, once a second.
+"""What a process that lives long does beside its work: it watches its memory, and tells systemd that it lives.
+
+Memory is compared with its limit once a second.
 
 A process cannot give back the memory that an engine has allocated for the shapes so far. So a worker that passes its limit
 is replaced. A server with models in its own process logs a warning. docs/reliability.md is the page for users.
@@ -6,8 +8,11 @@ is replaced. A server with models in its own process logs a warning. docs/reliab
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Callable
 
+import structlog
 import trio
 
 from shapestream.serving.allocator import give_back_freed_memory
@@ -43,3 +48,37 @@ def spell_bytes(count: int) -> str:
     """Return the bytes for people, `312 MiB` or `2.5 GiB`; rounded up, so that a setting can hold them."""
     mebibytes = -(-count // (1 << 20))
     return f"{mebibytes} MiB" if mebibytes < 10_240 else f"{mebibytes / 1024:.1f} GiB"
+
+
+log = structlog.get_logger()
+
+
+def notify(state: str) -> None:
+    """Send an assignment such as `READY=1`."""
+    address = os.environ.get("NOTIFY_SOCKET", "")
+    if not address.startswith(("/", "@")):
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+        sender.setblocking(False)
+        try:
+            # "@" stands for the zero byte of an abstract socket.
+            sender.sendto(state.encode(), address.replace("@", "\0", 1) if address[0] == "@" else address)
+        except OSError as error:
+            log.warning("systemd was not told", state=state, why=str(error))
+
+
+def watchdog_s() -> float | None:
+    """Return the seconds within which systemd expects a sign of life; None where it expects none of this process."""
+    if os.environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
+        return None
+    given = os.environ.get("WATCHDOG_USEC", "")
+    return int(given) * 1e-6 if given.isascii() and given.isdigit() and int(given) else None
+
+
+async def tend_watchdog(standstill: Callable[[], str | None]) -> None:
+    """Send signs of life from the event loop until cancelled, except while `standstill` returns a reason."""
+    expected_s = watchdog_s()
+    while expected_s is not None:
+        if standstill() is None:
+            notify("WATCHDOG=1")
+        await trio.sleep(expected_s / 3)
