@@ -23,12 +23,13 @@ from shapestream import __version__
 from shapestream.errors import ConfigurationError
 from shapestream.settings import LoadedSettings, load_settings
 from shapestream.telemetry.logging import configure
+from shapestream_workers import EXIT_OK, EXIT_RUNTIME
 from shapestream_workers.exit_status import reported
 from shapestream_workers.keys import app as keys_app
 from shapestream_workers.lab.options import SimulateOptions, TuneOptions
 from shapestream_workers.logs import app as logs_app
 from shapestream_workers.printing import Json, print_answer
-from shapestream_workers.process import EXIT_OK, EXIT_RUNTIME, open_standard_streams
+from shapestream_workers.process import open_standard_streams
 from shapestream_workers.target import server_access
 
 app = typer.Typer(

@@ -14,8 +14,8 @@ import typer
 
 from shapestream.errors import ConfigurationError, ShapestreamError
 from shapestream.telemetry.logging import PRESENT
+from shapestream_workers import EXIT_CONFIGURATION, EXIT_RUNTIME
 from shapestream_workers.interruption import interrupted
-from shapestream_workers.process import EXIT_CONFIGURATION, EXIT_RUNTIME
 
 log = structlog.get_logger()
 

@@ -23,9 +23,10 @@ from shapestream.gateway.options import TextServices
 from shapestream.gateway.tokens import read_tokens
 from shapestream.transport.guards import raise_descriptor_limit
 from shapestream.transport.http_listener import listen_at, place_of, reserve_at
+from shapestream_workers import EXIT_OK
 from shapestream_workers.gateways import BACKLOG
 from shapestream_workers.interruption import handed_over
-from shapestream_workers.process import EXIT_OK, READY_LINE, keep_what_is_loaded
+from shapestream_workers.process import READY_LINE, keep_what_is_loaded
 
 log = structlog.get_logger()
 

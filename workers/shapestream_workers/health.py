@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import msgpack
 import zmq
 
-from shapestream_workers.process import EXIT_CONFIGURATION, EXIT_OK, EXIT_RUNTIME
+from shapestream_workers import EXIT_CONFIGURATION, EXIT_OK, EXIT_RUNTIME
 
 if TYPE_CHECKING:
     from shapestream.transport.curve import CallerKeys

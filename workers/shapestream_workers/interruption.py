@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import FrameType
 
-from shapestream_workers.process import EXIT_OK, EXIT_RUNTIME
+from shapestream_workers import EXIT_OK, EXIT_RUNTIME
 
 TIDY_UP_S = 1.0
 """Seconds from the signal to the end of the process, whatever the main thread does."""

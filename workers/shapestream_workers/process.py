@@ -20,6 +20,8 @@ import sys
 import threading
 from collections.abc import Sequence
 
+from shapestream_workers import EXIT_RUNTIME
+
 READY_LINE = b"ready\n"
 """Line that a worker writes to stdout each time that the server has welcomed it."""
 REPLACE_LINE = b"replace\n"
@@ -135,13 +137,3 @@ def _version(name: str) -> str:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
         return "not installed"
-
-
-EXIT_OK = 0
-EXIT_RUNTIME = 1
-"""An error while running."""
-EXIT_CONFIGURATION = 3
-"""The configuration cannot be used. Another start would not help."""
-EXIT_UNUSABLE = 4
-"""The server refused this worker process: it read other files of a model than those that are served, or it speaks another
-version of the protocol. A new process may be accepted."""

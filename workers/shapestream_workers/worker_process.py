@@ -30,15 +30,12 @@ from shapestream.transport.interface import Connection
 from shapestream.transport.socket_options import SocketOptions
 from shapestream.transport.wake import Wake
 from shapestream_engine.machine import divide_cpus, resident_bytes
+from shapestream_workers import EXIT_CONFIGURATION, EXIT_OK, EXIT_RUNTIME, EXIT_UNUSABLE
 from shapestream_workers.access import caller_keys, open_admin_port
 from shapestream_workers.costs import cost_tables
 from shapestream_workers.interruption import handed_over
 from shapestream_workers.models import available_cpus, compile_models, placement_warnings
 from shapestream_workers.process import (
-    EXIT_CONFIGURATION,
-    EXIT_OK,
-    EXIT_RUNTIME,
-    EXIT_UNUSABLE,
     NAME_VARIABLE,
     READY_LINE,
     REPLACE_LINE,

@@ -36,7 +36,7 @@ from itertools import count
 from math import inf
 from typing import TypeAlias, assert_never
 
-from shapestream_workers.process import EXIT_CONFIGURATION, EXIT_UNUSABLE
+from shapestream_workers import EXIT_CONFIGURATION, EXIT_UNUSABLE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
