@@ -28,6 +28,8 @@ Errors of libraries are turned into these at the edges only: the codec, the slot
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Sequence
 from typing import ClassVar
 
 
@@ -186,3 +188,16 @@ def error_from_code(code: str, message: str, *, retry_after_s: float | None = No
     if kind is None:
         return InternalError(f"{message} (unknown code {code!r})", retry_after_s=retry_after_s)
     return kind(message, retry_after_s=retry_after_s)
+
+
+def closest(word: str, known: Sequence[str]) -> str | None:
+    """Return the known word that `word` is probably a mistake for, or None."""
+    close = difflib.get_close_matches(word.lower(), known, n=1, cutoff=0.6)
+    return close[0] if close else None
+
+
+def did_you_mean(word: str, known: Sequence[str]) -> str:
+    """Return the hint `(did you mean "x"?)`, or the list of known words."""
+    if (close := closest(word, known)) is not None:
+        return f'(did you mean "{close}"?)'
+    return f"(known: {', '.join(dict.fromkeys(known))})" if known else "(none is known)"

@@ -13,7 +13,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from shapestream.chains.spec import OK, ChainSpec, Key, Problem, Source, Spread, StageSpec
-from shapestream.spelling import closest, did_you_mean
+from shapestream.errors import closest, did_you_mean
 from shapestream_engine.element_types import dtype_of
 from shapestream_engine.errors import ShapeError, SignatureError
 from shapestream_engine.output_rules import List, Rows, Whole

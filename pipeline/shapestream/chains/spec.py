@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple, TypeAlias
 
-from shapestream.spelling import closest, did_you_mean
+from shapestream.errors import closest, did_you_mean
 
 Key: TypeAlias = tuple[str | int, ...]
 """The place of a statement in the chain's section: `("stages", 1, "in", "image")`."""

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shapestream.client.string_inputs import encoded_strings
 from shapestream.client.tickets import ModelHandle
 from shapestream.errors import InternalError, InvalidRequest
 from shapestream.wire.string_limits import check_strings_fit
 from shapestream.wire.tensor_frames import COPY_BELOW_BYTES, from_array
+from shapestream_engine import string_arrays
 from shapestream_engine.element_types import dtype_of
 from shapestream_engine.errors import ElementTypeError, EngineError, ShapeError
 from shapestream_engine.input_arrays import plain_array, same_numbers
@@ -160,3 +160,24 @@ def _converted(name: str, value: Any, element_type: str, dtype: np.dtype[Any]) -
 
 _INTEGERS = {("i", "i"), ("i", "u"), ("u", "i"), ("u", "u")}
 _PLAIN = _INTEGERS | {("i", "f"), ("u", "f"), ("f", "f")}
+
+
+def encoded_strings(port: InputPort, value: Any) -> tuple[tuple[int, ...], bytes]:
+    """Return the layout's shape and the buffer of an input's strings.
+
+    Raises `InvalidRequest` for other elements and another number of axes, with the input's name.
+    """
+    element_type = port.element_type
+    try:
+        array = string_arrays.as_strings(element_type, value)
+        shape, buffer = string_arrays.pack(element_type, array)
+    except ElementTypeError as error:
+        raise InvalidRequest(f"input {port.name!r}: {error}") from None
+    except Exception as error:  # ragged lists; foreign code, where an object's __array__ may raise anything
+        raise InvalidRequest(f"input {port.name!r} is no array: {error}") from error
+    if array.ndim != port.shape.rank:
+        wanted = f"a list or array of {element_type}" if port.shape.rank else f"one {element_type}"
+        raise InvalidRequest(
+            f"input {port.name!r} has {port.shape.rank} dimensions, [{port.shape}], not {array.ndim}: give {wanted}"
+        )
+    return shape, buffer

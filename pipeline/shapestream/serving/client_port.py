@@ -23,7 +23,6 @@ from shapestream.serving.kept_replies import ClientId, same_tensors
 from shapestream.serving.outgoing import GONE, PeerLink
 from shapestream.serving.served_models import ServedModel, ServedModels
 from shapestream.serving.sessions import ClientSession, RequestRecord, Sessions
-from shapestream.serving.string_check import BYTES_PER_POINT, check_inputs
 from shapestream.settings import ServerSettings
 from shapestream.slices import SlicedWork, Slices
 from shapestream.telemetry.logging import PRESENT, RateLimit
@@ -48,6 +47,7 @@ from shapestream.wire.messages import (
     Unknown,
     Welcome,
 )
+from shapestream.wire.string_limits import BYTES_PER_POINT, check_inputs
 from shapestream.wire.tags import CALLER, trace_of
 from shapestream_engine.errors import ShapeError
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from math import prod
 
-from shapestream.serving.string_check import check_outputs
+from shapestream.wire.string_limits import check_outputs
 from shapestream_engine.batch import BatchInputs, BatchReport
 from shapestream_engine.layout import Layout
 from shapestream_engine.output_rules import With

@@ -13,8 +13,10 @@ from shapestream.settings.model_settings import (
     BatchingSettings,
     ModelSettings,
     OutputSettings,
+    PoolingSettings,
     ProbeSettings,
     ShapesSettings,
+    TokenizerSettings,
     registered_functions,
 )
 from shapestream.settings.server_settings import (
@@ -22,7 +24,6 @@ from shapestream.settings.server_settings import (
     ServerSettings,
 )
 from shapestream.settings.text_folder import TextFolder
-from shapestream.settings.text_settings import PoolingSettings, TokenizerSettings
 from shapestream.settings.yaml_source import Location
 
 __all__ = [

@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from shapestream.chains.spec import ChainSpec, StageSpec
+from shapestream.errors import did_you_mean
 from shapestream.settings.values import Bytes, Finding, Section
-from shapestream.spelling import did_you_mean
 
 
 def _read_each(value: Any) -> Any:

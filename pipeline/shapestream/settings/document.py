@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, Self, TypeAlias, cast
 from pydantic import BeforeValidator, Field, ValidationError, WithJsonSchema, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
+from shapestream.errors import did_you_mean
 from shapestream.settings.chain_settings import ChainSettings
 from shapestream.settings.model_settings import ModelSettings
 from shapestream.settings.server_settings import ServerSettings
@@ -26,7 +27,6 @@ from shapestream.settings.values import (
     read_bytes,
     wrong,
 )
-from shapestream.spelling import did_you_mean
 from shapestream_engine.errors import ModelLoadError
 from shapestream_engine.machine import MAX_SLOTS
 from shapestream_engine.model_files import files_of_model

@@ -14,13 +14,12 @@ from typing import Any, get_args
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from shapestream.errors import ConfigurationError
+from shapestream.errors import ConfigurationError, closest
 from shapestream.settings.document import DISAGREEMENT, Settings
 from shapestream.settings.folders import expand_folders
 from shapestream.settings.text_folder import TextFolder
 from shapestream.settings.values import Section, address_meant, describe
 from shapestream.settings.yaml_source import MAX_BYTES, Location, Place, YamlSource, read_yaml
-from shapestream.spelling import closest
 
 _EXPECTED: Mapping[str, str] = {
     "int_type": "an integer",

@@ -1,4 +1,7 @@
-"""The limits on the strings of a request. The server checks them; the client does so before a request costs a round trip."""
+"""The limits on the strings of a request, and the checks of strings where they come in.
+
+The client checks limits before a round trip; behind the server's checks nothing looks at lengths, UTF-8 and bounds again.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,12 @@ from math import prod
 
 import numpy as np
 
-from shapestream.errors import TooLarge
+from shapestream.errors import InvalidRequest, TooLarge
 from shapestream.wire.limits import MAX_STRINGS, MAX_TEXT_BYTES
+from shapestream_engine import string_arrays
+from shapestream_engine.errors import ShapeError
 from shapestream_engine.layout import Tensors
-from shapestream_engine.ports import InputPort
+from shapestream_engine.ports import InputPort, OutputPort
 from shapestream_engine.string_arrays import LENGTH, STRING_TYPES, nbytes_of
 
 
@@ -45,3 +50,28 @@ def check_longest(ports: Sequence[InputPort], tensors: Tensors) -> None:
             raise TooLarge(
                 f"input {port.name!r}, element {index}: {lengths[index]} bytes; at most {most} are taken of each"
             )
+
+
+BYTES_PER_POINT = 16 * 1024
+"""Bytes of strings per point of the inbox: to check so many takes 15 us."""
+
+
+def check_inputs(ports: Sequence[InputPort], tensors: Tensors) -> None:
+    """Raise `TooLarge` as `check_strings_fit` does, and `InvalidRequest` for wrong strings, by input and element."""
+    check_strings_fit(ports, tensors)
+    for (number, element_type, shape), buffer in zip(tensors.layout, tensors.buffers, strict=True):
+        if ports[number].is_string:
+            try:
+                string_arrays.check(element_type, shape, buffer)
+            except ShapeError as error:
+                raise InvalidRequest(f"input {ports[number].name!r}: {error}") from None
+
+
+def check_outputs(ports: Sequence[OutputPort], tensors: Tensors) -> None:
+    """Raise ValueError for strings of a result whose lengths or contents are wrong, by their output's name."""
+    for (number, element_type, shape), buffer in zip(tensors.layout, tensors.buffers, strict=True):
+        if ports[number].is_string:
+            try:
+                string_arrays.check(element_type, shape, buffer)
+            except ShapeError as error:
+                raise ValueError(f"output {ports[number].name!r}: {error}") from None
