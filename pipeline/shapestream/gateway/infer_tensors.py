@@ -6,17 +6,18 @@ Everything is checked before an array is made: names, datatypes, and each shape 
 from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
+from math import prod
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from shapestream.errors import InvalidRequest
+from shapestream.errors import InvalidRequest, TooLarge
 from shapestream.gateway.errors import Unsupported
 from shapestream.gateway.strings import from_binary
 from shapestream.slices import Slices
-from shapestream.wire.limits import MAX_RANK
+from shapestream.wire.limits import MAX_RANK, MAX_STRINGS
 from shapestream_engine.element_types import dtype_of, element_type_of
 from shapestream_engine.errors import ShapeError
 from shapestream_engine.ports import InputPort
@@ -77,6 +78,8 @@ def admitted_shape(port: InputPort, shape: Sequence[Any]) -> tuple[tuple[int, ..
         sizes = port.admitted(shape)
     except ShapeError as error:
         raise InvalidRequest(str(error)) from None
+    if port.is_string and prod(sizes) > MAX_STRINGS:
+        raise TooLarge(f"input {port.name!r}: {list(sizes)} strings; a request has at most {MAX_STRINGS}")
     try:
         itemsize = LENGTH.itemsize if port.is_string else dtype_of(port.element_type).itemsize
         return sizes, exact_nbytes(itemsize, sizes)

@@ -6,7 +6,6 @@ and bodies are made elsewhere; here the errors of the SDK become statuses.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cached_property, partial
 from importlib.resources import files
 from typing import Any
@@ -81,27 +80,32 @@ class Routes:
         }
 
     async def handle(self, request: HttpRequest) -> HttpResponse:
-        """Answer one request; raises `HttpError`."""
+        """Answer one request that was admitted; raises `HttpError`."""
         try:
-            return await self._handled(request)
+            return await self._found(request.path)[_method_of(request)](request)
         except (RequestError, HttpError) as error:
-            if (form := self._texts.form_of(request.path)) is not None:
-                raise form(error) from error
-            if isinstance(error, RequestError):
-                raise http_error(error) from error
-            raise
+            raise self._in_its_form(request, error) from error
 
-    async def _handled(self, request: HttpRequest) -> HttpResponse:
-        methods = self._found(request.path)
-        method = "GET" if request.method == "HEAD" else request.method
-        if method not in methods:
-            allowed = ", ".join("GET, HEAD" if name == "GET" else name for name in methods)
-            raise HttpError(405, f"{request.path} takes {allowed}", (("Allow", allowed),))
-        if self._by_loopback and is_sent_by_another_site(request.headers):
-            raise HttpError(421, REFUSED_SITES)
-        if self._tokens is not None and not self._is_open(method, request.path):
-            request = replace(request, peer=self._tokens.caller_of(request))
-        return await methods[method](request)
+    def admit(self, request: HttpRequest) -> str:
+        """Return the caller of a request, by its head; raises `HttpError` where its body is not worth reading."""
+        try:
+            methods, method = self._found(request.path), _method_of(request)
+            if method not in methods:
+                allowed = ", ".join("GET, HEAD" if name == "GET" else name for name in methods)
+                raise HttpError(405, f"{request.path} takes {allowed}", (("Allow", allowed),))
+            if self._by_loopback and is_sent_by_another_site(request.headers):
+                raise HttpError(421, REFUSED_SITES)
+            if self._tokens is None or self._is_open(method, request.path):
+                return request.peer
+            return self._tokens.caller_of(request)
+        except (RequestError, HttpError) as error:
+            raise self._in_its_form(request, error) from error
+
+    def _in_its_form(self, request: HttpRequest, error: RequestError | HttpError) -> HttpError:
+        """Return an error as the clients of a path expect it."""
+        if (form := self._texts.form_of(request.path)) is not None:
+            return form(error)
+        return http_error(error) if isinstance(error, RequestError) else error
 
     def _is_open(self, method: str, path: str) -> bool:
         return method == "GET" and (path in OPEN_TO_ALL or path in self._texts.open_to_all)
@@ -220,6 +224,10 @@ class Routes:
         return await steps.run_slices(
             converted_nbytes(asked, result), infer_response(model, body.id, asked, result)
         )
+
+
+def _method_of(request: HttpRequest) -> str:
+    return "GET" if request.method == "HEAD" else request.method
 
 
 def _page(content: Any) -> HttpResponse:

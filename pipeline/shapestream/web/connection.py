@@ -21,7 +21,9 @@ import os
 import socket
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from enum import Enum, auto
+from functools import partial
 
 import numpy as np
 import structlog
@@ -30,7 +32,7 @@ import trio
 from shapestream.web.answers import CONTINUE, answer_bytes, error_answer
 from shapestream.web.content_coding import decoded
 from shapestream.web.limits import HeldBytes, HttpLimits
-from shapestream.web.messages import Buffer, Handler, HttpError, HttpRequest, HttpResponse
+from shapestream.web.messages import Admission, Buffer, Handler, HttpError, HttpRequest, HttpResponse
 from shapestream.web.parser import ChunkedBodyParser, HeadParser
 
 log = structlog.get_logger()
@@ -76,7 +78,9 @@ class HttpConnection:
 
     __slots__ = (
         *(
+            "_admission",
             "_all_held",
+            "_caller",
             "_ends_at",
             "_handler",
             "_has_asked",
@@ -94,6 +98,7 @@ class HttpConnection:
         wire: Wire,
         peer: str,
         handler: Handler,
+        admission: Admission,
         limits: HttpLimits,
         held: HeldBytes,
         stopping: Callable[[], bool],
@@ -104,6 +109,9 @@ class HttpConnection:
         """Bytes of `held` that are this connection's."""
         self._peer = peer
         self._handler = handler
+        self._admission = admission
+        self._caller = peer
+        """Of the request that is read or handled."""
         self._limits = limits
         self._stopping = stopping
         self._scope = trio.CancelScope()
@@ -183,6 +191,21 @@ class HttpConnection:
         Raises `HttpError` for a request that cannot be read, and `_Closed`.
         """
         head = await self._next_head()
+        request = HttpRequest(
+            method=head.method,
+            path=head.path,
+            query=head.query,
+            headers=head.headers,
+            body=b"",
+            peer=self._peer,
+        )
+        try:
+            self._caller = self._admission(request)
+        except HttpError as error:
+            if not self._has_come(head):
+                raise
+            self._rest = self._rest[head.content_length :]
+            return await self._answer(partial(_raise, error), request, head)
         try:
             body = await self._body(head)
             self._enter(ConnectionPhase.HANDLING, math.inf)
@@ -191,23 +214,19 @@ class HttpConnection:
                 self._hold(len(body) - self._held)
             if self._hung_up:
                 raise _Closed
-            request = HttpRequest(
-                method=head.method,
-                path=head.path,
-                query=head.query,
-                headers=head.headers,
-                body=body,
-                peer=self._peer,
-            )
-            return await self._answer(request, head)
+            return await self._answer(self._handler, replace(request, body=body, peer=self._caller), head)
         finally:
             if self._held:
-                self._all_held.give_back(self._held)
+                self._all_held.give_back(self._caller, self._held)
                 self._held = 0
+
+    def _has_come(self, head: HeadParser) -> bool:
+        """Tell whether the body of a request, if it has one, has come with its head."""
+        return not head.chunked and head.content_length <= len(self._rest)
 
     def _hold(self, nbytes: int) -> None:
         """Count bytes of the body; raises `HttpError` where all connections hold too many."""
-        self._all_held.take(nbytes)
+        self._all_held.take(self._caller, nbytes)
         self._held += nbytes
 
     def _enter(self, phase: ConnectionPhase, seconds: float) -> None:
@@ -245,7 +264,7 @@ class HttpConnection:
         length, limit, rest = head.content_length, self._limits.max_body_bytes, self._rest
         if length > limit:
             raise HttpError(413, f"the body has {length} bytes; at most {limit} are taken")
-        if not head.chunked and length <= len(rest):
+        if self._has_come(head):
             self._rest = rest[length:]
             return rest[:length]
         if head.expects_continue and not rest:
@@ -275,22 +294,22 @@ class HttpConnection:
     async def _chunked_body(self) -> Buffer:
         parser = ChunkedBodyParser(self._limits.max_body_bytes)
         rest = parser.feed(self._rest)
-        due = parser.fed_bytes + STEP_BYTES
+        due = len(parser.body) + STEP_BYTES
         while rest is None:
             rest = parser.feed(await self._more(CHUNKED_READ_BYTES))
             self._hold(len(parser.body) - self._held)
-            if parser.fed_bytes >= due:
+            if len(parser.body) >= due:
                 self._enter(ConnectionPhase.BODY, self._limits.body_s)
-                due = parser.fed_bytes + STEP_BYTES
+                due = len(parser.body) + STEP_BYTES
         self._rest = rest
         return parser.body
 
     # ---------------------------------------------------------------- answering
 
-    async def _answer(self, request: HttpRequest, head: HeadParser) -> bool:
+    async def _answer(self, handler: Handler, request: HttpRequest, head: HeadParser) -> bool:
         """Have a request handled, and write the answer. Tell whether the connection goes on."""
         try:
-            response = await self._response(request)
+            response = await _response(handler, request)
             goes_on = head.keep_alive and not self._stopping() and response.stream is None
             buffers = await answer_bytes(response, head, closes=not goes_on)
         except Exception:  # a defect of a handler costs its request
@@ -314,12 +333,6 @@ class HttpConnection:
             if self._hung_up:
                 raise _Closed
 
-    async def _response(self, request: HttpRequest) -> HttpResponse:
-        try:
-            return await self._handler(request)
-        except HttpError as error:
-            return error_answer(error)
-
     async def _write(self, buffers: Sequence[Buffer]) -> None:
         rest = self._wire.write_now(buffers)
         while rest:
@@ -330,6 +343,17 @@ class HttpConnection:
         with trio.move_on_after(LAST_WORDS_S):
             await self._write(await answer_bytes(error_answer(error), None, closes=True))
             await drain(self._wire.socket)
+
+
+async def _response(handler: Handler, request: HttpRequest) -> HttpResponse:
+    try:
+        return await handler(request)
+    except HttpError as error:
+        return error_answer(error)
+
+
+async def _raise(error: HttpError, request: HttpRequest) -> HttpResponse:
+    raise error
 
 
 # ---------------------------------------------------------------- the bytes, in and out

@@ -27,13 +27,14 @@ class HttpLimits:
     """Bytes of a body, before and after its content coding is undone (413)."""
     most_bodies: int = 8
     """All connections hold at most the bytes of so many of the largest bodies (503): by default 512 MiB, what a client of
-    the server may have unanswered. Bodies that arrive with their head, of less than 64 KiB, do not count."""
+    the server may have unanswered; `HeldBytes` says what a caller may hold of them. Bodies that arrive with their head, of
+    less than 64 KiB, do not count."""
     idle_s: float = 75.0
     """Seconds without a request, after which a connection is closed without an answer. nginx's default."""
     head_s: float = 15.0
     """Seconds from the first byte of a request to the end of its headers (408)."""
     body_s: float = 30.0
-    """Seconds in which the next 64 KiB of a body, or its rest, must arrive (408)."""
+    """Seconds in which the next 64 KiB of a body, or its rest, must arrive (408). Of chunks only their data counts."""
     write_s: float = 60.0
     """Seconds in which a reader must make room for more of an answer, or it is cut off. nginx's default."""
     grace_s: float = 30.0
@@ -48,24 +49,37 @@ class HttpLimits:
 class HeldBytes:
     """The bytes of bodies that all connections hold together, of at most `most`.
 
-    A body counts from its first bytes until its answer is written. A request that would pass the limit is refused: to leave
-    it unread until there is room would let slow bodies, which end late or never, hold up all others.
+    A body counts from its first bytes until its answer is written. A caller may hold as much as it leaves free: alone half,
+    the second one half of the rest. So there is room for a caller that comes later, whatever the others do. A request that
+    would pass this is refused: to leave it unread until there is room would let slow bodies, which end late or never, hold
+    up all others.
     """
 
-    __slots__ = ("_most", "held")
+    __slots__ = ("_by_caller", "_most", "held")
 
     def __init__(self, most: int) -> None:
         self._most = most
+        self._by_caller: dict[str, int] = {}
+        """Only callers that hold some."""
         self.held = 0
 
-    def take(self, nbytes: int) -> None:
-        """Count more bytes. Raises `HttpError` 503, and counts none, where that would pass the limit."""
-        if self.held + nbytes > self._most:
+    def take(self, caller: str, nbytes: int) -> None:
+        """Count more bytes of a caller. Raises `HttpError` 503, and counts none, where that would pass its part."""
+        own = self._by_caller.get(caller, 0) + nbytes
+        if own > self._most - self.held - nbytes:
             raise HttpError(
-                503, f"all requests together hold {self._most} bytes, the most here", (("Retry-After", "1"),)
+                503,
+                f"your requests would hold {own} bytes, more than the rest of the {self._most} that all may hold here",
+                (("Retry-After", "1"),),
             )
+        self._by_caller[caller] = own
         self.held += nbytes
 
-    def give_back(self, nbytes: int) -> None:
-        """Count so many bytes no more."""
+    def give_back(self, caller: str, nbytes: int) -> None:
+        """Count so many bytes of a caller no more."""
         self.held -= nbytes
+        left = self._by_caller[caller] - nbytes
+        if left:
+            self._by_caller[caller] = left
+        else:
+            del self._by_caller[caller]

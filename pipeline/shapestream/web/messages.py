@@ -59,3 +59,5 @@ class HttpError(Exception):
 
 Handler = Callable[[HttpRequest], Awaitable[HttpResponse]]
 """Answers one request; cancelled when its connection is closed. Raises `HttpError` for what it refuses."""
+Admission = Callable[[HttpRequest], str]
+"""Returns the caller of a request whose body has not been read yet. Raises `HttpError` for what it refuses."""

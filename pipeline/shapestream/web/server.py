@@ -27,7 +27,7 @@ import trio
 
 from shapestream.web.connection import ConnectionPhase, HttpConnection, HttpStream, wire_of
 from shapestream.web.limits import HeldBytes, HttpLimits
-from shapestream.web.messages import Handler, HttpError
+from shapestream.web.messages import Admission, Handler, HttpError, HttpRequest
 
 log = structlog.get_logger()
 
@@ -42,11 +42,20 @@ _EVENTS = select.EPOLLRDHUP | select.EPOLLET
 HttpListener = trio.SocketListener | trio.SSLListener[trio.SocketStream]
 
 
+def address_of(request: HttpRequest) -> str:
+    """Return the address that a request comes from."""
+    return request.peer
+
+
 class HttpServer:
     """An HTTP/1.1 server on trio that hands complete requests to one handler."""
 
-    def __init__(self, handler: Handler, limits: HttpLimits | None = None) -> None:
+    def __init__(
+        self, handler: Handler, limits: HttpLimits | None = None, *, admission: Admission = address_of
+    ) -> None:
+        """`admission` names the caller of each request before its body is read: by default its address."""
         self._handler = handler
+        self._admission = admission
         self._limits = HttpLimits() if limits is None else limits
         self._connections: dict[HttpConnection, None] = {}
         """In order of their beginning, the oldest first. The values have no meaning."""
@@ -123,7 +132,7 @@ class HttpServer:
         except OSError:
             return  # it is gone already
         connection = HttpConnection(
-            wire, peer, self._handler, self._limits, self._held, lambda: self._stopping
+            wire, peer, self._handler, self._admission, self._limits, self._held, lambda: self._stopping
         )
         if not self._has_room():
             await self._refuse(connection)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import wraps
 from typing import Any
 
@@ -99,7 +99,7 @@ async def asked(
         method=method, path=path, query="", headers=headers or {}, body=body, peer="127.0.0.1"
     )
     try:
-        return Reply(200, await routes.handle(request))
+        return Reply(200, await routes.handle(replace(request, peer=routes.admit(request))))
     except HttpError as error:
         return Reply(error.status, error_answer(error))
 

@@ -15,8 +15,8 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from shapestream.transport.http_listener import listen_at
 from shapestream.web.limits import HttpLimits
-from shapestream.web.messages import Handler, HttpRequest, HttpResponse
-from shapestream.web.server import HttpServer, listeners_of
+from shapestream.web.messages import Admission, Handler, HttpRequest, HttpResponse
+from shapestream.web.server import HttpServer, address_of, listeners_of
 
 PATIENCE_S = 100.0
 """No bound of anything that is tested: what never comes is an error, not a hang."""
@@ -175,7 +175,12 @@ class Hold:
 
 
 def served(
-    handler: Handler = echo, *, virtual_time: bool = False, tls: ssl.SSLContext | None = None, **limits: Any
+    handler: Handler = echo,
+    *,
+    admission: Admission = address_of,
+    virtual_time: bool = False,
+    tls: ssl.SSLContext | None = None,
+    **limits: Any,
 ) -> Callable[[Callable[..., Awaitable[None]]], Callable[..., None]]:
     """Runs a test on a site, its first argument, which serves `handler`."""
 
@@ -185,6 +190,7 @@ def served(
             serve(
                 lambda site: test(site, *args, **kwargs),
                 handler,
+                admission=admission,
                 virtual_time=virtual_time,
                 tls=tls,
                 **limits,
@@ -201,6 +207,7 @@ def serve(
     play: Callable[[Site], Awaitable[None]],
     handler: Handler = echo,
     *,
+    admission: Admission = address_of,
     virtual_time: bool = False,
     tls: ssl.SSLContext | None = None,
     **limits: Any,
@@ -214,7 +221,7 @@ def serve(
             listeners[0] if isinstance(listeners[0], trio.SocketListener) else listeners[0].transport_listener
         )
         port = plain.socket.getsockname()[1]
-        server = HttpServer(handler, HttpLimits(**limits))
+        server = HttpServer(handler, HttpLimits(**limits), admission=admission)
         peers: list[Peer] = []
         try:
             with trio.fail_after(VIRTUAL_PATIENCE_S if virtual_time else PATIENCE_S):

@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 from tests.pipeline.gateway.http_site import GET, Hold, Peer, Site, echo, serve, served
 from trio.testing import wait_all_tasks_blocked
 
-from shapestream.web.messages import Handler, HttpRequest, HttpResponse
+from shapestream.web.messages import Handler, HttpError, HttpRequest, HttpResponse
 
 POST = b"POST / HTTP/1.1\r\nHost: x\r\n"
 CHUNKED = POST + b"Transfer-Encoding: chunked\r\n\r\n"
@@ -113,40 +113,75 @@ async def test_a_body_may_be_as_large_as_the_limit_after_inflating(site: Site) -
     )
 
 
-@served(max_body_bytes=MIB, most_bodies=2)
-async def test_bodies_of_all_connections_are_bounded(site: Site) -> None:
-    """Two unfinished ones leave no room for a third; small ones are served; whoever leaves, or is answered, makes room."""
-    rest = b"a" * 200_000
-    whole = POST + b"Content-Length: 1000000\r\n\r\n"
-    chunked = CHUNKED + b"f4240\r\n"
+def by_header(request: HttpRequest) -> str:
+    """The caller of a request, who says so himself; nobody is refused."""
+    if request.headers.get("x-caller") == "nobody":
+        raise HttpError(401, "who are you?")
+    return request.headers.get("x-caller", request.peer)
 
-    async def begun(*heads: bytes) -> list[Peer]:
-        peers = [await site.connect() for _ in heads]
-        for peer, head in zip(peers, heads, strict=True):
-            await peer.send(head + b"a" * 800_000)
-        while site.server.held_bytes < 1_500_000:
-            await trio.lowlevel.checkpoint()
-        return peers
 
-    first, second = await begun(whole, chunked)
+def head_of(caller: str, nbytes: int | None = None) -> bytes:
+    """The head of a caller's request with so many bytes, or with chunks."""
+    length = "Transfer-Encoding: chunked" if nbytes is None else f"Content-Length: {nbytes}"
+    return POST + f"X-Caller: {caller}\r\n{length}\r\n\r\n".encode()
+
+
+async def begun(site: Site, *heads: bytes) -> list[Peer]:
+    """Peers that have sent 700,000 bytes of a body each, of which the server holds all but what came with the head."""
+    peers = [await site.connect() for _ in heads]
+    held = site.server.held_bytes
+    for peer, head in zip(peers, heads, strict=True):
+        await peer.send(head + b"a" * 700_000)
+    while site.server.held_bytes < held + 600_000 * len(heads):
+        await trio.lowlevel.checkpoint()
+    return peers
+
+
+@served(admission=by_header, max_body_bytes=MIB, most_bodies=4)
+async def test_a_caller_holds_as_much_as_it_leaves_to_others(site: Site) -> None:
+    """Of 4 MiB two unfinished bodies, whole or in chunks; then a third is refused, and that of another caller is served.
+
+    A third caller has half of what is left then. Small bodies are served; whoever leaves, or is answered, makes room.
+    """
+    chunked = head_of("one") + b"f4240\r\n"
+    first, second = await begun(site, head_of("one", 1_000_000), chunked)
     for third in (
-        whole + b"a" * 1_000_000,
+        head_of("one", 1_000_000) + b"a" * 1_000_000,
         chunked + b"a" * 1_000_000 + b"\r\n0\r\n\r\n",
-        POST + gzipped(b"a" * 1_000_000),
+        POST + b"X-Caller: one\r\n" + gzipped(b"a" * 1_000_000),
     ):
         peer = await site.connect()
         await peer.sent_and_read(third)
         answer = await peer.answer()
         assert (503, "1", True) == (answer.status, answer.headers["retry-after"], answer.closes)
-    assert 200 == (await site.ask(POST + b"Content-Length: 5\r\n\r\nsmall")).status
-    await first.sent_and_read(rest)
+    assert 200 == (await site.ask(head_of("one", 5) + b"small")).status
+    other = await site.connect()
+    await other.sent_and_read(head_of("two", 1_000_000) + b"a" * 1_000_000)
+    assert 1_000_000 == len((await other.answer()).body)
+    await begun(site, head_of("two", 1_000_000))
+    assert 800_000 == len((await site.ask(head_of("three", 800_000) + b"a" * 800_000)).body)
+    await first.sent_and_read(b"a" * 300_000)
     assert 1_000_000 == len((await first.answer()).body)
     await second.stream.aclose()
-    while site.server.held_bytes:
+    while site.server.held_bytes > 700_000:
         await trio.lowlevel.checkpoint()
-    first, second = await begun(whole, chunked)
-    await second.sent_and_read(rest + b"\r\n0\r\n\r\n")
-    assert 1_000_000 == len((await second.answer()).body)
+    assert 1_000_000 == len((await site.ask(head_of("one", 1_000_000) + b"a" * 1_000_000)).body)
+
+
+@served(admission=by_header)
+async def test_nothing_is_read_of_a_caller_that_is_refused(site: Site) -> None:
+    """Whose body is still to come: the connection ends. Without a body, or where it has come, the next request may."""
+    for head in (head_of("nobody", 1_000_000), head_of("nobody")):
+        peer = await site.connect()
+        await peer.sent_and_read(head + b"a" * 1000)
+        answer = await peer.answer()
+        assert (401, "who are you?", True) == (answer.status, answer.error, answer.closes)
+        assert 0 == site.server.held_bytes
+        assert b"" == await peer.end()
+    peer = await site.connect()
+    assert 401 == (await peer.ask(GET[:-2] + b"X-Caller: nobody\r\n\r\n")).status
+    assert 401 == (await peer.ask(head_of("nobody", 3) + b"abc")).status
+    assert b"abc" == (await peer.ask(head_of("one", 3) + b"abc")).body
 
 
 def gzipped(body: bytes) -> bytes:
@@ -240,6 +275,17 @@ def test_a_body_must_go_on(head: bytes) -> None:
         assert (408, True) == ((answer := await slow.answer()).status, answer.closes)
 
     serve(play, virtual_time=True, body_s=30)
+
+
+@served(virtual_time=True, body_s=30)
+async def test_what_stands_beside_the_data_of_chunks_is_no_progress(site: Site) -> None:
+    """An extension that does not end keeps no body alive."""
+    peer = await site.connect()
+    await peer.send(CHUNKED + b"4000\r\n" + bytes(0x4000) + b"\r\n1;")
+    for _ in range(3):
+        await peer.send(b"a" * 50_000)
+        await site.pass_time(14)
+    assert (408, True) == ((answer := await peer.answer()).status, answer.closes)
 
 
 @served(virtual_time=True, write_s=60, idle_s=600)  # idle as soon as the system holds the rest of the answer

@@ -109,6 +109,14 @@ def test_wrong_binary_data_are_refused_by_their_place(data: bytes, shape: list[i
     assert words in found
 
 
+@pytest.mark.parametrize("shape", [[65_537], [256, 257]])
+def test_more_strings_than_a_request_may_have_are_refused_by_their_shape(shape: list[int]) -> None:
+    """Before one is made of the bytes: of empty ones, 4 bytes each, a body may have millions."""
+    sent = entry("BYTES", shape, parameters={"binary_data_size": 4 * 65_792})
+    words = refuse(posted({"inputs": [sent]}, bytes(4 * 65_792)), signature_of("bytes", len(shape)))
+    assert "at most 65536" in words
+
+
 def test_bytes_that_are_no_text_need_binary_data() -> None:
     """JSON does not have them."""
     with pytest.raises(InvalidRequest, match="ask for binary data"):
