@@ -74,7 +74,7 @@ def test_another_number_of_slots_is_measured(folder: Path) -> None:
     """On the same threads, with the lines to write."""
     places = {"": "workers", "in_process: true\n": "in_process", "workers: [{count: 1}]\n": "workers[0]"}
     for placement, place in places.items():
-        ran = check(folder, (MODEL % "") + placement, "--json")
+        ran = check(folder, (MODEL % "") + placement, "--json", "--measure", "600")
         found = json.loads(ran.stdout)["models"][0]["speed"]["slots"]
         assert (place, 2, True) == (found["place"], found["threads"], found["auto"])
         assert {1, 2} == {found["slots"], found["other"]}

@@ -43,13 +43,11 @@ LENGTHS = (3, 3, 3, 500, 20_000)
 TASKS = 12
 # A request whose attempts are lost is tried three times; then its client would hear `worker_lost`.
 MOST_RUNS = 3
-# Between a slot's look at its clock and the model's lie microseconds, beside what it waits for a CPU, which the model notes.
-# Without the protocol's care these tests see 40 ms and more. Usually nothing is later than 0.1 ms; where the host takes the
-# CPU between the two looks, 15.2 ms were seen.
-TOLERANCE_S = 0.025
-# Calls that a worker was stopped in, right between the slot's look at its clock and the model's: 40 of every 4,000 us, more
-# where a slot waits for a CPU just then. It has two slots, is stopped five times, and one or two batches wait in it then.
-UNSEEN = 2
+# Between a slot's look at its clock and the model's lie microseconds, beside what it waits for a CPU, which the model notes. A
+# host that takes the CPU just then makes single calls late, by 63 ms on two cores with a load of 14. Without the protocol's
+# care 15 and more calls of a test are later than this, by up to 260 ms.
+LATE_S = 0.1
+MOST_LATE = 4
 ROUNDS = 5
 _numbers = count(1)
 """Of clients."""
@@ -234,8 +232,8 @@ def test_nothing_is_started_after_its_deadline_however_long_it_was_on_its_way(
     told = ledger.ask("summary", client=load.number)
     assert {} == told["violations"]
     assert {"ok", "deadline_exceeded", "overloaded"} >= told["ends"].keys()
-    late = [seconds for seconds in ledger.ask("late_starts_s", client=load.number) if seconds > TOLERANCE_S]
-    assert late[UNSEEN if what == "stopped worker" else 0 :] == []
+    late = [seconds for seconds in ledger.ask("late_starts_s", client=load.number) if seconds > LATE_S]
+    assert late[MOST_LATE:] == []
 
 
 def shows_something(what: str, ends: dict[str, int]) -> bool:
