@@ -43,9 +43,9 @@ LENGTHS = (3, 3, 3, 500, 20_000)
 TASKS = 12
 # A request whose attempts are lost is tried three times; then its client would hear `worker_lost`.
 MOST_RUNS = 3
-# Between a slot's look at its clock and the model's lie microseconds, beside what it waits for a CPU, which the model notes. A
-# host that takes the CPU just then makes single calls late, by 63 ms on two cores with a load of 14. Without the protocol's
-# care 15 and more calls of a test are later than this, by up to 260 ms.
+# Between a slot's look at its clock and the model's lie microseconds, beside what it waits for a CPU, which the model notes.
+# A host that takes the CPU just then makes single calls late, by 63 ms on two cores with a load of 14. Without the
+# protocol's care 15 and more calls of a test are later than this, by up to 260 ms.
 LATE_S = 0.1
 MOST_LATE = 4
 ROUNDS = 5
