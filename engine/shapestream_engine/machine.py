@@ -27,11 +27,6 @@ _MODULES = {
 """Engine -> the modules that it uses besides NumPy."""
 
 
-def memory_bytes() -> int:
-    """Return the machine's memory in bytes; a container may have less."""
-    return os.sysconf("SC_PHYS_PAGES") * _PAGE_BYTES
-
-
 @cache
 def cpu_name() -> str:
     """Return the processor's model name, if the system reports it."""

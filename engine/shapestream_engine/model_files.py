@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, TypeAlias, TypeVar
 
+from shapestream_engine.containers import memory_bytes
 from shapestream_engine.errors import ModelLoadError
-from shapestream_engine.machine import memory_bytes
 from shapestream_engine.regular_files import open_regular
 
 T = TypeVar("T")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -25,6 +24,7 @@ from shapestream.settings import (
 )
 from shapestream_engine.batch_axis import states_batch
 from shapestream_engine.compiled_model import CompiledModel, PreparedLimits
+from shapestream_engine.containers import available_cpus
 from shapestream_engine.errors import EngineError, ModelLoadError, RuleMissing
 from shapestream_engine.machine import divide_cpus
 from shapestream_engine.model import InputSpec, ModelSpec, OutputSpec, compile_model, read_model
@@ -36,11 +36,6 @@ from shapestream_workers.model_trust import require_trusted
 from shapestream_workers.proof import Judgement, may_share, rows_together, try_model, without_padding
 
 log = structlog.get_logger()
-
-
-def available_cpus() -> int:
-    """Return the number of CPUs that this process may use; a container may have fewer than the machine."""
-    return len(os.sched_getaffinity(0))
 
 
 def slots_and_threads(settings: Settings, model: str) -> tuple[int, int]:

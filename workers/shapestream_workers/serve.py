@@ -28,6 +28,7 @@ from shapestream.serving.slot_threads import SlotThreads
 from shapestream.settings import LoadedSettings, Settings
 from shapestream.transport.guards import connections_that_fit, raise_descriptor_limit
 from shapestream_engine.calibration_cache import CostCache
+from shapestream_engine.containers import allowed_cpus
 from shapestream_engine.machine import divide_cpus
 from shapestream_workers import EXIT_CONFIGURATION, EXIT_OK, EXIT_RUNTIME
 from shapestream_workers.access import open_admin_port, server_security
@@ -36,7 +37,7 @@ from shapestream_workers.costs import cost_tables
 from shapestream_workers.gateways import GatewayPorts, open_ports
 from shapestream_workers.interruption import handed_over
 from shapestream_workers.model_trust import digests_of
-from shapestream_workers.models import available_cpus, compile_models, placement_warnings
+from shapestream_workers.models import compile_models, placement_warnings
 from shapestream_workers.process import exit_after, keep_what_is_loaded
 from shapestream_workers.reloads import Reload, Reloads
 from shapestream_workers.supervisor.core import Restarted, RestartPolicy
@@ -93,7 +94,9 @@ def run_server(loaded: LoadedSettings) -> int:
     digests = digests_of(loaded.settings.models)
     in_process = loaded.settings.in_process
     if in_process is not None:
-        slots, threads = divide_cpus(available_cpus(), 1, in_process.slots, in_process.threads)
+        cpus = allowed_cpus()
+        slots, threads = divide_cpus(cpus.amount, 1, in_process.slots, in_process.threads)
+        log.info("slots in process", slots=slots, threads=threads, cpus=cpus.amount, cpus_by=cpus.by)
         with admin.preparing() if admin is not None else nullcontext():
             models = compile_models(loaded, loaded.settings.models, slots=slots, threads=threads)
             plan_chains(loaded, {name: model.signature for name, model in models.items()})
@@ -149,7 +152,7 @@ def _clients_that_fit(loaded: LoadedSettings) -> int:
     settings = loaded.settings
     wanted = settings.server.max_clients
     workers = sum(group.count for group in settings.worker_groups)
-    cpus = available_cpus()
+    cpus = allowed_cpus().amount
     slots = sum(
         group.count * divide_cpus(cpus, workers, group.slots, group.threads)[0]
         for group in settings.worker_groups

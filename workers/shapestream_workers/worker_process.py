@@ -29,12 +29,13 @@ from shapestream.transport.dealer import DealerSocket
 from shapestream.transport.interface import Connection
 from shapestream.transport.socket_options import SocketOptions
 from shapestream.transport.wake import Wake
+from shapestream_engine.containers import allowed_cpus
 from shapestream_engine.machine import divide_cpus, resident_bytes
 from shapestream_workers import EXIT_CONFIGURATION, EXIT_OK, EXIT_RUNTIME, EXIT_UNUSABLE
 from shapestream_workers.access import caller_keys, open_admin_port
 from shapestream_workers.costs import cost_tables
 from shapestream_workers.interruption import handed_over
-from shapestream_workers.models import available_cpus, compile_models, placement_warnings
+from shapestream_workers.models import compile_models, placement_warnings
 from shapestream_workers.process import (
     NAME_VARIABLE,
     READY_LINE,
@@ -117,7 +118,8 @@ def run_worker(
         for line in placement_warnings(loaded):
             log.warning("configuration", what=line)
     processes = sum(other.count for other in loaded.settings.worker_groups)
-    slots, threads = divide_cpus(available_cpus(), max(1, processes), group.slots, group.threads)
+    cpus = allowed_cpus()
+    slots, threads = divide_cpus(cpus.amount, max(1, processes), group.slots, group.threads)
     own = loaded.settings.models_of(group)
     with port.preparing() if port is not None else nullcontext():
         models = compile_models(loaded, own, slots=slots, threads=threads)
@@ -148,7 +150,14 @@ def run_worker(
     told = os.environ.pop(NAME_VARIABLE, None)
     unique = told if supervised and told else name_of_start(f"{name}-{socket.gethostname()}")
     log.info(
-        "worker starts", worker=unique, server=address, models=list(models), slots=slots, threads=threads
+        "worker starts",
+        worker=unique,
+        server=address,
+        models=list(models),
+        slots=slots,
+        threads=threads,
+        cpus=cpus.amount,
+        cpus_by=cpus.by,
     )
     worker = Worker(
         unique,

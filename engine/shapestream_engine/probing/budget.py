@@ -7,8 +7,9 @@ budget. Some cases run beyond the budget, as `ProbeOptions.budget_s` says, but n
 
 from __future__ import annotations
 
-import os
 from time import monotonic, process_time
+
+from shapestream_engine.containers import available_cpus
 
 WALL = 4.0
 """Seconds of wall-clock time per second of the budget."""
@@ -20,7 +21,7 @@ class Budget:
     def __init__(self, budget_s: float, threads: int | None) -> None:
         """`threads`: those of the model; None: one per CPU."""
         self.budget_s = budget_s
-        self._threads = threads or len(os.sched_getaffinity(0))
+        self._threads = threads or available_cpus()
         self._cpu_began = process_time()
         self._wall_began = monotonic()
 

@@ -11,7 +11,6 @@ import hashlib
 import importlib.metadata
 import importlib.util
 import json
-import os
 import platform
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -21,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from shapestream_engine.containers import available_cpus
 from shapestream_engine.kept_files import KeptFiles, read_plain, write_plain
 from shapestream_engine.machine import cpu_name, runtime_of
 from shapestream_engine.model import ModelSpec
@@ -77,7 +77,7 @@ def key_of(version: int, asked: object, spec: ModelSpec, signature: ModelSignatu
         "versions": _versions(spec.effective_engine),
         "cpu": cpu_name(),
         # Without a number of threads, the engine chooses by the number of CPUs.
-        "cpus": len(os.sched_getaffinity(0)),
+        "cpus": available_cpus(),
     }
     return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:40]
 

@@ -5,7 +5,6 @@ Long bodies are coded in a thread, so that the event loop serves others meanwhil
 
 from __future__ import annotations
 
-import os
 import zlib
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -13,6 +12,7 @@ from functools import partial
 import trio
 
 from shapestream.web.messages import Buffer, HttpError
+from shapestream_engine.containers import available_cpus
 
 INLINE_BYTES = 64 * 1024
 """Longest data, in bytes, that is coded on the event loop: zlib takes about 1 ms for it."""
@@ -24,7 +24,7 @@ MAX_WISHES_BYTES = 1024
 """Longest header `Accept-Encoding` that is read; an answer to more is not coded. 58 KB of wishes took 43 ms."""
 CODINGS = {"gzip": 31, "x-gzip": 31, "deflate": 15}
 """zlib's `wbits` by the name of a coding."""
-_THREADS = trio.CapacityLimiter(os.cpu_count() or 1)
+_THREADS = trio.CapacityLimiter(available_cpus())
 """More threads than CPUs would take memory only. Bodies wait here for one."""
 _in_thread = partial(trio.to_thread.run_sync, limiter=_THREADS)
 _ACCEPTED = (("Accept-Encoding", "gzip, deflate"),)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import importlib
-import os
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +19,7 @@ from shapestream_engine.backends.openvino.narrowing import bounded_inputs
 from shapestream_engine.backends.openvino.request import CompiledGraph, OpenVinoRequest
 from shapestream_engine.backends.openvino.runtime import core, engine_words
 from shapestream_engine.compiled_model import CompiledModel, PreparedSizes
+from shapestream_engine.containers import available_cpus
 from shapestream_engine.errors import ModelLoadError, SignatureError
 from shapestream_engine.model import ModelSpec
 from shapestream_engine.model_files import (
@@ -289,7 +289,7 @@ def _states(model: ov.Model) -> tuple[str, ...]:
 def _share(slots: int, threads: int | None) -> int | None:
     """Return the threads of one slot, at least 1; None for a single slot: OpenVINO's choice."""
     if threads is None:
-        return None if slots == 1 else max(1, len(os.sched_getaffinity(0)) // slots)
+        return None if slots == 1 else max(1, available_cpus() // slots)
     return max(1, threads // slots)
 
 
