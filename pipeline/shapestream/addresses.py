@@ -65,6 +65,12 @@ def missing_socket(address: str) -> str | None:
     return None
 
 
+def is_ipv6(address: str) -> bool:
+    """Tell whether an address has an IPv6 host, in brackets. libzmq takes one only where `ZMQ_IPV6` is set before, and then
+    resolves `localhost` to `::1`; so it is set for these alone, and names mean IPv4 addresses."""
+    return address.startswith("tcp://[")
+
+
 def _check_tcp(address: str) -> None:
     host, port = _host(address), address.rpartition(":")[2]
     if not host or not (port.isascii() and port.isdigit() and 0 < int(port) < 2**16):

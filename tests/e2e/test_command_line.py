@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 from typing import Any
 
 import numpy as np
@@ -241,6 +242,21 @@ def test_models_in_process_are_served_and_drained_like_others(workplace: Any) ->
     served.send(signal.SIGINT)
     assert 0 == served.wait()
     assert "in_process.threads: fewer than the 2 slots" in served.log.read_text()
+
+
+def test_clients_workers_and_health_checks_speak_ipv6(workplace: Any) -> None:
+    """All three dial an address in brackets."""
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("this machine has no IPv6")
+    server = "server: {listen: ['tcp://[::1]:*'], worker_listen: 'tcp://[::1]:*'}"
+    served = workplace.serve(f"    {server}\n{SORT}    workers: [{{slots: 1}}]\n")
+    address = served.events("server ready")[0]["listen"][0]
+    assert address.startswith("tcp://[::1]:")
+    ran = workplace.run("infer", address, "sort", "a=[[3, 1, 2]]")
+    assert (0, "  [[1. 2. 3.]]") == (ran.returncode, ran.stdout.splitlines()[1])
+    assert 0 == workplace.run("health", address).returncode
 
 
 def test_version_and_schema_are_for_scripts_too(workplace: Any) -> None:

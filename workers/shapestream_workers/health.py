@@ -140,6 +140,7 @@ def _ask(address: str, timeout_s: float, keys: CallerKeys | None) -> str | None:
             socket.set(zmq.CURVE_SECRETKEY, keys.key.secret.encode())
             socket.set(zmq.CURVE_SERVERKEY, keys.server_key.encode())
         try:
+            socket.set(zmq.IPV6, int(address.startswith("tcp://[")))
             socket.connect(address)
         except zmq.ZMQError as error:
             return f"{address}: {error.strerror} (an address is ipc://PATH or tcp://HOST:PORT)"

@@ -10,6 +10,7 @@ from typing import Any
 
 import zmq
 
+from shapestream.addresses import is_ipv6
 from shapestream.errors import TransportError
 from shapestream.transport.curve import CallerKeys
 from shapestream.transport.interface import Message
@@ -47,6 +48,7 @@ class BlockingDealer:
         if keys is not None:
             keys.apply(self._socket)
         try:
+            self._socket.set(zmq.IPV6, int(is_ipv6(address)))
             self._socket.connect(address)
         except zmq.ZMQError as error:
             self._socket.close()

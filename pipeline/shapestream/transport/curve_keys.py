@@ -72,19 +72,30 @@ def read_key_pair(path: Path) -> KeyPair:
     """Return the pair in a secret file.
 
     Raises `ConfigurationError` when it cannot be read, when others than its owner may read or change it, and when its
-    halves do not belong together.
+    halves do not belong together. A group of this process may read a file of root's.
     """
     text, status = _read(path)
     if status.st_uid not in (os.geteuid(), 0):
         raise ConfigurationError([f"{path}: belongs to another user (a secret key belongs to who uses it)"])
-    if (mode := stat.S_IMODE(status.st_mode)) & 0o077:
-        raise ConfigurationError([f"{path}: mode {mode:04o} lets others at a secret key (chmod 600 {path})"])
+    if (mode := stat.S_IMODE(status.st_mode)) & 0o077 and not _is_of_own_group(status):
+        raise ConfigurationError(
+            [
+                f"{path}: mode {mode:04o} lets others at a secret key (chmod 600 {path}; in Kubernetes, a Secret with "
+                f"defaultMode 0440, and fsGroup of the pod)"
+            ]
+        )
     found = _keys_in(path, text)
     if "secret" not in found:
         raise ConfigurationError([f"{path}: holds no secret key (name the {SECRET_SUFFIX} file)"])
     if zmq.curve_public(found["secret"].encode()).decode() != found["public"]:
         raise ConfigurationError([f"{path}: its public and its secret key do not belong together"])
     return KeyPair(public=found["public"], secret=found["secret"])
+
+
+def _is_of_own_group(status: os.stat_result) -> bool:
+    """Tell whether a file is root's, and a group of this process only reads it: so Kubernetes mounts a Secret (fsGroup)."""
+    groups = {os.getegid(), *os.getgroups()}
+    return status.st_uid == 0 and status.st_gid in groups and not status.st_mode & 0o037
 
 
 def public_key(text: str) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 import trio
 import zmq
 
+from shapestream.addresses import is_ipv6
 from shapestream.errors import TransportError
 from shapestream.transport.curve import CallerKeys
 from shapestream.transport.interface import RECEIVE_BURST, Message, send_when_there_is_room
@@ -63,6 +64,7 @@ class DealerSocket(WatchedSocket):
         if self._closed:
             raise trio.ClosedResourceError(CLOSED)
         try:
+            self._socket.set(zmq.IPV6, int(is_ipv6(address)))
             self._socket.connect(address)
         except zmq.ZMQError as error:
             raise TransportError(f"{address}: cannot connect: {error.strerror}") from error

@@ -11,6 +11,7 @@ from typing import Any, cast
 import trio
 import zmq
 
+from shapestream.addresses import is_ipv6
 from shapestream.errors import AddressInUse, OutboxFull, PeerGone, TransportError
 from shapestream.transport.guards import Doorkeeper, backlog, seed_routing_ids
 from shapestream.transport.interface import RECEIVE_BURST, Addressed
@@ -160,6 +161,7 @@ class RouterSocket(WatchedSocket):
             raise trio.ClosedResourceError(CLOSED)
         path = IpcPath(address) if address.startswith("ipc://") and address[6:7] != "@" else None
         try:
+            self._socket.set(zmq.IPV6, int(is_ipv6(address)))
             self._socket.bind(address if path is None else path.bind_address)
         except zmq.ZMQError as error:
             if path is not None:

@@ -87,6 +87,27 @@ def test_a_path_where_a_stranger_listens_is_refused(tmp_path: Path) -> None:
         refused(f"ipc://{tmp_path}/s", "another process listens there", AddressInUse)
 
 
+@real_time
+@pytest.mark.parametrize("host", ["[::1]", "127.0.0.1", "localhost"])
+async def test_hosts(host: str) -> None:
+    """IPv6 stands in brackets; localhost is IPv4, on both sides. One socket listens at both kinds."""
+    async with RouterSocket() as router, DealerSocket() as dealer, trio.open_nursery() as nursery:
+        try:
+            router.bind("tcp://[::1]:*")
+        except TransportError:
+            pytest.skip("this machine has no IPv6")
+        router.bind("tcp://localhost:*")
+        await nursery.start(router.run)
+        await nursery.start(dealer.run)
+        six, four = router.addresses
+        assert ("tcp://[::1]:", "tcp://127.0.0.1:") == (six[:12], four[:16])
+        dealer.connect(six if host == "[::1]" else four.replace("127.0.0.1", host))
+        dealer.send_nowait([b"hello"])
+        ((_, frames),) = await router.receive()
+        assert [b"hello"] == frames
+        nursery.cancel_scope.cancel()
+
+
 def test_a_missing_folder_is_made_private(tmp_path: Path) -> None:
     """Only the user who runs the server can reach its socket."""
     router = RouterSocket()
