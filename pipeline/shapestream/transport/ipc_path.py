@@ -22,6 +22,9 @@ from pathlib import Path
 from shapestream.errors import AddressInUse, TransportError
 
 _SUFFIX = ".new"
+GROUP_MODE = 0o660
+"""Mode of a socket in a folder that others may not enter, so that the folder's group may connect. That needs the right to
+write, which a umask of 022 would take from the group."""
 # sun_path of Linux's sockaddr_un, less the final zero and the suffix.
 MAX_PATH_BYTES = 107 - len(_SUFFIX)
 
@@ -47,14 +50,21 @@ class IpcPath:
         with contextlib.ExitStack() as unless_stale_is_gone:
             unless_stale_is_gone.callback(self._drop_lock)
             self._remove_stale(address)
+            self._new = Path(f"{self.path}{_SUFFIX}")
+            try:
+                self._new.unlink(missing_ok=True)
+            except OSError as error:
+                raise TransportError(
+                    f"{address}: {error.strerror}: {self._new} is in the way of the socket"
+                ) from error
             unless_stale_is_gone.pop_all()
-        self._new = Path(f"{self.path}{_SUFFIX}")
-        self._new.unlink(missing_ok=True)
         self.bind_address = f"ipc://{self._new}"
         """The address for libzmq to bind; `publish` then makes it reachable under the wanted one."""
 
     def publish(self) -> None:
-        """Give the bound socket file its final name."""
+        """Give the bound socket file its final name, and its mode where the folder keeps others out."""
+        if not self.path.parent.stat().st_mode & stat.S_IXOTH:
+            self._new.chmod(GROUP_MODE)
         self._new.rename(self.path)
 
     def hide(self) -> None:

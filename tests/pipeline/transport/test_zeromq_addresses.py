@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import stat
@@ -113,6 +114,32 @@ def test_a_missing_folder_is_made_private(tmp_path: Path) -> None:
     router = RouterSocket()
     router.bind(f"ipc://{tmp_path}/run/s")
     assert 0o700 == stat.S_IMODE((tmp_path / "run").stat().st_mode)
+    router.close()
+
+
+@pytest.mark.parametrize(("folder", "mode"), [(0o700, 0o660), (0o750, 0o660), (0o755, 0o755)])
+def test_the_group_of_a_closed_folder_may_connect(tmp_path: Path, folder: int, mode: int) -> None:
+    """Whatever the umask is; where others may enter the folder, the umask says what it always said."""
+    place = tmp_path / "run"
+    place.mkdir()
+    place.chmod(folder)
+    before = os.umask(0o022)
+    router = RouterSocket()
+    try:
+        router.bind(f"ipc://{place}/s")
+        assert mode == stat.S_IMODE((place / "s").stat().st_mode)
+    finally:
+        os.umask(before)
+        router.close()
+
+
+def test_a_folder_in_the_way_of_the_socket_is_named(tmp_path: Path) -> None:
+    """The socket is bound as PATH.new first."""
+    (tmp_path / "s.new").mkdir()
+    refused(f"ipc://{tmp_path}/s", "s.new is in the way")
+    (tmp_path / "s.new").rmdir()
+    router = RouterSocket()
+    router.bind(f"ipc://{tmp_path}/s")
     router.close()
 
 
