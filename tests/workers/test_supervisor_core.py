@@ -87,10 +87,27 @@ def test_a_worker_that_dies_too_often_is_given_up() -> None:
         assert [] == crash(supervisor, float(now))
         supervisor.handle(WakeupDue(), now + 50.0)
     (action,) = crash(supervisor, 60.0)
-    assert GiveUp(worker="a", reason="it ended 5 times within 100 s", configuration=False) == action
+    reason = "it ended 5 times within 100 s, at last by signal 9"
+    assert GiveUp(worker="a", reason=reason, configuration=False) == action
     assert supervisor.hopeless
     assert supervisor.finished
     assert supervisor.next_wakeup() is None
+
+
+def test_a_worker_that_cannot_be_started_is_given_up_with_the_reason() -> None:
+    """Clients are told it: it is no crash of the model."""
+    supervisor = started("a")
+    exited = WorkerExited(
+        worker="a", status=127, said="cannot be started: [Errno 13] Permission denied: 'python'"
+    )
+    for now in range(4):
+        supervisor.handle(exited, float(now), jitter=0.0)
+        supervisor.handle(WakeupDue(), now + 50.0)
+    (action,) = supervisor.handle(exited, 60.0, jitter=0.0)
+    assert isinstance(action, GiveUp)
+    assert action.reason.endswith(
+        "at last with status 127: cannot be started: [Errno 13] Permission denied: 'python'"
+    )
 
 
 def test_crashes_outside_the_window_are_forgotten() -> None:

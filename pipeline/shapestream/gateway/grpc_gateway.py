@@ -52,7 +52,7 @@ class GrpcLimits:
     """Seconds that a connection has to begin, with TLS or without."""
     ping_s: float = 30.0
     """Seconds without a sign of a peer, after which it is asked for one. Without an answer in as many, it is gone."""
-    least_ping_s: float = 10.0
+    least_ping_s: float = 5.0
     """Seconds between the pings of a peer, at least. gRPC's own limit of 5 minutes cuts off clients that keep alive."""
 
     def options(self) -> list[tuple[str, int]]:

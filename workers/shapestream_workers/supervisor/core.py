@@ -64,7 +64,7 @@ class WorkerExited:
     answered_at: float | None = None
     """Time of its last answer to a batch, if there was one."""
     said: str = ""
-    """The problems of its configuration, as it reported them."""
+    """The problems of its configuration, as it reported them; or why it could not be started."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -439,7 +439,10 @@ class Supervisor:
         while worker.crashes[0] <= now - policy.window_s:
             worker.crashes.popleft()
         if len(worker.crashes) >= policy.max_crashes:
-            reason = f"it ended {len(worker.crashes)} times within {policy.window_s:g} s"
+            reason = (
+                f"it ended {len(worker.crashes)} times within {policy.window_s:g} s, at last {_how(exit_.status)}"
+                f"{exit_.said and ': '}{exit_.said}"
+            )
             return self._give_up(worker, reason, configuration=False)
         self._wait(worker, len(worker.crashes), policy.backoff_max_s, now, jitter)
         return []
@@ -544,3 +547,7 @@ class Replacements:
         if old.replace_soon:
             return old.ready_at
         return old.ready_at + self._policy.replace_after_starts * (old.ready_at - old.started_at)
+
+
+def _how(status: int) -> str:
+    return f"with status {status}" if status >= 0 else f"by signal {-status}"

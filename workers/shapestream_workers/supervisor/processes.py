@@ -288,7 +288,9 @@ class SupervisedProcesses:
                 )
             except OSError as error:
                 self._log(log.error, "cannot be started", name, why=str(error))
-                self._handle(WorkerExited(worker=name, status=EXIT_NOT_STARTED))
+                self._handle(
+                    WorkerExited(worker=name, status=EXIT_NOT_STARTED, said=f"cannot be started: {error}")
+                )
                 return
         worker = _RunningWorker(name=name, role=role, registered=registered, process=process)
         self._running[name] = worker
