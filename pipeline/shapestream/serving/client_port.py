@@ -19,7 +19,7 @@ from shapestream.serving.callers import CallerUse
 from shapestream.serving.dispatcher import Dispatcher
 from shapestream.serving.egress import Egress
 from shapestream.serving.inbox import DEAR, QUANTUM, TENSORS_PER_POINT, Inbox, Item
-from shapestream.serving.kept_replies import ClientId, same_tensors
+from shapestream.serving.kept_replies import same_tensors
 from shapestream.serving.outgoing import GONE, PeerLink
 from shapestream.serving.served_models import ServedModel, ServedModels
 from shapestream.serving.sessions import ClientSession, RequestRecord, Sessions
@@ -27,6 +27,7 @@ from shapestream.serving.string_check import BYTES_PER_POINT, check_inputs
 from shapestream.settings import ServerSettings
 from shapestream.slices import SlicedWork, Slices
 from shapestream.telemetry.logging import PRESENT, RateLimit
+from shapestream.telemetry.runs import ClientId
 from shapestream.wire.codec import BadEntry
 from shapestream.wire.messages import (
     AcknowledgeAudit,

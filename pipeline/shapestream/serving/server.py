@@ -37,7 +37,6 @@ from shapestream.serving.client_port import ClientPort
 from shapestream.serving.cost_keeper import CostKeeper
 from shapestream.serving.dispatcher import Dispatcher
 from shapestream.serving.egress import Egress
-from shapestream.serving.end_counter import EndCounter
 from shapestream.serving.ends import Ends, Observer
 from shapestream.serving.journal import Journal
 from shapestream.serving.kept_replies import KeptReplies
@@ -197,7 +196,7 @@ class Server:
 
     def _observers(self, audits: AuditBook) -> Iterator[Observer]:
         """Yield the observers of ends. Spans use runs that the stories have kept, so the tracer comes after them."""
-        yield from (EndCounter(self._counters), self._stories, self._journal)
+        yield from (self._stories, self._journal)
         if self._tracer is not None:
             self._tracer.follow(self._stories)
             yield self._tracer

@@ -13,11 +13,12 @@ from typing import NamedTuple
 from shapestream.chains.run import StageRequest
 from shapestream.scheduling.events import Arrival
 from shapestream.serving.callers import Callers, CallerUse
-from shapestream.serving.kept_replies import ClientId, ClientReplies, KeptReplies
+from shapestream.serving.kept_replies import ClientReplies, KeptReplies
 from shapestream.serving.outgoing import PeerLink
 from shapestream.serving.peer_clock import PeerClock
 from shapestream.serving.served_models import ServedModel
 from shapestream.settings import ServerSettings
+from shapestream.telemetry.runs import ClientId
 from shapestream_engine.layout import RequestShape, Tensors, value
 
 PLACES_PER_KEY = 9

@@ -31,19 +31,16 @@ from shapestream.serving.ends import (
     BatchEnded,
     ChainEnded,
     End,
-    Member,
-    Owner,
     RequestEnded,
     RequestRefused,
-    Run,
     StageFailed,
     member_of,
     owners_of,
     run_of,
 )
-from shapestream.serving.kept_replies import ClientId
 from shapestream.serving.sessions import RequestRecord
 from shapestream.slices import Slices
+from shapestream.telemetry.runs import ClientId, Member, Owner, Run
 from shapestream.wire.tags import REQUEST_ID, TRACEPARENT
 from shapestream_engine.batch import ErrorCode
 
@@ -646,7 +643,7 @@ def phases_of(past: Past, now: float) -> list[Phase]:
         elif run.code is not None:
             until(run.ended, PhaseKind.FAILED, run)
         else:
-            busy_s = min(run.busy_s, max(0.0, run.ended - run.began))
+            busy_s = min(run.busy_us * 1e-6, max(0.0, run.ended - run.began))
             calls_s = min(run.run_us * 1e-6, busy_s)
             until(run.began + calls_s, PhaseKind.CALLS, run)
             until(run.began + busy_s, PhaseKind.COPIES, run)

@@ -11,8 +11,6 @@ from operator import itemgetter
 from typing import Any
 
 from shapestream.scheduling.events import CutReason
-from shapestream.serving.ends import Run
-from shapestream.serving.kept_replies import ClientId
 from shapestream.serving.stories import (
     ATTEMPTS,
     COMPANY,
@@ -28,6 +26,7 @@ from shapestream.serving.stories import (
     microseconds,
     phases_of,
 )
+from shapestream.telemetry.runs import ClientId, Run
 
 
 def nothing_of(text: str, reach_s: float) -> str:

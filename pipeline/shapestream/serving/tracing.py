@@ -35,13 +35,13 @@ from shapestream.serving.ends import (
     ChainEnded,
     End,
     RequestEnded,
-    Run,
     StageFailed,
     member_of,
 )
 from shapestream.serving.sessions import Parent, RequestRecord
 from shapestream.serving.stories import Past, Stories
 from shapestream.telemetry.logging import RateLimit
+from shapestream.telemetry.runs import Run
 from shapestream.wire.limits import MAX_MESSAGE_CHARACTERS
 from shapestream.wire.tags import TRACEPARENT
 

@@ -32,7 +32,7 @@ from shapestream.scheduling.queueing import Request
 from shapestream.scheduling.slots import Slot
 from shapestream.serving import stories
 from shapestream.serving.ends import BatchEnded, End, Ends, RequestEnded, RequestRefused, run_of
-from shapestream.serving.kept_replies import ClientId, ClientReplies
+from shapestream.serving.kept_replies import ClientReplies
 from shapestream.serving.outgoing import Outgoing
 from shapestream.serving.served_models import ServedModel
 from shapestream.serving.sessions import ClientSession, RequestRecord
@@ -50,6 +50,7 @@ from shapestream.serving.worker_offer import Offer
 from shapestream.serving.workers import ConnectedWorker
 from shapestream.slices import at_once
 from shapestream.telemetry.counters import ServerStatistics
+from shapestream.telemetry.runs import ClientId
 from shapestream.transport.memory import memory_server
 from shapestream.wire.codec import codec_of
 from shapestream.wire.messages import Explain, Explanation, Failure, ResultEntry, Role
