@@ -275,7 +275,7 @@ class Readings:
                 }
                 for slot in islice(self.dispatcher.slots.values(), MOST_SLOTS_SHOWN)
             ],
-            "errors": [list(error) for error in self.stories.errors],
+            "errors": self.stories.errors,
             "slowest": slowest,
             "batches_in_all": self.stories.ran,
             "batches": self.stories.since(batches, MOST_BATCHES),

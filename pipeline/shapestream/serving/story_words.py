@@ -16,7 +16,7 @@ from shapestream.serving.stories import (
     COMPANY,
     MINUTES,
     MOST_ANSWERED,
-    MOST_FAILED,
+    MOST_ENDED,
     WAITS,
     Behind,
     Past,
@@ -33,8 +33,8 @@ def nothing_of(text: str, reach_s: float) -> str:
     """Return the answer about a request of which nothing is remembered, or nothing that the asker may see."""
     return (
         f"nothing is known of request {text!r}, or another key sent it; stories are kept of the last {MOST_ANSWERED:,} "
-        f"answered requests (at present {reach_s:.0f} s), of the last {MOST_FAILED:,} failed ones, and of the slowest in "
-        f"each of the last {MINUTES} minutes"
+        f"answered requests (at present {reach_s:.0f} s), of the last {MOST_ENDED:,} that failed or were of chains, and of "
+        f"the slowest in each of the last {MINUTES} minutes"
     )
 
 
