@@ -22,7 +22,7 @@ from shapestream.serving.inbox import DEAR, QUANTUM, TENSORS_PER_POINT, Inbox, I
 from shapestream.serving.kept_replies import same_tensors
 from shapestream.serving.outgoing import GONE, PeerLink
 from shapestream.serving.served_models import ServedModel, ServedModels
-from shapestream.serving.sessions import ClientSession, RequestRecord, Sessions
+from shapestream.serving.sessions import ClientSession, RequestRecord, Sessions, queued_sizes
 from shapestream.serving.string_check import BYTES_PER_POINT, check_inputs
 from shapestream.settings import ServerSettings
 from shapestream.slices import SlicedWork, Slices
@@ -293,8 +293,7 @@ class ClientPort:
             id=next(self._ids),
             client=session.number if caller is None else caller.number,
             model=model.name,
-            # If the answer follows from the ports, no call is made, so the sizes do not count.
-            sizes=shape.rounded if shape.answer is None else (0,) * len(shape.rounded),
+            sizes=queued_sizes(shape),
             nbytes=nbytes,
             deadline=None if remaining_ms is None else self._deadline(session, remaining_ms, now),
             priority=entry.priority,

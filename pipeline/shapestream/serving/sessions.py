@@ -7,6 +7,7 @@ another key is another client. The sessions of one key share a number at the sch
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import count
 from typing import NamedTuple
 
@@ -56,8 +57,35 @@ class RequestRecord(Arrival):
     parent: Parent | None = None
     """The chain's request."""
 
+    def of_stage(
+        self, id_: int, served: ServedModel, shape: RequestShape, part: StageRequest, now: float
+    ) -> RequestRecord:
+        """Return the record of a request of a stage, for this request of a chain, whose client, deadline and tags it has."""
+        stage = part.stage.stage
+        return replace(
+            self,
+            id=id_,
+            model=served.name,
+            sizes=queued_sizes(shape),
+            nbytes=part.nbytes,
+            # The first stages are admitted as the chain is; what follows from them has been.
+            since=self.arrived if stage.needs else None,
+            then=tuple([later.model for later in part.run.chain.then[stage.name]]),
+            served=served,
+            shape=shape,
+            tensors=part.tensors,
+            arrived=now,
+            stage=part,
+            parent=Parent(self.id, self.model, self.arrived),
+        )
+
     def __repr__(self) -> str:
         return f"<request {self.id}: {self.model} {self.shape.sizes}, {self.session.label}:{self.sequence}>"
+
+
+def queued_sizes(shape: RequestShape) -> tuple[int, ...]:
+    """Return the sizes by which a request is queued. If its answer follows from the ports, no call is made: they are 0."""
+    return shape.rounded if shape.answer is None else (0,) * len(shape.rounded)
 
 
 class KeyUse:
