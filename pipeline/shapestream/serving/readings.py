@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from itertools import islice
 from typing import Any
 
@@ -143,7 +144,7 @@ class Readings:
             scheduler=self.scheduler.statistics(now),
             settings=settings,
             slots_busy_s=self.dispatcher.busy_s(now),
-            configured_workers=self._configured_workers(),
+            configured_workers=cache(self._configured_workers),
             clients=len(sessions),
             pending=self.dispatcher.unfinished,
             pending_bytes=sum(session.held_bytes for session in sessions),

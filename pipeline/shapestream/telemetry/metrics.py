@@ -64,8 +64,8 @@ class ServerSnapshot:
     settings: ServerSettings
     slots_busy_s: float
     """Seconds that slots have had batches, running ones included."""
-    configured_workers: Sequence[ConfiguredWorker]
-    """The workers that this server starts and keeps running."""
+    configured_workers: Callable[[], Sequence[ConfiguredWorker]]
+    """Returns the workers that this server starts and keeps running; the first call reads their memory."""
     clients: int
     pending: int
     """Requests without a terminal reply."""
@@ -218,7 +218,7 @@ def _by_group(name: str, text: str, read: Callable[[ConfiguredWorker], float]) -
 
     def samples(seen: ServerSnapshot) -> list[Sample]:
         sums: defaultdict[int, float] = defaultdict(float)
-        for worker in seen.configured_workers:
+        for worker in seen.configured_workers():
             sums[worker.group] += read(worker)
         return [((str(group),), value) for group, value in sums.items()]
 
