@@ -27,6 +27,7 @@ from shapestream.scheduling.actions import (
     ForgetRequest,
     KillSlot,
     RecallBatch,
+    RejoinSlots,
     ReportFault,
     StartBatch,
 )
@@ -39,6 +40,7 @@ from shapestream.serving.egress import Egress, told_code
 from shapestream.serving.ends import BatchEnded, ChainEnded, RequestEnded, StageFailed, run_of
 from shapestream.serving.held_reports import HeldReports
 from shapestream.serving.journal import Journal
+from shapestream.serving.outgoing import REJOIN
 from shapestream.serving.quarantine import Quarantine
 from shapestream.serving.served_models import ServedModel
 from shapestream.serving.sessions import ClientSession, RequestRecord
@@ -238,6 +240,8 @@ class Dispatcher:
             why = f"the thread of slot {slot.label!r} has ended"
             report = BatchReport(batch=begun.id, outputs=None, code=ErrorCode.INTERNAL, message=why)
             self._batch_failed(begun, slot, report, now)
+        if slot.number not in self.slots:
+            return  # the scheduler has started over meanwhile
         self._leave([slot], "its slot ended", now)
         self._handle(events.SlotLeft(slot=slot.number), now)
 
@@ -247,7 +251,7 @@ class Dispatcher:
 
     def _leave(self, left: Sequence[SlotRecord], why: str, now: float) -> None:
         """Forget slots with their batches, and the audit that ran there or could run nowhere else."""
-        lost = [batch for batch in self._scheduler.batches.values() if batch.slot.peer in left]
+        lost = [batch for slot in left for batch in slot.running.values()]
         for slot in left:
             slot.running.clear()
             self._rest(slot, now)
@@ -426,8 +430,19 @@ class Dispatcher:
                     slot.worker.kill(action.reason, now)
             case ReportFault():
                 self._journal.fault(action)
+            case RejoinSlots():
+                self._rejoin_slots(now)
             case _:
                 assert_never(action)
+
+    def _rejoin_slots(self, now: float) -> None:
+        """Forget all slots, as the scheduler has, and let their workers greet anew at the end of this turn."""
+        self._held.take()
+        slots = [*self.slots.values()]
+        self._leave(slots, "the scheduler started over", now)
+        self._audit_ended(None)
+        for worker in dict.fromkeys([slot.worker for slot in slots]):
+            worker.port.lost.append((worker, REJOIN))
 
     def _start(self, batch: Batch, now: float) -> None:
         slot: SlotRecord = batch.slot.peer

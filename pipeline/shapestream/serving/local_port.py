@@ -17,7 +17,7 @@ from shapestream.serving.availability import Availability
 from shapestream.serving.connected_workers import ConnectedWorkers
 from shapestream.serving.dispatcher import Dispatcher
 from shapestream.serving.inbox import Item
-from shapestream.serving.outgoing import GONE, Outgoing, PeerLink
+from shapestream.serving.outgoing import GONE, REJOIN, Outgoing, PeerLink
 from shapestream.serving.report_check import ReportRefused
 from shapestream.serving.served_models import ServedModels
 from shapestream.serving.slot_threads import (
@@ -73,13 +73,17 @@ class LocalPort:
         """Start the slots; they join when they have greeted."""
         threads, now = self._threads, trio.current_time()
         added = at_once(self._models.add_all(threads.models, threads.digests))
-        worker = LocalWorker(threads, self.outgoing, now, session=next(self._workers.sessions))
-        self.worker = worker
-        self._workers.add(worker)
         self._availability.models_added(added, now)
         threads.start(self._take)
-        threads.set_clock(0.0)
-        threads.begin(SlotSession(number=worker.session, token=worker.token))
+        self._begin(now)
+
+    def _begin(self, now: float) -> None:
+        """Begin a session of the slots."""
+        worker = LocalWorker(self._threads, self.outgoing, now, session=next(self._workers.sessions))
+        self.worker = worker
+        self._workers.add(worker)
+        self._threads.set_clock(0.0)
+        self._threads.begin(SlotSession(number=worker.session, token=worker.token))
 
     # ---------------------------------------------------------------- what the slots send
 
@@ -105,6 +109,8 @@ class LocalPort:
         match item:
             case BatchDone() | BatchFailedEntry() if slot is not None:
                 self._reported(slot, item, now)
+            case BatchDone() | BatchFailedEntry():
+                self.outgoing.statistics.late_reports += 1  # of a session that is over
             case SlotHello() if slot is None:
                 self._workers.greet_slot(peer, item, now)
                 if self.worker is not None and self.worker.state is WorkerState.SERVING:
@@ -122,8 +128,16 @@ class LocalPort:
         self._workers.turn_away(peer)
 
     def lost(self, link: PeerLink, why: str, now: float) -> None:
-        """Take note that what was ready for a slot could not be sent."""
-        if (
+        """End the session, since a message to a slot could not be sent, or since the slots are to greet anew.
+
+        A call that runs goes on to its end, and its report is dropped; then its slot greets.
+        """
+        if why == REJOIN:
+            if link is self.worker:
+                self._workers.leave(self.worker, why, now)
+                self._threads.end()
+                self._begin(now)
+        elif (
             why != GONE and link.peer is not None
         ):  # where a thread has closed its connection, news of it follow
             self._end(f"its slots cannot be reached: {why}", now)
@@ -153,10 +167,10 @@ class LocalPort:
                 self._workers.slot_ended(slot, news.batch, now)
                 if not any(slot.number in self._dispatcher.slots for slot in worker.slots):
                     self._availability.own_slots_ended(now)
-            case SessionBroken():
+            case SessionBroken() if news.session == worker.session:
                 self.greeted.set()
                 self._end(news.why, now)
-            case SlotIdle():
+            case SlotIdle() | SessionBroken():
                 pass
             case _:
                 assert_never(news)

@@ -26,7 +26,7 @@ from shapestream.serving.connected_workers import MOST_UNREAD, MOST_UNREAD_BYTES
 from shapestream.serving.dispatcher import Dispatcher
 from shapestream.serving.greetings import Greetings
 from shapestream.serving.inbox import DEAR, Inbox, Item
-from shapestream.serving.outgoing import GONE, Outgoing, PeerLink
+from shapestream.serving.outgoing import GONE, REJOIN, Outgoing, PeerLink
 from shapestream.serving.own_processes import OwnProcesses, ProcessOwner
 from shapestream.serving.report_check import ReportRefused
 from shapestream.serving.served_models import ServedModels
@@ -45,6 +45,7 @@ from shapestream.wire.messages import (
     SetLogLevel,
     SlotEnded,
     SlotHello,
+    Unknown,
     WorkerDraining,
     WorkerHello,
     WorkerWelcome,
@@ -270,11 +271,15 @@ class WorkerPort:
             self._workers.turn_away(control)
 
     def lost(self, link: PeerLink, why: str, now: float) -> None:
-        """Take note that what was ready for this worker could not be sent, or that one of its slots hangs."""
+        """End a worker's session: a message to it could not be sent, one of its slots hangs, or it is to greet anew."""
         worker = link.worker if isinstance(link, SlotRecord) else link
         if not isinstance(worker, ConnectedWorker) or link.peer is None or worker.peer is None:
             return
-        if worker.state is WorkerState.CONDEMNED:
+        if why == REJOIN:
+            peer = worker.peer
+            self._workers.leave(worker, why, now)
+            self.outgoing.say_once(peer, Unknown())
+        elif worker.state is WorkerState.CONDEMNED:
             self._end_hanging(worker, worker.peer, now)
         elif why == GONE and (worker.state in AWAITED or not worker.dialled_in):
             self._workers.close(worker, "lose touch", now)  # how its process ended will be told
