@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +15,7 @@ import trio
 from structlog.testing import capture_logs
 from tests.pipeline.serving.clocks import real_time, virtual_time
 from tests.pipeline.serving.echo_model import echo_tensors, request
-from tests.pipeline.serving.harness import memory_serving
+from tests.pipeline.serving.harness import Running, memory_serving, serve_with
 from tests.pipeline.serving.raw_peer import hello_of
 from tests.pipeline.serving.scripted_slots import ScriptedSlots
 
@@ -22,9 +26,15 @@ from shapestream.scheduling.model_queue import ModelQueue
 from shapestream.serving.slot_threads import SlotThreads
 from shapestream.slices import at_once
 from shapestream.telemetry.metrics import read_metrics
+from shapestream.transport.blocking_dealer import BlockingDealer
+from shapestream.transport.dealer import DealerSocket
+from shapestream.transport.memory import memory_server
+from shapestream.transport.zeromq import RouterSocket
 from shapestream.wire.messages import Failure, RequestEntry, ResultEntry, Unknown
+from shapestream_engine.compiled_model import CompiledModel
 from shapestream_engine.layout import Tensors
 from shapestream_engine.model import InputSpec, ModelSpec, OutputSpec, compile_model
+from shapestream_workers.worker import Worker
 
 UNLUCKY = (1, 13)
 
@@ -124,15 +134,45 @@ async def test_after_a_defect_the_servers_own_slots_greet_anew(monkeypatch: pyte
         assert [] == running.server.readings.not_ready()
 
 
+@asynccontextmanager
+async def own_slots(model: CompiledModel, folder: Path) -> AsyncIterator[Running]:
+    """A server whose own slot serves this model."""
+    async with memory_serving(SlotThreads(models={"echo": model})) as running:
+        yield running
+
+
+@asynccontextmanager
+async def a_worker(model: CompiledModel, folder: Path) -> AsyncIterator[Running]:
+    """A server and a worker, with the wire in between."""
+    address = f"ipc://{folder}/workers"
+    port, clients = RouterSocket(), memory_server()
+    port.bind(address)
+
+    def connect() -> DealerSocket:
+        connection = DealerSocket()
+        connection.connect(address)
+        return connection
+
+    slots = SlotThreads(models={"echo": model}, dial=lambda wake: BlockingDealer(address, wake))
+    async with trio.open_nursery() as nursery:
+        server = await nursery.start(partial(serve_with(), clients=clients, workers=port))
+        nursery.start_soon(Worker("w", slots, connect).run)
+        while server.readings.not_ready():
+            await trio.lowlevel.checkpoint()
+        yield Running(server, clients, memory_server())
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("served_by", [own_slots, a_worker])
 @real_time
 async def test_a_call_that_runs_while_the_scheduler_starts_over_ends_first(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, served_by: Any
 ) -> None:
     """Its report is dropped, then its slot greets anew; the next request is answered there."""
     add, began, may_end = ModelQueue.add, threading.Event(), threading.Event()
     ran: list[int] = []
 
-    def model(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    def double(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         ran.append(int(x[0]))
         began.set()
         assert may_end.wait(60.0)
@@ -146,16 +186,16 @@ async def test_a_call_that_runs_while_the_scheduler_starts_over_ends_first(
     def number(value: int) -> RequestEntry:
         return request(value, Tensors(layout=((0, "i64", (1,)),), buffers=(np.int64(value).tobytes(),)))
 
-    compiled = compile_model(
+    model = compile_model(
         ModelSpec(
             name="echo",
-            model=model,
+            model=double,
             inputs={"x": InputSpec(shape="batch:1..8", element_type="i64")},
             outputs={"y": OutputSpec(shape="batch", element_type="i64")},
         ),
         slots=1,
     )
-    async with memory_serving(SlotThreads(models={"echo": compiled})) as running:
+    async with served_by(model, tmp_path) as running:
         client = await running.greeted()
         client.say(number(1))
         assert await trio.to_thread.run_sync(began.wait, 60.0)
@@ -166,7 +206,7 @@ async def test_a_call_that_runs_while_the_scheduler_starts_over_ends_first(
         client.say(number(3))
         may_end.set()
         assert 3 == (await client.hear(ResultEntry)).sequence
-    compiled.close()
+    model.close()
     assert [1, 3] == ran
 
 
