@@ -239,7 +239,9 @@ class Stories:
             self._held -= len(gone.members) or 1
             self._forgotten = gone.ended
         if members:
-            self._keep_if_slow(_answered_by(run, min(members)))
+            oldest = min(members)
+            if run.ended - oldest.arrived > self._slow_from or run.ended >= self._minute_ends:
+                self._keep_if_slow(_answered_by(run, oldest))
 
     def _lost(self, run: Run) -> None:
         """Remember a batch that began and failed, was lost, or whose results were not needed."""
