@@ -15,15 +15,13 @@ import trio
 
 from shapestream.errors import AlreadyAnswered, Conflict, ProtocolError, RequestError, Unavailable
 from shapestream.scheduling.events import Overload
-from shapestream.serving.callers import CallerUse
 from shapestream.serving.dispatcher import Dispatcher
 from shapestream.serving.egress import Egress
 from shapestream.serving.inbox import DEAR, QUANTUM, TENSORS_PER_POINT, Inbox, Item
 from shapestream.serving.kept_replies import same_tensors
 from shapestream.serving.outgoing import GONE, PeerLink
-from shapestream.serving.served_models import ServedModel, ServedModels
-from shapestream.serving.sessions import ClientSession, RequestRecord, Sessions, queued_sizes
-from shapestream.serving.string_check import BYTES_PER_POINT, check_inputs
+from shapestream.serving.served_models import BYTES_PER_POINT, ServedModel, ServedModels, check_inputs
+from shapestream.serving.sessions import CallerUse, ClientSession, RequestRecord, Sessions, queued_sizes
 from shapestream.settings import ServerSettings
 from shapestream.slices import SlicedWork, Slices
 from shapestream.telemetry.logging import PRESENT, RateLimit

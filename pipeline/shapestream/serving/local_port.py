@@ -18,7 +18,6 @@ from shapestream.serving.connected_workers import ConnectedWorkers
 from shapestream.serving.dispatcher import Dispatcher
 from shapestream.serving.inbox import Item
 from shapestream.serving.outgoing import GONE, REJOIN, Outgoing, PeerLink
-from shapestream.serving.report_check import ReportRefused
 from shapestream.serving.served_models import ServedModels
 from shapestream.serving.slot_threads import (
     BatchWithdrawn,
@@ -29,8 +28,7 @@ from shapestream.serving.slot_threads import (
     SlotThreads,
     ThreadEnded,
 )
-from shapestream.serving.worker_states import WorkerState
-from shapestream.serving.workers import LocalWorker, SlotRecord
+from shapestream.serving.workers import LocalWorker, ReportRefused, SlotRecord, WorkerState
 from shapestream.slices import at_once
 from shapestream.transport.interface import Addressed
 from shapestream.wire.codec import BadEntry

@@ -27,8 +27,7 @@ from shapestream.serving.sessions import RequestRecord, Sessions
 from shapestream.serving.stories import MOST_TOLD, Stories
 from shapestream.serving.story_words import nothing_of, story_of
 from shapestream.serving.worker_port import WorkerPort
-from shapestream.serving.worker_states import WorkerState
-from shapestream.serving.workers import ConnectedWorker
+from shapestream.serving.workers import ConnectedWorker, WorkerState
 from shapestream.settings import ServerSettings
 from shapestream.slices import Slices
 from shapestream.telemetry.counters import ServerStatistics

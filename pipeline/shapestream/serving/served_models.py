@@ -1,4 +1,9 @@
-"""The models that clients can ask for. Workers bring them; each gets a number, once per server process."""
+"""The models that clients can ask for. Workers bring them; each gets a number, once per server process.
+
+The codec has checked the bytes of a string tensor against its layout, and not what they say. `check_inputs` and
+`check_outputs` check the length of each element, UTF-8, and bounds, where requests and results come in. Behind them nothing
+looks at strings again.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +15,7 @@ import structlog
 
 from shapestream.chains.plan import Chain, ChainRefused, plan_chain
 from shapestream.chains.spec import ChainSpec
-from shapestream.errors import ConfigurationError
+from shapestream.errors import ConfigurationError, InvalidRequest
 from shapestream.scheduling.events import InputBytes, ModelProfile
 from shapestream.settings import ModelSettings
 from shapestream.slices import Slices
@@ -22,9 +27,13 @@ from shapestream.wire.limits import (
     WORKER_LIMITS,
     Limits,
 )
+from shapestream.wire.string_limits import check_strings_fit
+from shapestream_engine import string_arrays
 from shapestream_engine.batching.calls import CallPlanner
 from shapestream_engine.calibration_shapes import DEFAULT_MAX_BATCH
 from shapestream_engine.element_types import dtype_of
+from shapestream_engine.errors import ShapeError
+from shapestream_engine.layout import Tensors
 from shapestream_engine.memo import Memo
 from shapestream_engine.ports import InputPort, OutputPort
 from shapestream_engine.shapes import BATCH
@@ -54,6 +63,31 @@ _MEMBER_BYTES = 32
 _BATCH_BYTES = 64 * 1024
 """A batch without its members: names, sizes, and the calls it took."""
 _BATCH_ITEMS = 64
+
+
+BYTES_PER_POINT = 16 * 1024
+"""Bytes of strings per point of the inbox: to check so many takes 15 us."""
+
+
+def check_inputs(ports: Sequence[InputPort], tensors: Tensors) -> None:
+    """Raise `TooLarge` as `check_strings_fit` does, and `InvalidRequest` for wrong strings, by input and element."""
+    check_strings_fit(ports, tensors)
+    for (number, element_type, shape), buffer in zip(tensors.layout, tensors.buffers, strict=True):
+        if ports[number].is_string:
+            try:
+                string_arrays.check(element_type, shape, buffer)
+            except ShapeError as error:
+                raise InvalidRequest(f"input {ports[number].name!r}: {error}") from None
+
+
+def check_outputs(ports: Sequence[OutputPort], tensors: Tensors) -> None:
+    """Raise ValueError for strings of a result whose lengths or contents are wrong, by their output's name."""
+    for (number, element_type, shape), buffer in zip(tensors.layout, tensors.buffers, strict=True):
+        if ports[number].is_string:
+            try:
+                string_arrays.check(element_type, shape, buffer)
+            except ShapeError as error:
+                raise ValueError(f"output {ports[number].name!r}: {error}") from None
 
 
 class ServedModel:

@@ -2,7 +2,7 @@
 
 A worker greets on the connection of its control, and is given a token; each of its slots greets with that on a connection
 of its own. Batches and their reports travel on the slots' connections, all else on the control's, so there is no order
-between the two. `greetings.py` begins sessions, `connected_workers.py` keeps and ends them, `worker_states.py` has their
+between the two. `greetings.py` begins sessions, `connected_workers.py` keeps and ends them, `workers.py` has their
 states. The slots of the server's own process have a port of their own (`local_port.py`).
 
 A worker is half-trusted: its messages are read as strictly as a client's, and a report that contradicts the model's
@@ -28,11 +28,8 @@ from shapestream.serving.greetings import Greetings
 from shapestream.serving.inbox import DEAR, Inbox, Item
 from shapestream.serving.outgoing import GONE, REJOIN, Outgoing, PeerLink
 from shapestream.serving.own_processes import OwnProcesses, ProcessOwner
-from shapestream.serving.report_check import ReportRefused
 from shapestream.serving.served_models import ServedModels
-from shapestream.serving.worker_offer import Offer
-from shapestream.serving.worker_states import WorkerState
-from shapestream.serving.workers import ConnectedWorker, SlotRecord
+from shapestream.serving.workers import ConnectedWorker, Offer, ReportRefused, SlotRecord, WorkerState
 from shapestream.settings import ServerSettings
 from shapestream.wire.codec import BadEntry
 from shapestream.wire.messages import (

@@ -46,8 +46,7 @@ from shapestream.serving.stories import (
     may_see,
 )
 from shapestream.serving.story_words import cut_reason, story_of
-from shapestream.serving.worker_offer import Offer
-from shapestream.serving.workers import ConnectedWorker
+from shapestream.serving.workers import ConnectedWorker, Offer
 from shapestream.slices import at_once
 from shapestream.telemetry.counters import ServerStatistics
 from shapestream.telemetry.runs import ClientId
