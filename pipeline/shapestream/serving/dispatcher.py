@@ -595,7 +595,7 @@ class Dispatcher:
 
     def end_turn(self) -> None:
         """Send what is ready, and tell the observers. A port calls this at the end of its turn."""
-        if self._desk.is_busy:
+        if self._desk.has_chains:
             self._follow_chains(self._clock())
         self._flush()
         self._ends.tell()
@@ -622,8 +622,9 @@ class Dispatcher:
                 self.end_turn()
 
     def _next_wakeup(self) -> float:
-        wakeup = self._scheduler.next_wakeup()
-        other = min(self._held.until, self._desk.next_deadline)
+        wakeup, other = self._scheduler.next_wakeup(), self._held.until
+        if self._desk.has_chains:
+            other = min(other, self._desk.next_deadline)
         return other if wakeup is None else min(wakeup, other)
 
     async def wait_idle(self) -> None:
@@ -655,7 +656,10 @@ class Dispatcher:
     @property
     def unfinished(self) -> int:
         """Requests that have no terminal reply yet, counted."""
-        return 0 if self._handed_back else len(self._scheduler.requests) + self._desk.waiting
+        if self._handed_back:
+            return 0
+        waiting = self._desk.waiting if self._desk.has_chains else 0
+        return len(self._scheduler.requests) + waiting
 
     def busy_s(self, now: float) -> float:
         """Return the seconds that slots have had batches, all slots together, also those of batches that still run."""
