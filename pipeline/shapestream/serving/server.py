@@ -62,6 +62,7 @@ from shapestream.transport.interface import PeerSocket
 from shapestream.transport.zeromq import OutboxRoom
 from shapestream.wire.codec import codec_of
 from shapestream.wire.limits import CLIENT_LIMITS, WORKER_LIMITS
+from shapestream.wire.liveness import STALL_S
 from shapestream.wire.messages import Role
 from shapestream_engine.calibration_cache import CostCache
 
@@ -76,8 +77,6 @@ FAREWELL_S = 0.05
 A worker's libzmq (ZMQ_IMMEDIATE) drops unread messages with a connection. A worker that missed the goodbye waits for 3 s
 before it counts the server as gone.
 """
-STALL_S = 0.5
-"""Delay of a heartbeat, in seconds, beyond which this process itself stood still: it was stopped, or busy."""
 
 
 class Server:
