@@ -17,7 +17,7 @@ from shapestream.serving.availability import Availability
 from shapestream.serving.connected_workers import ConnectedWorkers
 from shapestream.serving.dispatcher import Dispatcher
 from shapestream.serving.inbox import Item
-from shapestream.serving.outgoing import GONE, REJOIN, Outgoing, PeerLink
+from shapestream.serving.outgoing import GONE, REJOIN, REJOIN_S, Outgoing, PeerLink
 from shapestream.serving.served_models import ServedModels
 from shapestream.serving.slot_threads import (
     BatchWithdrawn,
@@ -59,13 +59,32 @@ class LocalPort:
         """The slots as a worker, once they have started."""
         self.greeted = trio.Event()
         """Set when the slots have greeted, or never will."""
+        self._session_ended = trio.Event()
+        """Set when the slots are to greet anew."""
+        self._thread_ended = False
 
     async def run(self) -> None:
         """Serve the port until cancelled. This task serves the messages that the socket's watcher does not find."""
         socket = self.outgoing.socket
         socket.on_messages = self._serve_arrived
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._greet_anew)
+            while True:
+                self._serve_all(await socket.receive())
+
+    async def _greet_anew(self) -> None:
+        """Begin a session of the slots whenever one has ended by `REJOIN`."""
         while True:
-            self._serve_all(await socket.receive())
+            await self._session_ended.wait()
+            self._session_ended = trio.Event()
+            if self._thread_ended:
+                self._end(
+                    "they cannot all greet anew, since the thread of one has ended", trio.current_time()
+                )
+                self._dispatcher.end_turn()
+                return
+            self._begin(trio.current_time())
+            await trio.sleep(REJOIN_S)
 
     def start(self) -> None:
         """Start the slots; they join when they have greeted."""
@@ -131,10 +150,10 @@ class LocalPort:
         A call that runs goes on to its end, and its report is dropped; then its slot greets.
         """
         if why == REJOIN:
-            if link is self.worker:
+            if self.worker is not None and self.worker.state is not WorkerState.GONE:
                 self._workers.leave(self.worker, why, now)
                 self._threads.end()
-                self._begin(now)
+                self._session_ended.set()
         elif (
             why != GONE and link.peer is not None
         ):  # where a thread has closed its connection, news of it follow
@@ -145,6 +164,7 @@ class LocalPort:
     def _take(self, news: News) -> None:
         """Take news of the slots."""
         worker, now = self.worker, trio.current_time()
+        self._thread_ended = self._thread_ended or isinstance(news, ThreadEnded)
         if worker is None or worker.state is WorkerState.GONE:
             return
         match news:

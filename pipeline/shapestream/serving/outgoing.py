@@ -23,6 +23,8 @@ GONE = "gone"
 """The reason for a lost link whose connection has broken."""
 REJOIN = "is to greet anew"
 """The reason for a link whose connection is sound, and whose session ends, since the scheduler has forgotten it."""
+REJOIN_S = 1.0
+"""Shortest time between two such ends of a worker's sessions, in seconds: a defect may come back whenever slots join."""
 
 
 class PeerLink:

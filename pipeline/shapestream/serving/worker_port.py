@@ -26,7 +26,7 @@ from shapestream.serving.connected_workers import MOST_UNREAD, MOST_UNREAD_BYTES
 from shapestream.serving.dispatcher import Dispatcher
 from shapestream.serving.greetings import Greetings
 from shapestream.serving.inbox import DEAR, Inbox, Item
-from shapestream.serving.outgoing import GONE, REJOIN, Outgoing, PeerLink
+from shapestream.serving.outgoing import GONE, REJOIN, REJOIN_S, Outgoing, PeerLink
 from shapestream.serving.own_processes import OwnProcesses, ProcessOwner
 from shapestream.serving.served_models import ServedModels
 from shapestream.serving.workers import ConnectedWorker, Offer, ReportRefused, SlotRecord, WorkerState
@@ -273,9 +273,10 @@ class WorkerPort:
         if not isinstance(worker, ConnectedWorker) or link.peer is None or worker.peer is None:
             return
         if why == REJOIN:
-            peer = worker.peer
+            peer, joined_at = worker.peer, worker.since
             self._workers.leave(worker, why, now)
-            self.outgoing.say_once(peer, Unknown())
+            if now > joined_at + REJOIN_S:  # else its next heartbeat is answered so
+                self.outgoing.say_once(peer, Unknown())
         elif worker.state is WorkerState.CONDEMNED:
             self._end_hanging(worker, worker.peer, now)
         elif why == GONE and (worker.state in AWAITED or not worker.dialled_in):

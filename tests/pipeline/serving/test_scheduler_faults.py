@@ -18,19 +18,20 @@ from tests.pipeline.serving.echo_model import echo_tensors, request
 from tests.pipeline.serving.harness import Running, memory_serving, serve_with
 from tests.pipeline.serving.raw_peer import hello_of
 from tests.pipeline.serving.scripted_slots import ScriptedSlots
+from trio.testing import wait_all_tasks_blocked
 
 import shapestream.serving.server
 from shapestream.scheduling import Scheduler, events
 from shapestream.scheduling.actions import Action, FailRequest, ReportFault
 from shapestream.scheduling.model_queue import ModelQueue
-from shapestream.serving.slot_threads import SlotThreads
+from shapestream.serving.slot_threads import SlotThreads, ThreadEnded
 from shapestream.slices import at_once
 from shapestream.telemetry.metrics import read_metrics
 from shapestream.transport.blocking_dealer import BlockingDealer
 from shapestream.transport.dealer import DealerSocket
 from shapestream.transport.memory import memory_server
 from shapestream.transport.zeromq import RouterSocket
-from shapestream.wire.messages import Failure, RequestEntry, ResultEntry, Unknown
+from shapestream.wire.messages import Failure, Heartbeat, RequestEntry, ResultEntry, Unknown
 from shapestream_engine.compiled_model import CompiledModel
 from shapestream_engine.layout import Tensors
 from shapestream_engine.model import InputSpec, ModelSpec, OutputSpec, compile_model
@@ -84,9 +85,13 @@ async def test_a_fault_is_one_line_and_one_failure(monkeypatch: pytest.MonkeyPat
     )
 
 
+@pytest.mark.parametrize("served_s", [0.0, 2.0])
 @virtual_time
-async def test_after_a_defect_a_worker_greets_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The request that was being started is answered `internal`, the log has the error, and the next one is answered."""
+async def test_after_a_defect_a_worker_greets_anew(monkeypatch: pytest.MonkeyPatch, served_s: float) -> None:
+    """The request that was being started is answered `internal`, the log has the error, and the next one is answered.
+
+    A worker that has only just joined is told so with its next heartbeat: the defect may come back whenever slots join.
+    """
     take = ModelQueue.take
 
     def broken(queue: ModelQueue, anchor: Any, members: Any, share_s: float | None) -> None:
@@ -97,11 +102,14 @@ async def test_after_a_defect_a_worker_greets_anew(monkeypatch: pytest.MonkeyPat
     with capture_logs() as lines:
         async with memory_serving() as running:
             client, worker = await running.client_and_worker()
+            await trio.sleep(served_s)
             monkeypatch.setattr(ModelQueue, "take", broken)
             client.say(request(1))
             failure = await client.hear(Failure)
             assert (1, "internal") == (failure.sequence, failure.code)
             client.say(request(2))
+            if not served_s:
+                worker.say(Heartbeat())
             await worker.hear(Unknown)
             await worker.greet_as_worker(hello_of())
             await worker.run_next()
@@ -132,6 +140,30 @@ async def test_after_a_defect_the_servers_own_slots_greet_anew(monkeypatch: pyte
         slots.finish(await slots.next_batch())
         assert 3 == (await client.hear(ResultEntry)).sequence
         assert [] == running.server.readings.not_ready()
+
+
+@virtual_time
+async def test_own_slots_one_of_whose_threads_has_ended_cannot_greet_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The log says so; they would wait for that one for ever."""
+    add, slots = ModelQueue.add, ScriptedSlots(slots=2)
+
+    def broken(*_: Any) -> None:
+        monkeypatch.setattr(ModelQueue, "add", add)
+        raise OverflowError("in the midst of an arrival")
+
+    with capture_logs() as lines:
+        async with memory_serving(slots) as running:
+            client = await running.greeted()
+            slots.tell(ThreadEnded(session=1, slot=0, batch=None))
+            monkeypatch.setattr(ModelQueue, "add", broken)
+            client.say(request(1))
+            await client.hear(Failure)
+            await wait_all_tasks_blocked()
+            assert ["no slot for model 'echo'"] == running.server.readings.not_ready("echo")
+    (line,) = [line for line in lines if line["event"] == "own slots end"]
+    assert "they cannot all greet anew, since the thread of one has ended" == line["why"]
 
 
 @asynccontextmanager
