@@ -30,6 +30,7 @@ from shapestream.scheduling.actions import (
     ForgetRequest,
     KillSlot,
     RecallBatch,
+    RejoinSlots,
     ReportFault,
     StartBatch,
 )
@@ -192,7 +193,7 @@ class World:
                     self._behind[batch.slot.id].remove(batch)
                     self._waiting += len(batch.arrivals)
                     self._handle(BatchFailed(batch=batch.id, code=ErrorCode.RECALLED, message=""))
-            case FailRequest() | ForgetRequest() | CancelBatch() | KillSlot() | ReportFault():
+            case FailRequest() | ForgetRequest() | CancelBatch() | KillSlot() | ReportFault() | RejoinSlots():
                 raise AssertionError(f"nothing here asks for {action}")
             case _:
                 assert_never(action)

@@ -13,7 +13,7 @@ from typing import TypeAlias
 from shapestream.scheduling.batches import BATCH_TABLE
 from shapestream.scheduling.queueing import REQUEST_TABLE
 from shapestream.scheduling.slots import SLOT_TABLE, WORKER_TABLE
-from shapestream.serving.worker_states import CONNECTED_WORKER_TABLE
+from shapestream.serving.workers import CONNECTED_WORKER_TABLE
 
 DOCS = Path(__file__).parent
 BEGIN = "<!-- written by docs/states.py -->\n"

@@ -25,9 +25,10 @@ from shapestream.errors import ProtocolError
 from shapestream.serving.slot_threads import News, SlotThreads, ThreadEnded
 from shapestream.transport.interface import Connection
 from shapestream.wire.codec import codec_of
+from shapestream.wire.liveness import Liveness, silence_of
 from shapestream.wire.messages import Heartbeat, Role
 from shapestream_engine.layout import Buffer
-from shapestream_workers.worker_session import MIN_HEARTBEAT_S, WorkerSession, silence_s
+from shapestream_workers.worker_session import WorkerSession
 
 log = structlog.get_logger()
 
@@ -36,8 +37,6 @@ RETRY_S = 0.5
 RETRY_MAX_S = 10.0
 DEFAULT_HEARTBEAT_S = 1.0
 """Seconds between heartbeats until the server has sent its own interval."""
-STALL_S = 0.5
-"""Delay of a heartbeat, in seconds, after which this process counts as paused."""
 FAREWELL_S = 0.5
 """Seconds to send the last messages of a session; a server that is gone takes none of them."""
 ORPHAN_S = 60.0
@@ -89,7 +88,8 @@ class Worker:
         self.end = WorkerEnd.DRAINED
         """The reason for the end of `run`, once that has returned."""
         self._wake_writer = trio.Event()
-        self._heard_at = 0.0
+        self._liveness: Liveness
+        """That of the server, on this connection."""
         self._session: WorkerSession
         self._connection: Connection | None = None
         self._writing = trio.CancelScope()
@@ -147,8 +147,9 @@ class Worker:
         connection = self._connection = self._connect()
         self._writing = trio.CancelScope()
         self._backlog.clear()
-        self._heard_at = trio.current_time()
-        self._session.greet(self._heard_at)
+        now = trio.current_time()
+        self._liveness = Liveness(silence_of(DEFAULT_HEARTBEAT_S), now, DEFAULT_HEARTBEAT_S)
+        self._session.greet(now)
         self._end_turn()
         try:
             async with trio.open_nursery() as nursery:
@@ -185,7 +186,7 @@ class Worker:
         session = self._session
         while session.ended is None:
             messages = await connection.receive()
-            now = self._heard_at = trio.current_time()
+            now = self._liveness.heard_at = trio.current_time()
             welcomed = session.welcome
             for frames in messages:
                 try:
@@ -196,6 +197,9 @@ class Worker:
                 for entry in entries:
                     session.handle_entry(entry, now)
             if session.welcome is not None and session.welcome is not welcomed:
+                heartbeat_s = session.welcome.heartbeat_ms / 1000
+                self._liveness.silence_s = silence_of(heartbeat_s)
+                self._liveness.beat_every(heartbeat_s)
                 log.info("worker ready", worker=self.name)
                 self._ready()
             self._end_turn()
@@ -239,23 +243,17 @@ class Worker:
             await self._wake_writer.wait()
 
     async def _beat(self) -> None:
-        session = self._session
+        session, liveness = self._session, self._liveness
         while session.ended is None:
-            welcome = session.welcome
-            asked_s = DEFAULT_HEARTBEAT_S if welcome is None else welcome.heartbeat_ms / 1000
-            interval_s = max(MIN_HEARTBEAT_S, asked_s)
-            due = trio.current_time() + interval_s
-            await trio.sleep_until(due)
-            now = trio.current_time()  # read once: the process may pause between two readings
-            if now > due + STALL_S:
-                await trio.sleep(STALL_S)  # unread messages are read before the server can count as silent
-                now += STALL_S
+            await trio.sleep_until(liveness.next_wakeup())
+            now = trio.current_time()
             if session.greeting_waits:
-                self._heard_at = now  # nothing was sent that the server could answer
-            silent_s = now - self._heard_at
-            if silent_s > silence_s(interval_s):
+                liveness.heard_at = now  # nothing was sent that the server could answer
+            if liveness.is_silent(now):
                 # This also covers a greeting that was lost with a server that ended before it answered.
-                session.ended = f"the server was silent for {silent_s:.1f} s"
-            elif welcome is not None and not self._backlog:
-                session.outgoing.append(Heartbeat())
+                session.ended = f"the server was silent for {now - liveness.heard_at:.1f} s"
+            elif liveness.heartbeat_due(now):
+                liveness.sent_at = now
+                if session.welcome is not None and not self._backlog:
+                    session.outgoing.append(Heartbeat())
             self._end_turn()

@@ -31,6 +31,7 @@ from shapestream.serving.slot_threads import (
 from shapestream.telemetry.logging import LEVELS, change
 from shapestream.wire.codec import BadEntry, items_of
 from shapestream.wire.limits import MAX_WORKER_ITEMS
+from shapestream.wire.liveness import silence_of
 from shapestream.wire.messages import (
     WORKER_PROTOCOL,
     BatchFailedEntry,
@@ -57,17 +58,6 @@ ENTRY_ITEMS = 64
 MAX_TRANSIT_S = 0.05
 """Upper limit, in seconds, of the estimated time of a message from the server. A greeting may take longer if the server
 was just starting."""
-MIN_HEARTBEAT_S = 0.01
-"""Shortest interval of heartbeats, in seconds, whatever the server asks for: heartbeats must not fill the process."""
-MISSED_HEARTBEATS = 3
-"""Missing heartbeats after which the server counts as gone."""
-MIN_SILENCE_S = 3.0
-"""Least silence in seconds after which the server counts as gone, however short its interval is."""
-
-
-def silence_s(heartbeat_s: float) -> float:
-    """Return the seconds of silence after which a server with this heartbeat interval counts as gone."""
-    return max(MISSED_HEARTBEATS * max(MIN_HEARTBEAT_S, heartbeat_s), MIN_SILENCE_S)
 
 
 def with_costs_that_fit(hello: WorkerHello, costs: Mapping[str, dict[str, Any]]) -> WorkerHello:
@@ -170,7 +160,7 @@ class WorkerSession:
                     SlotSession(
                         number=entry.session,
                         token=entry.token,
-                        silence_s=silence_s(entry.heartbeat_ms / 1000),
+                        silence_s=silence_of(entry.heartbeat_ms / 1000),
                     )
                 )
             case SetLogLevel() if entry.level in LEVELS:

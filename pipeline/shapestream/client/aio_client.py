@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from shapestream.client.async_face import Client, connecting
+from shapestream.client.calls import connects
 from shapestream.client.connector import Addresses, connector_for
 from shapestream.client.core import Core, CoreThread, Withdraw, software
 from shapestream.client.link import LinkSettings
@@ -20,6 +21,7 @@ from shapestream.client.tickets import AnyTicket, Question, hand_back
 
 
 @connecting("asyncio")
+@connects("shapestream.aio", "asyncio")
 async def connect(
     address: Addresses,
     *,
@@ -31,26 +33,7 @@ async def connect(
 ) -> AsyncIterator[Client]:
     """Connect to a server from asyncio code. A thread keeps the connection, so the event loop is never blocked.
 
-    Arguments:
-        address: `tcp://HOST:PORT` or `ipc://PATH`; or a list of them, for servers of the same models, used in turn.
-        connect_timeout: seconds that a server may take to answer at first.
-        silence: seconds without a word after which the client connects anew, and sends unfinished requests again.
-        unavailable_after: seconds without any server after which requests fail with `Unavailable`.
-        key: path of your secret key, for a server that asks for keys.
-        server_key: that server's public key, or the path of its file.
-
     Leaving the block ends unfinished requests, here and at the server; tasks that still wait for them get `Cancelled`.
-
-    Raises:
-        Unavailable: no server answers in time.
-        TransportError: no client can connect to such an address.
-        ConfigurationError: the keys cannot be used.
-        TypeError, ValueError: an argument is wrong.
-        RuntimeError: asyncio does not run here.
-
-    Example:
-        async with shapestream.aio.connect("ipc://run/shapestream.sock", connect_timeout=5.0) as client:
-            print(await client.signature("embeddings"))
     """
     loop = asyncio.get_running_loop()
     ended = asyncio.Event()
@@ -73,7 +56,7 @@ async def connect(
     thread.start()
     try:
         client = Client(core, _AsyncioLoop())
-        await client._welcome(connect_timeout)
+        await client._ask(client._welcome(connect_timeout))
         yield client
     finally:
         core.stop()

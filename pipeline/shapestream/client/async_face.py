@@ -10,7 +10,7 @@ import asyncio
 import queue
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from functools import wraps
+from functools import partial, wraps
 from types import TracebackType
 from typing import (
     TYPE_CHECKING,
@@ -28,10 +28,8 @@ from typing import (
 
 import trio
 
-from shapestream.client.calls import Calls
+from shapestream.client.calls import Answered, Asking, Calls
 from shapestream.client.core import Core
-from shapestream.client.opened_models import Model
-from shapestream.client.request_tags import tags_of
 from shapestream.client.results import Result
 from shapestream.client.streaming import (
     Item,
@@ -48,22 +46,9 @@ from shapestream.client.streaming import (
 )
 from shapestream.client.tickets import (
     AnyTicket,
-    Kind,
-    OpenTicket,
     Owner,
     Question,
-    RequestTicket,
-    StatisticsTicket,
-    StoriesTicket,
-    WelcomeTicket,
-    checked_name,
-    checked_priority,
-    deadline_at,
-    outcome_of,
-    stories_asked,
-    stories_of,
 )
-from shapestream.wire.messages import ResultEntry as Answer
 from shapestream_engine.signature import ModelSignature
 
 _WAY_IN = "async with client.stream(…) as results"
@@ -191,6 +176,8 @@ class Client(Calls):
         self._core = core
         self._loop = loop
         self._home = loop.current()
+        self._owner = partial(loop.call, core)
+        self._check_caller = self._check_loop
 
     def _check_loop(self) -> None:
         """Raise RuntimeError where no answer would ever arrive: outside the loop, or the process, that connected."""
@@ -201,6 +188,17 @@ class Client(Calls):
             here = False
         if not here:
             raise RuntimeError(_ELSEWHERE)
+
+    async def _ask(self, asking: Asking[Answered]) -> Answered:
+        """Wait for each question of a call, and return its answer."""
+        while True:
+            try:
+                ticket = next(asking)
+            except StopIteration as end:
+                answer: Answered = end.value
+                return answer
+            call: Any = ticket.owner
+            await call.ask(ticket)
 
     async def infer(
         self,
@@ -213,19 +211,16 @@ class Client(Calls):
         trace: Mapping[str, str] | None = None,
         caller: str | None = None,
     ) -> Result:
-        self._check_loop()
-        priority = checked_priority(priority)
-        tags = tags_of(request_id, trace, caller)
-        due = deadline_at(self._core.clock, deadline)
-        opened = self._core.models.get(model) or await self._open(model, due)
-        tensors, nbytes = opened.encode(inputs)
-        call = self._loop.call(self._core)
-        ticket = RequestTicket(
-            call, deadline=due, model=opened, tensors=tensors, nbytes=nbytes, priority=priority, tags=tags
+        asking = self._infer(
+            model,
+            inputs,
+            deadline=deadline,
+            priority=priority,
+            request_id=request_id,
+            trace=trace,
+            caller=caller,
         )
-        await call.ask(ticket)
-        answer = outcome_of(ticket, Answer)
-        return Result(None, answer, opened.outputs, self._core.client, request_id, lists=opened.lists)
+        return await self._ask(asking)
 
     @overload
     def stream(
@@ -272,41 +267,18 @@ class Client(Calls):
         return Stream(self, model, source, options)
 
     async def signature(self, model: str, *, deadline: float | None = None) -> ModelSignature:
-        self._check_loop()
-        due = deadline_at(self._core.clock, deadline)
-        opened = self._core.models.get(model) or await self._open(model, due)
-        return opened.signature
+        return await self._ask(self._signature(model, deadline))
 
     async def statistics(self, *, deadline: float | None = 10.0) -> dict[str, Any]:
-        self._check_loop()
-        due = deadline_at(self._core.clock, deadline)
-        return await self._ask(dict, StatisticsTicket, deadline=due)
+        return await self._ask(self._statistics(deadline))
 
     async def stories(
         self, request_id: str | None = None, *, slowest: int = 10, deadline: float | None = 10.0
     ) -> list[dict[str, Any]]:
-        self._check_loop()
-        due = deadline_at(self._core.clock, deadline)
-        asked = stories_asked(request_id, slowest)
-        return stories_of(await self._ask(dict, StoriesTicket, deadline=due, **asked))
+        return await self._ask(self._stories(request_id, slowest, deadline))
 
     async def acknowledge_audit(self, model: str, *, deadline: float | None = 10.0) -> dict[str, Any]:
-        self._check_loop()
-        due = deadline_at(self._core.clock, deadline)
-        return await self._ask(dict, StatisticsTicket, deadline=due, acknowledge=checked_name(model))
-
-    async def _welcome(self, timeout_s: float) -> None:
-        """Wait until a server has answered; raises `Unavailable` where none does in time."""
-        await self._ask(bool, WelcomeTicket, deadline=deadline_at(self._core.clock, timeout_s))
-
-    async def _open(self, name: str, due: float | None) -> Model:
-        return await self._ask(Model, OpenTicket, deadline=due, name=checked_name(name))
-
-    async def _ask(self, kind: type[Kind], question: Callable[..., Question], **fields: Any) -> Kind:
-        call = self._loop.call(self._core)
-        ticket = question(call, **fields)
-        await call.ask(ticket)
-        return outcome_of(ticket, kind)
+        return await self._ask(self._statistics(deadline, acknowledge=model))
 
 
 class Stream(AsyncEntered, Generic[ItemT]):
@@ -331,8 +303,7 @@ class Stream(AsyncEntered, Generic[ItemT]):
 
     async def __aenter__(self) -> Self:
         client, core, loop = self._client, self._client._core, self._client._loop
-        client._check_loop()
-        opened = core.models.get(self._model) or await client._open(self._model, None)
+        opened = await client._ask(client._opened(self._model, None))
         if isinstance(self._source, AsyncIterable):
             permits = TaskPermits(loop.wakeup())
             self._state = _TaskStreamState(loop.wakeup(), opened, self._options, permits.grant, core)

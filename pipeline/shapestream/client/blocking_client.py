@@ -11,16 +11,16 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, Self, Unpack, overload
 
-from shapestream.client.calls import Calls
+from shapestream.client.calls import Answered, Asking, Calls, connects
 from shapestream.client.connector import Addresses, connector_for
 from shapestream.client.core import WITHDRAWN, Core, CoreThread, Withdraw, software
 from shapestream.client.link import LinkSettings
 from shapestream.client.opened_models import Model
-from shapestream.client.request_tags import tags_of
 from shapestream.client.results import Result
 from shapestream.client.streaming import (
     Item,
@@ -34,22 +34,10 @@ from shapestream.client.streaming import (
 )
 from shapestream.client.tickets import (
     AnyTicket,
-    Kind,
-    OpenTicket,
     Question,
     RequestTicket,
-    StatisticsTicket,
-    StoriesTicket,
-    WelcomeTicket,
-    checked_name,
-    checked_priority,
-    deadline_at,
-    outcome_of,
-    stories_asked,
-    stories_of,
 )
 from shapestream.errors import Cancelled
-from shapestream.wire.messages import ResultEntry as Answer
 from shapestream_engine.signature import ModelSignature
 
 # A Ctrl-C interrupts a lock that is waited for, unless it comes just before: while this thread waits for the
@@ -59,6 +47,7 @@ _LOOK_FOR_SIGNALS_S = 0.5
 _JOIN_S = 5.0
 
 
+@connects("shapestream.blocking")
 def connect(
     address: Addresses,
     *,
@@ -70,26 +59,8 @@ def connect(
 ) -> Client:
     """Connect to a server from code without an event loop. A thread keeps the connection.
 
-    Arguments:
-        address: `tcp://HOST:PORT` or `ipc://PATH`; or a list of them, for servers of the same models, used in turn.
-        connect_timeout: seconds that a server may take to answer at first.
-        silence: seconds without a word after which the client connects anew, and sends unfinished requests again.
-        unavailable_after: seconds without any server after which requests fail with `Unavailable`.
-        key: path of your secret key, for a server that asks for keys.
-        server_key: that server's public key, or the path of its file.
-
     `with` or `close()` ends the client and its unfinished requests, here and at the server. A forked child has no such
     thread: connect there anew.
-
-    Raises:
-        Unavailable: no server answers in time.
-        TransportError: no client can connect to such an address.
-        ConfigurationError: the keys cannot be used.
-        TypeError, ValueError: an argument is wrong.
-
-    Example:
-        with shapestream.blocking.connect("ipc://run/shapestream.sock", connect_timeout=5.0) as client:
-            print(client.signature("embeddings"))
     """
     core = Core(
         connector_for(address, key=key, server_key=server_key),
@@ -102,7 +73,7 @@ def connect(
     welcomed = False
     try:
         thread.start()
-        client._ask(bool, WelcomeTicket, deadline=deadline_at(core.clock, connect_timeout))
+        client._ask(client._welcome(connect_timeout))
         welcomed = True
     finally:
         if not welcomed:
@@ -116,8 +87,21 @@ class Client(Calls):
     def __init__(self, core: Core, thread: CoreThread) -> None:
         self._core = core
         self._thread = thread
+        self._owner = partial(_ThreadCall, core)
+        self._check_caller = core.submissions.check_process
         # Not at the interpreter's end: the thread, a daemon, may then hold a lock without end.
         weakref.finalize(self, _dropped, core, thread).atexit = False
+
+    def _ask(self, asking: Asking[Answered]) -> Answered:
+        """Wait for each question of a call, and return its answer."""
+        while True:
+            try:
+                ticket = next(asking)
+            except StopIteration as end:
+                answer: Answered = end.value
+                return answer
+            call: Any = ticket.owner
+            call.ask(ticket)
 
     def infer(
         self,
@@ -130,8 +114,7 @@ class Client(Calls):
         trace: Mapping[str, str] | None = None,
         caller: str | None = None,
     ) -> Result:
-        inference = Inference(
-            self,
+        asking = self._infer(
             model,
             inputs,
             deadline=deadline,
@@ -140,7 +123,7 @@ class Client(Calls):
             trace=trace,
             caller=caller,
         )
-        return inference.result()
+        return self._ask(asking)
 
     @overload
     def stream(
@@ -180,29 +163,22 @@ class Client(Calls):
         return Stream(self, model, source, options)
 
     def signature(self, model: str, *, deadline: float | None = None) -> ModelSignature:
-        return self.opened(model, deadline=deadline).signature
+        return self._ask(self._signature(model, deadline))
 
     def opened(self, model: str, *, deadline: float | None = None) -> Model:
         """Return a model that the server has opened, for the items of a stream without a model."""
-        self._core.submissions.check_process()
-        return self._core.models.get(model) or self._open(model, deadline_at(self._core.clock, deadline))
+        return self._ask(self._opened(model, deadline))
 
     def statistics(self, *, deadline: float | None = 10.0) -> dict[str, Any]:
-        self._core.submissions.check_process()
-        return self._ask(dict, StatisticsTicket, deadline=deadline_at(self._core.clock, deadline))
+        return self._ask(self._statistics(deadline))
 
     def stories(
         self, request_id: str | None = None, *, slowest: int = 10, deadline: float | None = 10.0
     ) -> list[dict[str, Any]]:
-        self._core.submissions.check_process()
-        due = deadline_at(self._core.clock, deadline)
-        asked = stories_asked(request_id, slowest)
-        return stories_of(self._ask(dict, StoriesTicket, deadline=due, **asked))
+        return self._ask(self._stories(request_id, slowest, deadline))
 
     def acknowledge_audit(self, model: str, *, deadline: float | None = 10.0) -> dict[str, Any]:
-        self._core.submissions.check_process()
-        due = deadline_at(self._core.clock, deadline)
-        return self._ask(dict, StatisticsTicket, deadline=due, acknowledge=checked_name(model))
+        return self._ask(self._statistics(deadline, acknowledge=model))
 
     def has_ended(self) -> bool:
         """Tell whether nothing is answered any more: after `close`, or after an error, which `close` raises."""
@@ -232,15 +208,6 @@ class Client(Calls):
         async def __aexit__(self, *_: object) -> None:
             """Never called; `async with` looks for it first."""
 
-    def _open(self, name: str, due: float | None) -> Model:
-        return self._ask(Model, OpenTicket, deadline=due, name=checked_name(name))
-
-    def _ask(self, kind: type[Kind], question: Callable[..., Question], **fields: Any) -> Kind:
-        call = _ThreadCall(self._core)
-        ticket = question(call, **fields)
-        call.ask(ticket)
-        return outcome_of(ticket, kind)
-
 
 def _dropped(core: Core, thread: CoreThread) -> None:
     """Stop a client that was not closed, and that no reference is left to."""
@@ -267,32 +234,31 @@ class Inference:
         caller: str | None,
     ) -> None:
         """Check and encode the request; nothing is sent before `result`. Raises as `Client.infer` does."""
-        core = client._core
-        core.submissions.check_process()
-        priority = checked_priority(priority)
-        tags = tags_of(request_id, trace, caller)
-        due = deadline_at(core.clock, deadline)
-        self._model = core.models.get(model) or client._open(model, due)
-        tensors, nbytes = self._model.encode(inputs)
-        self._client = core.client
-        self._own_id = request_id
-        self._call = _ThreadCall(core)
-        self._ticket = RequestTicket(
-            self._call,
-            deadline=due,
-            model=self._model,
-            tensors=tensors,
-            nbytes=nbytes,
+        self._client = client
+        self._asking = client._infer(
+            model,
+            inputs,
+            deadline=deadline,
             priority=priority,
-            tags=tags,
+            request_id=request_id,
+            trace=trace,
+            caller=caller,
         )
+        ticket, call = self._next()
+        while type(ticket) is not RequestTicket:
+            call.ask(ticket)
+            ticket, call = self._next()
+        self._ticket, self._call = ticket, call
+
+    def _next(self) -> tuple[Question, Any]:
+        """Return the next question, and the call that waits for it."""
+        ticket = next(self._asking)
+        return ticket, ticket.owner
 
     def result(self) -> Result:
         """Send the request, and wait for its result. Raises its error, or `Cancelled` where it was withdrawn."""
         self._call.ask(self._ticket)
-        answer = outcome_of(self._ticket, Answer)
-        model = self._model
-        return Result(None, answer, model.outputs, self._client, self._own_id, lists=model.lists)
+        return self._client._ask(self._asking)
 
     def withdraw(self) -> None:
         """Withdraw the request, here and at the server, from any thread, before or after `result` is called."""
@@ -366,9 +332,7 @@ class Stream(Generic[ItemT]):
     def __enter__(self) -> Self:
         client, core = self._client, self._client._core
         core.submissions.check_process()
-        opened = None
-        if self._model is not None:
-            opened = core.models.get(self._model) or client._open(self._model, None)
+        opened = None if self._model is None else client.opened(self._model)
         granted: queue.SimpleQueue[int] = queue.SimpleQueue()
         entered = False
         try:

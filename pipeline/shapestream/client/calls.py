@@ -1,16 +1,158 @@
-"""The calls of a client, the same in all three faces: their arguments, errors and examples.
+"""The calls of a client, once for all three faces: what they ask the server, and their arguments, errors and examples.
 
-`async_face.Client` and `blocking_client.Client` implement them; editors and `help` show the docstrings of this file there.
-The examples are for trio and asyncio. For the blocking face, leave out `await` and `async`.
+A call is a generator (`Asking`). It yields one ticket after the other, and goes on when that is finished; it never waits, so
+it knows no event loop and no thread. A face waits for each ticket in its own way (`async_face.Client`,
+`blocking_client.Client`), and gives the calls their types. The owner of a ticket is made by the face, too.
+
+Editors and `help` show the docstrings of this file for both clients. The examples are for trio and asyncio. For the blocking
+face, leave out `await` and `async`.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Generator, Mapping
+from inspect import cleandoc
+from typing import Any, TypeAlias, TypeVar
+
+from shapestream.client.core import Core
+from shapestream.client.opened_models import Model
+from shapestream.client.request_tags import tags_of
+from shapestream.client.results import Result
+from shapestream.client.tickets import (
+    OpenTicket,
+    Owner,
+    Question,
+    RequestTicket,
+    StatisticsTicket,
+    StoriesTicket,
+    WelcomeTicket,
+    checked_name,
+    checked_priority,
+    deadline_at,
+    outcome_of,
+    stories_asked,
+    stories_of,
+)
+from shapestream.wire.messages import ResultEntry as Answer
+from shapestream_engine.signature import ModelSignature
+
+Answered = TypeVar("Answered")
+Asking: TypeAlias = Generator[Question, None, Answered]
+"""A call: its questions, and what it returns."""
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_COMMON = """\
+Arguments:
+    address: `tcp://HOST:PORT` or `ipc://PATH`; or a list of them, for servers of the same models, used in turn.
+    connect_timeout: seconds that a server may take to answer at first.
+    silence: seconds without a word after which the client connects anew, and sends unfinished requests again.
+    unavailable_after: seconds without any server after which requests fail with `Unavailable`.
+    key: path of your secret key, for a server that asks for keys.
+    server_key: that server's public key, or the path of its file.
+
+Raises:
+    Unavailable: no server answers in time.
+    TransportError: no client can connect to such an address.
+    ConfigurationError: the keys cannot be used.
+    TypeError, ValueError: an argument is wrong.{raises}
+
+Example:
+    {enter} {face}.connect("ipc://run/shapestream.sock", connect_timeout=5.0) as client:
+        print({wait}client.signature("embeddings"))
+"""
+
+
+def connects(face: str, library: str = "") -> Callable[[F], F]:
+    """Add what the `connect`s of all faces have in common to a docstring; `library`: the event loop of its face, if any."""
+    raises = f"\n    RuntimeError: {library} does not run here." if library else ""
+    enter, wait = ("async with", "await ") if library else ("with", "")
+
+    def document(connect: F) -> F:
+        common = _COMMON.format(raises=raises, enter=enter, face=face, wait=wait)
+        connect.__doc__ = f"{cleandoc(connect.__doc__ or '')}\n\n{common}"
+        return connect
+
+    return document
 
 
 class Calls:
-    """The calls of a connected client. The faces give them their arguments and defaults."""
+    """The calls of a connected client. The faces give them their arguments, defaults and types."""
+
+    _core: Core
+    _owner: Callable[[], Owner]
+    """Makes the owner of a call's ticket, by which the caller waits."""
+    _check_caller: Callable[[], None]
+    """Raises RuntimeError where no answer would ever arrive."""
+
+    def _welcome(self, timeout_s: float) -> Asking[bool]:
+        """Ask for any server; raises `Unavailable` where none answers in time."""
+        ticket = WelcomeTicket(self._owner(), deadline=deadline_at(self._core.clock, timeout_s))
+        yield ticket
+        return outcome_of(ticket, bool)
+
+    def _open(self, name: str, due: float | None) -> Asking[Model]:
+        """Ask for a model, unless that was done before."""
+        if (known := self._core.models.get(name)) is not None:
+            return known
+        ticket = OpenTicket(self._owner(), deadline=due, name=checked_name(name))
+        yield ticket
+        return outcome_of(ticket, Model)
+
+    def _infer(
+        self,
+        model: str,
+        inputs: Mapping[str, Any],
+        *,
+        deadline: float | None,
+        priority: int,
+        request_id: str | None,
+        trace: Mapping[str, str] | None,
+        caller: str | None,
+    ) -> Asking[Result]:
+        self._check_caller()
+        core = self._core
+        priority = checked_priority(priority)
+        tags = tags_of(request_id, trace, caller)
+        due = deadline_at(core.clock, deadline)
+        opened = core.models.get(model) or (yield from self._open(model, due))
+        tensors, nbytes = opened.encode(inputs)
+        ticket = RequestTicket(
+            self._owner(),
+            deadline=due,
+            model=opened,
+            tensors=tensors,
+            nbytes=nbytes,
+            priority=priority,
+            tags=tags,
+        )
+        yield ticket
+        answer = outcome_of(ticket, Answer)
+        return Result(None, answer, opened.outputs, core.client, request_id, lists=opened.lists)
+
+    def _opened(self, model: str, deadline: float | None) -> Asking[Model]:
+        self._check_caller()
+        return (yield from self._open(model, deadline_at(self._core.clock, deadline)))
+
+    def _signature(self, model: str, deadline: float | None) -> Asking[ModelSignature]:
+        return (yield from self._opened(model, deadline)).signature
+
+    def _statistics(self, deadline: float | None, acknowledge: str | None = None) -> Asking[dict[str, Any]]:
+        self._check_caller()
+        due = deadline_at(self._core.clock, deadline)
+        name = None if acknowledge is None else checked_name(acknowledge)
+        ticket = StatisticsTicket(self._owner(), deadline=due, acknowledge=name)
+        yield ticket
+        return outcome_of(ticket, dict)
+
+    def _stories(
+        self, request_id: str | None, slowest: int, deadline: float | None
+    ) -> Asking[list[dict[str, Any]]]:
+        self._check_caller()
+        due = deadline_at(self._core.clock, deadline)
+        ticket = StoriesTicket(self._owner(), deadline=due, **stories_asked(request_id, slowest))
+        yield ticket
+        return stories_of(outcome_of(ticket, dict))
 
     def infer(self, *arguments: Any, **options: Any) -> Any:
         """Run a model on the inputs of one request, and return its outputs.

@@ -17,8 +17,7 @@ The link also estimates the seconds of the way to the server (`one_way_s`), whic
 counts a request's time from its arrival. The estimate is half of the shortest round trip, less the time that the server had
 the request; a greeting gives the first guess.
 
-What it promises: a server that says nothing for `silence_s` is given up, unless this process itself stood still meanwhile;
-the server hears from an idle client once per heartbeat.
+What it promises: a server that is silent is given up, and hears from an idle client once per heartbeat (wire/liveness.py).
 
 What it does not do: it sends nothing and holds no requests. `session.py` asks it what is due.
 """
@@ -29,10 +28,8 @@ import math
 from dataclasses import dataclass
 from enum import Enum
 
-# Silence that is noticed so late may be this process's own. Also the time to read the messages that came meanwhile.
-STALL_S = 0.5
-# A server that wants heartbeats more often gets no more of them: at 0 a client would do nothing else.
-MIN_HEARTBEAT_S = 0.01
+from shapestream.wire.liveness import Liveness
+
 # At most so much of a greeting's time counts as the way: the rest was the server's start, or the connection being made.
 MAX_GREETING_S = 0.05
 
@@ -69,10 +66,11 @@ class LinkState(Enum):
     LEFT = "left"
 
 
-class Link:
+class Link(Liveness):
     """The state of one connection after another, and the time at which the next step is due."""
 
     def __init__(self, settings: LinkSettings, now: float) -> None:
+        super().__init__(settings.silence_s, now)
         self._settings = settings
         self.state = LinkState.DOWN
         self.lost_at: float | None = now
@@ -82,11 +80,6 @@ class Link:
         self._left = 0
         """Servers left since the last answer to a request."""
         self._act_at = math.inf
-        self.heard_at = now
-        """The time when anything at all arrived last."""
-        self.sent_at = now
-        """The time when anything at all was sent last."""
-        self._heartbeat_s = math.inf
         self.one_way_s = 0.0
         """The way to the server, at its fastest on this connection."""
         self._greeted_at = 0.0
@@ -109,7 +102,7 @@ class Link:
     def welcomed(self, heartbeat_s: float) -> None:
         """Open the session: `Welcome` has arrived. `heartbeat_s` is how often the server wants to hear of this client."""
         self.state = LinkState.OPEN
-        self._heartbeat_s = max(MIN_HEARTBEAT_S, heartbeat_s)
+        self.beat_every(heartbeat_s)
         self._act_at = math.inf
         self._attempts = 0
         self._hello_due = False
@@ -137,18 +130,9 @@ class Link:
             self._greeted_at = now
         return due
 
-    def heartbeat_due(self, now: float) -> bool:
-        """Tell whether the server has not heard of this client for a heartbeat's time."""
-        return now >= self.sent_at + self._heartbeat_s and self.is_open
-
     def must_reconnect(self, now: float) -> bool:
         """Tell whether this connection is to be given up now. True once; the link is then DOWN."""
-        silent_at = self.heard_at + self._settings.silence_s
-        silent = now >= silent_at and self.is_open
-        if silent and now > silent_at + STALL_S:
-            # This process stood still, or it would have asked before: the messages that came meanwhile are read first.
-            self.heard_at += now + STALL_S - silent_at
-            return False
+        silent = self.state is LinkState.OPEN and self.is_silent(now)
         if not silent and now < self._act_at:
             return False
         if silent:
@@ -185,10 +169,9 @@ class Link:
 
     def next_wakeup(self) -> float:
         """Return the time at which something may become due."""
-        if self.state is not LinkState.OPEN:
-            return self._act_at
-        return min(self.heard_at + self._settings.silence_s, self.sent_at + self._heartbeat_s)
+        return super().next_wakeup() if self.state is LinkState.OPEN else self._act_at
 
     def _lose(self, now: float) -> None:
+        self.beat_every(math.inf)
         if self.lost_at is None:
             self.lost_at = now

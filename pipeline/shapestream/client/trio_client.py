@@ -9,6 +9,7 @@ from typing import Any
 import trio
 
 from shapestream.client.async_face import Client, connecting
+from shapestream.client.calls import connects
 from shapestream.client.connector import Addresses, connector_for
 from shapestream.client.core import Core, Withdraw, software
 from shapestream.client.link import LinkSettings
@@ -16,6 +17,7 @@ from shapestream.client.tickets import AnyTicket, Question
 
 
 @connecting("trio")
+@connects("shapestream", "trio")
 async def connect(
     address: Addresses,
     *,
@@ -27,27 +29,8 @@ async def connect(
 ) -> AsyncIterator[Client]:
     """Connect to a server from trio code.
 
-    Arguments:
-        address: `tcp://HOST:PORT` or `ipc://PATH`; or a list of them, for servers of the same models, used in turn.
-        connect_timeout: seconds that a server may take to answer at first.
-        silence: seconds without a word after which the client connects anew, and sends unfinished requests again.
-        unavailable_after: seconds without any server after which requests fail with `Unavailable`.
-        key: path of your secret key, for a server that asks for keys.
-        server_key: that server's public key, or the path of its file.
-
     Leaving the block ends unfinished requests, here and at the server; tasks that still wait for them get `Cancelled`. An
     exception raised in the block comes out as it is, not in a group.
-
-    Raises:
-        Unavailable: no server answers in time.
-        TransportError: no client can connect to such an address.
-        ConfigurationError: the keys cannot be used.
-        TypeError, ValueError: an argument is wrong.
-        RuntimeError: trio does not run here.
-
-    Example:
-        async with shapestream.connect("ipc://run/shapestream.sock", connect_timeout=5.0) as client:
-            print(await client.signature("embeddings"))
     """
     core = Core(
         connector_for(address, key=key, server_key=server_key),
@@ -62,7 +45,7 @@ async def connect(
             await nursery.start(core.run)
             try:
                 client = Client(core, _TrioLoop(nursery))
-                await client._welcome(connect_timeout)
+                await client._ask(client._welcome(connect_timeout))
                 yield client
             finally:
                 nursery.cancel_scope.cancel()

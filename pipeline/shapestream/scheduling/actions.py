@@ -90,6 +90,11 @@ class ReportFault:
     """The requests that it was for, by id."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RejoinSlots:
+    """Let all workers greet anew. After a defect the scheduler has forgotten all slots, with what they run."""
+
+
 Action: TypeAlias = (
     StartBatch
     | DeliverResults
@@ -99,4 +104,5 @@ Action: TypeAlias = (
     | RecallBatch
     | KillSlot
     | ReportFault
+    | RejoinSlots
 )

@@ -250,20 +250,6 @@ class Batch:
         """Become a batch that is queued behind another."""
         self.state = BATCH_TABLE["queue"][self.state]
 
-    def enter_new_books(self, slot: Any, queue: ModelQueue) -> BatchState:
-        """Lose the members, and go on on this slot. Returns the state that it had in the old books."""
-        before, self.state = self.state, BatchState.CUT
-        self.slot, self.queue, self.members, self.wanted = slot, queue, (), 0
-        self.suspicion = Suspicion.NONE
-        self.prefetch_at = None
-        self.hang_at = inf
-        return before
-
-    def go_on_in(self, state: BatchState) -> None:
-        """Have the state again that it had in the old books; one that was queued may have begun just now."""
-        if state not in _QUEUED_BEHIND:
-            self.state = state
-
     # ------------------------------------------------------------ for the caller
 
     def sent(self, inputs: BatchInputs, now: float) -> None:

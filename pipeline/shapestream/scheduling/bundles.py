@@ -11,7 +11,7 @@ Their order is that of the turns. A call joins if all of these hold:
 - It would not wait for others that may share its call, nor come too late for its deadline.
 
 The first request for which one of these does not hold ends all bundles of the event. What the events of a turn decide leaves
-in one message, and reports are taken in groups (serving/held_reports.py). So in one turn half a bundle is answered, and as
+in one message, and reports are taken in groups (`HeldReports`). So in one turn half a bundle is answered, and as
 many calls join.
 
 Batches that share a call are cut as late as ever, and prefetched one by one (scheduler.py).

@@ -1,6 +1,6 @@
 """Invariants: the books of the scheduler agree with each other between any two events.
 
-A check looks at everything, so it is for tests, and for a scheduler that has found a defect.
+A check looks at everything, so it is for tests and for the simulator.
 """
 
 from __future__ import annotations

@@ -183,14 +183,6 @@ class ModelQueue:
         if self.awaited is not None:
             self.awaited = OVER
 
-    def anew(self, room: QueueRoom, now: float) -> ModelQueue:
-        """Return an empty queue of the same model that keeps the costs and the remembered sizes."""
-        queue = ModelQueue(self.profile, self.costs, room)
-        queue.alone, queue.unavailable, queue.seen = self.alone, self.unavailable, self.seen
-        queue.predicted_s, queue.measured_s = self.predicted_s, self.measured_s
-        queue.waits = Occupancy(self.waits.seconds(now))
-        return queue
-
     def _first_start_s(self) -> float | None:
         """Return the account of the client whose turn is first, of all models that share slots; None if none waits."""
         firsts = [first for queue in self.sharing if (first := queue.first())]

@@ -15,11 +15,10 @@ class Occupancy:
 
     __slots__ = ("_ns", "present")
 
-    def __init__(self, seconds: float = 0.0) -> None:
-        """`seconds`: spent there before."""
+    def __init__(self) -> None:
         self.present = 0
         """Things that are there."""
-        self._ns = round(seconds * 1e9)
+        self._ns = 0
 
     def enter(self, count: int, now: float) -> None:
         """Note that `count` things have entered."""

@@ -18,8 +18,8 @@ It promises that every admitted request ends once, that one batch or one bundle 
 slot runs, and that an event takes time by what it changes, not by how many requests wait. It does not promise that a
 prediction comes true: what hangs, or is late, is found by time (hang_watch.py).
 
-An error in a decision ends at most the requests that it is about. If the books disagree afterwards, new ones are opened
-(rebuilding.py).
+An error in a plan or a price ends at most the requests that it is about. After any other error nothing here can be relied
+on: the scheduler starts over with its models alone, and all workers greet anew.
 """
 
 from __future__ import annotations
@@ -29,8 +29,16 @@ from heapq import nlargest
 from math import inf
 from typing import assert_never
 
-from shapestream.scheduling import rebuilding
-from shapestream.scheduling.actions import Action, CancelBatch, FailRequest, KillSlot, ReportFault, StartBatch
+from shapestream.scheduling.actions import (
+    Action,
+    CancelBatch,
+    DeliverResults,
+    FailRequest,
+    ForgetRequest,
+    RejoinSlots,
+    ReportFault,
+    StartBatch,
+)
 from shapestream.scheduling.admission import Admission
 from shapestream.scheduling.answer_waits import AnswerWaits
 from shapestream.scheduling.audit import Audit, is_in_the_way
@@ -162,10 +170,6 @@ def _first_of_full(queue: ModelQueue, first: Request, full: Callable[[Request], 
     return first if full(first) else None
 
 
-def _started(actions: Sequence[Action]) -> set[int]:
-    return {batch.id for action in actions if isinstance(action, StartBatch) for batch in action.batches}
-
-
 class Scheduler:
     """Decides which requests run together, where and when.
 
@@ -174,7 +178,7 @@ class Scheduler:
     the latest so far is used. Raises ContractError only for events that break the contract of events.py.
 
     No other error leaves `handle`: what could not be worked out is a `ReportFault`, and a request that it is about fails
-    alone, as `internal`. Where the books disagree after a fault, all requests fail so, and the books are opened anew.
+    alone, as `internal`. After any other error all requests fail so, and the slots are to join again (`RejoinSlots`).
     """
 
     def __init__(
@@ -190,9 +194,9 @@ class Scheduler:
         """`hangs`: when a batch hangs; None: never. `learned`: what an earlier one's `learned_costs` said, by table."""
         self._room = max_queued_requests, max_queued_bytes, max_queued_s
         self._max_attempts = max_attempts
+        self._hangs = hangs
+        self._learned = learned
         self._troubles = Troubles()
-        self._costs = CostModel(learned)
-        self._watch = HangWatch(hangs)
         self._next_batch = 1
         self._now = float("-inf")
         self._is_followed = False
@@ -201,6 +205,8 @@ class Scheduler:
 
     def _open_books(self) -> None:
         """Know no model, slot and request."""
+        self._costs = CostModel(self._learned)
+        self._watch = HangWatch(self._hangs)
         self._queues = Queues()
         self._slots = SlotTable()
         self._deadlines = Deadlines()
@@ -241,11 +247,8 @@ class Scheduler:
             now = self._now
         self._now = now
         actions: list[Action] = []
-        first_batch = self._next_batch
-        taken = False
         try:
             self._take(event, now, actions)
-            taken = True
             self._is_followed = isinstance(event, BatchFinished) and event.followed
             if self._is_followed:
                 self._drop_unwanted(now, actions)
@@ -254,89 +257,54 @@ class Scheduler:
         except ContractError:
             raise
         except Exception as error:  # noqa: BLE001 - the edge where a defect becomes a line of the log
-            actions.append(ReportFault(error=error, about=type(event).__name__))
-            self._after_fault(event, first_batch, now, actions, taken=taken)
+            return self._start_over(event, error, actions)
         return actions
 
-    def _after_fault(
-        self, event: Event, first_batch: int, now: float, actions: list[Action], *, taken: bool
-    ) -> None:
-        """Go on with books that agree. `taken`: whether the fault came after the books were changed by the event.
+    def _start_over(self, event: Event, error: Exception, actions: Sequence[Action]) -> list[Action]:
+        """Know the models alone, end all requests as `internal`, and let the slots join again.
 
-        `first_batch`: the number from which on batches are this event's.
+        Of what was decided in this event only ends are carried out. What was learned from traffic is forgotten; workers
+        bring their measured costs.
         """
-        if not taken:
-            try:
-                self._follow(now, actions)
-            except ContractError:
-                raise
-            except Exception as error:  # noqa: BLE001 - the same edge
-                actions.append(ReportFault(error=error, about=type(event).__name__))
+        ends = [
+            action for action in actions if isinstance(action, DeliverResults | FailRequest | ForgetRequest)
+        ]
+        left = {request.id: request.arrival for request in self._ledger.requests.values()}
+        batches = {request.id: request.batch for request in self._ledger.requests.values()}
         if isinstance(event, RequestsArrived):
-            self._refuse_unanswered(event.requests, actions)
-        try:
-            self.check_invariants()
-            assert rebuilding.has_taken(event, self._queues, self._slots, self._ledger, self._audit), (
-                "the event was not taken in"
-            )
-            assert self._wakeup() > now, "it would be woken for ever"
-            assert _started(actions).issuperset(
-                number for number in self._slots.batches if number >= first_batch
-            ), "a batch was started, and its slot is not told"
-        except Exception as error:  # noqa: BLE001 - whatever disagrees must not go on
-            actions.append(ReportFault(error=error, about="books that disagree: all requests end"))
-            self._rebuild(event, first_batch, now, actions)
-
-    def _rebuild(self, event: Event, first_batch: int, now: float, actions: list[Action]) -> None:
-        """Open new books, and end all requests of the old ones as `internal` (rebuilding.py)."""
-        slots, queues, draining = self._slots, self._queues, self._admission.draining
-        started = _started(actions)
-        rebuilding.end_all(self._ledger, actions)
-        rebuilding.drop_reported(event, slots)
-        if isinstance(event, SlotLeft):
-            self._costs.leave(event.slot)
+            left |= {arrival.id: arrival for arrival in event.requests}
+        for end in ends:
+            for arrival in end.requests if isinstance(end, DeliverResults) else (end.request,):
+                left.pop(arrival.id, None)
+        models, draining = self._queues.values(), self._admission.draining
         self._open_books()
-        self._watch.next_look = inf
+        self._is_followed = False
         self._admission.draining = draining or isinstance(event, DrainStarted)
-        for queue in queues.values():
-            self._queues[queue.profile.name] = queue.anew(self._admission.room, now)
-            self._slots.add_model(self._queues[queue.profile.name])
-        for slot in slots.slots.values():
-            held = [
-                batch
-                for number, batch in sorted(slots.batches.items())
-                if batch.slot is slot and (number < first_batch or number in started)
-            ]
-            closing = slot.closing or (isinstance(event, SlotClosing) and event.slot == slot.id)
-            try:
-                rebuilding.keep(
-                    slot, held, self._slots, self._queues, self._watch, now, actions, closing=closing
-                )
-            except Exception as error:  # noqa: BLE001 - the others serve on
-                actions.append(ReportFault(error=error, about="slot in new books"))
-                self._slots.close(slot.id)
-                actions.append(KillSlot(slot=slot, reason="the server lost track of what it runs"))
-        try:
-            self._tell_again(event, actions)
-        except Exception as error:  # noqa: BLE001 - there is nothing left that it could disagree with
-            actions.append(ReportFault(error=error, about=f"{type(event).__name__} in new books"))
+        for known in models:
+            self._add_model(known.profile)
+            queue = self._queues[known.profile.name]
+            queue.alone, queue.unavailable = known.alone, known.unavailable
+        self._note_model(event)
+        message = "the server lost track of its requests, and ended all of them; see its log"
+        return [
+            ReportFault(error=error, about=type(event).__name__),
+            *ends,
+            *[
+                FailRequest(request=left[id_], code="internal", message=message, batch=batches.get(id_))
+                for id_ in sorted(left)
+            ],
+            RejoinSlots(),
+        ]
 
-    def _tell_again(self, event: Event, actions: list[Action]) -> None:
-        """Enter what an event said in new books, if the old ones had not taken it in."""
+    def _note_model(self, event: Event) -> None:
+        """Take in what an event says of a model and of no request."""
         match event:
-            case SlotJoined() if event.slot not in self._slots.slots:
-                self._slots_joined((event,), actions)
-            case SlotsJoined():
-                missing = [joined for joined in event.slots if joined.slot not in self._slots.slots]
-                self._slots_joined(missing, actions)
             case ModelAdded():
                 self._add_model(event.model)
             case ModelUnavailable() if event.model in self._queues:
                 self._queues[event.model].unavailable = event.message
             case ModelRunsAlone():
                 self._queues[event.model].alone = event.alone
-            case AuditWanted():
-                self._audit.want(event)
             case _:
                 pass
 
@@ -375,11 +343,10 @@ class Scheduler:
                     actions.append(ledger.recall(behind, now, f"slot {event.slot} closes"))
             case SlotLeft():
                 self._recovery.slot_left(event, now, actions)
-            case ModelAdded():
-                self._add_model(event.model)
+            case ModelAdded() | ModelRunsAlone():
+                self._note_model(event)
             case ModelUnavailable():
-                if event.model in self._queues:
-                    self._queues[event.model].unavailable = event.message
+                self._note_model(event)
                 for request in list(ledger.requests.values()):
                     if request.queue.profile.name == event.model and request.state is not RUNNING:
                         actions.append(ledger.fail(request, "unavailable", event.message, now))
@@ -387,8 +354,6 @@ class Scheduler:
                 self._admission.draining = True
             case AuditWanted():
                 self._audit.want(event)
-            case ModelRunsAlone():
-                self._queues[event.model].alone = event.alone
             case _:
                 assert_never(event)
 
@@ -397,12 +362,10 @@ class Scheduler:
         if self._watch.next_look <= now:
             self._recovery.hang(now, actions)
         handed: Handed = {}
-        try:
-            self._fill_slots(handed, now, actions)
-        finally:  # after a fault, what was started so far has to reach its slot
-            self._slots.begun.clear()
-            for batches in handed.values():
-                actions.append(StartBatch(batches=tuple(batches)))
+        self._fill_slots(handed, now, actions)
+        self._slots.begun.clear()
+        for batches in handed.values():
+            actions.append(StartBatch(batches=tuple(batches)))
         if self._ledger.unwanted:
             self._drop_unwanted(now, actions)
 
@@ -431,7 +394,7 @@ class Scheduler:
         return first
 
     def check_invariants(self) -> None:
-        """Raise AssertionError if the books do not agree. Looks at everything: for tests, and after a fault."""
+        """Raise AssertionError if the books do not agree. Looks at everything: for tests and the simulator."""
         check(self._ledger, self._queues, self._isolation, self._slots, self._now)
         startable = next_up(self._queues.values(), self._now, self._has_free, self._fills)
         assert startable is None or self._is_followed, "a free slot idles while a request may start"
@@ -573,14 +536,6 @@ class Scheduler:
                 queue.due.push(due, request)
             elif queue.awaited is not None and due <= now:
                 queue.await_no_longer()
-
-    def _refuse_unanswered(self, arrivals: tuple[Arrival, ...], actions: list[Action]) -> None:
-        """Fail those of an event that went wrong that came neither in nor out."""
-        answered = {action.request.id for action in actions if isinstance(action, FailRequest)}
-        refusal = Refusal("internal", "the server failed while it took this request in; see its log")
-        for arrival in arrivals:
-            if arrival.id not in answered and arrival.id not in self._ledger.requests:
-                actions.append(self._ledger.refuse(arrival, refusal))
 
     def _drop_unwanted(self, now: float, actions: list[Action]) -> None:
         """Stop the batches of which all members have ended; until they report, their slots keep them."""

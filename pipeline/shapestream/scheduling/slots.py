@@ -52,7 +52,7 @@ class SlotState(Enum):
 _IDLE: Final = SlotState.IDLE  # a look-up on an enum costs three times a global
 
 SLOT_TABLE: Final[dict[str, dict[SlotState, SlotState]]] = {
-    "start": {SlotState.IDLE: SlotState.BUSY, SlotState.CLOSING: SlotState.CLOSING},
+    "start": {SlotState.IDLE: SlotState.BUSY},
     "end": {
         SlotState.BUSY: SlotState.IDLE,
         SlotState.UNAVAILABLE: SlotState.IDLE,
@@ -507,22 +507,14 @@ class SlotTable:
         prefetch_s: float | None = None,
         process: str = "",
         peer: Any = None,
-        *,
-        closing: bool = False,
     ) -> None:
-        """Add a slot of the named process. Models that are not known yet are connected when they are added.
-
-        `closing`: it only finishes what it holds, which is entered next (rebuilding.py).
-        """
+        """Add a slot of the named process. Models that are not known yet are connected when they are added."""
         if id in self.slots:
             raise ContractError(f"slot {id} has joined already")
         process = process or f"slot {id}"
         worker = self.workers.setdefault(process, SlotGroup(process))
         slot = self.slots[id] = Slot(id, models, prefetch_s, worker, peer)
         self.free_count += slot.free
-        if closing:
-            self._move(slot, "close")
-            return
         for name in sorted(models.intersection(self.pools)):
             self._connect(slot, self.pools[name])
 
@@ -589,7 +581,7 @@ class SlotTable:
     # ------------------------------------------------------------ batches
 
     def start(self, slot: Slot, batch: Batch, now: float) -> None:
-        """Start a batch on an idle slot, or enter it in new books on one that closes."""
+        """Start a batch on an idle slot."""
         self.batches[batch.id] = batch
         self._move(slot, "start")
         self._begin(slot, batch, now)

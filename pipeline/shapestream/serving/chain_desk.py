@@ -17,7 +17,7 @@ from shapestream.chains.run import ChainRun, StageRequest
 from shapestream.errors import Cancelled, DeadlineExceeded, Draining, TooLarge, Unavailable
 from shapestream.scheduling.batches import Batch
 from shapestream.serving.served_models import ServedModels
-from shapestream.serving.sessions import Parent, RequestRecord
+from shapestream.serving.sessions import RequestRecord
 from shapestream.wire.string_limits import check_longest
 from shapestream_engine.errors import ShapeError
 from shapestream_engine.layout import Tensors, value
@@ -223,7 +223,7 @@ class ChainDesk:
 
     def _submit_part(self, request: ChainRequest, part: StageRequest, now: float) -> None:
         """Make the record of a stage's request, or fail it if its model does not take it."""
-        run, root = request.run, request.record
+        run = request.run
         if run.is_over:
             return
         name = part.stage.stage.model
@@ -242,29 +242,7 @@ class ChainDesk:
             run.failed(part, error.code, f"model {name!r}: {error.message}", now)
             return
         id_ = request.ids[part] = next(self._ids)
-        record = RequestRecord(
-            id=id_,
-            client=root.client,
-            model=name,
-            sizes=shape.rounded if shape.answer is None else (0,) * len(shape.rounded),
-            nbytes=part.nbytes,
-            deadline=root.deadline,
-            priority=root.priority,
-            # The first stages are admitted as the chain is; what follows from them has been.
-            since=root.arrived if part.stage.stage.needs else None,
-            then=tuple([stage.model for stage in run.chain.then[part.stage.stage.name]]),
-            session=root.session,
-            sequence=root.sequence,
-            served=model,
-            shape=shape,
-            tensors=part.tensors,
-            arrived=now,
-            tags=root.tags,
-            caller=root.caller,
-            stage=part,
-            parent=Parent(root.id, root.model, root.arrived),
-        )
-        self._submit.append(record)
+        self._submit.append(request.record.of_stage(id_, model, shape, part, now))
 
 
 def part_of(part: StageRequest, number: int) -> Part:

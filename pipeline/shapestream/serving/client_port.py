@@ -15,17 +15,17 @@ import trio
 
 from shapestream.errors import AlreadyAnswered, Conflict, ProtocolError, RequestError, Unavailable
 from shapestream.scheduling.events import Overload
-from shapestream.serving.callers import CallerUse
 from shapestream.serving.dispatcher import Dispatcher
 from shapestream.serving.egress import Egress
 from shapestream.serving.inbox import DEAR, QUANTUM, TENSORS_PER_POINT, Inbox, Item
-from shapestream.serving.kept_replies import ClientId, same_tensors
+from shapestream.serving.kept_replies import same_tensors
 from shapestream.serving.outgoing import GONE, PeerLink
 from shapestream.serving.served_models import ServedModel, ServedModels
-from shapestream.serving.sessions import ClientSession, RequestRecord, Sessions
+from shapestream.serving.sessions import CallerUse, ClientSession, RequestRecord, Sessions, queued_sizes
 from shapestream.settings import ServerSettings
 from shapestream.slices import SlicedWork, Slices
 from shapestream.telemetry.logging import PRESENT, RateLimit
+from shapestream.telemetry.runs import ClientId
 from shapestream.wire.codec import BadEntry
 from shapestream.wire.messages import (
     AcknowledgeAudit,
@@ -292,8 +292,7 @@ class ClientPort:
             id=next(self._ids),
             client=session.number if caller is None else caller.number,
             model=model.name,
-            # If the answer follows from the ports, no call is made, so the sizes do not count.
-            sizes=shape.rounded if shape.answer is None else (0,) * len(shape.rounded),
+            sizes=queued_sizes(shape),
             nbytes=nbytes,
             deadline=None if remaining_ms is None else self._deadline(session, remaining_ms, now),
             priority=entry.priority,

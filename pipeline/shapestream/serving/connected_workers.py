@@ -14,8 +14,7 @@ import structlog
 from shapestream.serving.availability import Availability
 from shapestream.serving.dispatcher import Dispatcher
 from shapestream.serving.outgoing import Outgoing
-from shapestream.serving.worker_states import WorkerState
-from shapestream.serving.workers import ConnectedWorker, SlotRecord
+from shapestream.serving.workers import ConnectedWorker, SlotRecord, WorkerState
 from shapestream.wire.messages import BatchDone, BatchFailedEntry, Goodbye, SlotHello
 from shapestream_engine.batch import BatchReport
 

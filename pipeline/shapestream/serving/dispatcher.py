@@ -4,6 +4,12 @@ Batches go to slots, answers to egress, ends to the observers (ends.py). Actions
 book of requests or batches is kept here: the scheduler has both. Every method is synchronous and is called from the event
 loop's one thread, so that nothing comes between a decision and its effect. Carrying an action out makes no event. A slot
 that cannot be reached is noticed when the turn's messages are sent.
+
+To answer a batch takes a turn of the loop: a decision, messages to the client and to the slot, and mostly the client's next
+request, which takes another turn. For calls of a millisecond, that costs as much as the call. So the report of a batch waits
+while its slot has work (`HeldReports`): as long as more batches are left there than reports of it wait. Half of a bundle is
+answered together while the other half runs. A slot that has one batch, and one behind it, has its reports taken at once.
+A report that failed, or has a deadline that comes within `HOLD_S`, does not wait, and ends the wait of the others.
 """
 
 from __future__ import annotations
@@ -27,18 +33,20 @@ from shapestream.scheduling.actions import (
     ForgetRequest,
     KillSlot,
     RecallBatch,
+    RejoinSlots,
     ReportFault,
     StartBatch,
 )
 from shapestream.scheduling.batches import Batch, Submitted
+from shapestream.scheduling.bundles import BUNDLE_S
 from shapestream.scheduling.occupancy import Occupancy
 from shapestream.scheduling.scheduler import Scheduler
 from shapestream.serving.audits import AuditBook, AuditRun
 from shapestream.serving.chain_desk import ChainDesk, ChainRequest
 from shapestream.serving.egress import Egress, told_code
 from shapestream.serving.ends import BatchEnded, ChainEnded, RequestEnded, StageFailed, run_of
-from shapestream.serving.held_reports import HeldReports
 from shapestream.serving.journal import Journal
+from shapestream.serving.outgoing import REJOIN
 from shapestream.serving.quarantine import Quarantine
 from shapestream.serving.served_models import ServedModel
 from shapestream.serving.sessions import ClientSession, RequestRecord
@@ -47,6 +55,50 @@ from shapestream.wire.messages import Execute
 from shapestream_engine.batch import BatchReport, ErrorCode
 from shapestream_engine.cost_table import CostTable
 from shapestream_engine.layout import Tensors
+
+HOLD_S = BUNDLE_S
+"""Seconds that a report waits at most: those of a bundle, since a slot is not late before."""
+
+
+class HeldReports:
+    """The reports that the scheduler has not been told, in the order in which they came."""
+
+    __slots__ = ("_counts", "_reports", "until")
+
+    def __init__(self) -> None:
+        self._reports: list[tuple[BatchReport, Batch, float]] = []
+        self._counts: dict[SlotRecord, int] = {}
+        self.until = math.inf
+        """When they have waited long enough, in seconds of the server's clock."""
+
+    def add(self, report: BatchReport, batch: Batch, now: float) -> None:
+        """Let a report wait that has just come; `until` tells for how long."""
+        slot: SlotRecord = batch.slot.peer
+        self._reports.append((report, batch, now))
+        held = self._counts[slot] = self._counts.get(slot, 0) + 1
+        ends_at = now + HOLD_S
+        if (
+            held >= len(slot.running)
+            or report.code is not None
+            or any(arrival.deadline is not None and arrival.deadline <= ends_at for arrival in batch.arrivals)
+        ):
+            ends_at = now
+        if ends_at < self.until:
+            self.until = ends_at
+
+    def take(self) -> list[tuple[BatchReport, Batch, float]]:
+        """Return them all, each with its batch and with the time by which that had ended; none waits any more."""
+        taken = []
+        latest: dict[SlotRecord, float] = {}
+        for report, batch, came_at in reversed(self._reports):
+            slot: SlotRecord = batch.slot.peer
+            ended_at = min(came_at, latest.get(slot, came_at))
+            latest[slot] = ended_at - report.busy_s  # the batch before it had ended when it began
+            taken.append((report, batch, ended_at))
+        self._reports.clear()
+        self._counts.clear()
+        self.until = math.inf
+        return taken[::-1]
 
 
 class Dispatcher:
@@ -238,6 +290,8 @@ class Dispatcher:
             why = f"the thread of slot {slot.label!r} has ended"
             report = BatchReport(batch=begun.id, outputs=None, code=ErrorCode.INTERNAL, message=why)
             self._batch_failed(begun, slot, report, now)
+        if slot.number not in self.slots:
+            return  # the scheduler has started over meanwhile
         self._leave([slot], "its slot ended", now)
         self._handle(events.SlotLeft(slot=slot.number), now)
 
@@ -247,7 +301,7 @@ class Dispatcher:
 
     def _leave(self, left: Sequence[SlotRecord], why: str, now: float) -> None:
         """Forget slots with their batches, and the audit that ran there or could run nowhere else."""
-        lost = [batch for batch in self._scheduler.batches.values() if batch.slot.peer in left]
+        lost = [batch for slot in left for batch in slot.running.values()]
         for slot in left:
             slot.running.clear()
             self._rest(slot, now)
@@ -270,7 +324,7 @@ class Dispatcher:
             self._busy.leave(1, now)
 
     def batches_reported(self, reports: Iterable[BatchReport], now: float) -> None:
-        """Take in the reports of one turn, of batches that ran or failed; some wait for others (held_reports.py)."""
+        """Take in the reports of one turn, of batches that ran or failed; some wait for others (`HeldReports`)."""
         for report in reports:
             batch = self._scheduler.batches.get(report.batch)
             if batch is not None:  # or it was lost
@@ -426,8 +480,19 @@ class Dispatcher:
                     slot.worker.kill(action.reason, now)
             case ReportFault():
                 self._journal.fault(action)
+            case RejoinSlots():
+                self._rejoin_slots(now)
             case _:
                 assert_never(action)
+
+    def _rejoin_slots(self, now: float) -> None:
+        """Forget all slots, as the scheduler has, and let their workers greet anew at the end of this turn."""
+        self._held.take()
+        slots = [*self.slots.values()]
+        self._leave(slots, "the scheduler started over", now)
+        self._audit_ended(None)
+        for worker in dict.fromkeys([slot.worker for slot in slots]):
+            worker.port.lost.append((worker, REJOIN))
 
     def _start(self, batch: Batch, now: float) -> None:
         slot: SlotRecord = batch.slot.peer
@@ -530,7 +595,7 @@ class Dispatcher:
 
     def end_turn(self) -> None:
         """Send what is ready, and tell the observers. A port calls this at the end of its turn."""
-        if self._desk.is_busy:
+        if self._desk.has_chains:
             self._follow_chains(self._clock())
         self._flush()
         self._ends.tell()
@@ -557,8 +622,9 @@ class Dispatcher:
                 self.end_turn()
 
     def _next_wakeup(self) -> float:
-        wakeup = self._scheduler.next_wakeup()
-        other = min(self._held.until, self._desk.next_deadline)
+        wakeup, other = self._scheduler.next_wakeup(), self._held.until
+        if self._desk.has_chains:
+            other = min(other, self._desk.next_deadline)
         return other if wakeup is None else min(wakeup, other)
 
     async def wait_idle(self) -> None:
@@ -590,7 +656,10 @@ class Dispatcher:
     @property
     def unfinished(self) -> int:
         """Requests that have no terminal reply yet, counted."""
-        return 0 if self._handed_back else len(self._scheduler.requests) + self._desk.waiting
+        if self._handed_back:
+            return 0
+        waiting = self._desk.waiting if self._desk.has_chains else 0
+        return len(self._scheduler.requests) + waiting
 
     def busy_s(self, now: float) -> float:
         """Return the seconds that slots have had batches, all slots together, also those of batches that still run."""

@@ -11,18 +11,18 @@ requests of a chain's stages are members of their batches, too; where one fails,
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf, prod
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 from shapestream.scheduling.actions import FailRequest
-from shapestream.scheduling.batches import Batch, CutFacts
+from shapestream.scheduling.batches import Batch
 from shapestream.serving.chain_desk import ChainRequest
-from shapestream.serving.kept_replies import ClientId
 from shapestream.serving.sessions import ClientSession, RequestRecord
 from shapestream.serving.workers import SlotRecord
-from shapestream.wire.tags import CALLER, REQUEST_ID, TRACEPARENT, trace_id
+from shapestream.telemetry.runs import Member, Owner, Run
+from shapestream.wire.tags import CALLER, REQUEST_ID, TRACEPARENT
 from shapestream_engine.batch import BatchReport
 from shapestream_engine.layout import RequestShape, Tensors
 
@@ -128,92 +128,6 @@ class Ends:
                     observer.ended(end)
 
 
-Owner: TypeAlias = ClientId | str
-"""Whom a request counts for: its client, or the caller that a gateway named."""
-
-
-class Member(NamedTuple):
-    """One request of a batch."""
-
-    arrived: float
-    number: int
-    """The scheduler's id."""
-    client: ClientId
-    sequence: int
-    sizes: tuple[int, ...]
-    own_id: str | None
-    """The id that its user gave it."""
-    caller: str | None
-    """The caller that a gateway named."""
-    traceparent: str | None
-    """Its place in a trace, as its client gave it."""
-
-    @property
-    def trace(self) -> str | None:
-        """Return the 32 hexadecimal digits that name its trace."""
-        return trace_id(self.traceparent)
-
-    def is_called(self, text: str) -> bool:
-        """Tell whether its user knows it by this id, or by this trace."""
-        if self.own_id == text:
-            return True
-        return self.traceparent is not None and text in self.traceparent and self.trace == text
-
-    @property
-    def owner(self) -> Owner:
-        """Return whom the request counts for."""
-        return self.client if self.caller is None else self.caller
-
-    @property
-    def id(self) -> str:
-        """Return the id by which its user knows it."""
-        return self.own_id or f"{self.client[0].hex()}-{self.sequence}"
-
-
-class Run(NamedTuple):
-    """One run of a batch, as observers remember it: numbers, ids and times, neither tensors nor sessions."""
-
-    batch: int
-    model: str
-    requests: tuple[int, ...]
-    """The scheduler's ids; none for an audit."""
-    sizes: tuple[int, ...]
-    behind: int | None
-    facts: CutFacts
-    slot: str
-    sent: float
-    began: float
-    """`inf` if it did not begin: it was queued at the slot, or its request was left out of the call."""
-    ended: float
-    """`inf` while it runs; `nan` if it went on after its request had ended, and its end was forgotten."""
-    run_us: int
-    busy_s: float
-    preparations: int
-    calls: tuple[tuple[int, tuple[int, ...]], ...]
-    code: str | None
-    """The code of a run that failed."""
-    owners: Mapping[int, Owner]
-    """The owners of all its requests, by the scheduler's ids, if it answered none; else empty."""
-    ran: int
-    """Requests that were in its calls."""
-    rows: int
-    useful: int
-    """Elements of the requests that ran."""
-    members: Sequence[Member]
-    """The requests that it answered."""
-
-    @property
-    def computed(self) -> int:
-        """Return the elements that its calls computed."""
-        return sum([count * prod(sizes) for count, sizes in self.calls or ((1, self.sizes),)])
-
-    @property
-    def padding_ratio(self) -> float:
-        """Return the share of computed elements that are padding."""
-        computed = self.computed
-        return round(min(1.0, self.facts.padding / computed), 4) if computed else 0.0
-
-
 def _useful(shape: RequestShape, batch: Batch) -> int:
     """Return the elements of a member. Strings weigh as much as in its call, since nothing is added to any."""
     strings = batch.queue.profile.strings
@@ -254,8 +168,10 @@ def run_of(batch: Batch, end: BatchEnded | None = None) -> Run:
         batch.sent_at,
         began,
         inf if end is None else end.at,
+        0 if report is None else round(report.gather_s * 1e6),
         batch.run_us,
-        0.0 if report is None else report.busy_s,
+        0 if report is None else round(report.busy_s * 1e6),
+        0 if report is None else report.reallocations,
         0 if report is None else report.preparations,
         () if report is None else report.calls,
         None if end is None or end.code is None else str(end.code),

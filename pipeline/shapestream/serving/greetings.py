@@ -14,15 +14,15 @@ from shapestream.serving.dispatcher import Dispatcher
 from shapestream.serving.outgoing import Outgoing
 from shapestream.serving.own_processes import OwnProcesses
 from shapestream.serving.served_models import ServedModels
-from shapestream.serving.worker_offer import (
+from shapestream.serving.workers import (
     MAX_NAME,
+    ConnectedWorker,
     GreetingRefused,
     Offer,
     check_form,
     check_number,
     read_offer,
 )
-from shapestream.serving.workers import ConnectedWorker
 from shapestream.slices import SlicedWork, Slices
 from shapestream.wire.messages import WORKER_PROTOCOL, WorkerHello, WorkerRefused
 

@@ -1,4 +1,4 @@
-"""The journal writes the log lines about requests and batches, each with its id, and the trace of arrivals.
+"""The journal counts what happens to requests and batches, and writes log lines about it and the trace of arrivals.
 
 The lines about single requests and batches need `level: debug`. At `info` they cost one test of a boolean per batch.
 """
@@ -6,6 +6,7 @@ The lines about single requests and batches need `level: debug`. At `info` they 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 
 import structlog
 import trio
@@ -13,7 +14,7 @@ import trio
 from shapestream.chains.plan import Chain
 from shapestream.scheduling.actions import FailRequest, ReportFault
 from shapestream.scheduling.batches import Batch
-from shapestream.serving.ends import BatchEnded, ChainEnded, End, RequestEnded, StageFailed
+from shapestream.serving.ends import BatchEnded, ChainEnded, End, RequestRefused, StageFailed
 from shapestream.serving.sessions import RequestRecord
 from shapestream.serving.workers import SlotRecord
 from shapestream.telemetry.counters import ServerStatistics
@@ -26,7 +27,7 @@ log = structlog.get_logger()
 
 
 class Journal:
-    """Writes log lines about the dispatcher's actions. It decides nothing."""
+    """Counts the dispatcher's actions and the ends, and writes log lines about them. It decides nothing."""
 
     def __init__(self, statistics: ServerStatistics, trace: TraceRecorder | None = None) -> None:
         """`trace` records the sizes of all requests; the journal closes it."""
@@ -106,24 +107,55 @@ class Journal:
             log.debug("batch recalled", batch=batch.id, slot=slot.label)
 
     def ended(self, end: End) -> None:
-        """Write the lines of an end."""
+        """Count an end, and write its lines."""
         if isinstance(end, BatchEnded):
-            if end.code is not None:
-                if end.report is not None:
-                    self._failed(end)
-            elif PRESENT.debug:
-                self._ran(end)
+            if end.code is None:
+                self.statistics.count_batch(end.run)
+                if PRESENT.debug:
+                    self._ran(end)
+                return
+            self._count_failed(end)
+            if end.report is not None:
+                self._failed(end)
         elif isinstance(end, ChainEnded):
+            self._count_chain(end)
             if PRESENT.debug:
                 _chain_ended(end)
-        elif isinstance(end, RequestEnded | StageFailed) and end.action is not None and PRESENT.debug:
-            log.debug(
-                "request failed",
-                request=end.record.id,
-                code=end.action.code,
-                why=end.message if isinstance(end, RequestEnded) else end.action.message,
-                **trace_of(end.record.tags),
-            )
+        elif isinstance(end, RequestRefused):
+            self.statistics.failures[end.code] += 1
+        elif isinstance(end, StageFailed):
+            # Not counted: no client's request has failed, or the chain's will be counted.
+            _request_failed(end.record, end.action, end.action.message)
+        elif end.action is not None:
+            self.statistics.to_add(end.record.model).failures[end.code] += 1
+            if end.action.cause is not None:
+                self.statistics.overloaded[end.action.cause] += 1
+            self.statistics.failures[end.code] += 1
+            _request_failed(end.record, end.action, end.message)
+
+    def _count_failed(self, end: BatchEnded) -> None:
+        if end.code == ErrorCode.RECALLED:
+            self.statistics.batches_recalled += 1
+            return
+        counts = self.statistics.to_add(end.batch.model)
+        counts.failed_us += round(end.batch.held_s(end.at) * 1e6)
+        if end.report is not None:  # those that were lost with their slot are no failures of the model
+            counts.batches_failed += 1
+            counts.attempts_failed += len(end.batch.arrivals)
+
+    def _count_chain(self, end: ChainEnded) -> None:
+        record, run = end.request.record, end.request.run
+        counts = self.statistics.to_add(record.model)
+        counts.last_ended = max(counts.last_ended, end.at)
+        begun = [each for each in run.stages if each.began < inf]
+        counts.room_us += round((min([each.began for each in begun], default=end.at) - record.arrived) * 1e6)
+        for each in begun:
+            us = round((min(each.ended, end.at) - each.began) * 1e6)
+            counts.count_stage(each.stage.name, us, each.requests, each.failed)
+        if run.failure is None:
+            began = min(end.request.began, end.at)
+            counts.queue_us.record(round((began - record.arrived) * 1e6))
+            counts.total_us.record(round((end.at - record.arrived) * 1e6))
 
     def _ran(self, end: BatchEnded) -> None:
         report = end.report
@@ -208,6 +240,11 @@ def _place_of(record: RequestRecord) -> TracePart | None:
     if record.stage is None or record.parent is None:
         return None
     return TracePart(record.parent.id, record.stage.run.stages.index(record.stage.stage))
+
+
+def _request_failed(record: RequestRecord, action: FailRequest, why: str) -> None:
+    if PRESENT.debug:
+        log.debug("request failed", request=record.id, code=action.code, why=why, **trace_of(record.tags))
 
 
 def _chain_ended(end: ChainEnded) -> None:

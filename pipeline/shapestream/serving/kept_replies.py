@@ -8,16 +8,14 @@ client, not to a connection or session, and end with the server's process.
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 from zlib import crc32
 
 import numpy as np
 
+from shapestream.telemetry.runs import ClientId
 from shapestream.wire.messages import Failure, ResultEntry
 from shapestream_engine.layout import Layout, Tensors
-
-ClientId: TypeAlias = tuple[bytes, str | None]
-"""A client: the sixteen bytes of its `Hello`, and the key that it proved; None where no key is required."""
 
 OVERHEAD_NBYTES = 512
 """Bytes that each reply counts besides its tensors, for the objects around them."""

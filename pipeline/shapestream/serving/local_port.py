@@ -17,8 +17,7 @@ from shapestream.serving.availability import Availability
 from shapestream.serving.connected_workers import ConnectedWorkers
 from shapestream.serving.dispatcher import Dispatcher
 from shapestream.serving.inbox import Item
-from shapestream.serving.outgoing import GONE, Outgoing, PeerLink
-from shapestream.serving.report_check import ReportRefused
+from shapestream.serving.outgoing import GONE, REJOIN, REJOIN_S, Outgoing, PeerLink
 from shapestream.serving.served_models import ServedModels
 from shapestream.serving.slot_threads import (
     BatchWithdrawn,
@@ -29,8 +28,7 @@ from shapestream.serving.slot_threads import (
     SlotThreads,
     ThreadEnded,
 )
-from shapestream.serving.worker_states import WorkerState
-from shapestream.serving.workers import LocalWorker, SlotRecord
+from shapestream.serving.workers import LocalWorker, ReportRefused, SlotRecord, WorkerState
 from shapestream.slices import at_once
 from shapestream.transport.interface import Addressed
 from shapestream.wire.codec import BadEntry
@@ -61,25 +59,48 @@ class LocalPort:
         """The slots as a worker, once they have started."""
         self.greeted = trio.Event()
         """Set when the slots have greeted, or never will."""
+        self._session_ended = trio.Event()
+        """Set when the slots are to greet anew."""
+        self._thread_ended = False
 
     async def run(self) -> None:
         """Serve the port until cancelled. This task serves the messages that the socket's watcher does not find."""
         socket = self.outgoing.socket
         socket.on_messages = self._serve_arrived
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._greet_anew)
+            while True:
+                self._serve_all(await socket.receive())
+
+    async def _greet_anew(self) -> None:
+        """Begin a session of the slots whenever one has ended by `REJOIN`."""
         while True:
-            self._serve_all(await socket.receive())
+            await self._session_ended.wait()
+            self._session_ended = trio.Event()
+            if self._thread_ended:
+                self._end(
+                    "they cannot all greet anew, since the thread of one has ended", trio.current_time()
+                )
+                self._dispatcher.end_turn()
+                return
+            self._begin(trio.current_time())
+            await trio.sleep(REJOIN_S)
 
     def start(self) -> None:
         """Start the slots; they join when they have greeted."""
         threads, now = self._threads, trio.current_time()
         added = at_once(self._models.add_all(threads.models, threads.digests))
-        worker = LocalWorker(threads, self.outgoing, now, session=next(self._workers.sessions))
-        self.worker = worker
-        self._workers.add(worker)
         self._availability.models_added(added, now)
         threads.start(self._take)
-        threads.set_clock(0.0)
-        threads.begin(SlotSession(number=worker.session, token=worker.token))
+        self._begin(now)
+
+    def _begin(self, now: float) -> None:
+        """Begin a session of the slots."""
+        worker = LocalWorker(self._threads, self.outgoing, now, session=next(self._workers.sessions))
+        self.worker = worker
+        self._workers.add(worker)
+        self._threads.set_clock(0.0)
+        self._threads.begin(SlotSession(number=worker.session, token=worker.token))
 
     # ---------------------------------------------------------------- what the slots send
 
@@ -105,6 +126,8 @@ class LocalPort:
         match item:
             case BatchDone() | BatchFailedEntry() if slot is not None:
                 self._reported(slot, item, now)
+            case BatchDone() | BatchFailedEntry():
+                self.outgoing.statistics.late_reports += 1  # of a session that is over
             case SlotHello() if slot is None:
                 self._workers.greet_slot(peer, item, now)
                 if self.worker is not None and self.worker.state is WorkerState.SERVING:
@@ -122,8 +145,16 @@ class LocalPort:
         self._workers.turn_away(peer)
 
     def lost(self, link: PeerLink, why: str, now: float) -> None:
-        """Take note that what was ready for a slot could not be sent."""
-        if (
+        """End the session, since a message to a slot could not be sent, or since the slots are to greet anew.
+
+        A call that runs goes on to its end, and its report is dropped; then its slot greets.
+        """
+        if why == REJOIN:
+            if self.worker is not None and self.worker.state is not WorkerState.GONE:
+                self._workers.leave(self.worker, why, now)
+                self._threads.end()
+                self._session_ended.set()
+        elif (
             why != GONE and link.peer is not None
         ):  # where a thread has closed its connection, news of it follow
             self._end(f"its slots cannot be reached: {why}", now)
@@ -133,6 +164,7 @@ class LocalPort:
     def _take(self, news: News) -> None:
         """Take news of the slots."""
         worker, now = self.worker, trio.current_time()
+        self._thread_ended = self._thread_ended or isinstance(news, ThreadEnded)
         if worker is None or worker.state is WorkerState.GONE:
             return
         match news:
@@ -153,10 +185,10 @@ class LocalPort:
                 self._workers.slot_ended(slot, news.batch, now)
                 if not any(slot.number in self._dispatcher.slots for slot in worker.slots):
                     self._availability.own_slots_ended(now)
-            case SessionBroken():
+            case SessionBroken() if news.session == worker.session:
                 self.greeted.set()
                 self._end(news.why, now)
-            case SlotIdle():
+            case SlotIdle() | SessionBroken():
                 pass
             case _:
                 assert_never(news)

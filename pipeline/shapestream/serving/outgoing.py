@@ -21,6 +21,10 @@ log = structlog.get_logger()
 
 GONE = "gone"
 """The reason for a lost link whose connection has broken."""
+REJOIN = "is to greet anew"
+"""The reason for a link whose connection is sound, and whose session ends, since the scheduler has forgotten it."""
+REJOIN_S = 1.0
+"""Shortest time between two such ends of a worker's sessions, in seconds: a defect may come back whenever slots join."""
 
 
 class PeerLink:
@@ -56,7 +60,7 @@ class Outgoing:
         """Links with entries that are not sent yet."""
         self._limit = RateLimit()
         self.lost: list[tuple[PeerLink, str]] = []
-        """Links that could not be sent to, with the reason, until the next `flush` returns them."""
+        """Links that could not be sent to, or are to end, with the reason, until the next `flush` returns them."""
 
     def say(self, link: PeerLink, entry: Entry) -> None:
         """Queue an entry until the end of this turn."""

@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from itertools import islice
 from typing import Any
 
@@ -20,20 +21,20 @@ from shapestream.scheduling.scheduler import Scheduler
 from shapestream.serving.audits import AuditBook
 from shapestream.serving.dispatcher import Dispatcher
 from shapestream.serving.event_stream import MOST_BATCHES
-from shapestream.serving.kept_replies import ClientId, KeptReplies
+from shapestream.serving.kept_replies import KeptReplies
 from shapestream.serving.served_models import ServedModels
 from shapestream.serving.sessions import RequestRecord, Sessions
 from shapestream.serving.stories import MOST_TOLD, Stories
 from shapestream.serving.story_words import nothing_of, story_of
 from shapestream.serving.worker_port import WorkerPort
-from shapestream.serving.worker_states import WorkerState
-from shapestream.serving.workers import ConnectedWorker
+from shapestream.serving.workers import ConnectedWorker, WorkerState
 from shapestream.settings import ServerSettings
 from shapestream.slices import Slices
 from shapestream.telemetry.counters import ServerStatistics
 from shapestream.telemetry.last_minute import LastMinute
-from shapestream.telemetry.metrics import ServerSnapshot
+from shapestream.telemetry.metrics import ServerSnapshot, told_now
 from shapestream.telemetry.presence import ConfiguredWorker, Presence
+from shapestream.telemetry.runs import ClientId
 from shapestream.transport.curve import ProtectedRouter
 from shapestream.transport.interface import PeerSocket
 
@@ -142,7 +143,7 @@ class Readings:
             scheduler=self.scheduler.statistics(now),
             settings=settings,
             slots_busy_s=self.dispatcher.busy_s(now),
-            configured_workers=self._configured_workers(),
+            configured_workers=cache(self._configured_workers),
             clients=len(sessions),
             pending=self.dispatcher.unfinished,
             pending_bytes=sum(session.held_bytes for session in sessions),
@@ -162,26 +163,21 @@ class Readings:
         dispatcher, now = self.dispatcher, trio.current_time()
         last_minute = yield from self.last_minute.to_dict(now, self.models.names)
         counters = yield from self.counters.to_dict()
-        scheduler = self.scheduler.statistics(now)
-        in_scheduler = scheduler.to_dict(last_minute["models"])
+        seen = self.snapshot()
+        in_scheduler = seen.scheduler.to_dict(last_minute["models"])
         yield
         return {
             "uptime_s": round(now - self.started, 3),
             "pid": os.getpid(),
-            "draining": scheduler.draining,
+            "draining": seen.scheduler.draining,
             **self.readiness(),
-            "clients": len(self.sessions),
+            **told_now(seen),
             "models": self.models.names,
             "chains": sorted(self.models.chains),
             "unavailable": dict(self.models.unavailable),
             "digests": dict(self.models.digests),
             "totals": self.totals(),
-            "unfinished": dispatcher.unfinished,
-            "chain_room": dispatcher.room.to_dict(sorted(self.models.chains)),
-            "suspects": scheduler.suspects,
-            "quarantined": len(dispatcher.quarantine),
-            "kept_replies": len(self.kept),
-            "kept_bytes": self.kept.nbytes,
+            "chain_room": seen.room.to_dict(seen.chains),
             "scheduler": in_scheduler,
             "last_minute": last_minute,
             "slots": {
@@ -189,8 +185,8 @@ class Readings:
                 for slot in islice(dispatcher.slots.values(), MOST_SLOTS)
             },
             "slots_in_all": len(dispatcher.slots),
-            "peers_refused": self._peers_refused(),
-            "audit": self.audits.to_dict(),
+            "peers_refused": seen.peers_refused,
+            "audit": seen.audit,
             **counters,
         }
 
@@ -279,7 +275,7 @@ class Readings:
                 }
                 for slot in islice(self.dispatcher.slots.values(), MOST_SLOTS_SHOWN)
             ],
-            "errors": [list(error) for error in self.stories.errors],
+            "errors": self.stories.errors,
             "slowest": slowest,
             "batches_in_all": self.stories.ran,
             "batches": self.stories.since(batches, MOST_BATCHES),

@@ -37,7 +37,6 @@ from shapestream.serving.client_port import ClientPort
 from shapestream.serving.cost_keeper import CostKeeper
 from shapestream.serving.dispatcher import Dispatcher
 from shapestream.serving.egress import Egress
-from shapestream.serving.end_counter import EndCounter
 from shapestream.serving.ends import Ends, Observer
 from shapestream.serving.journal import Journal
 from shapestream.serving.kept_replies import KeptReplies
@@ -63,6 +62,7 @@ from shapestream.transport.interface import PeerSocket
 from shapestream.transport.zeromq import OutboxRoom
 from shapestream.wire.codec import codec_of
 from shapestream.wire.limits import CLIENT_LIMITS, WORKER_LIMITS
+from shapestream.wire.liveness import STALL_S
 from shapestream.wire.messages import Role
 from shapestream_engine.calibration_cache import CostCache
 
@@ -77,8 +77,6 @@ FAREWELL_S = 0.05
 A worker's libzmq (ZMQ_IMMEDIATE) drops unread messages with a connection. A worker that missed the goodbye waits for 3 s
 before it counts the server as gone.
 """
-STALL_S = 0.5
-"""Delay of a heartbeat, in seconds, beyond which this process itself stood still: it was stopped, or busy."""
 
 
 class Server:
@@ -197,7 +195,7 @@ class Server:
 
     def _observers(self, audits: AuditBook) -> Iterator[Observer]:
         """Yield the observers of ends. Spans use runs that the stories have kept, so the tracer comes after them."""
-        yield from (EndCounter(self._counters), self._stories, self._journal)
+        yield from (self._stories, self._journal)
         if self._tracer is not None:
             self._tracer.follow(self._stories)
             yield self._tracer

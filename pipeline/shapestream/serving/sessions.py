@@ -2,22 +2,27 @@
 
 A client chooses its id of sixteen bytes. Where clients prove keys, the key is part of the identity: the same id with
 another key is another client. The sessions of one key share a number at the scheduler, and limits of requests and bytes.
+
+A gateway is one client, and asks for many. The name that it gives stands for the same caller at every gateway and in every
+process, so shares, limits of the queue and caps follow the name.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import count
 from typing import NamedTuple
 
 from shapestream.chains.run import StageRequest
 from shapestream.scheduling.events import Arrival
-from shapestream.serving.callers import Callers, CallerUse
-from shapestream.serving.kept_replies import ClientId, ClientReplies, KeptReplies
+from shapestream.serving.kept_replies import ClientReplies, KeptReplies
 from shapestream.serving.outgoing import PeerLink
 from shapestream.serving.peer_clock import PeerClock
 from shapestream.serving.served_models import ServedModel
 from shapestream.settings import ServerSettings
+from shapestream.telemetry.runs import ClientId
 from shapestream_engine.layout import RequestShape, Tensors, value
 
 PLACES_PER_KEY = 9
@@ -55,8 +60,76 @@ class RequestRecord(Arrival):
     parent: Parent | None = None
     """The chain's request."""
 
+    def of_stage(
+        self, id_: int, served: ServedModel, shape: RequestShape, part: StageRequest, now: float
+    ) -> RequestRecord:
+        """Return the record of a request of a stage, for this request of a chain, whose client, deadline and tags it has."""
+        stage = part.stage.stage
+        return replace(
+            self,
+            id=id_,
+            model=served.name,
+            sizes=queued_sizes(shape),
+            nbytes=part.nbytes,
+            # The first stages are admitted as the chain is; what follows from them has been.
+            since=self.arrived if stage.needs else None,
+            then=tuple([later.model for later in part.run.chain.then[stage.name]]),
+            served=served,
+            shape=shape,
+            tensors=part.tensors,
+            arrived=now,
+            stage=part,
+            parent=Parent(self.id, self.model, self.arrived),
+        )
+
     def __repr__(self) -> str:
         return f"<request {self.id}: {self.model} {self.shape.sizes}, {self.session.label}:{self.sequence}>"
+
+
+def queued_sizes(shape: RequestShape) -> tuple[int, ...]:
+    """Return the sizes by which a request is queued. If its answer follows from the ports, no call is made: they are 0."""
+    return shape.rounded if shape.answer is None else (0,) * len(shape.rounded)
+
+
+class CallerUse:
+    """The requests of one caller at all gateways together."""
+
+    __slots__ = ("held_bytes", "number", "requests")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        """The scheduler's number of this caller."""
+        self.requests = 0
+        """Requests without a terminal reply."""
+        self.held_bytes = 0
+        """Bytes of those requests' tensors."""
+
+    def __repr__(self) -> str:
+        return f"<caller: {self.requests} requests, {self.held_bytes} bytes>"
+
+
+class Callers:
+    """The named callers. Of more than `most`, the one that asked longest ago is forgotten."""
+
+    def __init__(self, numbers: Iterator[int], most: int) -> None:
+        """`numbers`: numbers of clients at the scheduler that nobody has yet."""
+        self._numbers = numbers
+        self._most = most
+        self._by_name: OrderedDict[str, CallerUse] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._by_name)
+
+    def of(self, name: str) -> CallerUse:
+        """Return the use of this caller. One that was forgotten begins like a new client, also while its requests run."""
+        use = self._by_name.get(name)
+        if use is None:
+            use = self._by_name[name] = CallerUse(next(self._numbers))
+            if len(self._by_name) > self._most:
+                self._by_name.popitem(last=False)
+        else:
+            self._by_name.move_to_end(name)
+        return use
 
 
 class KeyUse:

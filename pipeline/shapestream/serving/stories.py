@@ -15,7 +15,6 @@ import re
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from enum import Enum
 from heapq import heappush, heapreplace
 from itertools import chain, islice, takewhile
@@ -31,31 +30,28 @@ from shapestream.serving.ends import (
     BatchEnded,
     ChainEnded,
     End,
-    Member,
-    Owner,
     RequestEnded,
     RequestRefused,
-    Run,
     StageFailed,
     member_of,
     owners_of,
     run_of,
 )
-from shapestream.serving.kept_replies import ClientId
 from shapestream.serving.sessions import RequestRecord
 from shapestream.slices import Slices
+from shapestream.telemetry.runs import ClientId, Member, Owner, Run
 from shapestream.wire.tags import REQUEST_ID, TRACEPARENT
 from shapestream_engine.batch import ErrorCode
 
 MOST_ANSWERED = 16_384
 """Most answered requests that are remembered. Each takes 0.8 KB if it runs alone, 0.2 KB in batches of 64."""
-MOST_FAILED = 4_096
-"""Most failed requests that are remembered. Each takes 0.5 KB, and 0.6 KB more if it was alone in a batch."""
+MOST_ENDED = 8_192
+"""Most requests that are remembered of those that failed, of chains and of their stages. A failed one takes 0.5 KB, and
+0.6 KB more if it was alone in a batch; one of a chain 1.3 KB with three stages, and about 1 KB more for each stage of which
+a request failed."""
 MOST_FAILED_RUNS = 256
-"""Most batches that are remembered of those that failed, were lost, or whose results were not needed."""
-MOST_CHAINS = 4_096
-"""Most requests of chains with a result that are remembered. Each takes 1.3 KB with three stages, and
-about 1 KB more for each stage of which a request failed."""
+"""Most batches that are remembered of those that failed, were lost, or whose results were not needed. They stand apart from
+those that ran, since they are looked through whenever a request fails."""
 SLOWEST = 32
 """Most batches of a minute that are kept for their slowest member."""
 MINUTES = 10
@@ -75,17 +71,6 @@ ERRORS_PER_CODE = 10
 MOST_MESSAGE = 200
 """Characters of such an error's message."""
 _ID = re.compile(r"([0-9a-f]{32})-(\d{1,19})")
-
-
-class RecentError(NamedTuple):
-    """One request that ended without a result, as the page shows it."""
-
-    time: float
-    model: str | None
-    """None for a request that was refused before its model was looked up."""
-    code: str
-    message: str
-    request_id: str
 
 
 class PhaseKind(Enum):
@@ -156,6 +141,7 @@ class Past(NamedTuple):
 
     member: Member
     model: str
+    """Empty for a request that was refused before its model was looked up."""
     ended: float
     """`inf` while it has not."""
     code: str | None
@@ -200,17 +186,14 @@ class Stories:
         """Batches that ever ran."""
         self._forgotten = -inf
         """End of the last batch that was dropped from `_runs`."""
-        self._errors: dict[str, deque[RecentError]] = {}
-        """By code."""
         self._failed_runs: deque[Run] = deque(maxlen=MOST_FAILED_RUNS)
-        self._chains: deque[Past] = deque(maxlen=MOST_CHAINS)
-        """Requests of chains that ended with a result."""
-        self._failed_parts: dict[int, dict[str, Past]] = {}
-        """By requests of chains that have not ended, the last failed request of each stage."""
-        self._failed: deque[Past] = deque(maxlen=MOST_FAILED)
-        """Requests that ended without a result, each with the last of its runs."""
-        self._slow: deque[list[_SlowRequest]] = deque(maxlen=MINUTES + 1)
-        """By minute, a heap of the slowest."""
+        self._ended: deque[Past] = deque(maxlen=MOST_ENDED)
+        """Requests that ended without a result, also of chains' stages, and all that were of chains."""
+        self._errors: dict[str, deque[Past]] = {}
+        """By code, the last ones that clients were told of, also of requests that were never admitted."""
+        self._slow: deque[list[tuple[float, int, Past]]] = deque(maxlen=MINUTES + 1)
+        """By minute, a heap of the slowest: seconds, number, what is known. `behind` is added when it is first looked at:
+        soon after, batches are forgotten."""
         self._minute_ends = -inf
         self._slow_from = -inf
         """Seconds: only a request that took longer can be one of the slowest."""
@@ -225,27 +208,25 @@ class Stories:
             elif end.code != ErrorCode.RECALLED:
                 self._lost(end.run)
         elif isinstance(end, RequestRefused):
-            request_id = Member(end.at, 0, end.session.client, end.sequence, (), None, None, None).id
-            self._keep_error(None, request_id, end)
-        elif isinstance(end, StageFailed):
-            self._stage_failed(end)
-        elif isinstance(end, RequestEnded):
-            if end.action is None:
-                self._failed_parts.pop(end.record.id, None)
-                return
-            self._failed_request(end)
-            self._keep_error(end.record.model, member_of(end.record).id, end)
+            member = Member(end.at, 0, end.session.client, end.sequence, (), None, None, None)
+            self._keep_error(Past(member, "", end.at, end.code, end.message[:MOST_MESSAGE], None))
         elif isinstance(end, ChainEnded):
             self._chain_ended(end)
+        elif end.action is not None:
+            past = self.failed(end)
+            self._ended.append(past)
+            if isinstance(end, RequestEnded):
+                self._keep_error(past)
+                if end.record.served.chain is None:
+                    self._keep_if_slow(past)
 
-    def _keep_error(self, model: str | None, request_id: str, end: RequestEnded | RequestRefused) -> None:
-        """Keep an error that a client was told, for the page; the oldest one of its code goes."""
-        error = RecentError(end.at, model, end.code, end.message[:MOST_MESSAGE], request_id)
-        self._errors.setdefault(end.code, deque(maxlen=ERRORS_PER_CODE)).append(error)
+    def _keep_error(self, past: Past) -> None:
+        """Keep a request whose client was told an error, for the page; the oldest one of its code goes."""
+        self._errors.setdefault(past.code or "", deque(maxlen=ERRORS_PER_CODE)).append(past)
 
     def _ran(self, end: BatchEnded) -> None:
         """Remember a batch that ran, and the members that it answered."""
-        run, now = end.run, end.at
+        run = end.run
         if end.batch.cancelled or end.batch.recalled:
             owners = owners_of(end.batch)
             self._lost(run._replace(code=str(ErrorCode.CANCELLED), owners=owners, members=()))
@@ -259,58 +240,49 @@ class Stories:
             self._forgotten = gone.ended
         if members:
             oldest = min(members)
-            if now - oldest.arrived > self._slow_from or now >= self._minute_ends:
-                self._keep_slow(self._whole(_answered_by(run, oldest)), now)
+            if run.ended - oldest.arrived > self._slow_from or run.ended >= self._minute_ends:
+                self._keep_if_slow(_answered_by(run, oldest))
 
     def _lost(self, run: Run) -> None:
         """Remember a batch that began and failed, was lost, or whose results were not needed."""
         if run.began < inf:
             self._failed_runs.append(run)
 
-    def _failed_request(self, end: RequestEnded) -> None:
-        """Remember a request that ends without a result. If it is a chain's, `_chain_ended` adds its stages."""
-        record, now = end.record, end.at
-        past = self._failed_past(end, end.message)
-        self._failed.append(past)
-        if record.served.chain is None and (
-            now - record.arrived > self._slow_from or now >= self._minute_ends
-        ):
-            self._keep_slow(self._whole(past), now)
+    def failed(self, end: RequestEnded | StageFailed) -> Past:
+        """Return the known facts of a request that ends without a result in this turn, with its runs."""
+        record, action = end.record, end.action
+        message = end.message if isinstance(end, RequestEnded) else end.action.message
+        return Past(
+            member_of(record),
+            record.model,
+            end.at,
+            end.code,
+            message,
+            None if action is None else action.ahead,
+            tuple(self.attempts(record.id, record.arrived, end.run)),
+            part=None if record.stage is None else part_of(record.stage, record.id),
+        )
 
-    def _stage_failed(self, end: StageFailed) -> None:
-        """Remember the last failed request of a stage until its chain ends."""
-        record = end.record
-        assert record.parent is not None
-        assert record.stage is not None
-        part = part_of(record.stage, record.id)
-        past = self._whole(self._failed_past(end, end.action.message))  # its runs may be forgotten until then
-        self._failed_parts.setdefault(record.parent.id, {})[part.stage] = past._replace(part=part)
-
-    def _failed_past(self, end: RequestEnded | StageFailed, message: str) -> Past:
-        """Return the known facts of a request that ends without a result, with the last of its runs."""
-        record, action, now = end.record, end.action, end.at
-        runs: tuple[Run, ...] = ()
-        if (last := end.run) is not None:
-            # Its batch may have failed, or been lost, in the event before this end.
-            newest = takewhile(lambda run: run.ended >= now, reversed(self._failed_runs))
-            runs = (next((run for run in newest if run.batch == last.batch), last),)
-        ahead = None if action is None else action.ahead
-        return Past(member_of(record), record.model, now, end.code, message, ahead, runs)
+    def attempts(self, number: int, arrived: float, last: Run | None) -> list[Run]:
+        """Return the runs of a request, as far as remembered: those that did not answer it, then `last`."""
+        since = takewhile(lambda run: run.ended >= arrived, reversed(self._failed_runs))
+        runs = [run for run in since if number in run.requests][::-1]
+        if last is not None and all(run.batch != last.batch for run in runs):
+            runs.append(last)
+        return runs
 
     def _chain_ended(self, end: ChainEnded) -> None:
         """Remember a request of a chain with its stages. One without a result is remembered since its `RequestEnded`."""
-        record, now = end.request.record, end.at
+        record = end.request.record
         stages = self._stages_of(end.request)
-        self._failed_parts.pop(record.id, None)
         if end.request.run.failure is None:
-            past = Past(member_of(record), record.model, now, None, "", None, stages=stages)
-            self._chains.append(past)
-        elif self._failed and self._failed[-1].member.number == record.id:
-            past = self._failed[-1] = self._failed[-1]._replace(stages=stages)
+            past = Past(member_of(record), record.model, end.at, None, "", None, stages=stages)
+        elif self._ended and self._ended[-1].member.number == record.id:
+            past = self._ended.pop()._replace(stages=stages)
         else:
-            return
-        if now - record.arrived > self._slow_from or now >= self._minute_ends:
-            self._keep_slow(past, now)
+            return  # its client is gone
+        self._ended.append(past)
+        self._keep_if_slow(past)
 
     def _unended_chain(self, record: RequestRecord) -> Past:
         """Return what is known of a request of a chain that waits or runs."""
@@ -320,7 +292,7 @@ class Stories:
 
     def _stages_of(self, request: ChainRequest) -> tuple[StageFacts, ...]:
         """Return the facts of a chain's stages."""
-        failures = self._failed_parts.get(request.record.id, {})
+        failures = self._failed_parts(request)
         last = request.critical | {
             part.stage.stage.name: part_of(part, number) for part, number in request.ids.items()
         }
@@ -339,18 +311,40 @@ class Stories:
             for each in request.run.stages
         )
 
-    def _keep_slow(self, past: Past, now: float) -> None:
+    def _failed_parts(self, request: ChainRequest) -> dict[str, Past]:
+        """Return the last failed request of each stage, as far as it is remembered."""
+        record, found = request.record, {}
+        missing = {each.stage.name for each in request.run.stages if each.failed}
+        for past in reversed(self._ended):
+            if not missing or past.ended < record.arrived:
+                break
+            member, part = past.member, past.part
+            if part is None or part.stage not in missing:
+                continue
+            if (member.client, member.sequence) == (record.session.client, record.sequence):
+                missing.discard(part.stage)
+                found[part.stage] = self._whole(past)
+        return found
+
+    def _keep_if_slow(self, past: Past) -> None:
+        """Keep a request that ends now if it is one of the slowest of its minute."""
+        now, seconds = past.ended, past.ended - past.member.arrived
         if now >= self._minute_ends:
             self._slow.append([])
-            self._minute_ends = now + 60.0
-        runs = tuple([run._replace(members=run.members[: COMPANY + 1]) for run in past.runs])
-        slow = _SlowRequest(now - past.member.arrived, past.member.number, past._replace(runs=runs))
-        heap = self._slow[-1]
+            self._minute_ends, self._slow_from = now + 60.0, -inf
+        if seconds <= self._slow_from:
+            return
+        past = self._whole(past)
+        past = past._replace(
+            runs=tuple([run._replace(members=run.members[: COMPANY + 1]) for run in past.runs])
+        )
+        heap, slow = self._slow[-1], (seconds, past.member.number, past)
         if len(heap) < SLOWEST:
             heappush(heap, slow)
         else:
             heapreplace(heap, slow)
-        self._slow_from = heap[0].seconds if len(heap) == SLOWEST else -inf
+        if len(heap) == SLOWEST:
+            self._slow_from = heap[0][0]
 
     # ------------------------------------------------------------ questions
 
@@ -359,10 +353,10 @@ class Stories:
 
         Each takes a slice of the event loop's time, of up to two milliseconds.
         """
-        kept = [slow for slow in chain(*self._slow) if slow.past.ended > now - 60.0 * MINUTES]
+        kept = [slow for slow in chain(*self._slow) if slow[2].ended > now - 60.0 * MINUTES]
         shares: _Shares = {}
-        for slow in sorted(kept, key=attrgetter("seconds"), reverse=True):
-            if may_see(asker, slow.past.member.client):
+        for slow in sorted(kept, reverse=True):
+            if may_see(asker, slow[2].member.client):
                 yield self._looked_at(slow, now, shares)
 
     def look(self, now: float) -> None:
@@ -371,16 +365,18 @@ class Stories:
         It takes the event loop about a millisecond. Call it once per heartbeat: at each end of a request it would slow down
         all batches of a growing queue.
         """
-        news = [slow for slow in chain(*self._slow) if slow.past.behind is None]
+        news = [slow for slow in chain(*self._slow) if slow[2].behind is None]
         if news:
             self._looked_at(max(news), now, {})
 
-    def _looked_at(self, slow: _SlowRequest, now: float, shares: _Shares) -> Past:
-        past = slow.past
+    def _looked_at(self, slow: tuple[float, int, Past], now: float, shares: _Shares) -> Past:
+        seconds, number, past = slow
         if past.behind is None:
             past = self._told(past, now, shares)
             if not past.runs or past.runs[-1].ended != inf:
-                slow.past = past
+                for heap in self._slow:
+                    if slow in heap:
+                        heap[heap.index(slow)] = (seconds, number, past)
         return past
 
     def of(
@@ -410,15 +406,12 @@ class Stories:
 
         # Copies, since later turns change the originals; the newest first.
         runs = list(reversed(self._runs))
-        failed = (past for past in reversed(self._failed) if asked(past.member))
-        ended_chains = [past for past in self._chains if asked(past.member)][-MOST_STORIES:]
+        ended = (past for past in reversed(self._ended) if past.part is None and asked(past.member))
         unended = list(reversed(list(records)))
         of_chains = (record for record in unended if record.served.chain is not None)
         running = (record for record in of_chains if perhaps(record) and asked(member_of(record)))
-        found = {slow.number: slow.past for slow in chain(*self._slow) if asked(slow.past.member)}
-        for past in islice(failed, MOST_STORIES):
-            found[past.member.number] = past
-        found |= {past.member.number: past for past in ended_chains}
+        found = {number: past for _, number, past in chain(*self._slow) if asked(past.member)}
+        found |= {past.member.number: past for past in islice(ended, MOST_STORIES)}
         found |= {record.id: self._unended_chain(record) for record in islice(running, MOST_STORIES)}
         chains = {(past.member.client, past.member.sequence) for past in found.values() if past.stages}
         trees = {number: _parts_of(past) for number, past in found.items()}
@@ -466,10 +459,13 @@ class Stories:
         return pasts
 
     @property
-    def errors(self) -> list[RecentError]:
-        """Return the last errors of each code, newest first, for the page."""
-        errors = [error for of_code in self._errors.values() for error in of_code]
-        return sorted(errors, key=attrgetter("time"), reverse=True)
+    def errors(self) -> list[list[Any]]:
+        """Return the last errors of each code, newest first, for the page: time, model, code, message, request."""
+        told = sorted(chain(*self._errors.values()), key=_ENDED, reverse=True)
+        return [
+            [past.ended, past.model or None, past.code, past.message[:MOST_MESSAGE], past.member.id]
+            for past in told
+        ]
 
     def since(self, number: int, most: int) -> list[list[Any]]:
         """Return the batches that ran after the first `number` ones, oldest first, at most `most`, for the page.
@@ -480,17 +476,6 @@ class Stories:
         count = min(len(self._runs), most, max(0, self.ran - number))
         return [_for_page(run) for run in islice(self._runs, len(self._runs) - count, None)]
 
-    def failed_runs(self, record: RequestRecord) -> list[Run]:
-        """Return the runs of a request that ends in this turn that did not answer it, as far as remembered."""
-        since = takewhile(lambda run: run.ended >= record.arrived, reversed(self._failed_runs))
-        runs = [run for run in since if record.id in run.requests][::-1]
-        past = self._failed[-1] if self._failed else None
-        if record.parent is not None and record.stage is not None:
-            past = self._failed_parts.get(record.parent.id, {}).get(record.stage.stage.stage.name)
-        if past is not None and past.member.number == record.id:
-            runs += [run for run in past.runs if run.began < run.ended == inf]
-        return runs
-
     def reach_s(self, now: float) -> float:
         """Return the seconds since the end of the first batch that is remembered."""
         return now - self._runs[0].ended if self._runs else 0.0
@@ -500,9 +485,8 @@ class Stories:
         number, runs = past.member.number, past.runs
         troubles = past.troubles
         if past.code is not None or not runs or runs[-1].facts.reason in _AGAIN:
-            known = {run.batch for run in runs}
-            earlier = [run for run in self._failed_runs if number in run.owners and run.batch not in known]
-            runs = (*earlier, *runs)
+            if past.code is None:
+                runs = tuple(self.attempts(number, past.member.arrived, runs[-1] if runs else None))
             troubles = troubles or self._troubles(number)
         ahead = past.ahead
         if ahead is None and runs and runs[0].facts.ahead:
@@ -582,16 +566,6 @@ _Shares: TypeAlias = dict[tuple[Owner, int], float]
 """A client's part of a batch, by client and batch: the stories of one answer share them."""
 
 
-@dataclass(slots=True, order=True)
-class _SlowRequest:
-    """One of the slowest requests of a minute. Requests are ordered by their seconds."""
-
-    seconds: float
-    number: int
-    past: Past = field(compare=False)
-    """Its `behind` is added when it is first looked at: soon after, batches are forgotten."""
-
-
 def _parts_of(past: Past) -> dict[int, Past | Part]:
     """Return the requests of a chain's stages that are told with it, by number: what is known of those that failed."""
     parts: dict[int, Past | Part] = {}
@@ -646,7 +620,7 @@ def phases_of(past: Past, now: float) -> list[Phase]:
         elif run.code is not None:
             until(run.ended, PhaseKind.FAILED, run)
         else:
-            busy_s = min(run.busy_s, max(0.0, run.ended - run.began))
+            busy_s = min(run.busy_us * 1e-6, max(0.0, run.ended - run.began))
             calls_s = min(run.run_us * 1e-6, busy_s)
             until(run.began + calls_s, PhaseKind.CALLS, run)
             until(run.began + busy_s, PhaseKind.COPIES, run)

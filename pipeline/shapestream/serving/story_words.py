@@ -11,14 +11,12 @@ from operator import itemgetter
 from typing import Any
 
 from shapestream.scheduling.events import CutReason
-from shapestream.serving.ends import Run
-from shapestream.serving.kept_replies import ClientId
 from shapestream.serving.stories import (
     ATTEMPTS,
     COMPANY,
     MINUTES,
     MOST_ANSWERED,
-    MOST_FAILED,
+    MOST_ENDED,
     WAITS,
     Behind,
     Past,
@@ -28,14 +26,15 @@ from shapestream.serving.stories import (
     microseconds,
     phases_of,
 )
+from shapestream.telemetry.runs import ClientId, Run
 
 
 def nothing_of(text: str, reach_s: float) -> str:
     """Return the answer about a request of which nothing is remembered, or nothing that the asker may see."""
     return (
         f"nothing is known of request {text!r}, or another key sent it; stories are kept of the last {MOST_ANSWERED:,} "
-        f"answered requests (at present {reach_s:.0f} s), of the last {MOST_FAILED:,} failed ones, and of the slowest in "
-        f"each of the last {MINUTES} minutes"
+        f"answered requests (at present {reach_s:.0f} s), of the last {MOST_ENDED:,} that failed or were of chains, and of "
+        f"the slowest in each of the last {MINUTES} minutes"
     )
 
 

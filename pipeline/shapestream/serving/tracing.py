@@ -14,6 +14,7 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 import requests
@@ -35,13 +36,13 @@ from shapestream.serving.ends import (
     ChainEnded,
     End,
     RequestEnded,
-    Run,
     StageFailed,
     member_of,
 )
 from shapestream.serving.sessions import Parent, RequestRecord
 from shapestream.serving.stories import Past, Stories
 from shapestream.telemetry.logging import RateLimit
+from shapestream.telemetry.runs import Run
 from shapestream.wire.limits import MAX_MESSAGE_CHARACTERS
 from shapestream.wire.tags import TRACEPARENT
 
@@ -110,46 +111,30 @@ class RequestTracer:
         """Note requests that end with the results of a batch, of a chain's stages, or without any."""
         if isinstance(end, BatchEnded):
             if end.answered and (traced := self._traced(end.answered)):
-                self._note(traced, end.at, end.run, None, "")
+                self._note(traced, [self._answered(record, end.at, end.run) for record in traced], end.run)
         elif isinstance(end, ChainEnded):
             # A failed one has been told of as `RequestEnded`.
             if end.request.run.failure is None and (traced := self._traced([end.request.record])):
-                self._note(traced, end.at, None, None, "")
+                self._note(traced, [self._answered(traced[0], end.at, None)], None)
         elif isinstance(end, RequestEnded | StageFailed) and (traced := self._traced([end.record])):
-            message = end.message if isinstance(end, RequestEnded) else end.action.message
-            self._note(traced, end.at, None, end.code, message)
+            self._note(traced, [self._stories.failed(end)], None)
 
     def _traced(self, records: Sequence[RequestRecord]) -> list[RequestRecord]:
         return [record for record in records if self._roots or TRACEPARENT in (record.tags or ())]
 
-    def _note(
-        self,
-        traced: Sequence[RequestRecord],
-        now: float,
-        run: Run | None,
-        code: str | None,
-        message: str,
-    ) -> None:
+    def _answered(self, record: RequestRecord, at: float, run: Run | None) -> Past:
+        """Return the known facts of a request that ends with a result."""
+        part = None if record.stage is None else part_of(record.stage, record.id)
+        runs = tuple(self._stories.attempts(record.id, record.arrived, run))
+        return Past(member_of(record), record.model, at, None, "", None, runs, part=part)
+
+    def _note(self, traced: Sequence[RequestRecord], pasts: Sequence[Past], run: Run | None) -> None:
         if len(self._ends) >= MAX_WAITING:
             self._lost += 1
             return
-        last = () if run is None else (run,)
-        failed_runs = self._stories.failed_runs
-        pasts = [
-            Past(
-                member_of(record),
-                record.model,
-                now,
-                code,
-                message,
-                None,
-                (*failed_runs(record), *last),
-                part=None if record.stage is None else part_of(record.stage, record.id),
-            )
-            for record in traced
-        ]
         tags, parents = [record.tags or {} for record in traced], [record.parent for record in traced]
-        self._ends.append(_End(epoch_s=time.time() - now, pasts=pasts, tags=tags, parents=parents, run=run))
+        epoch_s = time.time() - pasts[0].ended
+        self._ends.append(_End(epoch_s=epoch_s, pasts=pasts, tags=tags, parents=parents, run=run))
 
     # ---------------------------------------------------------------- the thread
 
@@ -199,7 +184,7 @@ class RequestTracer:
             for span, _ in spans:
                 span.add_link(batch.get_span_context())
         for span, past in spans:
-            for run in past.runs:
+            for run in [run for run in past.runs if run.began < inf]:
                 span.add_event("attempt", _where(run), at(run.began))
                 if run.code is not None:
                     span.add_event(

@@ -2,7 +2,7 @@
 
 A worker greets on the connection of its control, and is given a token; each of its slots greets with that on a connection
 of its own. Batches and their reports travel on the slots' connections, all else on the control's, so there is no order
-between the two. `greetings.py` begins sessions, `connected_workers.py` keeps and ends them, `worker_states.py` has their
+between the two. `greetings.py` begins sessions, `connected_workers.py` keeps and ends them, `workers.py` has their
 states. The slots of the server's own process have a port of their own (`local_port.py`).
 
 A worker is half-trusted: its messages are read as strictly as a client's, and a report that contradicts the model's
@@ -26,13 +26,10 @@ from shapestream.serving.connected_workers import MOST_UNREAD, MOST_UNREAD_BYTES
 from shapestream.serving.dispatcher import Dispatcher
 from shapestream.serving.greetings import Greetings
 from shapestream.serving.inbox import DEAR, Inbox, Item
-from shapestream.serving.outgoing import GONE, Outgoing, PeerLink
+from shapestream.serving.outgoing import GONE, REJOIN, REJOIN_S, Outgoing, PeerLink
 from shapestream.serving.own_processes import OwnProcesses, ProcessOwner
-from shapestream.serving.report_check import ReportRefused
 from shapestream.serving.served_models import ServedModels
-from shapestream.serving.worker_offer import Offer
-from shapestream.serving.worker_states import WorkerState
-from shapestream.serving.workers import ConnectedWorker, SlotRecord
+from shapestream.serving.workers import ConnectedWorker, Offer, ReportRefused, SlotRecord, WorkerState
 from shapestream.settings import ServerSettings
 from shapestream.wire.codec import BadEntry
 from shapestream.wire.messages import (
@@ -45,6 +42,7 @@ from shapestream.wire.messages import (
     SetLogLevel,
     SlotEnded,
     SlotHello,
+    Unknown,
     WorkerDraining,
     WorkerHello,
     WorkerWelcome,
@@ -270,11 +268,16 @@ class WorkerPort:
             self._workers.turn_away(control)
 
     def lost(self, link: PeerLink, why: str, now: float) -> None:
-        """Take note that what was ready for this worker could not be sent, or that one of its slots hangs."""
+        """End a worker's session: a message to it could not be sent, one of its slots hangs, or it is to greet anew."""
         worker = link.worker if isinstance(link, SlotRecord) else link
         if not isinstance(worker, ConnectedWorker) or link.peer is None or worker.peer is None:
             return
-        if worker.state is WorkerState.CONDEMNED:
+        if why == REJOIN:
+            peer, joined_at = worker.peer, worker.since
+            self._workers.leave(worker, why, now)
+            if now > joined_at + REJOIN_S:  # else its next heartbeat is answered so
+                self.outgoing.say_once(peer, Unknown())
+        elif worker.state is WorkerState.CONDEMNED:
             self._end_hanging(worker, worker.peer, now)
         elif why == GONE and (worker.state in AWAITED or not worker.dialled_in):
             self._workers.close(worker, "lose touch", now)  # how its process ended will be told

@@ -2,23 +2,49 @@
 
 A worker has one link for its control, and one for each slot. A batch leaves on its slot's link as an `Execute`, whose
 tensors are the received frames, untouched. The scheduler's own slot refers to its `SlotRecord` as its peer.
+
+`CONNECTED_WORKER_TABLE` says by the name of a change which state of a session follows which. A change that it does not list
+raises KeyError. `ConnectedWorker.change` alone writes a state; docs/reliability.md#states-of-a-connected-worker draws the
+table.
+
+Workers are trusted only in part. So the size of a greeting is checked before it is read, and it is read in slices
+(`read_offer`). The codec has checked the element types and byte lengths of a report; `ReportCheck` checks it against the
+model and the batch. A layout that was found good for a request's sizes is remembered.
 """
 
 from __future__ import annotations
 
 import os
-from dataclasses import replace
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from math import prod
+from typing import Any, Final
 
 import structlog
 
 from shapestream.scheduling.batches import Batch
 from shapestream.serving.outgoing import Outgoing, PeerLink
-from shapestream.serving.report_check import ReportCheck, ReportRefused
 from shapestream.serving.slot_threads import SlotThreads
-from shapestream.serving.worker_offer import Offer, read_tolerances
-from shapestream.serving.worker_states import CONNECTED_WORKER_TABLE, WorkerState
-from shapestream.wire.messages import BatchDone, BatchFailedEntry, CancelBatchEntry, RecallBatchEntry
-from shapestream_engine.batch import BatchReport, ErrorCode
+from shapestream.slices import Slices
+from shapestream.wire.messages import (
+    BatchDone,
+    BatchFailedEntry,
+    CancelBatchEntry,
+    RecallBatchEntry,
+    WorkerHello,
+)
+from shapestream.wire.string_limits import check_outputs
+from shapestream_engine.batch import BatchInputs, BatchReport, ErrorCode
+from shapestream_engine.cost_table import CostTable
+from shapestream_engine.errors import EngineError
+from shapestream_engine.layout import Layout
+from shapestream_engine.machine import MAX_SLOTS
+from shapestream_engine.output_rules import With
+from shapestream_engine.ports import OutputPort
+from shapestream_engine.probing.tolerances import OutputTolerance
+from shapestream_engine.signature import ModelSignature
 
 log = structlog.get_logger()
 
@@ -32,6 +58,291 @@ LOCAL_PREFETCH_S = 0.0005
 REMOTE_PREFETCH_S = 0.002
 # Codes of batches that a slot may be rid of before it has answered an earlier one.
 GIVEN_BACK = (ErrorCode.CANCELLED, ErrorCode.RECALLED)
+
+
+class WorkerState(Enum):
+    """The progress of a worker's session. It gets batches while it serves, and in no other state."""
+
+    GREETING = "greeting"
+    """The worker has greeted, and not all of its slots have."""
+    SERVING = "serving"
+    DRAINING = "draining"
+    """The worker asked to leave. It is dismissed when it has answered its batches."""
+    LEAVING = "leaving"
+    """The worker said goodbye, and reports of it may be unread on its slots' connections."""
+    UNREACHABLE = "unreachable"
+    """Its connection broke, or its process ended. The last reports are read before it leaves."""
+    CONDEMNED = "condemned"
+    """One of its slots hangs. Its process is killed, or it is cut off where another host runs it."""
+    GONE = "gone"
+
+
+CONNECTED_WORKER_TABLE: Final[dict[str, dict[WorkerState, WorkerState]]] = {
+    "serve": {WorkerState.GREETING: WorkerState.SERVING},
+    "drain": {
+        WorkerState.GREETING: WorkerState.DRAINING,
+        WorkerState.SERVING: WorkerState.DRAINING,
+        WorkerState.DRAINING: WorkerState.DRAINING,
+        WorkerState.LEAVING: WorkerState.LEAVING,
+        WorkerState.UNREACHABLE: WorkerState.UNREACHABLE,
+        WorkerState.CONDEMNED: WorkerState.CONDEMNED,
+    },
+    "say goodbye": {
+        WorkerState.GREETING: WorkerState.LEAVING,
+        WorkerState.SERVING: WorkerState.LEAVING,
+        WorkerState.DRAINING: WorkerState.LEAVING,
+        WorkerState.LEAVING: WorkerState.LEAVING,
+        WorkerState.UNREACHABLE: WorkerState.LEAVING,
+        WorkerState.CONDEMNED: WorkerState.CONDEMNED,
+    },
+    "lose touch": {
+        WorkerState.GREETING: WorkerState.UNREACHABLE,
+        WorkerState.SERVING: WorkerState.UNREACHABLE,
+        WorkerState.DRAINING: WorkerState.UNREACHABLE,
+        WorkerState.LEAVING: WorkerState.LEAVING,
+        WorkerState.UNREACHABLE: WorkerState.UNREACHABLE,
+        WorkerState.CONDEMNED: WorkerState.CONDEMNED,
+    },
+    "condemn": {
+        WorkerState.SERVING: WorkerState.CONDEMNED,
+        WorkerState.DRAINING: WorkerState.CONDEMNED,
+        WorkerState.LEAVING: WorkerState.CONDEMNED,
+        WorkerState.UNREACHABLE: WorkerState.CONDEMNED,
+        WorkerState.CONDEMNED: WorkerState.CONDEMNED,
+    },
+    "end": {
+        WorkerState.GREETING: WorkerState.GONE,
+        WorkerState.SERVING: WorkerState.GONE,
+        WorkerState.DRAINING: WorkerState.GONE,
+        WorkerState.LEAVING: WorkerState.GONE,
+        WorkerState.UNREACHABLE: WorkerState.GONE,
+        WorkerState.CONDEMNED: WorkerState.GONE,
+    },
+}
+
+
+MAX_REMEMBERED = 4096
+"""Layouts that are remembered per worker. Beyond it all are forgotten and checked again."""
+MAX_TIME_S = 30 * 86_400.0
+MAX_CALLS = 1 << 20
+MAX_ELEMENTS = 1 << 53
+"""More than any honest batch takes, and so little that sums over years still fit in messages."""
+
+
+class ReportRefused(Exception):
+    """The report contradicts the signature or the batch; the message says where."""
+
+
+class ReportCheck:
+    """Checks the reports of one model of one worker."""
+
+    def __init__(self, signature: ModelSignature) -> None:
+        self._signature = signature
+        self._gives_strings = any(port.is_string for port in signature.outputs)
+        self._good: set[tuple[tuple[int, ...], Layout]] = set()
+
+    def check(self, batch: BatchInputs, report: BatchReport) -> None:
+        """Raise ReportRefused unless each member has its outputs, or lacks them because its deadline had passed."""
+        outputs = report.outputs or ()
+        self._check_calls(batch, report)
+        if len(outputs) != len(batch.members):
+            raise ReportRefused(f"{len(outputs)} results for {len(batch.members)} requests")
+        start_before = batch.start_before
+        for index, tensors in enumerate(outputs):
+            if tensors is None:
+                if start_before is None or start_before[index] is None:
+                    raise ReportRefused(f"member {index} has no result, but no deadline could have passed")
+                continue
+            key = (batch.shapes[index].sizes, tensors.layout)
+            if key not in self._good:
+                self._check_layout(*key)
+                if len(self._good) >= MAX_REMEMBERED:
+                    self._good.clear()
+                self._good.add(key)
+            if self._gives_strings:
+                try:
+                    check_outputs(self._signature.outputs, tensors)
+                except ValueError as error:
+                    raise ReportRefused(str(error)) from None
+
+    def _check_calls(self, batch: BatchInputs, report: BatchReport) -> None:
+        """Check times and calls, which statistics and costs use. Each call runs a row that no other call runs."""
+        signature, calls = self._signature, report.calls
+        preparations, reallocations = report.preparations, report.reallocations
+        if max(report.gather_s, report.run_s, report.busy_s) > MAX_TIME_S:
+            text = f"it ran for {report.run_s:.0f} s and was busy for {report.busy_s:.0f} s"
+            raise ReportRefused(f"{text}; at most {MAX_TIME_S:.0f} s are allowed")
+        total = 0
+        for count, sizes in calls:
+            if count < 1 or len(sizes) != len(signature.dimensions):
+                raise ReportRefused(
+                    f"{count} calls of {list(sizes)}; the dimensions are {list(signature.dimensions)}"
+                )
+            if count * prod(sizes) > MAX_ELEMENTS:
+                raise ReportRefused(f"{count} calls of {list(sizes)} are more than {MAX_ELEMENTS} elements")
+            total += count
+        total = total or 1
+        most = max(batch.sizes[0] if signature.has_batch else 1, len(batch.members))
+        if total > min(most, MAX_CALLS):
+            raise ReportRefused(f"{total} calls for {most} rows")
+        if preparations > total:
+            raise ReportRefused(f"{preparations} preparations in {total} calls")
+        if reallocations > total * (len(signature.inputs) + len(signature.outputs)):
+            raise ReportRefused(f"{reallocations} reallocations in {total} calls")
+
+    def _check_layout(self, sizes: tuple[int, ...], layout: Layout) -> None:
+        signature = self._signature
+        if len(layout) != len(signature.outputs):
+            raise ReportRefused(f"{len(layout)} outputs; the model has {len(signature.outputs)}")
+        own = dict(zip(signature.dimensions, sizes, strict=True))
+        leading: dict[str, int] = {}
+        for number, (port, (reported, element_type, shape)) in enumerate(
+            zip(signature.outputs, layout, strict=True)
+        ):
+            if reported != number:
+                raise ReportRefused(f"output {number} has the number {reported}")
+            if element_type != port.element_type:
+                raise ReportRefused(f"output {port.name!r} is {element_type}, not {port.element_type}")
+            _check_shape(port, shape, own)
+            leading[port.name] = shape[0] if port.shape.rank else 0
+        for port in signature.outputs:
+            if isinstance(port.rule, With) and leading[port.name] != leading[port.rule.output]:
+                text = f"{leading[port.name]} rows, {port.rule.output!r} has {leading[port.rule.output]}"
+                raise ReportRefused(f"output {port.name!r} has {text}")
+
+
+def _check_shape(port: OutputPort, shape: tuple[int, ...], own: dict[str, int]) -> None:
+    """Check that dimensions follow the request's sizes, or lie within the signature's bounds.
+
+    Of the axis along which the data decides a request may have any part, nothing included. The shape of strings ends with
+    their bytes, which may be any.
+    """
+    if port.is_string:
+        shape = shape[:-1]
+    if len(shape) != port.shape.rank:
+        raise ReportRefused(f"output {port.name!r} has shape {list(shape)}, not [{port.shape}]")
+    for axis, (size, wanted, admitted) in enumerate(
+        zip(shape, port.own_sizes(own), port.shape.dimensions, strict=True)
+    ):
+        if axis == port.data_axis:
+            most = admitted.maximum if wanted is None else wanted
+            if most is not None and size > most:
+                raise ReportRefused(f"output {port.name!r} has {size} along axis {axis}, at most {most} fit")
+        elif wanted is not None and size != wanted:
+            follows = port.shape.names[axis] or str(port.extents[axis])
+            raise ReportRefused(
+                f"output {port.name!r} has {size} along {follows!r}; its request has {wanted}"
+            )
+        elif wanted is None and size not in admitted:
+            raise ReportRefused(f"output {port.name!r} has shape {list(shape)}, not [{port.shape}]")
+
+
+MAX_NAME = 200
+"""Characters of a worker's name, which every result and many log lines carry."""
+MOST_OFFERED = 256
+"""Models of one worker."""
+MOST_PAIRS = 2048
+"""Models of one worker times its slots: the scheduler takes 2 us for each pair when the worker joins."""
+MOST_COST_POINTS = 1024
+"""Points of a table of costs: the most that a calibration measures. The scheduler takes 9 ms to read them."""
+
+_DIGEST = re.compile("[0-9a-f]{64}")
+
+
+class GreetingRefused(Exception):
+    """A worker cannot be welcomed. The message gives the reason, and calls the worker "it"."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """A worker's greeting, as it was read and checked."""
+
+    name: str
+    pid: int
+    slots: int
+    models: Mapping[str, ModelSignature]
+    costs: Mapping[str, CostTable] = field(default_factory=dict)
+    """Measured costs of calls, by model; some models may have none."""
+    digests: Mapping[str, str] = field(default_factory=dict)
+    """The sha256 of models' files, by model; some models may have none."""
+    tolerances: Mapping[str, Mapping[str, OutputTolerance]] = field(default_factory=dict)
+    """The largest difference between two results that count as equal, by model and output."""
+
+
+def read_offer(hello: WorkerHello) -> Slices[Offer]:
+    """Read a worker's offer, a model per slice.
+
+    Raises GreetingRefused for an invalid signature, and for costs, digests or tolerances of a model that it does not serve.
+    """
+    models, costs = {}, {}
+    try:
+        for name, plain in hello.models.items():
+            models[name] = ModelSignature.from_dict(plain)
+            yield
+        for name, plain in hello.costs.items():
+            costs[name] = CostTable.from_dict(plain)
+            yield
+        tolerances = read_tolerances(hello.tolerances, models)
+    except EngineError as error:
+        raise GreetingRefused(str(error)) from None
+    for name, table in costs.items():
+        if name not in models or table.dimensions != models[name].dimensions:
+            raise GreetingRefused(
+                f"it has costs of {name!r}, but serves no such model with the dimensions {table.dimensions}"
+            )
+        if len(table.points) > MOST_COST_POINTS:
+            raise GreetingRefused(
+                f"its costs of {name!r} have {len(table.points)} points; at most {MOST_COST_POINTS} are allowed"
+            )
+    for name, digest in hello.digests.items():
+        if name not in models:
+            raise GreetingRefused(f"it has a digest of {name!r}, but serves no such model")
+        if not _DIGEST.fullmatch(digest):
+            raise GreetingRefused(f"its digest of {name!r} is not a sha256 of 64 hexadecimal digits")
+    return Offer(
+        name=hello.worker,
+        pid=hello.pid,
+        slots=hello.slots,
+        models=models,
+        costs=costs,
+        digests=hello.digests,
+        tolerances=tolerances,
+    )
+
+
+def read_tolerances(
+    plain: Mapping[str, Mapping[str, Any]], models: Mapping[str, ModelSignature]
+) -> dict[str, dict[str, OutputTolerance]]:
+    """Read tolerances by model and output. Raises EngineError for one that is of no output of these models."""
+    found: dict[str, dict[str, OutputTolerance]] = {}
+    for model, outputs in plain.items():
+        ranks = {port.name: port.shape.rank for port in models[model].outputs} if model in models else {}
+        found[model] = {name: OutputTolerance.from_dict(one) for name, one in outputs.items()}
+        for name, one in found[model].items():
+            if any(not 0 <= axis < ranks.get(name, 0) for axis, _ in one.spreads) or name not in ranks:
+                text = f"it has a tolerance of {model!r}, {name!r}, but serves no such output, or none with these axes"
+                raise EngineError(text)
+    return found
+
+
+def check_form(hello: WorkerHello) -> None:
+    """Raise GreetingRefused for a name that cannot be shown, or an impossible number of slots."""
+    if len(hello.worker) > MAX_NAME or not hello.worker.isprintable():
+        raise GreetingRefused(f"its name must be printable and have at most {MAX_NAME} characters")
+    if not 1 <= hello.slots <= MAX_SLOTS:
+        raise GreetingRefused(f"it has {hello.slots} slots; 1 to {MAX_SLOTS} are allowed")
+
+
+def check_number(hello: WorkerHello) -> None:
+    """Raise GreetingRefused for more models than the event loop has time for."""
+    number = max(len(hello.models), len(hello.costs))
+    if number > MOST_OFFERED:
+        raise GreetingRefused(f"it has {number} models; at most {MOST_OFFERED} are allowed")
+    if number * hello.slots > MOST_PAIRS:
+        text = (
+            f"it has {number} models in {hello.slots} slots; at most {MOST_PAIRS} models x slots are allowed"
+        )
+        raise GreetingRefused(text)
 
 
 class ConnectedWorker(PeerLink):

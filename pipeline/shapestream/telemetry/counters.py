@@ -1,25 +1,33 @@
-"""The server's counters, from which `StatisticsEntry` and the metrics are made.
+"""The server's counts: one table, whose rows have a name, a value, a meaning, labels and a unit.
 
-Their memory does not grow with the number of requests: counters, histograms of bounded size, a limited set of shapes.
+A count is a field of `ServerStatistics`, or of `ModelCounters` where it is counted by model. The field has the name and the
+value. Its `Row` says what it means, and where it is told: `statistics()` (`StatisticsEntry`), the last minute, /metrics. To
+add a count takes one field, and the place that counts. What is computed from several counts is in `to_dict`, and in
+metrics.py.
 
-Batches are counted together: a batch adds one row, and the rows are added up when a counter is read, or when there are many.
-To add up 256 of them takes a tenth of the time that each by itself would take.
+The memory of counts does not grow with the number of requests: numbers, histograms of bounded size, a limited set of shapes.
+
+Batches are counted together: the records of ended batches wait, and are added up when a count is read, or when there are
+many. To add up 256 of them takes a tenth of the time that each by itself would take.
 """
 
+# ruff: noqa: RUF009 - the functions that declare a count return `dataclasses.field`
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
-from functools import partial
+from dataclasses import dataclass, field, fields
+from functools import cache, partial
 from itertools import groupby, zip_longest
 from math import prod
 from operator import mul
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
+from shapestream.scheduling.events import Overload
 from shapestream.slices import Slices
-from shapestream_engine.batch import BatchReport
+from shapestream.telemetry.runs import Run
 
 _LOWEST: tuple[int, ...] = (
     *range(16),
@@ -38,7 +46,7 @@ _MOST = (1 << 63) - 1
 MAX_DISTINCT_SHAPES = 10_000
 """Largest number of shapes that are counted exactly."""
 MOST_ROWS = 256
-"""Most batches whose counts are not added up yet: to add up more at once would hold the event loop."""
+"""Most batches of a model that are not added up yet: to add up more at once would hold the event loop."""
 STAGE_KEYS = ("runs", "us", "requests", "failed")
 """Counts of a chain's stage: the chain's requests for which it ran, their microseconds there, its requests, and those of
 these that failed."""
@@ -143,50 +151,138 @@ def _quantile(filled: Iterable[tuple[int, int]], rank: float) -> int:
     return 0
 
 
-class ModelCounters:
-    """Counters of one model, from the server's start on, or between two times."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """What a count means, and where it is told."""
 
-    def __init__(self) -> None:
-        self.arrived = 0
-        """Requests that the scheduler received."""
-        self.failures: Counter[str] = Counter()
-        """Requests that were well-formed and ended without a result, by code."""
-        self.attempts_failed = 0
-        """Requests in batches that failed; one that runs again counts again."""
-        self.batches_failed = 0
-        self.failed_us = 0
-        """Microseconds that failed and lost batches held their slots."""
-        self.rows = 0
-        self.reallocations = 0
-        self.calls = 0
-        """Inference calls; a batch takes one, or several where only some shapes are allowed."""
-        self.preparations = 0
-        """Calls with a shape that was new and had to be prepared."""
-        self.elements_computed = 0
-        self.elements_padding = 0
-        """Computed elements that were padding, or filled rows of a call."""
-        self.batch_requests = Histogram()
-        """Requests of the batches that ran."""
-        self.queue_us = Histogram()
-        self.gather_us = Histogram()
-        """Time of a batch before and between its calls."""
-        self.run_us = Histogram()
-        """Time of the calls of a batch."""
-        self.split_us = Histogram()
-        """Time of a batch for its results, after and between its calls."""
-        self.busy_us = Histogram()
-        """Sum of these three times."""
-        self.total_us = Histogram()
-        self.members_gather_us = 0
-        """Sum of the batches' gather times, each counted once per request answered; run and split likewise."""
-        self.members_run_us = 0
-        self.members_split_us = 0
-        self.room_us = 0
-        """Of a chain: microseconds that its requests waited for room for their stages."""
-        self.stages: Counter[tuple[str, str]] = Counter()
-        """Of a chain: by stage and key, what `STAGE_KEYS` names."""
-        self.last_ended = 0.0
-        """When the last batch that ran ended, in seconds of the server's clock; 0 before the first one."""
+    help: str
+    metric: str = ""
+    """Its name in /metrics, without the prefix; empty: it is none, or one that metrics.py computes."""
+    labels: tuple[str, ...] = ()
+    """The labels of its metric, besides the model."""
+    unit: float = 1.0
+    """One of it, in the metric's unit."""
+    told: bool = False
+    """Whether `statistics()` has it by its name; a count by model is summed over all models."""
+    minute: bool = False
+    """Whether the last minute has it by its name, by model."""
+    is_histogram: bool = False
+
+
+_US = 1e-6
+"""The unit of microseconds."""
+
+
+def _number(help: str, metric: str = "", *, at_first: float = 0, **more: Any) -> Any:  # noqa: A002 - the word of /metrics
+    """Declare a count that is one number."""
+    return field(default=at_first, metadata={"row": Row(help=help, metric=metric, **more)})
+
+
+def _numbers(
+    help: str,  # noqa: A002 - see above
+    metric: str = "",
+    *labels: str,
+    at_first: Iterable[Any] = (),
+    **more: Any,
+) -> Any:
+    """Declare a count that is a number by each of its labels' values; those of `at_first` begin with 0."""
+    row = Row(help=help, metric=metric, labels=labels, **more)
+    return field(default_factory=lambda: Counter(dict.fromkeys(at_first, 0)), metadata={"row": row})
+
+
+def _histogram(help: str, metric: str = "", unit: float = _US, **more: Any) -> Any:  # noqa: A002 - see above
+    """Declare a histogram."""
+    return field(
+        default_factory=Histogram,
+        metadata={"row": Row(help=help, metric=metric, unit=unit, is_histogram=True, **more)},
+    )
+
+
+@cache
+def rows_of(counts: type[ModelCounters | ServerStatistics]) -> tuple[tuple[str, Row], ...]:
+    """Return the rows of a table, each with the name of its count."""
+    return tuple([(one.name, one.metadata["row"]) for one in fields(counts) if one.metadata])
+
+
+def _plain(value: Any) -> Any:
+    """Return the value of a count as plain data, of which integers fit the wire."""
+    if isinstance(value, Histogram):
+        return value.to_dict()
+    if isinstance(value, Counter):
+        return dict(value)
+    return round(value, 6) if isinstance(value, float) else min(_MOST, value)
+
+
+@dataclass(eq=False)
+class ModelCounters:
+    """The counts of one model, from the server's start on, or between two times."""
+
+    arrived: int = _number("Requests that the scheduler received.", minute=True)
+    failures: Counter[str] = _numbers(
+        "Requests that were well-formed and ended without a result, by code.", minute=True
+    )
+    attempts_failed: int = _number("Requests in batches that failed; one that runs again counts again.")
+    batches_failed: int = _number("Batches that failed.", told=True)
+    failed_us: int = _number(
+        "Time that failed batches held their slots: what failing requests cost, and what was lost with workers.",
+        "batches_failed_seconds_total",
+        unit=_US,
+        minute=True,
+    )
+    rows: int = _number("Rows that ran.", "rows_total", told=True, minute=True)
+    reallocations: int = _number("Input tensors that had to grow.", "input_reallocations_total", told=True)
+    calls: int = _number(
+        "Inference calls; a batch takes one, or several where only some shapes are allowed.",
+        "calls_total",
+        told=True,
+        minute=True,
+    )
+    preparations: int = _number(
+        "Calls with a shape new to their slot or process.", "calls_at_new_shapes_total", told=True
+    )
+    elements_computed: int = _number(
+        "Elements computed, padding included.", "elements_computed_total", minute=True
+    )
+    elements_padding: int = _number(
+        "Elements computed only as padding, or in rows that fill a call up.",
+        "elements_padding_total",
+        minute=True,
+    )
+    batch_requests: Histogram = _histogram(
+        "Requests of a batch that ran.", "batch_requests", 1.0, minute=True
+    )
+    queue_us: Histogram = _histogram(
+        "Time from arrival to the start of the batch, of results.",
+        "request_queue_seconds",
+        told=True,
+        minute=True,
+    )
+    gather_us: Histogram = _histogram(
+        "Time that a batch held its slot before and between its calls: gathering inputs.",
+        "batch_gather_seconds",
+        minute=True,
+    )
+    run_us: Histogram = _histogram(
+        "Time of the calls of a batch.", "batch_infer_seconds", told=True, minute=True
+    )
+    split_us: Histogram = _histogram(
+        "Time that a batch held its slot for its results: splitting and copying them out.",
+        "batch_split_seconds",
+        minute=True,
+    )
+    busy_us: Histogram = _histogram(
+        "Time that a batch held its slot: gathering, calls, splitting.", "batch_busy_seconds"
+    )
+    total_us: Histogram = _histogram(
+        "Time from arrival to answer, of results.", "request_seconds", told=True, minute=True
+    )
+    members_gather_us: int = _number("Gather times of batches, each counted once per request answered.")
+    members_run_us: int = _number("Times of their calls, likewise.")
+    members_split_us: int = _number("Split times, likewise.")
+    room_us: int = _number("Of a chain: microseconds that its requests waited for room for their stages.")
+    stages: Counter[tuple[str, str]] = _numbers("Of a chain: by stage and key, what `STAGE_KEYS` names.")
+    last_ended: float = 0.0
+    """When the last batch that ran ended, in seconds of the server's clock; 0 before the first one."""
 
     @property
     def results(self) -> int:
@@ -200,7 +296,7 @@ class ModelCounters:
 
     @property
     def activity(self) -> int:
-        """Return a number that grows with every change of the counters."""
+        """Return a number that grows with every change of the counts."""
         ended = self.results + self.failures.total()
         return self.arrived + ended + self.batches + self.batches_failed + self.failed_us
 
@@ -208,7 +304,7 @@ class ModelCounters:
         return self._made_of({name: copy(value) for name, value in vars(self).items()})
 
     def __sub__(self, earlier: ModelCounters) -> ModelCounters:
-        """Return the counters since an earlier copy."""
+        """Return the counts since an earlier copy."""
         return self._made_of({name: value - getattr(earlier, name) for name, value in vars(self).items()})
 
     @classmethod
@@ -238,19 +334,13 @@ class ModelCounters:
         return {name: min(_MOST, number) for name, number in sums.items()}
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the counters as plain data, for the last minute."""
-        histograms = ("queue_us", "gather_us", "run_us", "split_us", "total_us", "batch_requests")
+        """Return the counts as plain data, for the last minute."""
         return {
-            **{
-                name: getattr(self, name)
-                for name in ("arrived", "results", "failed_us", "batches", "rows", "calls")
-            },
-            "failures": dict(self.failures),
-            **self._chain_dict(),
+            **{name: _plain(getattr(self, name)) for name, row in rows_of(ModelCounters) if row.minute},
+            "results": self.results,
+            "batches": self.batches,
             "new_shapes": self.preparations,
-            "elements_computed": min(_MOST, self.elements_computed),
-            "elements_padding": min(_MOST, self.elements_padding),
-            **{name: getattr(self, name).to_dict() for name in histograms},
+            **self._chain_dict(),
         }
 
     def _chain_dict(self) -> dict[str, Any]:
@@ -262,88 +352,140 @@ class ModelCounters:
             stages.setdefault(stage, dict.fromkeys(STAGE_KEYS, 0))[key] = min(_MOST, count)
         return {"room_us": min(_MOST, self.room_us), "stages": stages}
 
+    def add_up(self, runs: Sequence[Run]) -> Iterator[tuple[int, ...]]:
+        """Count batches that ran; yields the shape of each call."""
+        # A caller may claim any number of rows that have no elements.
+        self.rows = min(_MOST, self.rows + sum([run.rows for run in runs]))
+        self.reallocations += sum([run.reallocations for run in runs])
+        self.preparations += sum([run.preparations for run in runs])
+        self.last_ended = max(self.last_ended, *[run.ended for run in runs])
+        gather_us = [run.gather_us for run in runs]
+        run_us = [run.run_us for run in runs]
+        busy_us = [run.busy_us for run in runs]
+        split_us = [run.split_us for run in runs]
+        answered = [len(run.members) for run in runs]
+        self.members_gather_us += sum(map(mul, answered, gather_us))
+        self.members_run_us += sum(map(mul, answered, run_us))
+        self.members_split_us += sum(map(mul, answered, split_us))
+        self.batch_requests.record_all([run.ran for run in runs])
+        self.gather_us.record_all(gather_us)
+        self.run_us.record_all(run_us)
+        self.split_us.record_all(split_us)
+        self.busy_us.record_all(busy_us)
+        queue_us, total_us = [], []
+        for run in runs:
+            for at, alike in groupby([member.arrived for member in run.members]):
+                waited_us, lasted_us = round((run.began - at) * 1e6), round((run.ended - at) * 1e6)
+                queue_us.append(waited_us)
+                total_us.append(lasted_us)
+                more = len(list(alike)) - 1
+                if more:  # those that arrived together have equal times
+                    self.queue_us.record(waited_us, more)
+                    self.total_us.record(lasted_us, more)
+        self.queue_us.record_all(queue_us)
+        self.total_us.record_all(total_us)
+        for (calls, useful), count in Counter([(run.own_calls, run.useful) for run in runs]).items():
+            computed = 0
+            for repeats, call in calls:
+                self.calls += count * repeats
+                computed += repeats * prod(call)
+                yield call
+            self.elements_computed += count * computed
+            self.elements_padding += count * max(0, computed - useful)
 
-class _BatchRow(NamedTuple):
-    """One batch that ran: the arguments of `count_batch`, without its tensors."""
 
-    calls: tuple[tuple[int, tuple[int, ...]], ...]
-    requests: int
-    rows: int
-    elements: int
-    gather_s: float
-    run_s: float
-    busy_s: float
-    reallocations: int
-    preparations: int
-    began: float
-    ended: float
-    arrived: Sequence[float]
-
-
+@dataclass(eq=False)
 class ServerStatistics:
-    """Counters of one server process, from its start on."""
+    """The counts of one server process, from its start on."""
 
-    def __init__(self) -> None:
-        self.messages = 0
-        self.requests = 0
-        self.failures: Counter[str] = Counter()
-        """Failed requests by code."""
-        self.overloaded: Counter[str] = Counter()
-        """Requests that failed with `overloaded`, by the limit that they met."""
-        self.stage_results = 0
-        """Results of chains' stages; their models count them as well."""
-        self.duplicates = 0
-        """Requests that were sent again while they ran; both share one reply."""
-        self.faults = 0
-        """Defects of the scheduler; the log describes each."""
-        self.late_reports = 0
-        """Reports of batches from before the worker greeted again; those batches ran again on other slots."""
-        self.repeated = 0
-        """Requests that were sent again after their answer, and got the kept reply."""
-        self.bad_messages: Counter[str] = Counter()
-        """Refused messages and entries, by port."""
-        self.strangers: Counter[str] = Counter()
-        """Messages of peers without a session, answered with `Unknown`, by port."""
-        self.failed_handshakes: Counter[str] = Counter()
-        """Connections that ended before they began, by port: other protocols, wrong keys, garbage."""
-        self.peers_lost: Counter[str] = Counter()
-        """Clients and workers that vanished or were cut off, by reason."""
-        self.batches_prefetched = 0
-        """Batches that were queued behind the running one of a slot."""
-        self.batches_recalled = 0
-        """Queued batches that were recalled before they began; their requests ran on other slots."""
-        self.scheduling_s = 0.0
-        """Seconds that the scheduler took for all its decisions."""
-        self.scheduled_requests = 0
-        """Requests that the scheduler received."""
-        self.worker_ends: Counter[tuple[int, str]] = Counter()
-        """Ends of this server's worker processes, by entry of `workers` (from 0), and `died` or `ended`."""
-        self.reloads: Counter[str] = Counter()
-        """Finished reloads of the configuration, by result."""
-        self.reloaded_at = 0.0
-        """Unix time of the end of the last reload that was `ok`; 0 without one."""
-        self.reload_s = 0.0
-        """Seconds that this reload took."""
-        self.dialled_in_ends: Counter[str] = Counter()
-        """Workers that dialled in and left: `drained`, or `lost` without a goodbye."""
-        self.lag_us = Histogram()
-        """Delay of the event loop's heartbeats."""
+    messages: int = _number("Messages of clients.", "messages_total", told=True)
+    requests: int = _number("Requests that were admitted.", told=True)
+    failures: Counter[str] = _numbers("Failed requests by code.", told=True)
+    overloaded: Counter[str] = _numbers(
+        "Requests refused as overloaded, by the bound that they met: those of the queue (queue, queue_seconds), the "
+        "client's share of it (client_share, model_share), the request's deadline, or its client's credit.",
+        "requests_overloaded_total",
+        "cause",
+        at_first=Overload,
+    )
+    stage_results: int = _number("Results of chains' stages; their models count them as well.")
+    duplicates: int = _number("Requests that came again while they ran; both share one reply.", told=True)
+    repeated: int = _number("Requests that came again after their answer, and got the kept reply.", told=True)
+    faults: int = _number(
+        "Defects of the scheduler; the log describes each.", "scheduler_faults_total", told=True
+    )
+    late_reports: int = _number(
+        "Reports of batches from before the worker greeted again; those batches ran again on other slots.",
+        told=True,
+    )
+    bad_messages: Counter[str] = _numbers(
+        "Messages and entries that were refused.", "bad_messages_total", "port", told=True
+    )
+    strangers: Counter[str] = _numbers(
+        "Messages of peers without a session, answered with `Unknown`, by port.", told=True
+    )
+    failed_handshakes: Counter[str] = _numbers(
+        "Connections that ended before they began: other protocols, wrong keys, garbage.",
+        "failed_handshakes_total",
+        "port",
+        told=True,
+    )
+    peers_lost: Counter[str] = _numbers("Sessions of clients and workers that ended, by reason.", told=True)
+    batches_prefetched: int = _number(
+        "Batches queued behind a running one.", "batches_prefetched_total", told=True
+    )
+    batches_recalled: int = _number(
+        "Queued batches that were recalled before they began; their requests ran on other slots.", told=True
+    )
+    scheduling_s: float = _number(
+        "Time of the scheduler's decisions.", "scheduling_seconds_total", at_first=0.0, told=True
+    )
+    scheduled_requests: int = _number("Requests that the scheduler received.")
+    worker_ends: Counter[tuple[int, str]] = _numbers(
+        "Worker processes of this server that have ended, by their entry of `workers` (from 0), and how: died or ended. "
+        "Each is replaced, unless given up.",
+        "worker_ends_total",
+        "group",
+        "how",
+    )
+    reloads: Counter[str] = _numbers(
+        "Reloads of the configuration: ok, refused, or incomplete (keys stay, or a worker is not replaced).",
+        "reloads_total",
+        "result",
+    )
+    reloaded_at: float = _number(
+        "Unix time at which the last reload that was ok ended; 0 without any.",
+        "reload_success_timestamp_seconds",
+    )
+    reload_s: float = _number(
+        "Time that the last reload that was ok took, until its last worker was replaced.",
+        "reload_success_seconds",
+    )
+    dialled_in_ends: Counter[str] = _numbers(
+        "Workers that dialled in and left: drained, or lost without a goodbye.",
+        "dialled_in_worker_ends_total",
+        "how",
+        at_first=("drained", "lost"),
+    )
+    lag_us: Histogram = _histogram("How late the event loop came to a heartbeat.", "loop_lag_seconds")
+
+    def __post_init__(self) -> None:
         self._models: defaultdict[str, ModelCounters] = defaultdict(ModelCounters)
         self._shapes: set[tuple[str, tuple[int, ...]]] = set()
-        self._rows: defaultdict[str, list[_BatchRow]] = defaultdict(list)
+        self._runs: defaultdict[str, list[Run]] = defaultdict(list)
         """Batches that are not added up yet, by model; `MOST_ROWS` of each."""
 
     @property
     def models(self) -> defaultdict[str, ModelCounters]:
-        """Return the counters by name of the model. The number of models of a server is limited (`MAX_MODELS`)."""
-        if self._rows:
-            rows, self._rows = self._rows, defaultdict(list)
-            for model, batches in rows.items():
-                self._add_up(model, batches)
+        """Return the counts by name of the model. The number of models of a server is limited (`MAX_MODELS`)."""
+        if self._runs:
+            waiting, self._runs = self._runs, defaultdict(list)
+            for model, runs in waiting.items():
+                self._add_up(model, runs)
         return self._models
 
     def to_add(self, model: str) -> ModelCounters:
-        """Return the counters of a model for what is no batch. Read them from `models`, where all batches are in."""
+        """Return the counts of a model for what is no batch. Read them from `models`, where all batches are in."""
         return self._models[model]
 
     @property
@@ -370,91 +512,17 @@ class ServerStatistics:
     def _all(self, name: str) -> Slices[Histogram]:
         return Histogram.of_all(getattr(model, name) for model in list(self.models.values()))
 
-    def count_batch(
-        self,
-        model: str,
-        sizes: tuple[int, ...],
-        report: BatchReport,
-        *,
-        requests: int,
-        rows: int,
-        elements: int,
-        began: float = 0.0,
-        ended: float = 0.0,
-        arrived: Sequence[float] = (),
-    ) -> None:
-        """Count a batch of these `sizes` that ran.
-
-        requests, rows, elements: those that were in its calls, without padding.
-        began, ended: when it began, and when its requests were answered, in seconds of the clock of `arrived`.
-        arrived: the arrival of each request that was answered.
-        """
-        waiting = self._rows[model]
-        row = (
-            report.calls or ((1, sizes),),
-            requests,
-            rows,
-            elements,
-            report.gather_s,
-            report.run_s,
-            report.busy_s,
-            report.reallocations,
-            report.preparations,
-            began,
-            ended,
-            arrived,
-        )
-        # As in `ends.py`: this takes a third of the time of `_BatchRow(*row)`.
-        waiting.append(tuple.__new__(_BatchRow, row))
+    def count_batch(self, run: Run) -> None:
+        """Count a batch that ran."""
+        waiting = self._runs[run.model]
+        waiting.append(run)
         if len(waiting) >= MOST_ROWS:
-            self._add_up(model, self._rows.pop(model))
+            self._add_up(run.model, self._runs.pop(run.model))
 
-    def _add_up(self, model: str, batches: Sequence[_BatchRow]) -> None:
-        """Count batches of one model."""
-        counters = self._models[model]
-        calls, requests, rows, elements, gather_s, run_s, busy_s, *others = zip(*batches, strict=True)
-        reallocations, preparations, began, ended, arrived = others
-        # A caller may claim any number of rows that have no elements.
-        counters.rows = min(_MOST, counters.rows + sum(rows))
-        counters.reallocations += sum(reallocations)
-        counters.preparations += sum(preparations)
-        gather_us = [round(seconds * 1e6) for seconds in gather_s]
-        run_us = [round(seconds * 1e6) for seconds in run_s]
-        busy_us = [round(seconds * 1e6) for seconds in busy_s]
-        split_us = [
-            max(0, busy - gather - run) for gather, run, busy in zip(gather_us, run_us, busy_us, strict=True)
-        ]
-        answered = [*map(len, arrived)]
-        counters.members_gather_us += sum(map(mul, answered, gather_us))
-        counters.members_run_us += sum(map(mul, answered, run_us))
-        counters.members_split_us += sum(map(mul, answered, split_us))
-        counters.last_ended = max(counters.last_ended, *ended)
-        counters.batch_requests.record_all(requests)
-        counters.gather_us.record_all(gather_us)
-        counters.run_us.record_all(run_us)
-        counters.split_us.record_all(split_us)
-        counters.busy_us.record_all(busy_us)
-        queue_us, total_us = [], []
-        for begins, ends, arrives in zip(began, ended, arrived, strict=True):
-            for at, alike in groupby(arrives):
-                waited_us, lasted_us = round((begins - at) * 1e6), round((ends - at) * 1e6)
-                queue_us.append(waited_us)
-                total_us.append(lasted_us)
-                more = len(list(alike)) - 1
-                if more:  # those that arrived together have equal times
-                    counters.queue_us.record(waited_us, more)
-                    counters.total_us.record(lasted_us, more)
-        counters.queue_us.record_all(queue_us)
-        counters.total_us.record_all(total_us)
-        for (own_calls, useful), count in Counter(zip(calls, elements, strict=True)).items():
-            computed = 0
-            for repeats, call in own_calls:
-                counters.calls += count * repeats
-                computed += repeats * prod(call)
-                if len(self._shapes) < MAX_DISTINCT_SHAPES:
-                    self._shapes.add((model, call))
-            counters.elements_computed += count * computed
-            counters.elements_padding += count * max(0, computed - useful)
+    def _add_up(self, model: str, runs: Sequence[Run]) -> None:
+        for call in self._models[model].add_up(runs):
+            if len(self._shapes) < MAX_DISTINCT_SHAPES:
+                self._shapes.add((model, call))
 
     @property
     def distinct_shapes(self) -> int:
@@ -476,38 +544,19 @@ class ServerStatistics:
         return round(self.scheduling_s / self.scheduled_requests * 1e6, 2)
 
     def to_dict(self) -> Slices[dict[str, Any]]:
-        """Return the counters as plain data, for `StatisticsEntry`."""
+        """Return the counts as plain data, for `StatisticsEntry`."""
         sizes = yield from self._all("batch_requests")
-        times = {}
-        for name in ("queue_us", "run_us", "total_us"):
-            times[name] = (yield from self._all(name)).to_dict()
-        batches, calls, preparations = self.batches, self._sum("calls"), self._sum("preparations")
+        told = {name: _plain(getattr(self, name)) for name, row in rows_of(ServerStatistics) if row.told}
+        for name, row in rows_of(ModelCounters):
+            if row.told:
+                told[name] = _plain((yield from self._all(name)) if row.is_histogram else self._sum(name))
         return {
-            "messages": self.messages,
-            "requests": self.requests,
+            **told,
             "results": self.results,
-            "failures": dict(self.failures),
-            "duplicates": self.duplicates,
-            "faults": self.faults,
-            "late_reports": self.late_reports,
-            "repeated": self.repeated,
-            "bad_messages": dict(self.bad_messages),
-            "strangers": dict(self.strangers),
-            "failed_handshakes": dict(self.failed_handshakes),
-            "peers_lost": dict(self.peers_lost),
-            "batches": batches,
-            "batches_failed": self._sum("batches_failed"),
-            "batches_prefetched": self.batches_prefetched,
-            "batches_recalled": self.batches_recalled,
+            "batches": self.batches,
             "mean_batch_requests": round(sizes.total / sizes.count, 2) if sizes.count else 0.0,
-            "rows": min(_MOST, self._sum("rows")),
             "distinct_shapes": self.distinct_shapes,
-            "calls": calls,
-            "preparations": preparations,
-            "prepared_hits": max(0, calls - preparations),
+            "prepared_hits": max(0, told["calls"] - told["preparations"]),
             "padding_ratio": round(self.padding_ratio, 4),
-            "reallocations": self._sum("reallocations"),
-            "scheduling_s": round(self.scheduling_s, 6),
             "scheduling_us_per_request": self.scheduling_us_per_request,
-            **times,
         }

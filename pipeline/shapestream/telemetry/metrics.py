@@ -1,4 +1,7 @@
-"""The metrics of a server: one table of rows, each of which reads existing counters. docs/metrics.md shows it.
+"""The metrics of a server: one table, which docs/metrics.md shows.
+
+A count has its row in counters.py, and its metric follows from that. The rows here are of what is not counted: the present
+state of the server, and what is computed from several counts. `key` names a row that `statistics()` has, too.
 
 Names and units follow Prometheus. The values of labels come from the configuration and from fixed lists, never from
 clients. Nothing is counted only for a metric: a row is read when a scrape asks for it.
@@ -12,14 +15,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from importlib.metadata import version
-from typing import NamedTuple, TypeAlias
+from operator import attrgetter
+from typing import Any, NamedTuple, TypeAlias
 
 from shapestream.chains.room import RoomStatistics
-from shapestream.scheduling.events import Overload
 from shapestream.scheduling.scheduler_statistics import ModelStatistics, SchedulerStatistics
 from shapestream.settings import ServerSettings
 from shapestream.slices import Slices
-from shapestream.telemetry.counters import Histogram, ModelCounters, ServerStatistics
+from shapestream.telemetry.counters import Histogram, ModelCounters, Row, ServerStatistics, rows_of
 from shapestream.telemetry.presence import ConfiguredWorker, Presence
 
 _US = 1e-6
@@ -61,8 +64,8 @@ class ServerSnapshot:
     settings: ServerSettings
     slots_busy_s: float
     """Seconds that slots have had batches, running ones included."""
-    configured_workers: Sequence[ConfiguredWorker]
-    """The workers that this server starts and keeps running."""
+    configured_workers: Callable[[], Sequence[ConfiguredWorker]]
+    """Returns the workers that this server starts and keeps running; the first call reads their memory."""
     clients: int
     pending: int
     """Requests without a terminal reply."""
@@ -92,6 +95,8 @@ class Metric:
     type: MetricType
     help: str
     labels: tuple[str, ...] = ()
+    key: str = ""
+    """Its name in `statistics()`; empty: it has none there."""
     read: Callable[[ServerSnapshot], Iterable[Sample]]
 
 
@@ -108,12 +113,17 @@ def read_metrics(snapshot: ServerSnapshot) -> Slices[list[tuple[Metric, list[Sam
     return found
 
 
+def told_now(snapshot: ServerSnapshot) -> dict[str, Any]:
+    """Return the rows of one sample that `statistics()` has, by their keys there."""
+    return {metric.key: value for metric in METRICS if metric.key for _, value in metric.read(snapshot)}
+
+
 # ---------------------------------------------------------------- ways to read a row
 
 
-def _one(name: str, text: str, read: Callable[[ServerSnapshot], float]) -> Metric:
+def _one(name: str, text: str, read: Callable[[ServerSnapshot], float], key: str = "") -> Metric:
     """Return a row of one sample."""
-    return _row(name, text, (), lambda seen: [((), read(seen))])
+    return _row(name, text, (), lambda seen: [((), read(seen))], key=key)
 
 
 def _by(label: str, name: str, text: str, read: Callable[[ServerSnapshot], Mapping[str, float]]) -> Metric:
@@ -121,16 +131,25 @@ def _by(label: str, name: str, text: str, read: Callable[[ServerSnapshot], Mappi
     return _row(name, text, (label,), lambda seen: [((key,), value) for key, value in read(seen).items()])
 
 
-def _of_model(
-    name: str, text: str, read: Callable[[ModelCounters], float | Buckets], type_: MetricType | None = None
-) -> Metric:
-    """Return a row of one sample per model that the server counts."""
+def _of_counts(of_model: bool, name: str, row: Row) -> Metric:
+    """Return the metric of a count: one sample, or one per value of its labels; `of_model`: of each model."""
+    value_of, is_histogram = attrgetter(name), row.is_histogram
 
     def samples(seen: ServerSnapshot) -> Iterator[Sample]:
-        for model, counters in list(seen.counters.models.items()):
-            yield (model,), read(counters)
+        counted = list(seen.counters.models.items()) if of_model else [("", seen.counters)]
+        for model, counts in counted:
+            value, labels = value_of(counts), (model,) if of_model else ()
+            if is_histogram:
+                yield labels, _buckets(value, _SIZES if row.unit == 1.0 else _TIMES, row.unit)
+            elif row.labels:
+                for key, count in list(value.items()):
+                    keys = key if isinstance(key, tuple) else (key,)
+                    yield (*labels, *map(str, keys)), count * row.unit
+            else:
+                yield labels, value * row.unit
 
-    return _row(name, text, ("model",), samples, type_)
+    labels = ("model", *row.labels) if of_model else row.labels
+    return _row(row.metric, row.help, labels, samples, MetricType.HISTOGRAM if is_histogram else None)
 
 
 def _of_queue(name: str, text: str, read: Callable[[ModelStatistics], float]) -> Metric:
@@ -157,21 +176,17 @@ def _of_chain(name: str, text: str, read: Callable[[RoomStatistics], Mapping[str
     return _row(name, text, ("model",), samples)
 
 
-def _times_of_model(name: str, text: str, read: Callable[[ModelCounters], Histogram]) -> Metric:
-    """Return a row of one histogram per model, from microseconds to seconds."""
-    return _of_model(name, text, lambda model: _seconds(read(model)), MetricType.HISTOGRAM)
-
-
 def _row(
     name: str,
     text: str,
     labels: tuple[str, ...],
     read: Callable[[ServerSnapshot], Iterable[Sample]],
     type_: MetricType | None = None,
+    key: str = "",
 ) -> Metric:
     """Return a row. By Prometheus' convention, only the names of counters end in `_total`."""
     type_ = type_ or (MetricType.COUNTER if name.endswith("_total") else MetricType.GAUGE)
-    return Metric(name=f"shapestream_{name}", type=type_, help=text, labels=labels, read=read)
+    return Metric(name=f"shapestream_{name}", type=type_, help=text, labels=labels, key=key, read=read)
 
 
 def _buckets(histogram: Histogram, bounds: Mapping[int, str], unit: float = 1.0) -> Buckets:
@@ -180,15 +195,16 @@ def _buckets(histogram: Histogram, bounds: Mapping[int, str], unit: float = 1.0)
     return Buckets(tuple(counts), histogram.total * unit)
 
 
-def _seconds(histogram: Histogram) -> Buckets:
-    return _buckets(histogram, _TIMES, _US)
-
-
 def _outcomes(seen: ServerSnapshot) -> Iterator[Sample]:
     for name, model in list(seen.counters.models.items()):
         yield (name, "ok"), model.results
         for code, count in list(model.failures.items()):
             yield (name, code), count
+
+
+def _attempts(seen: ServerSnapshot) -> Iterator[Sample]:
+    for name, model in list(seen.counters.models.items()):
+        yield (name,), model.batch_requests.total + model.attempts_failed
 
 
 def _batches(seen: ServerSnapshot) -> Iterator[Sample]:
@@ -202,7 +218,7 @@ def _by_group(name: str, text: str, read: Callable[[ConfiguredWorker], float]) -
 
     def samples(seen: ServerSnapshot) -> list[Sample]:
         sums: defaultdict[int, float] = defaultdict(float)
-        for worker in seen.configured_workers:
+        for worker in seen.configured_workers():
             sums[worker.group] += read(worker)
         return [((str(group),), value) for group, value in sums.items()]
 
@@ -224,7 +240,7 @@ def _peers_refused(seen: ServerSnapshot) -> Iterator[Sample]:
 
 # ---------------------------------------------------------------- the table
 
-METRICS: tuple[Metric, ...] = (
+_COMPUTED: tuple[Metric, ...] = (
     _one("ready", "1 while the server is ready, as /health/ready says.", lambda seen: float(seen.ready)),
     _row(
         "build_info",
@@ -245,34 +261,24 @@ METRICS: tuple[Metric, ...] = (
         "Requests refused before the scheduler saw them, by code: malformed, or beyond their client's credit.",
         lambda seen: seen.counters.refused,
     ),
-    _by(
-        "cause",
-        "requests_overloaded_total",
-        "Requests refused as overloaded, by the bound that they met: those of the queue (queue, queue_seconds), the "
-        "client's share of it (client_share, model_share), the request's deadline, or its client's credit.",
-        lambda seen: {cause.value: seen.counters.overloaded[cause] for cause in Overload},
-    ),
     _row(
         "requests_resent_total",
         "Requests that came again: running ones share one reply, answered ones get the kept reply.",
         ("state",),
         lambda seen: [(("running",), seen.counters.duplicates), (("answered",), seen.counters.repeated)],
     ),
-    _times_of_model(
-        "request_seconds", "Time from arrival to answer, of results.", lambda model: model.total_us
-    ),
-    _times_of_model(
-        "request_queue_seconds",
-        "Time from arrival to the start of the batch, of results.",
-        lambda model: model.queue_us,
-    ),
-    _of_model(
+    _row(
         "request_attempts_total",
         "Requests in batches that ran or failed; one that runs again counts again.",
-        lambda model: model.batch_requests.total + model.attempts_failed,
+        ("model",),
+        _attempts,
     ),
-    _one("requests_pending", "Requests without an answer.", lambda seen: seen.pending),
-    _one("requests_pending_bytes", "Bytes of their tensors.", lambda seen: seen.pending_bytes),
+    _one("requests_pending", "Requests without an answer.", lambda seen: seen.pending, "unfinished"),
+    _one(
+        "requests_pending_bytes",
+        "Bytes of the tensors of requests without an answer.",
+        lambda seen: seen.pending_bytes,
+    ),
     _of_queue("requests_queued", "Requests in the queue.", lambda model: model.queued),
     _one("queued_bytes", "Bytes of the tensors in the queue.", lambda seen: seen.scheduler.queued_bytes),
     _of_queue(
@@ -316,8 +322,11 @@ METRICS: tuple[Metric, ...] = (
         "requests_suspected",
         "Requests that wait to run alone in a worker.",
         lambda seen: seen.scheduler.suspects,
+        "suspects",
     ),
-    _one("requests_quarantined", "Digests of poisoned requests.", lambda seen: seen.quarantined),
+    _one(
+        "requests_quarantined", "Digests of poisoned requests.", lambda seen: seen.quarantined, "quarantined"
+    ),
     # Chains
     _of_chain(
         "chain_requests_waiting",
@@ -332,7 +341,7 @@ METRICS: tuple[Metric, ...] = (
     ),
     _one(
         "chain_reserved_bytes",
-        "Bytes of their inputs, likewise (at_most_bytes).",
+        "Bytes of the inputs of reserved requests, likewise (at_most_bytes).",
         lambda seen: seen.room.reserved.nbytes,
     ),
     _one(
@@ -342,63 +351,13 @@ METRICS: tuple[Metric, ...] = (
     ),
     _one(
         "chain_reserved_limit_bytes",
-        "Bytes that may be reserved: half of max_queued_bytes, likewise.",
+        "Bytes that may be reserved: half of max_queued_bytes. A chain's request that runs alone may reserve more.",
         lambda seen: seen.room.limit.nbytes,
     ),
     # Batches
     _row("batches_total", "Batches, by result: ran or failed.", ("model", "result"), _batches),
-    _of_model(
-        "batches_failed_seconds_total",
-        "Time that failed batches held their slots: what failing requests cost, and what was lost with workers.",
-        lambda model: model.failed_us * _US,
-    ),
-    _one(
-        "batches_prefetched_total",
-        "Batches queued behind a running one.",
-        lambda seen: seen.counters.batches_prefetched,
-    ),
-    _of_model(
-        "batch_requests",
-        "Requests of a batch that ran.",
-        lambda model: _buckets(model.batch_requests, _SIZES),
-        MetricType.HISTOGRAM,
-    ),
-    _times_of_model(
-        "batch_gather_seconds",
-        "Time that a batch held its slot before and between its calls: gathering inputs.",
-        lambda model: model.gather_us,
-    ),
-    _times_of_model("batch_infer_seconds", "Time of the calls of a batch.", lambda model: model.run_us),
-    _times_of_model(
-        "batch_split_seconds",
-        "Time that a batch held its slot for its results: splitting and copying them out.",
-        lambda model: model.split_us,
-    ),
-    _times_of_model(
-        "batch_busy_seconds",
-        "Time that a batch held its slot: gathering, calls, splitting.",
-        lambda model: model.busy_us,
-    ),
-    _of_model("rows_total", "Rows that ran.", lambda model: model.rows),
-    _of_model("calls_total", "Inference calls.", lambda model: model.calls),
-    _of_model(
-        "calls_at_new_shapes_total",
-        "Calls with a shape new to their slot or process.",
-        lambda model: model.preparations,
-    ),
     _of_queue(
         "call_shapes", "Distinct call shapes that the cost model remembers.", lambda model: model.shapes_seen
-    ),
-    _of_model(
-        "elements_computed_total",
-        "Elements computed, padding included.",
-        lambda model: model.elements_computed,
-    ),
-    _of_model(
-        "elements_padding_total", "Elements computed only as padding.", lambda model: model.elements_padding
-    ),
-    _of_model(
-        "input_reallocations_total", "Input tensors that had to grow.", lambda model: model.reallocations
     ),
     _of_queue(
         "cost_predicted_seconds_total",
@@ -406,13 +365,17 @@ METRICS: tuple[Metric, ...] = (
         lambda model: model.predicted_s,
     ),
     _of_queue(
-        "cost_measured_seconds_total", "Seconds that these batches took.", lambda model: model.measured_s
+        "cost_measured_seconds_total",
+        "Seconds that the batches took that had a prediction.",
+        lambda model: model.measured_s,
     ),
     # Audits
     _of_audit("audited_total", "Answers that were compared with their requests run alone.", "audited"),
-    _of_audit("audit_mismatches_total", "Answers of these that differed.", "mismatches"),
+    _of_audit("audit_mismatches_total", "Audited answers that differed.", "mismatches"),
     _of_audit(
-        "audit_unjudged_total", "Answers whose difference was no more than rounding explains.", "unjudged"
+        "audit_unjudged_total",
+        "Audited answers whose difference was no more than rounding explains.",
+        "unjudged",
     ),
     _of_audit(
         "batching_stopped",
@@ -427,7 +390,9 @@ METRICS: tuple[Metric, ...] = (
         lambda seen: seen.slots_busy_s,
     ),
     _of_queue("slots", "Slots that serve a model.", lambda model: model.slots),
-    _of_queue("slots_free", "Slots of these that may be given a batch.", lambda model: model.free_slots),
+    _of_queue(
+        "slots_free", "Slots that serve a model and may be given a batch.", lambda model: model.free_slots
+    ),
     _one(
         "slots_lost",
         "Slots whose call hangs, and that nothing could end.",
@@ -439,29 +404,6 @@ METRICS: tuple[Metric, ...] = (
         "Workers with slots here, by state: serving or leaving.",
         lambda seen: seen.workers,
     ),
-    _row(
-        "worker_ends_total",
-        "Worker processes of this server that have ended, by their entry of `workers` (from 0), and how: died or ended. "
-        "Each is replaced, unless given up.",
-        ("group", "how"),
-        lambda seen: [((str(group), how), ends) for (group, how), ends in seen.counters.worker_ends.items()],
-    ),
-    _by(
-        "result",
-        "reloads_total",
-        "Reloads of the configuration: ok, refused, or incomplete (keys stay, or a worker is not replaced).",
-        lambda seen: seen.counters.reloads,
-    ),
-    _one(
-        "reload_success_timestamp_seconds",
-        "Unix time at which the last reload that was ok ended; 0 without any.",
-        lambda seen: seen.counters.reloaded_at,
-    ),
-    _one(
-        "reload_success_seconds",
-        "Time that it took, until its last worker was replaced.",
-        lambda seen: seen.counters.reload_s,
-    ),
     _by_group(
         "workers_configured",
         "Worker processes that this server is to run, by their entry of `workers` (from 0).",
@@ -469,7 +411,7 @@ METRICS: tuple[Metric, ...] = (
     ),
     _by_group(
         "workers_serving",
-        "Those of them that serve.",
+        "Worker processes that this server is to run and that serve, by their entry of `workers`.",
         lambda worker: worker.state.presence is Presence.SERVING,
     ),
     _by_group(
@@ -482,13 +424,7 @@ METRICS: tuple[Metric, ...] = (
         "Memory in RAM of the processes of an entry together.",
         lambda worker: worker.memory_bytes,
     ),
-    _by(
-        "how",
-        "dialled_in_worker_ends_total",
-        "Workers that dialled in and left: drained, or lost without a goodbye.",
-        lambda seen: {how: seen.counters.dialled_in_ends[how] for how in ("drained", "lost")},
-    ),
-    _one("clients", "Clients with a session.", lambda seen: seen.clients),
+    _one("clients", "Clients with a session.", lambda seen: seen.clients, "clients"),
     _one(
         "clients_limit",
         "Clients at most (max_clients, or what the limit of open files allows).",
@@ -499,44 +435,25 @@ METRICS: tuple[Metric, ...] = (
         "The largest share of its credit that one client holds.",
         lambda seen: seen.credit_used,
     ),
-    _one("kept_replies", "Replies kept for clients that ask again.", lambda seen: seen.kept_replies),
-    _one("kept_replies_bytes", "Bytes of kept replies.", lambda seen: seen.kept_bytes),
+    _one(
+        "kept_replies",
+        "Replies kept for clients that ask again.",
+        lambda seen: seen.kept_replies,
+        "kept_replies",
+    ),
+    _one("kept_replies_bytes", "Bytes of kept replies.", lambda seen: seen.kept_bytes, "kept_bytes"),
     _by("peer", "peers_lost_total", "Sessions that ended, of clients and of workers.", _peers_lost),
     _row(
         "peers_refused_total", "Callers not let in, by port and reason.", ("port", "reason"), _peers_refused
     ),
-    _by(
-        "port",
-        "failed_handshakes_total",
-        "Connections that ended before they began.",
-        lambda seen: seen.counters.failed_handshakes,
-    ),
-    _by(
-        "port",
-        "bad_messages_total",
-        "Messages and entries that were refused.",
-        lambda seen: seen.counters.bad_messages,
-    ),
-    _one("messages_total", "Messages of clients.", lambda seen: seen.counters.messages),
-    # The event loop
-    _row(
-        "loop_lag_seconds",
-        "How late the event loop came to a heartbeat.",
-        (),
-        lambda seen: [((), _seconds(seen.counters.lag_us))],
-        MetricType.HISTOGRAM,
-    ),
-    _one(
-        "scheduling_seconds_total",
-        "Time of the scheduler's decisions.",
-        lambda seen: seen.counters.scheduling_s,
-    ),
-    _one(
-        "scheduler_faults_total",
-        "Defects of the scheduler; the log describes each.",
-        lambda seen: seen.counters.faults,
-    ),
 )
+_COUNTED = [
+    _of_counts(counts is ModelCounters, name, row)
+    for counts in (ServerStatistics, ModelCounters)
+    for name, row in rows_of(counts)
+    if row.metric
+]
+METRICS: tuple[Metric, ...] = tuple(sorted([*_COMPUTED, *_COUNTED], key=attrgetter("name")))
 
 
 def table() -> str:

@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 from tests.pipeline.client.bench import SETTINGS, Bench
 
 from shapestream.client.in_flight import remaining_ms_on_arrival
-from shapestream.client.link import MAX_GREETING_S, MIN_HEARTBEAT_S, Link
+from shapestream.client.link import MAX_GREETING_S, Link
 from shapestream.client.tickets import OpenTicket
+from shapestream.wire.liveness import MIN_HEARTBEAT_S
 from shapestream.wire.messages import Heartbeat, Hello, OpenModel, Welcome
 
 

@@ -21,7 +21,7 @@ from tests.pipeline.scheduling.seen import (
 )
 
 from shapestream.scheduling import Scheduler
-from shapestream.scheduling.actions import ReportFault
+from shapestream.scheduling.actions import RejoinSlots, ReportFault
 from shapestream.scheduling.events import (
     Arrival,
     AuditWanted,
@@ -111,6 +111,8 @@ class AnyServer:
         self.running: dict[int, Started] = {}
         self.slots: dict[int, str] = {}
         self.faults: list[ReportFault] = []
+        self.rejoining: list[str] = []
+        """The workers of slots that are to join again."""
         for model in models:
             self.play(ModelAdded(model=model))
         for _ in range(slots):
@@ -121,6 +123,10 @@ class AnyServer:
         actions = in_order(seen(self.scheduler.handle(event, self.now)))
         for action in actions:
             match action:
+                case RejoinSlots():
+                    self.running.clear()
+                    workers, self.slots = list(self.slots.values()), {}
+                    self.rejoining += workers
                 case Started():
                     assert action.slot in self.slots
                     beside = [other for other in self.running.values() if other.slot == action.slot]
@@ -163,10 +169,16 @@ class AnyServer:
 
     # ------------------------------------------------------------ what may happen
 
-    def join(self) -> None:
+    def rejoin(self) -> None:
+        """The slots that the scheduler forgot join again, as new ones."""
+        workers, self.rejoining = self.rejoining, []
+        for worker in workers:
+            self.join(worker)
+
+    def join(self, worker: str | None = None) -> None:
         """A slot joins, with measured costs or without."""
         number = next(self.slot_ids)
-        worker = self.random.choice(["a", "b", "c", "d"])
+        worker = worker or self.random.choice(["a", "b", "c", "d"])
         costs = {}
         if worker in "ab":
             for name, model in self.models.items():
@@ -230,7 +242,7 @@ class AnyServer:
             self.play(SlotClosing(slot=slot))
         for slot in slots:
             self.running = {number: start for number, start in self.running.items() if start.slot != slot}
-            del self.slots[slot]
+            self.slots.pop(slot, None)
             self.play(SlotLeft(slot=slot, died=died))
 
     def withdraw(self) -> None:
@@ -263,6 +275,7 @@ class AnyServer:
 
     def step(self) -> None:
         """One event, as drawn."""
+        self.rejoin()
         kinds = [self.arrive] * 4 + [self.report] * 6 + [self.wake] * 2
         kinds += [self.withdraw, self.leave, self.join, self.change]
         kind = self.random.choice(kinds)
@@ -272,6 +285,7 @@ class AnyServer:
     def finish(self) -> None:
         """Serve what is left."""
         self.play(DrainStarted())
+        self.rejoin()
         while len(self.slots) < 4:
             self.join()
         for _ in range(3000):

@@ -17,6 +17,7 @@ from shapestream.scheduling.actions import (
     ForgetRequest,
     KillSlot,
     RecallBatch,
+    RejoinSlots,
     ReportFault,
     StartBatch,
 )
@@ -90,7 +91,15 @@ class KillAsked:
 
 
 Seen: TypeAlias = (
-    Started | Delivered | Failed | Forgotten | CancelAsked | RecallAsked | KillAsked | ReportFault
+    Started
+    | Delivered
+    | Failed
+    | Forgotten
+    | CancelAsked
+    | RecallAsked
+    | KillAsked
+    | ReportFault
+    | RejoinSlots
 )
 
 
@@ -131,7 +140,7 @@ def _seen(action: Action) -> Iterator[Seen]:
             yield RecallAsked(batch=batch.id, slot=batch.slot.id)
         case KillSlot():
             yield KillAsked(slot=action.slot.id, reason=action.reason)
-        case ReportFault():
+        case ReportFault() | RejoinSlots():
             yield action
         case _:
             assert_never(action)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.pipeline.scheduling.planning_stage import Waiting, make_queue
 
-from shapestream.scheduling.batches import Batch, BatchState
+from shapestream.scheduling.batches import Batch
 from shapestream.scheduling.slots import Slot
 from shapestream_engine.batch import BatchInputs, BatchReport
 
@@ -65,12 +65,3 @@ def test_results_are_found_for_some_of_the_members() -> None:
     assert frozenset({2}) == batch.left_out
     assert [last] == batch.outputs_of([batch.arrivals[2]])
     assert outputs == batch.outputs_of(batch.arrivals)
-
-
-def test_a_batch_in_new_books_has_no_members_and_keeps_what_it_was_submitted_as() -> None:
-    """Its caller still tells its observers of the requests that were sent."""
-    batch = _batch(1, 2)
-    batch.begin()
-    assert BatchState.RUNNING is batch.enter_new_books(batch.slot, batch.queue)
-    assert ((), (), 0, BatchState.CUT) == (batch.members, batch.ids, batch.wanted, batch.state)
-    assert [1, 2] == [arrival.id for arrival in batch.arrivals]

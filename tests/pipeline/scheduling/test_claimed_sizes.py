@@ -83,20 +83,23 @@ def test_an_arrival_that_cannot_be_taken_in_fails_alone(stage):
     assert ["delivered"] * 3 == [stage.ends[id_] for id_ in (1, 3, 6)]
 
 
-def test_an_event_that_cannot_be_taken_in_ends_nothing_else(stage):
-    """What follows from the books is done all the same, and the next event is an ordinary one."""
+def test_an_event_that_cannot_be_taken_in_ends_all_requests(stage):
+    """The slots are forgotten with them; when they have joined again, the next event is an ordinary one."""
     stage.faults = []
     stage.model()
     stage.arrive((1, 4))
     stage.slots(0)
     stage.play(RequestCancelled(id=[]))  # type: ignore[arg-type] # a list is no id
     assert 1 == len(stage.faults)
+    assert {1: "internal"} == stage.ends
+    stage.slots(0)
+    stage.arrive((1, 4))
     run_all(stage)
-    assert {1: "delivered"} == stage.ends
+    assert {1: "internal", 2: "delivered"} == stage.ends
 
 
 def test_arrivals_behind_a_defect_are_answered(stage):
-    """A priority that is no number breaks the taking in itself: what came before it is in, the rest has a code."""
+    """A priority that is no number breaks the taking in itself: all arrivals of the event have a code."""
     stage.faults = []
     stage.model()
     arrivals = [
@@ -106,7 +109,7 @@ def test_arrivals_behind_a_defect_are_answered(stage):
     stage.play(RequestsArrived(requests=tuple(arrivals)))
     stage.slots(0)
     run_all(stage)
-    assert {1: "delivered", 2: "internal", 3: "internal"} == stage.ends
+    assert {1: "internal", 2: "internal", 3: "internal"} == stage.ends
 
 
 def test_what_cannot_be_planned_runs_alone(stage):

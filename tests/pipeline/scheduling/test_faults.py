@@ -9,9 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.pipeline.scheduling.any_server import AnyServer, profiles
 
+from shapestream.scheduling.actions import RejoinSlots
 from shapestream.scheduling.buckets import Bucket
 from shapestream.scheduling.deadlines import Deadlines
-from shapestream.scheduling.events import ModelProfile, RequestCancelled, SlotClosing
+from shapestream.scheduling.events import (
+    ModelProfile,
+    ModelRunsAlone,
+    RequestCancelled,
+    SlotClosing,
+    SlotLeft,
+)
 from shapestream.scheduling.fairness import FairShares, GroupRoom, Rework
 from shapestream.scheduling.hang_watch import HangWatch
 from shapestream.scheduling.ledger import Ledger
@@ -99,6 +106,7 @@ def test_a_defect_that_persists_is_no_endless_loop():
         for _ in range(20):
             server.arrive()
             assert (server.scheduler.next_wakeup() or 1e9) > server.now
+            server.rejoin()
     assert set(server.ended.values()) <= {"internal", "deadline_exceeded", "overloaded", "too_large"}
     assert server.arrived.keys() == server.ended.keys()
     server.faults.clear()
@@ -110,23 +118,29 @@ def test_a_defect_that_persists_is_no_endless_loop():
 
 @pytest.mark.parametrize("after", [False, True])
 def test_a_slot_closes_although_closing_it_fails(after):
-    """However often: the new books hold it as one that closes. What ran there ends once, and nothing more starts there."""
+    """The scheduler forgets it, as all others: what ran there ends once, and nothing more starts there."""
     server = AnyServer([TEXT], 3, slots=1)
     server.arrive()
     assert server.running
     with Defects(SlotTable, "close", range(1, 1000), after=after):
         server.play(SlotClosing(slot=0))
-        server.arrive()
-    assert server.faults
-    assert {0} == {start.slot for start in server.running.values()}
-    assert "closing" == server.scheduler.standing(0)
+    assert server.arrived.keys() == server.ended.keys()
+    assert "gone" == server.scheduler.standing(0)
+    server.play(SlotLeft(slot=0, died=False))
     server.finish()
 
 
-def test_a_fault_that_leaves_the_books_in_agreement_ends_no_request():
-    """One cost that cannot be worked out is a line in the log."""
+def test_a_defect_of_any_event_ends_all_requests_and_keeps_the_models():
+    """Whatever it is about; the slots are to join again, and what is decided of a model holds."""
     server = AnyServer([TEXT], 1)
+    server.play(ModelRunsAlone(model="m", alone=True))
+    server.arrive()
     with Defects(Deadlines, "due", range(1, 2), after=False):
-        server.play(RequestCancelled(id=99))
+        *_, last = server.play(RequestCancelled(id=99))
+    assert RejoinSlots() == last
     assert 1 == len(server.faults)
-    assert not server.ended
+    assert {"internal"} == set(server.ended.values()) - {"overloaded", "too_large"}
+    server.rejoin()
+    server.arrive()
+    assert {1} == {len(start.requests) for start in server.running.values()}
+    server.finish()

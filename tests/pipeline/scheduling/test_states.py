@@ -10,7 +10,7 @@ import pytest
 from shapestream.scheduling.batches import BATCH_TABLE
 from shapestream.scheduling.queueing import REQUEST_TABLE, RequestState
 from shapestream.scheduling.slots import SLOT_TABLE, WORKER_TABLE, SlotState, SlotTable
-from shapestream.serving.worker_states import CONNECTED_WORKER_TABLE, WorkerState
+from shapestream.serving.workers import CONNECTED_WORKER_TABLE, WorkerState
 
 DOCS = Path(__file__).parents[3] / "docs"
 

@@ -83,7 +83,7 @@ async def test_a_request_beyond_the_credit_is_counted_by_that_bound() -> None:
         client = await running.greeted(b"c" * 16)
         client.say(request(1), request(2), request(3))
         assert (3, "overloaded") == ending(await client.hear(Failure))
-        assert {"credit": 1} == running.server.readings.snapshot().counters.overloaded
+        assert {"credit": 1} == +running.server.readings.snapshot().counters.overloaded
 
 
 @virtual_time

@@ -15,7 +15,7 @@ from tests.pipeline.serving.harness import Running, memory_serving
 from tests.pipeline.serving.raw_peer import RawPeer
 from trio.testing import wait_all_tasks_blocked
 
-from shapestream.serving.held_reports import HOLD_S
+from shapestream.serving.dispatcher import HOLD_S
 from shapestream.wire.messages import BatchFailedEntry, Execute, ResultEntry
 
 SEQUENCES = range(6)

@@ -15,7 +15,7 @@ from tests.pipeline.serving.protected_server import ALICE, GATEWAY, serving
 from tests.pipeline.serving.raw_peer import RawPeer, verdict
 from tests.pipeline.serving.scripted_slots import ScriptedSlots
 
-from shapestream.serving.callers import Callers
+from shapestream.serving.sessions import Callers
 from shapestream.wire.messages import Explain, Explanation, Failure
 
 ONE_BY_ONE = {SIGNATURE.name: model_settings(max_batch=1)}

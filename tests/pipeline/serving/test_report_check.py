@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.pipeline.serving.batches import batch_of, report_of
 
-from shapestream.serving.report_check import ReportCheck, ReportRefused
+from shapestream.serving.workers import ReportCheck, ReportRefused
 from shapestream_engine.layout import Layout, Tensors
 from shapestream_engine.output_rules import (
     Counts,

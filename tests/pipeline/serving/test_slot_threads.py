@@ -20,8 +20,8 @@ import trio.testing
 from tests.pipeline.serving.clocks import REAL_PATIENCE_S, real_time
 
 from shapestream.errors import ProtocolError
-from shapestream.serving.handover import HANDOVER
 from shapestream.serving.slot_threads import (
+    HANDOVER,
     BatchWithdrawn,
     News,
     SessionBroken,

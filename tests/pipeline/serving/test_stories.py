@@ -32,7 +32,7 @@ from shapestream.scheduling.queueing import Request
 from shapestream.scheduling.slots import Slot
 from shapestream.serving import stories
 from shapestream.serving.ends import BatchEnded, End, Ends, RequestEnded, RequestRefused, run_of
-from shapestream.serving.kept_replies import ClientId, ClientReplies
+from shapestream.serving.kept_replies import ClientReplies
 from shapestream.serving.outgoing import Outgoing
 from shapestream.serving.served_models import ServedModel
 from shapestream.serving.sessions import ClientSession, RequestRecord
@@ -46,10 +46,10 @@ from shapestream.serving.stories import (
     may_see,
 )
 from shapestream.serving.story_words import cut_reason, story_of
-from shapestream.serving.worker_offer import Offer
-from shapestream.serving.workers import ConnectedWorker
+from shapestream.serving.workers import ConnectedWorker, Offer
 from shapestream.slices import at_once
 from shapestream.telemetry.counters import ServerStatistics
+from shapestream.telemetry.runs import ClientId
 from shapestream.transport.memory import memory_server
 from shapestream.wire.codec import codec_of
 from shapestream.wire.messages import Explain, Explanation, Failure, ResultEntry, Role
@@ -222,13 +222,11 @@ def test_a_flood_of_one_error_hides_no_other() -> None:
     bench.fail(bench.record(2, 0.0), "invalid", 5.0)
     told = bench.stories.errors
     codes = ["overloaded"] * stories.ERRORS_PER_CODE + ["invalid", "model_error"]
-    assert codes == [error.code for error in told]
-    assert (id_of(7), None, stories.MOST_MESSAGE) == (
-        told[0].request_id,
-        told[0].model,
-        len(told[0].message),
-    )
-    assert (id_of(1), "m") == (told[-1].request_id, told[-1].model)
+    assert codes == [code for _, _, code, _, _ in told]
+    _, model, _, message, request = told[0]
+    assert (id_of(7), None, stories.MOST_MESSAGE) == (request, model, len(message))
+    _, model, _, _, request = told[-1]
+    assert (id_of(1), "m") == (request, model)
 
 
 def test_the_page_is_told_each_batch_that_ran_once() -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,6 +17,7 @@ from tests.pipeline.serving.clocks import virtual_time
 from tests.pipeline.serving.echo_model import echo_tensors, request
 from tests.pipeline.serving.harness import Running, memory_serving, scripted_client
 from tests.pipeline.serving.scripted_slots import ScriptedSlots
+from tests.pipeline.telemetry.runs import ran
 
 from shapestream.slices import at_once
 from shapestream.telemetry.counters import Histogram, ServerStatistics
@@ -29,7 +32,6 @@ from shapestream.telemetry.logging import (
 )
 from shapestream.telemetry.metrics import read_metrics
 from shapestream.wire.messages import BatchFailedEntry, Execute, Failure, ResultEntry
-from shapestream_engine.batch import BatchReport
 
 
 class Terminal(io.StringIO):
@@ -246,8 +248,7 @@ def test_shapes_are_counted_up_to_a_bound() -> None:
     """Random shapes cannot make the statistics grow for ever."""
     statistics = ServerStatistics()
     for number in range(10_050):
-        report = BatchReport(batch=number, outputs=())
-        statistics.count_batch("m", (number,), report, requests=1, rows=1, elements=number)
+        statistics.count_batch(ran("m", (number,), useful=number))
     assert 10_000 == statistics.distinct_shapes
     assert 10_050 == statistics.batches
 
@@ -255,8 +256,8 @@ def test_shapes_are_counted_up_to_a_bound() -> None:
 def test_calls_and_padding_are_counted_by_the_requests_real_sizes() -> None:
     """A batch of 5 rows of 10 that took 4 + 2 of 16 computed 96 elements for 50."""
     statistics = ServerStatistics()
-    report = BatchReport(batch=1, outputs=(), preparations=1, calls=((1, (4, 16)), (1, (2, 16))))
-    statistics.count_batch("m", (5, 10), report, requests=2, rows=5, elements=50)
+    calls = ((1, (4, 16)), (1, (2, 16)))
+    statistics.count_batch(ran("m", (5, 10), ran=2, rows=5, useful=50, preparations=1, calls=calls))
     plain = at_once(statistics.to_dict())
     assert (1, 2, 1, 1, 2) == tuple(
         plain[name] for name in ("batches", "calls", "preparations", "prepared_hits", "distinct_shapes")
@@ -268,20 +269,13 @@ def test_batches_are_counted_alike_whenever_the_counters_are_read() -> None:
     """After each batch, or once after seven hundred; members that arrived together, and ones that did not."""
     often, once = ServerStatistics(), ServerStatistics()
     for number in range(700):
-        report = BatchReport(batch=number, outputs=(), run_s=number * 1e-5, busy_s=number * 2e-5)
         arrived = [-0.25, -0.25, -0.001 * number][: 1 + number % 3]
+        count = len(arrived)
+        times = {"run_us": 10 * number, "busy_us": 20 * number, "ended": number * 1e-4}
+        sizes = (count, 1 + number % 5)
+        run = ran(f"m{number % 2}", sizes, arrived=arrived, ran=count, rows=count, useful=number % 5, **times)
         for statistics in (often, once):
-            statistics.count_batch(
-                f"m{number % 2}",
-                (len(arrived), 1 + number % 5),
-                report,
-                requests=len(arrived),
-                rows=len(arrived),
-                elements=number % 5,
-                began=0.0,
-                ended=number * 1e-4,
-                arrived=arrived,
-            )
+            statistics.count_batch(run)
         assert number + 1 == often.batches
     assert at_once(often.to_dict()) == at_once(once.to_dict())
     assert 1399 == once.results
@@ -309,8 +303,8 @@ def test_a_request_can_be_followed_by_its_id_at_debug_and_costs_no_line_at_info(
     assert 41 == arrived["sequence"]
     (started,) = [line for line in lines if line["event"] == "batch started"]
     assert [arrived["request"]] == started["requests"]
-    (ran,) = [line for line in lines if line["event"] == "batch ran"]
-    assert started["batch"] == ran["batch"]
+    (done,) = [line for line in lines if line["event"] == "batch ran"]
+    assert started["batch"] == done["batch"]
     (delivered,) = [line for line in lines if line["event"] == "results delivered"]
     assert [arrived["request"]] == delivered["requests"]
     assert "request arrived" not in quiet.getvalue()
@@ -363,6 +357,15 @@ async def test_deciding_is_timed() -> None:
         assert after["scheduling_s"] > before
         assert after["scheduling_us_per_request"] == pytest.approx(after["scheduling_s"] / 2 * 1e6, abs=1)
         assert 0.002 == after["slots"]["local/0"]["busy_s"]
+
+
+@virtual_time
+async def test_the_page_lists_every_counter() -> None:
+    """docs/logging.md names each key of `statistics()`."""
+    page = (Path(__file__).parents[3] / "docs" / "logging.md").read_text(encoding="utf-8")
+    counters = page.partition("\n## Counters\n")[2].partition("\n## ")[0]
+    async with memory_serving() as running:
+        assert set() == running.server.statistics().keys() - set(re.findall(r"`(\w+)`", counters))
 
 
 @virtual_time

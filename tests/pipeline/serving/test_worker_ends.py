@@ -77,7 +77,7 @@ async def test_the_end_of_a_worker_that_dialled_in_is_counted(
             worker.say(done(execute))
         await trio.sleep(6.0)
         assert [] == list(running.server.statistics()["slots"])
-        assert {counted: 1} == dict(running.server.readings.snapshot().counters.dialled_in_ends)
+        assert {counted: 1} == +running.server.readings.snapshot().counters.dialled_in_ends
 
 
 @virtual_time

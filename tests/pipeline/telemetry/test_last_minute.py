@@ -8,11 +8,11 @@ import msgpack
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.pipeline.telemetry.runs import ran
 
 from shapestream.slices import at_once
 from shapestream.telemetry.counters import Histogram, ServerStatistics
 from shapestream.telemetry.last_minute import MAX_BYTES, SNAPSHOT_S, WINDOW_S, LastMinute
-from shapestream_engine.batch import BatchReport
 
 START = 1000.0
 
@@ -38,20 +38,15 @@ class World:
     def answer(self, model: str, us: int) -> None:
         """A request that arrives, runs alone for `us`, and is answered."""
         self.counters.models[model].arrived += 1
-        run_s = us * 1e-6
-        report = BatchReport(
-            batch=1, outputs=(), gather_s=us // 4 * 1e-6, run_s=run_s, busy_s=2 * run_s, preparations=1
-        )
+        times = {
+            "gather_us": us // 4,
+            "run_us": us,
+            "busy_us": 2 * us,
+            "began": us * 1e-6,
+            "ended": 2e-6 * us,
+        }
         self.counters.count_batch(
-            model,
-            (us,),
-            report,
-            requests=1,
-            rows=2,
-            elements=us // 2,
-            began=run_s,
-            ended=2 * run_s,
-            arrived=(0.0,),
+            ran(model, (us,), arrived=(0.0,), rows=2, useful=us // 2, preparations=1, **times)
         )
         self.happened.append((self.now, model, "ran", us))
 
@@ -96,21 +91,21 @@ def test_the_window_counts_what_a_recount_finds(minutes: list[list[tuple]], unse
         assert count(within, "") == told["refused"]
         for model, row in told["models"].items():
             own = [entry for entry in within if entry[1] == model]
-            ran = [us for _, _, what, us in own if what == "ran"]
-            assert (len(own), len(ran), len(ran), 2 * len(ran), len(ran), len(ran)) == tuple(
+            took = [us for _, _, what, us in own if what == "ran"]
+            assert (len(own), len(took), len(took), 2 * len(took), len(took), len(took)) == tuple(
                 row[name] for name in ("arrived", "results", "batches", "rows", "calls", "new_shapes")
             )
-            assert (sum(ran), sum(us - us // 2 for us in ran)) == (
+            assert (sum(took), sum(us - us // 2 for us in took)) == (
                 row["elements_computed"],
                 row["elements_padding"],
             )
             assert count(own, model) == row["failures"]
-            check_histogram(row["queue_us"], ran)
-            check_histogram(row["gather_us"], [us // 4 for us in ran])
-            check_histogram(row["run_us"], ran)
-            check_histogram(row["split_us"], [us - us // 4 for us in ran])
-            check_histogram(row["total_us"], [2 * us for us in ran])
-            check_histogram(row["batch_requests"], [1] * len(ran))
+            check_histogram(row["queue_us"], took)
+            check_histogram(row["gather_us"], [us // 4 for us in took])
+            check_histogram(row["run_us"], took)
+            check_histogram(row["split_us"], [us - us // 4 for us in took])
+            check_histogram(row["total_us"], [2 * us for us in took])
+            check_histogram(row["batch_requests"], [1] * len(took))
 
 
 def count(entries: list[tuple[float, str, str, int]], model: str) -> dict[str, int]:

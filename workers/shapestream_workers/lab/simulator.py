@@ -28,6 +28,7 @@ from shapestream.scheduling.actions import (
     ForgetRequest,
     KillSlot,
     RecallBatch,
+    RejoinSlots,
     ReportFault,
     StartBatch,
 )
@@ -493,8 +494,8 @@ class _Simulation:
                 self._take_back(action.batch.id, at, ErrorCode.RECALLED)
             case ReportFault():
                 raise SimulationError(f"the policy could not work out {action.about}") from action.error
-            case KillSlot():
-                raise SimulationError("the policy kills a slot, and nothing hangs here")
+            case KillSlot() | RejoinSlots():
+                raise SimulationError("the policy ends a slot, and nothing hangs here")
             case _:
                 assert_never(action)
 
