@@ -27,7 +27,6 @@ from shapestream.scheduling.queueing import (
     QUEUED,
     RERUN,
     SUSPECT,
-    Arrivals,
     LazyHeap,
     Request,
     by_rerun,
@@ -118,8 +117,6 @@ class ModelQueue:
         """Predicted seconds of all batches that ran and had a prediction."""
         self.measured_s = 0.0
         """Seconds that these took."""
-        self.arrivals = Arrivals()
-        """All waiting requests by admission, those that run again included. `only` is not: it would be the last."""
         self.waits = Occupancy()
         """The seconds that they waited; the ledger reports arrivals."""
 
@@ -236,10 +233,6 @@ class ModelQueue:
         """Return the first request of the flow that has the turn; None if nothing waits in lanes."""
         return self._turns.first() if self.only is None else self.only
 
-    def oldest(self) -> Request | None:
-        """Return the waiting request that was admitted first; None if none waits."""
-        return self.arrivals.oldest() or self.only
-
     def list_only(self) -> None:
         """List the only request in its bucket and its flow, if it is not there."""
         only, self.only = self.only, None
@@ -254,7 +247,6 @@ class ModelQueue:
             bucket = self._buckets[name] = self._open_bucket(name, request)
         request.bucket = bucket
         bucket.add(request)
-        self.arrivals.add(request)
         if self.delay_s and bucket.rows >= self.profile.max_batch:
             self.full[bucket.name] = bucket
         request.flow.requests.push(request.rank, request)
@@ -301,8 +293,6 @@ class ModelQueue:
     def leave(self, count: int, nbytes: int, now: float) -> None:
         """Count the end of `count` waits: requests of so many bytes that were taken out to run, or have ended."""
         self.waits.leave(count, now)
-        if self.arrivals.requests:
-            self.arrivals.shrink(self.waits.present)
         self.shares.room.leave(count, nbytes)
 
     def _remove(self, requests: Sequence[Request]) -> dict[ClientFlow, float]:

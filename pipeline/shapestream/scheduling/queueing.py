@@ -15,10 +15,8 @@ front, and drop all such requests once these outnumber the others. So each opera
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from enum import IntEnum
 from heapq import heapify, heappop, heappush, heapreplace
-from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
 from shapestream.scheduling.events import Arrival
@@ -265,50 +263,3 @@ class LazyHeap:
     def living(self) -> list[Request]:
         """Return every living request, in no order; for checks only."""
         return [entry[2] for entry in self.entries if entry[2].state <= self._last_live]
-
-
-_by_order = attrgetter("order")
-
-
-class Arrivals:
-    """The waiting requests of one model in the order of their admission, so that the oldest is known.
-
-    Requests that wait no longer are skipped in front, and dropped once they outnumber the others.
-    """
-
-    __slots__ = ("requests",)
-
-    def __init__(self) -> None:
-        self.requests: list[Request] = []
-        """Those that wait, and some that wait no longer."""
-
-    def __len__(self) -> int:
-        """Count the requests that are held, those that wait no longer included."""
-        return len(self.requests)
-
-    def add(self, request: Request) -> None:
-        """Add the newest request."""
-        self.requests.append(request)
-
-    def add_again(self, request: Request) -> None:
-        """Put a request that waits again in its place, unless it is still there."""
-        place = bisect_left(self.requests, request.order, key=_by_order)
-        if place == len(self.requests) or self.requests[place] is not request:
-            self.requests.insert(place, request)
-
-    def oldest(self) -> Request | None:
-        """Return the waiting request that was admitted first; None if none waits."""
-        gone = next((place for place, one in enumerate(self.requests) if one.state <= SUSPECT), len(self))
-        del self.requests[:gone]
-        return self.requests[0] if self.requests else None
-
-    def shrink(self, waiting: int) -> None:
-        """Drop the requests that wait no longer if they outnumber the `waiting` ones, or none waits."""
-        if not waiting:
-            self.requests.clear()
-        elif len(self.requests) > 2 * waiting + FEW:
-            self.requests = self.waiting()
-
-    def waiting(self) -> list[Request]:
-        """Return every request that waits, in the order of admission."""
-        return [request for request in self.requests if request.state <= SUSPECT]

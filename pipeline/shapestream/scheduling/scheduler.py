@@ -68,7 +68,7 @@ from shapestream.scheduling.invariants import check
 from shapestream.scheduling.ledger import Ledger
 from shapestream.scheduling.model_queue import ModelQueue, QueuedSizes, Queues
 from shapestream.scheduling.planner import Cut, Plan, alone, batch_of, plan_batch, portion, unplanned
-from shapestream.scheduling.queueing import QUEUED, RERUN, RUNNING, Request, by_rerun
+from shapestream.scheduling.queueing import QUEUED, RERUN, RUNNING, SUSPECT, Request, by_rerun
 from shapestream.scheduling.recovery import Isolation, Recovery
 from shapestream.scheduling.scheduler_statistics import ModelStatistics, SchedulerStatistics, Told, Troubles
 from shapestream.scheduling.slots import Slot, SlotState, SlotTable, faster_first
@@ -449,6 +449,11 @@ class Scheduler:
         queues, admission = self._queues, self._admission
         now = self._now if now is None else max(now, self._now)
         per_slot_s: dict[int, float] = {}
+        # When the oldest waiting request of each model arrived: requests are in the order of admission.
+        since: dict[ModelQueue, float] = {}
+        for request in self._ledger.requests.values():
+            if request.state <= SUSPECT:
+                since.setdefault(request.queue, request.arrived)
         for queue in queues.waiting:
             if (group := id(queue.sharing)) not in per_slot_s:  # one sum for all models that share slots
                 per_slot_s[group] = admission.queued_s(queue)
@@ -472,7 +477,7 @@ class Scheduler:
                     queued=queue.waiting,
                     queued_s=queue.waiting_s,
                     queued_s_per_slot=per_slot_s.get(id(queue.sharing), 0.0),
-                    oldest_s=0.0 if (oldest := queue.oldest()) is None else now - oldest.arrived,
+                    oldest_s=now - since.get(queue, now),
                     waited_s=queue.waits.seconds(now),
                     slots=self._slots.pools[name].count,
                     free_slots=len(self._slots.pools[name].free),

@@ -57,20 +57,6 @@ def test_what_runs_again_is_as_old_as_it_is(stage):
     assert (2, 4.0 - 1.0, 1.0 + 2.0) == told(stage, 4.0)
 
 
-def test_long_queues_remember_no_more_than_twice_what_waits(stage):
-    """Those that left are thrown out in the middle, too: the first one is not served."""
-    stage.model(max_batch=1)
-    stage.slots(0)
-    stage.arrive((1, 4))
-    stage.arrive((1, 4), priority=-32)
-    for number in range(1000):
-        stage.arrive((1, 4), priority=32)
-        stage.finish(stage.started[number])
-    queue = stage.scheduler._queues["text"]
-    assert 1 == queue.waiting
-    assert len(queue.arrivals) <= 2 * 2 + 64
-
-
 def test_seconds_per_slot_are_those_of_all_models_on_the_same_slots(make_stage):
     """Each model's seconds divided by its slots; a model on another slot has its own."""
     stage = make_stage()
