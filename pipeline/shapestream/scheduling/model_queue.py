@@ -2,9 +2,6 @@
 
 The planner takes a batch from the buckets (buckets.py) for the request whose turn it is (turns.py). Requests of a batch that
 failed wait in fixed groups (`reruns`), suspects by themselves. Every change keeps the counts and the predicted seconds.
-
-A request that comes alone mostly leaves at once. While it is the only one, there is nothing to choose from, so it is in no
-bucket and no flow: it is listed there when another comes, or when either is looked at (`list_only`).
 """
 
 from __future__ import annotations
@@ -82,11 +79,12 @@ class ModelQueue:
         self._padded_axes = [axis for axis, padded in enumerate(self.padded) if padded]
         self._equal_axes = [axis for axis, padded in enumerate(self.padded) if not padded]
         """Those along which requests that share a batch have equal sizes."""
-        self.only: Request | None = None
-        """The only request that waits in a lane, as long as it is not listed there."""
-        self._buckets: dict[tuple[int, ...], Bucket] = {}
-        self._lanes: dict[tuple[int, ...], Lane] = {}
-        self._turns = Turns()
+        self.buckets: dict[tuple[int, ...], Bucket] = {}
+        """What waits in lanes, by size."""
+        self.lanes: dict[tuple[int, ...], Lane] = {}
+        """The lanes with these buckets, by the sizes that may not be padded."""
+        self.turns = Turns()
+        """The flows with what waits in lanes."""
         self.due = LazyHeap(QUEUED)
         """By the end of their delay; filled only where the model has one."""
         self.returns = Returns()
@@ -122,24 +120,6 @@ class ModelQueue:
 
     def __repr__(self) -> str:
         return f"<{self.profile.name}: {self.waiting} waiting>"
-
-    @property
-    def buckets(self) -> dict[tuple[int, ...], Bucket]:
-        """What waits in lanes, by size."""
-        self.list_only()
-        return self._buckets
-
-    @property
-    def lanes(self) -> dict[tuple[int, ...], Lane]:
-        """The lanes with these buckets, by the sizes that may not be padded."""
-        self.list_only()
-        return self._lanes
-
-    @property
-    def turns(self) -> Turns:
-        """The flows with what waits in lanes."""
-        self.list_only()
-        return self._turns
 
     @property
     def waiting(self) -> int:
@@ -198,7 +178,7 @@ class ModelQueue:
         client = self.shares.client(number)
         flow = client.flows.get(self.profile.name)
         if flow is None:
-            flow = client.flows[self.profile.name] = ClientFlow(client, self)
+            flow = client.flows[self.profile.name] = ClientFlow(client)
         return flow
 
     def share_slots(self, other: ModelQueue) -> None:
@@ -213,16 +193,11 @@ class ModelQueue:
     def add(self, request: Request) -> None:
         """Queue a new request, which `FairShares.stamp` has counted."""
         flow = request.flow
-        if not self.count:
-            self.only = request
-        else:
-            if self.only is not None:
-                self.list_only()
-            self._list(request)
-            if flow.queued == 1:
-                self._turns.put(flow, request)
-            elif flow.has_priorities:
-                self._turns.put(flow, flow.first())
+        self._list(request)
+        if flow.queued == 1:
+            self.turns.put(flow, request)
+        elif flow.has_priorities:
+            self.turns.put(flow, flow.first())
         flow.queued_bytes += request.arrival.nbytes
         self.count += 1
         self.rows += request.rows
@@ -231,20 +206,13 @@ class ModelQueue:
 
     def first(self) -> Request | None:
         """Return the first request of the flow that has the turn; None if nothing waits in lanes."""
-        return self._turns.first() if self.only is None else self.only
-
-    def list_only(self) -> None:
-        """List the only request in its bucket and its flow, if it is not there."""
-        only, self.only = self.only, None
-        if only is not None:
-            self._list(only)
-            self._turns.put(only.flow, only)
+        return self.turns.first()
 
     def _list(self, request: Request) -> None:
         name = (*EMPTY, *request.shape) if request.empty else request.shape
-        bucket = self._buckets.get(name)
+        bucket = self.buckets.get(name)
         if bucket is None:
-            bucket = self._buckets[name] = self._open_bucket(name, request)
+            bucket = self.buckets[name] = self._open_bucket(name, request)
         request.bucket = bucket
         bucket.add(request)
         if self.delay_s and bucket.rows >= self.profile.max_batch:
@@ -260,9 +228,9 @@ class ModelQueue:
             elements = prod([shape[axis] for axis in self._padded_axes])
         if request.empty:
             key = EMPTY
-        lane = self._lanes.get(key)
+        lane = self.lanes.get(key)
         if lane is None:
-            lane = self._lanes[key] = Lane(key)
+            lane = self.lanes[key] = Lane(key)
         bucket = Bucket(name, lane, shape, elements)
         lane.add(bucket)
         return bucket
@@ -309,17 +277,14 @@ class ModelQueue:
         self.count -= len(requests)
         self.rows -= rows
         self._cost_ns -= cost_ns
-        if self.only is None:
-            self._unlist(requests, left)
-        else:
-            self.only = None
+        self._unlist(requests, left)
         for flow, share_s in left.items():
             if not flow.queued:
                 flow.run_empty()
                 continue
             flow.queued_s -= share_s
             if flow.has_priorities:
-                self._turns.put(flow, flow.first())
+                self.turns.put(flow, flow.first())
         if self.delay_s:
             self.due.shrink(self.count)
         return left
@@ -341,16 +306,16 @@ class ModelQueue:
                     self.full.pop(bucket.name, None)
             else:
                 self._close_bucket(bucket)
-        self._turns.shrink(self.count)
+        self.turns.shrink(self.count)
 
     def _close_bucket(self, bucket: Bucket) -> None:
-        del self._buckets[bucket.name]
+        del self.buckets[bucket.name]
         if self.full:
             self.full.pop(bucket.name, None)
         lane = bucket.lane
         lane.remove(bucket)
         if not lane.buckets:
-            del self._lanes[lane.key]
+            del self.lanes[lane.key]
 
     def meet(self, sizes: tuple[int, ...]) -> bool:
         """Remember a batch's sizes, mean bytes of strings apart. Return whether they are new, as far as remembered."""

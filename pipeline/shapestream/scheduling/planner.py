@@ -102,7 +102,6 @@ def plan_batch(
     rows = profile.max_batch if max_rows is None else min(max_rows, profile.max_batch)
     if not queue.has_batch or anchor.rows >= rows or anchor.empty:
         return batch_of([anchor], costs, reason=CutReason.ALONE)
-    queue.list_only()
     limits = SegmentLimits(
         max_rows=rows,
         max_bytes=costs.bytes.planned_most,

@@ -127,14 +127,11 @@ def _of_its_models(request: Request, now: float, ready: Callable[[ModelQueue, fl
     best, best_key = request, (request.flow.start_s - request.bonus_s, request.order)
     elder = request if request.arrival.since is not None else None
     for flow in request.flow.client.flows.values():
-        if (
-            flow is request.flow
-            or not flow.queued
-            or not ready(flow.queue, now)
-            or flow.queue.waits_until > now
-        ):
+        if flow is request.flow or not flow.queued:
             continue
         first = flow.first()
+        if not ready(first.queue, now) or first.queue.waits_until > now:
+            continue
         key = (flow.start_s - first.bonus_s, first.order)
         if key < best_key:
             best, best_key = first, key
@@ -155,7 +152,6 @@ def _first_of_full(queue: ModelQueue, first: Request, full: Callable[[Request], 
     """Return a request whose batch would be full: the head of a full bucket, or else `first` with its neighbours."""
     if queue.rows < queue.profile.max_batch:
         return None
-    queue.list_only()
     if queue.full:
         heads = [bucket.first() for bucket in queue.full.values()]
         return min(heads, key=lambda request: request.turn)

@@ -8,35 +8,27 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from heapq import heappop, heappush, heapreplace
-from typing import TYPE_CHECKING
 
 from shapestream.scheduling.fairness import ClientShare, Flow
 from shapestream.scheduling.queueing import FEW, QUEUED, SAMPLE, LazyHeap, Request
-
-if TYPE_CHECKING:
-    from shapestream.scheduling.model_queue import ModelQueue
 
 
 class ClientFlow(Flow):
     """The queued requests of one client for one model, by rank."""
 
-    __slots__ = ("listed", "queue", "requests")
+    __slots__ = ("listed", "requests")
 
-    def __init__(self, client: ClientShare[ClientFlow], queue: ModelQueue) -> None:
+    def __init__(self, client: ClientShare[ClientFlow]) -> None:
         super().__init__(client)
-        self.queue = queue
         self.requests = LazyHeap(QUEUED)
         self.listed: tuple[float, int] | None = None
         """The turn under which `Turns` lists it; None while it is not listed."""
 
     def __repr__(self) -> str:
-        return f"<flow of {self.queue.profile.name}: {self.queued} requests>"
+        return f"<flow: {self.queued} requests>"
 
     def first(self) -> Request:
         """Return its first request; there must be one (`queued`)."""
-        only = self.queue.only
-        if only is not None:
-            return only
         first = self.requests.first()
         assert first is not None
         return first[2]
