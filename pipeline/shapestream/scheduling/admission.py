@@ -18,9 +18,6 @@ from shapestream.scheduling.fairness import NOMINAL_S, QueueRoom
 from shapestream.scheduling.model_queue import ModelQueue, Queues
 from shapestream.scheduling.queueing import nanoseconds
 
-MOST_KNOWN_TERMS = 1024
-"""Sizes of requests of one model whose terms are remembered. When there are more, all are forgotten."""
-
 
 class Terms(NamedTuple):
     """The predicted costs of a request."""
@@ -35,32 +32,19 @@ class Terms(NamedTuple):
     """Seconds that the calls of its chain after this one take at least."""
 
 
-class _KnownTerms:
-    """The terms of a model's requests by their sizes, as long as all that they follow from stays the same."""
-
-    __slots__ = ("by_sizes", "follow_from")
-
-    def __init__(self) -> None:
-        self.follow_from: tuple[int, float, int, bool] | None = None
-        """Version and bound of the prices, the model's slots, and whether requests run alone."""
-        self.by_sizes: dict[tuple[int, ...], Terms | Refusal] = {}
-
-
 class Admission:
     """Decides which requests come into the queue, and prices them.
 
     `room`: the content of the queue, and its bounds.
     """
 
-    __slots__ = ("_deadlines", "_known", "_queues", "draining", "room")
+    __slots__ = ("_deadlines", "_queues", "draining", "room")
 
     def __init__(self, room: QueueRoom, deadlines: Deadlines, queues: Queues) -> None:
         self.room = room
         self._queues = queues
         self._deadlines = deadlines
         self.draining = False
-        self._known: dict[str, _KnownTerms] = {}
-        """By model."""
 
     def consider(self, arrival: Arrival, queue: ModelQueue | None, now: float) -> Terms | Refusal:
         """Return the costs of a request for the model of `queue`, or the reason to refuse it.
@@ -190,25 +174,6 @@ class Admission:
 
     def _terms_of(self, arrival: Arrival, queue: ModelQueue) -> Terms | Refusal:
         sizes = arrival.sizes
-        costs = queue.costs
-        prices = costs.batch_costs().worker_class
-        if not prices.has_grid or costs.rounding is not None:
-            return self._new_terms(sizes, queue)  # they change with each batch
-        known = self._known.get(arrival.model)
-        if known is None:
-            known = self._known[arrival.model] = _KnownTerms()
-        follow_from = prices.version, prices.longest_s, queue.pool.count, queue.alone
-        if known.follow_from != follow_from:
-            known.follow_from = follow_from
-            known.by_sizes.clear()
-        terms = known.by_sizes.get(sizes)
-        if terms is None:
-            if len(known.by_sizes) >= MOST_KNOWN_TERMS:
-                known.by_sizes.clear()
-            terms = known.by_sizes[sizes] = self._new_terms(sizes, queue)
-        return terms
-
-    def _new_terms(self, sizes: tuple[int, ...], queue: ModelQueue) -> Terms | Refusal:
         if len(sizes) != len(queue.profile.dimensions) or min(sizes, default=0) < 0:
             raise ValueError(f"{sizes} are no sizes of {', '.join(queue.profile.dimensions)}")
         rows, shape = (sizes[0], sizes[1:]) if queue.has_batch else (1, sizes)

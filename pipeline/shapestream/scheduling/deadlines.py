@@ -225,17 +225,18 @@ class Deadlines:
         left_s = deadline - starts_at
         if starts_at - request.arrived < WAITED_OF_TIME * (deadline - request.arrived):
             return False
-        batch_costs = queue.costs.batch_costs(slot.id)
-        if not batch_costs.worker_class.measured:
+        costs = queue.costs.on(slot.id)
+        prices = costs.worker_class
+        if not prices.measured:
             return False
         try:
             if queue.alone:
-                call_s = batch_costs.second(request.rows, request.own_shape)
+                call_s = prices.second(request.rows, request.own_shape)
             else:
-                _, call_s = batch_costs.batched_share_s(request.rows, request.shape)
+                _, call_s = prices.batched_share_s(request.rows, request.shape)
         except Exception:  # noqa: BLE001 - what cannot be priced is tried
             return False
-        return left_s < call_s * batch_costs.slowdown
+        return left_s < call_s * costs.slowdown
 
 
 def _and_then(arrival: Arrival) -> str:

@@ -31,14 +31,14 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from shapestream.scheduling.buckets import Bucket, Lane
-from shapestream.scheduling.call_costs import CallCosts
 from shapestream.scheduling.cost_grid import Sizes, elements_of
 from shapestream.scheduling.events import CutReason
 from shapestream.scheduling.queueing import Request
 from shapestream.scheduling.segments import SegmentLimits, Window, cut_window
 from shapestream.scheduling.slots import Slot, SlotPool
-from shapestream.scheduling.tries import is_due, may_be_due, tried_rows
-from shapestream.scheduling.worker_class import BATCH_S, WorkerClass
+from shapestream.scheduling.tries import tried_rows
+from shapestream.scheduling.worker_class import BATCH_S
+from shapestream.scheduling.worker_costs import WorkerCosts
 
 DELAYED = 2.0
 """Requests that a batch delays besides its members, per request that waits: half of these, and all that arrive before
@@ -65,7 +65,7 @@ class Cut(NamedTuple):
     """The largest sizes of its members; empty where nothing was worked out."""
     reason: CutReason = CutReason.COST
 
-    def started(self, costs: CallCosts) -> None:
+    def started(self, costs: WorkerCosts) -> None:
         """Note that the device meets the call's shape. That of a request that an audit runs alone counts under no cap."""
         if costs.rounding is None:
             if costs.prepares and self.shape == self.largest:  # a larger shape was prepared before
@@ -81,20 +81,20 @@ class Cut(NamedTuple):
 
 def plan_batch(
     anchor: Request,
-    costs: CallCosts,
+    costs: WorkerCosts,
     plan: Plan,
     *,
     starts_at: float,
     slowdown: float = 1.0,
     most_s: float | None = None,
     max_rows: int | None = None,
-    tries: WorkerClass | None = None,
+    tries: bool = False,
 ) -> Cut:
     """Return the batch of an anchor, which must be the first request of its flow.
 
     `slowdown`: seconds on the slot / predicted seconds. `most_s`, `max_rows`: the slot's portion, in seconds on the slot and
-    in rows. `starts_at`: when the batch is predicted to start; later than now if it is queued behind another. `tries`: the
-    slot's worker class if the batch may be a try. Where costs are measured, no member is made late whose deadline could
+    in rows. `starts_at`: when the batch is predicted to start; later than now if it is queued behind another. `tries`:
+    whether the batch may be a try. Where costs are measured, no member is made late whose deadline could
     be met alone.
     """
     queue = anchor.queue
@@ -110,12 +110,14 @@ def plan_batch(
     )
     bucket = anchor.bucket
     delayed = DELAYED * queue.count if costs.measured else None
-    if len(bucket.lane.buckets) == 1 or bucket.rows >= min(rows, costs.useful_rows(bucket.shape)[0]):
+    if len(bucket.lane.buckets) == 1 or bucket.rows >= min(
+        rows, costs.worker_class.useful_rows(bucket.shape)[0]
+    ):
         members = bucket.prefix_with(anchor, _equal_rows(bucket, costs, limits, delayed), rows)
     else:
         members = plan.take(anchor, costs, limits, delayed)
-    if tries is not None and most_s is None and max_rows is None:
-        larger = _larger(members, bucket, costs, limits, tries)
+    if tries and most_s is None and max_rows is None:
+        larger = _larger(members, bucket, costs, limits)
         if larger is not None:
             members = larger
             plan.forget(bucket.lane)
@@ -127,7 +129,7 @@ def plan_batch(
 
 def batch_of(
     members: Sequence[Request],
-    costs: CallCosts,
+    costs: WorkerCosts,
     bucket: Bucket | None = None,
     reason: CutReason = CutReason.COST,
 ) -> Cut:
@@ -158,7 +160,7 @@ def batch_of(
     return Cut(members, rows, call.shape, padding, costs.expected_s(call), call.rows, shape, reason)
 
 
-def alone(members: Sequence[Request], rows: int, shape: tuple[int, ...], costs: CallCosts) -> Cut:
+def alone(members: Sequence[Request], rows: int, shape: tuple[int, ...], costs: WorkerCosts) -> Cut:
     """Return the batch of one request, or of an audit, at exactly these sizes, whatever cap there is on call shapes."""
     seconds = costs.expected_s(costs.exact_call(rows, shape))
     return Cut(members, rows, shape, 0, seconds, rows, shape, CutReason.AUDITED)
@@ -187,7 +189,7 @@ ALL = Portion()
 
 
 def portion(
-    pool: SlotPool, slot: Slot, anchor: Request, costs: CallCosts, slowdown: float, now: float
+    pool: SlotPool, slot: Slot, anchor: Request, costs: WorkerCosts, slowdown: float, now: float
 ) -> Portion:
     """Return the upper limits of a batch with `anchor` on `slot`.
 
@@ -215,7 +217,7 @@ def portion(
         return ALL
     if not costs.measured:
         return Portion(max_rows=even)
-    return Portion(most_s=max(portion_s, slowdown * costs.batch_costs.second(even, anchor.shape)))
+    return Portion(most_s=max(portion_s, slowdown * costs.worker_class.second(even, anchor.shape)))
 
 
 WINDOW = 32
@@ -249,7 +251,7 @@ class Plan:
         self.left.clear()
 
     def take(
-        self, anchor: Request, costs: CallCosts, limits: SegmentLimits, delayed: float | None
+        self, anchor: Request, costs: WorkerCosts, limits: SegmentLimits, delayed: float | None
     ) -> list[Request]:
         """Return the segment of an anchor, which no other slot gets: the anchor, its bucket's requests, then the others."""
         bucket = anchor.bucket
@@ -271,26 +273,26 @@ class Plan:
 
 
 def _optimal_segments(
-    bucket: Bucket, costs: CallCosts, limits: SegmentLimits, delayed: float | None
+    bucket: Bucket, costs: WorkerCosts, limits: SegmentLimits, delayed: float | None
 ) -> list[Segment]:
     """Return the optimal cuts of the window around a bucket."""
-    _, close_rows = costs.useful_rows(bucket.shape)
+    _, close_rows = costs.worker_class.useful_rows(bucket.shape)
     parts = bucket.lane.window(bucket, max(WINDOW, min(MOST_WINDOW, close_rows)))
     batch_s = BATCH_S if costs.measured else 0.0
-    if bucket.count == 1 and costs.grows and _runs_alone(bucket, parts, costs, batch_s):
+    if bucket.count == 1 and costs.worker_class.grows and _runs_alone(bucket, parts, costs, batch_s):
         return [{bucket: 1}]
     ends = cut_window(_window(parts), costs, limits, delayed=delayed, batch_s=batch_s)
     return _segments(parts, ends)
 
 
-def _runs_alone(bucket: Bucket, parts: list[tuple[Bucket, int]], costs: CallCosts, batch_s: float) -> bool:
+def _runs_alone(bucket: Bucket, parts: list[tuple[Bucket, int]], costs: WorkerCosts, batch_s: float) -> bool:
     """Tell whether the only request of a bucket would cost more with each single other request than both alone.
 
     No programme is needed then: where seconds are linear in rows and size, more requests together save no more than a
     pair. With several padded dimensions that is a good guess, not a proof: others together may be as large as it.
     """
     rows, shape = bucket.rows, bucket.shape
-    second = costs.batch_costs.second
+    second = costs.worker_class.second
     own_s = costs.call(rows, shape).seconds + batch_s
     others = [other.shape for other, _ in parts if other is not bucket]
     at = next(place for place, (other, _) in enumerate(parts) if other is bucket)
@@ -300,7 +302,7 @@ def _runs_alone(bucket: Bucket, parts: list[tuple[Bucket, int]], costs: CallCost
             return False
     larger = np.maximum(np.array(others, dtype=np.intp).reshape(len(others), -1), shape)
     alone_s = own_s + np.array([second(1, other) for other in others])
-    return bool((costs.seconds(np.full(len(others), rows + 1), larger) > alone_s).all())
+    return bool((costs.worker_class.run_seconds_of(np.full(len(others), rows + 1), larger) > alone_s).all())
 
 
 def _segments(parts: list[tuple[Bucket, int]], ends: list[int]) -> list[Segment]:
@@ -320,7 +322,7 @@ def _window(parts: list[tuple[Bucket, int]]) -> Window:
 
 def within_limits(
     members: list[Request],
-    costs: CallCosts,
+    costs: WorkerCosts,
     limits: SegmentLimits,
     slowdown: float,
     starts_at: float,
@@ -347,7 +349,7 @@ def within_limits(
 
 
 def _in_time(
-    members: Sequence[Request], rows: int, shape: Sizes, costs: CallCosts, slowdown: float, starts_at: float
+    members: Sequence[Request], rows: int, shape: Sizes, costs: WorkerCosts, slowdown: float, starts_at: float
 ) -> bool:
     """Tell whether the batch ends before all deadlines that its members could meet alone."""
     if not costs.measured or all(request.deadline is None for request in members):
@@ -363,7 +365,7 @@ def _in_time(
 
 
 def _legal(
-    members: Sequence[Request], rows: int, shape: Sizes, costs: CallCosts, limits: SegmentLimits
+    members: Sequence[Request], rows: int, shape: Sizes, costs: WorkerCosts, limits: SegmentLimits
 ) -> bool:
     """Tell whether a batch of these members, with so many rows and this shape, passes no limit."""
     if limits.max_bytes is not None and costs.bytes.of_batch(rows, shape) > limits.max_bytes:
@@ -377,7 +379,7 @@ def _legal(
     return True
 
 
-def _equal_rows(bucket: Bucket, costs: CallCosts, limits: SegmentLimits, delayed: float | None) -> int:
+def _equal_rows(bucket: Bucket, costs: WorkerCosts, limits: SegmentLimits, delayed: float | None) -> int:
     """Return the number of rows that a batch of one shape should have; segments.py says what is minimised."""
     most = min(limits.max_rows, bucket.rows)
     if most < 2:
@@ -393,7 +395,7 @@ def _equal_rows(bucket: Bucket, costs: CallCosts, limits: SegmentLimits, delayed
 
 
 def _larger(
-    members: list[Request], bucket: Bucket, costs: CallCosts, limits: SegmentLimits, worker_class: WorkerClass
+    members: list[Request], bucket: Bucket, costs: WorkerCosts, limits: SegmentLimits
 ) -> list[Request] | None:
     """Return the members of a try in the place of these; None where none is due, or too few requests wait."""
     if len(bucket.lane.buckets) == 1 and bucket.count == len(members):
@@ -405,8 +407,8 @@ def _larger(
     most = min(limits.max_rows, call.rows)
     if most <= rows or members[0].queue.rows < most:
         return None
-    calls = costs.batch_costs.calls
-    if not may_be_due(worker_class, calls(call.rows, call.shape)):
+    prices = costs.worker_class
+    if not prices.is_try_due(prices.calls(call.rows, call.shape)):
         return None
     chosen = {request.id for request in members}
     room = most - rows
@@ -428,9 +430,8 @@ def _larger(
     apart_s += added_rows / rows * (costs.call(rows, added_shape).seconds + BATCH_S)
     apart = rows * elements_of(shape) + added_rows * elements_of(added_shape)
     padded = together.rows * elements_of(together.shape) / max(1.0, apart)
-    if not is_due(
-        worker_class, calls(together.rows, together.shape), together.seconds + BATCH_S - apart_s, padded
-    ):
+    excess_s = together.seconds + BATCH_S - apart_s
+    if not prices.is_try_due(prices.calls(together.rows, together.shape), excess_s, padded):
         return None
-    worker_class.try_began()
+    prices.tries.began()
     return sorted([*members, *added], key=lambda request: request.bucket is not bucket)

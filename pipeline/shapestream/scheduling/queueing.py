@@ -129,8 +129,9 @@ class Request:
         self.bonus_s = bonus_s
         """Seconds of virtual time by which its priority makes its turn earlier; see fairness.py."""
         self.cost_ns = cost_ns
-        """Predicted slot nanoseconds per request in an efficient batch (`BatchCosts.batched_share_s`), or in the call of its
-        group if it runs again. 0 while nothing is measured."""
+        """Predicted slot nanoseconds per request in an efficient batch, or in the call of its group if it runs again.
+
+        0 while nothing is measured."""
         self.share_s = share_s
         """Predicted seconds of all slots of its model; nominal while nothing is measured."""
         self.losses = 0

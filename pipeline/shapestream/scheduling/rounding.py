@@ -63,7 +63,7 @@ class ShapeRounding:
     def __init__(
         self, profile: ModelProfile, seconds: Callable[[Integers, Integers], Floats] | None = None
     ) -> None:
-        """`seconds`: `BatchCosts.seconds`, which prices boundaries; without it they are priced by elements.
+        """`seconds`: `WorkerClass.seconds`, which prices boundaries; without it they are priced by elements.
 
         Raises `ValueError` for a model without a cap, or without an upper bound.
         """

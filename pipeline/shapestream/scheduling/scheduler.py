@@ -36,7 +36,6 @@ from shapestream.scheduling.answer_waits import AnswerWaits
 from shapestream.scheduling.audit import Audit, is_in_the_way
 from shapestream.scheduling.batches import Batch, BatchState, Suspicion
 from shapestream.scheduling.bundles import Bundles, Handed, Ready
-from shapestream.scheduling.call_costs import CallCosts
 from shapestream.scheduling.costs import NOTHING_LEARNED, CostModel
 from shapestream.scheduling.deadlines import Deadlines, Refusal
 from shapestream.scheduling.events import (
@@ -72,6 +71,7 @@ from shapestream.scheduling.queueing import QUEUED, RERUN, RUNNING, SUSPECT, Req
 from shapestream.scheduling.recovery import Isolation, Recovery
 from shapestream.scheduling.scheduler_statistics import ModelStatistics, SchedulerStatistics, Told, Troubles
 from shapestream.scheduling.slots import Slot, SlotState, SlotTable, faster_first
+from shapestream.scheduling.worker_costs import WorkerCosts
 from shapestream_engine.cost_table import LearnedCosts
 
 MOST_QUEUES = 16
@@ -692,7 +692,7 @@ class Scheduler:
         handed.setdefault(slot, []).append(batch)
 
     def _planned(
-        self, anchor: Request, slot: Slot, costs: CallCosts, slowdown: float, now: float, *, tries: bool
+        self, anchor: Request, slot: Slot, costs: WorkerCosts, slowdown: float, now: float, *, tries: bool
     ) -> Cut:
         """Return the batch that a request goes in; `tries`: whether it may be larger than pays, to try a price."""
         queue = anchor.queue
@@ -707,7 +707,7 @@ class Scheduler:
             most_s=most_s,
             max_rows=max_rows,
             starts_at=slot.free_at(now),
-            tries=costs.batch_costs.worker_class if tries else None,
+            tries=tries,
         )
 
     def _cut(
@@ -729,7 +729,8 @@ class Scheduler:
         first = group[0]
         queue = first.queue
         try:
-            costs, slowdown = queue.costs.on_slot(slot.id)
+            costs = queue.costs.on(slot.id)
+            slowdown = queue.costs.slowdown(slot.id)
             if planned is not None:
                 cut = planned
             elif queue.alone:
@@ -756,7 +757,7 @@ class Scheduler:
 
     def _start_audit(self, queue: ModelQueue, slot: Slot, cut: Cut, now: float) -> StartBatch:
         """Start an audit."""
-        costs = queue.costs.call_costs(slot.id)
+        costs = queue.costs.on(slot.id)
         cut.started(costs)
         batch = Batch(self._next_batch, slot, queue, (), cut.sizes(queue.has_batch))
         self._next_batch += 1
@@ -795,7 +796,7 @@ class Scheduler:
         profile = anchor.queue.profile
         try:
             # By a plan of its own: the turn's is for batches that start.
-            cut = plan_batch(anchor, anchor.queue.costs.call_costs(), Plan(), starts_at=-inf)
+            cut = plan_batch(anchor, anchor.queue.costs.on(), Plan(), starts_at=-inf)
         except Exception:  # noqa: BLE001 - it goes now, and what is wrong is reported when its batch is cut
             return True
         return cut.rows >= profile.max_batch

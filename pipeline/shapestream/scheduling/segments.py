@@ -23,8 +23,8 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from shapestream.scheduling.call_costs import CallCosts
 from shapestream.scheduling.cost_grid import Floats, Integers, elements_of_many
+from shapestream.scheduling.worker_costs import WorkerCosts
 
 _Number = TypeVar("_Number", np.intp, np.float64)
 
@@ -63,7 +63,7 @@ class Window:
 
 def cut_window(
     window: Window,
-    costs: CallCosts,
+    costs: WorkerCosts,
     limits: SegmentLimits,
     *,
     delayed: float | None = None,
@@ -107,7 +107,7 @@ def optimal_ends(costs: Floats) -> list[int]:
     return ends
 
 
-def segment_seconds(window: Window, costs: CallCosts, limits: SegmentLimits) -> Floats:
+def segment_seconds(window: Window, costs: WorkerCosts, limits: SegmentLimits) -> Floats:
     """Return the seconds of every segment, laid out for `optimal_ends`; inf where it is not legal.
 
     A single request is always legal.
@@ -213,7 +213,7 @@ def _look_up(
     shapes: Integers,
     places: Integers,
     legal: NDArray[np.bool_] | None,
-    costs: CallCosts,
+    costs: WorkerCosts,
     max_rows: int,
 ) -> Floats:
     if len(shapes) * max_rows > 2 * rows.size:
@@ -223,7 +223,7 @@ def _look_up(
         if legal is not None:
             wanted = wanted & legal
         seconds = np.full(rows.shape, np.inf)
-        seconds[wanted] = costs.seconds(rows[wanted], shapes[places[wanted]])
+        seconds[wanted] = costs.worker_class.run_seconds_of(rows[wanted], shapes[places[wanted]])
         return seconds
     table = costs.table(shapes, max_rows)
     if legal is None:
@@ -234,7 +234,7 @@ def _look_up(
     seconds = table[places, np.minimum(rows, max_rows)]
     large = rows[:, -1] > max_rows  # they run alone
     if large.any():
-        seconds[large, -1] = costs.seconds(rows[large, -1], shapes[places[large, -1]])
+        seconds[large, -1] = costs.worker_class.run_seconds_of(rows[large, -1], shapes[places[large, -1]])
     seconds[~legal] = np.inf
     return seconds
 

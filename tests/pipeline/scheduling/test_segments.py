@@ -30,10 +30,10 @@ class Formula:
     def __init__(self, seconds: Callable[..., np.ndarray]) -> None:
         self._seconds = seconds
         self.asked = 0
-        self.bytes = self
+        self.bytes = self.worker_class = self
         """It says the bytes of calls, too."""
 
-    def seconds(self, rows, shapes):
+    def run_seconds_of(self, rows, shapes):
         """One formula for all."""
         self.asked += len(rows)
         return self._seconds(rows, shapes.prod(axis=1)).astype(np.float64)
@@ -41,7 +41,7 @@ class Formula:
     def table(self, shapes, max_rows):
         """The same, from 0 to `max_rows` rows."""
         rows = np.tile(np.arange(max_rows + 1), len(shapes))
-        return self.seconds(rows, np.repeat(shapes, max_rows + 1, axis=0)).reshape(len(shapes), -1)
+        return self.run_seconds_of(rows, np.repeat(shapes, max_rows + 1, axis=0)).reshape(len(shapes), -1)
 
     def padded_columns(self, shapes):
         """Any size may be padded."""
@@ -89,7 +89,7 @@ def _seconds(window: Window, members: Sequence[int], costs: Formula, limits: Seg
     """Of one batch; inf where it is not legal."""
     rows = int(window.rows[members].sum())
     shape = window.shapes[members].max(axis=0)
-    seconds = float(costs.seconds(np.array([rows]), shape[None])[0])
+    seconds = float(costs.run_seconds_of(np.array([rows]), shape[None])[0])
     if len(members) == 1:
         return seconds
     real = int((window.rows * window.shapes.prod(axis=1))[members].sum())
