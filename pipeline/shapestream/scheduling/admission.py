@@ -18,6 +18,9 @@ from shapestream.scheduling.fairness import NOMINAL_S, QueueRoom
 from shapestream.scheduling.model_queue import ModelQueue, Queues
 from shapestream.scheduling.queueing import nanoseconds
 
+MOST_KNOWN_TERMS = 1024
+"""Sizes of requests of one model whose terms are remembered. When there are more, all are forgotten."""
+
 
 class Terms(NamedTuple):
     """The predicted costs of a request."""
@@ -32,19 +35,32 @@ class Terms(NamedTuple):
     """Seconds that the calls of its chain after this one take at least."""
 
 
+class _KnownTerms:
+    """The terms of a model's requests by their sizes, in one version of its prices and with so many slots."""
+
+    __slots__ = ("by_sizes", "slots", "version")
+
+    def __init__(self, version: int, slots: int) -> None:
+        self.version = version
+        self.slots = slots
+        self.by_sizes: dict[tuple[int, ...], Terms] = {}
+
+
 class Admission:
     """Decides which requests come into the queue, and prices them.
 
     `room`: the content of the queue, and its bounds.
     """
 
-    __slots__ = ("_deadlines", "_queues", "draining", "room")
+    __slots__ = ("_deadlines", "_known", "_queues", "draining", "room")
 
     def __init__(self, room: QueueRoom, deadlines: Deadlines, queues: Queues) -> None:
         self.room = room
         self._queues = queues
         self._deadlines = deadlines
         self.draining = False
+        self._known: dict[str, _KnownTerms] = {}
+        """By model: where many equal requests are refused, their terms would take half of the time."""
 
     def consider(self, arrival: Arrival, queue: ModelQueue | None, now: float) -> Terms | Refusal:
         """Return the costs of a request for the model of `queue`, or the reason to refuse it.
@@ -173,7 +189,21 @@ class Admission:
         return Refusal("too_large", message)
 
     def _terms_of(self, arrival: Arrival, queue: ModelQueue) -> Terms | Refusal:
-        sizes = arrival.sizes
+        prices = queue.costs.on().worker_class
+        known = self._known.get(arrival.model)
+        if known is None or known.version != prices.version or known.slots != queue.pool.count:
+            known = self._known[arrival.model] = _KnownTerms(prices.version, queue.pool.count)
+        terms = known.by_sizes.get(arrival.sizes)
+        if terms is not None and not queue.alone:
+            return terms
+        new = self._new_terms(arrival.sizes, queue)
+        if isinstance(new, Terms) and new.cost_ns and not queue.alone:
+            if len(known.by_sizes) >= MOST_KNOWN_TERMS:
+                known.by_sizes.clear()
+            known.by_sizes[arrival.sizes] = new
+        return new
+
+    def _new_terms(self, sizes: tuple[int, ...], queue: ModelQueue) -> Terms | Refusal:
         if len(sizes) != len(queue.profile.dimensions) or min(sizes, default=0) < 0:
             raise ValueError(f"{sizes} are no sizes of {', '.join(queue.profile.dimensions)}")
         rows, shape = (sizes[0], sizes[1:]) if queue.has_batch else (1, sizes)

@@ -47,7 +47,11 @@ class ModelCosts:
         """By the workers of these slots."""
         self._usual: WorkerCosts | None = None
         """See `on`; None where it must be looked for."""
-        self.rounding = None if profile.max_shapes is None else ShapeRounding(profile, self._usual_seconds)
+        self.rounding = (
+            None
+            if profile.max_shapes is None
+            else ShapeRounding(profile, self._usual_seconds, self._sizes_changed)
+        )
         """The sizes that call shapes are rounded up to, where the model has a cap on them."""
         self.steps = SizeSteps(profile, self.on) if SizeSteps.suits(profile) else None
         """The step that sizes of requests are rounded up to, where they may be."""
@@ -106,8 +110,7 @@ class ModelCosts:
 
     def on(self, slot: int | None = None) -> WorkerCosts:
         """Return the costs on a slot; without a slot, on the first worker of the class with the most slots."""
-        own = None if slot is None else self._slots.get(slot)
-        if own is not None:
+        if slot is not None and (own := self._slots.get(slot)) is not None:
             return own
         if self._usual is None:
             worker_classes = self.worker_classes
@@ -121,6 +124,11 @@ class ModelCosts:
     def _usual_seconds(self, rows: Integers, shapes: Integers) -> Floats:
         """Return `WorkerClass.seconds` of the most common worker class."""
         return self.on().worker_class.seconds(rows, shapes)
+
+    def _sizes_changed(self) -> None:
+        """Begin a new version of all prices: calls are rounded to other sizes than before."""
+        for worker_class in self.worker_classes.values():
+            worker_class.renew()
 
     # ------------------------------------------------------------ observations
 

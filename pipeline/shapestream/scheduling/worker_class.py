@@ -82,7 +82,7 @@ class ShapePrices:
         self.useful: tuple[int, int] | None = None
         """See `WorkerClass.useful_rows`."""
         self.shares: dict[int, tuple[float, float]] = {}
-        """By the rows of a request: `WorkerClass.batched_share_s`, without its bound."""
+        """By the rows of a request: `WorkerClass.batched_share_s`."""
 
 
 class WorkerClass:
@@ -110,8 +110,6 @@ class WorkerClass:
         self.rounding = call_bytes.rounding
         self._versions = versions
         self.version = next(versions)
-        self._rounding_version = 0
-        """Of the sizes that calls are rounded up to, in this version."""
         self._table: dict[Sizes, ShapePrices] = {}
         """The prices of this version, by shape."""
         self._read_profile()
@@ -239,15 +237,11 @@ class WorkerClass:
 
     def prices(self, shape: Sizes) -> ShapePrices:
         """Return the prices of a shape."""
-        if self.rounding is not None and self.rounding.version != self._rounding_version:
-            self._renew()
         found = self._table.get(shape)
         return self.price([shape])[0] if found is None else found
 
     def price(self, shapes: Sequence[Sizes]) -> list[ShapePrices]:
         """Return the prices of several shapes, which take less time together."""
-        if self.rounding is not None and self.rounding.version != self._rounding_version:
-            self._renew()
         table = self._table
         if len(table) * (self.profile.max_batch + 1) > _MOST_SECONDS:
             table.clear()
@@ -316,10 +310,10 @@ class WorkerClass:
         prices = self.prices(shape)
         share = prices.shares.get(rows)
         if share is None:
-            share = prices.shares[rows] = self._share(prices, rows, shape)
-        longest_s = self.longest_s(rows, shape)
-        own_s, call_s = share
-        return min(own_s, longest_s), min(call_s, longest_s)
+            own_s, call_s = self._share(prices, rows, shape)
+            longest_s = self.longest_s(rows, shape)
+            share = prices.shares[rows] = min(own_s, longest_s), min(call_s, longest_s)
+        return share
 
     def _share(self, prices: ShapePrices, rows: int, shape: Sizes) -> tuple[float, float]:
         most = self.profile.max_batch
@@ -486,7 +480,9 @@ class WorkerClass:
         ran_s = busy_s / number
         if ran_s > self._ran_s:
             self._ran_s = ran_s
-            self.longest_call_s = max(self.longest_call_s, ran_s)
+            if ran_s > self.longest_call_s:
+                self.longest_call_s = ran_s
+                self.renew()
         if not preparations:
             self._learn(worker, calls, busy_s, number, requests)
         elif self.measured:
@@ -561,7 +557,7 @@ class WorkerClass:
             self._fit(self._linear, calls, steady_s, number, requests)
             self.measured = True
             if self._linear.moved():
-                self._renew()
+                self.renew()
         if moved:
             self._publish()
 
@@ -623,14 +619,12 @@ class WorkerClass:
                 # Its only node has followed what its calls took, on whichever worker.
                 static.publish(0.0)
         self._find_longest()
-        self._renew()
+        self.renew()
 
-    def _renew(self) -> None:
+    def renew(self) -> None:
         """Begin a new version: the prices of the last one are out of date."""
         self.version = next(self._versions)
         self._table.clear()
-        if self.rounding is not None:
-            self._rounding_version = self.rounding.version
 
     def _make_room_for(self, sizes: Sizes) -> None:
         """Give the grid nodes for a call that lies far beyond it."""

@@ -7,8 +7,8 @@ prepare shapes that are new to the worker's devices.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
 from math import isfinite, prod
+from typing import NamedTuple
 
 import numpy as np
 
@@ -26,8 +26,7 @@ _REMEMBERED = 2048
 """Shapes whose preparations are remembered. When there are more, all are forgotten."""
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(NamedTuple):
     """The call that a batch is run as, and its seconds."""
 
     rows: int
