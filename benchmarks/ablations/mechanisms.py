@@ -14,7 +14,7 @@ from itertools import zip_longest
 from math import inf
 from typing import Any
 
-from benchmarks.ablations.scenarios import programme_s
+from benchmarks.ablations.scenarios import NEAREST_S, programme_s
 from shapestream.scheduling import (
     answer_waits,
     boundaries,
@@ -125,6 +125,14 @@ def _price_programmes(patches: Patches) -> None:
         return cut_window(window, costs, limits, **named)
 
     patches.set(planner, "cut_window", priced)
+    nearest = planner.__dict__["nearest"]
+
+    def searched(*given: Any, **named: Any) -> Any:
+        patches.spent_s += NEAREST_S
+        patches.fired["nearest"] += 1
+        return nearest(*given, **named)
+
+    patches.set(planner, "nearest", searched)
 
 
 # ------------------------------------------------------------ ways to turn off
@@ -424,6 +432,9 @@ MECHANISMS: dict[str, Mechanism] = {
     ),
     "programme: nearest sizes join": Mechanism(off=_greedy, watched="programmes", scenarios=PLANNED),
     "programme: equal shapes alone": Mechanism(off=_equal_only, watched="programmes", scenarios=PLANNED),
+    "nearest where shapes are not nested": Mechanism(
+        off=returns(True, planner, "are_nested"), watched="nearest", scenarios=(*ENDLESS[:2], "64 shapes of two sizes")
+    ),
     "programme: once per turn": Mechanism(
         off=_planned_each, watched="programmes", scenarios=("bursts, 8 slots", "lognormal, 90 %", "cheap, 0.25 ms")
     ),

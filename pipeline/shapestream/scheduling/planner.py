@@ -6,8 +6,9 @@ holds the anchor. Nothing here changes a queue: the scheduler takes the members 
 How a batch is cut:
 
 1. Requests of one lane are sorted by the elements of a row. A window of about `WINDOW` of them around the anchor is cut
-   into contiguous segments of the least total cost (segments.py). The anchor's segment is the batch. If all requests of
-   the lane have equal sizes, only the number of rows is chosen.
+   into contiguous segments of the least total cost (segments.py). The anchor's segment is the batch. Where the shapes of a
+   window are not nested, the anchor gets the nearest requests instead. If all requests of the lane have equal sizes, only
+   the number of rows is chosen.
 2. A window is cut once per turn of the event loop (`Plan`). Slots that are free in the same turn take its other segments.
 3. A batch may be enlarged to try a size whose price is not tested (tries.py).
 4. `within_limits` drops members that would pass a limit of a batch or would make another member late.
@@ -17,7 +18,7 @@ It promises: the anchor is in the batch, alone if need be. Of every bucket the r
 no request overtakes an equal one of its client. No limit of `SegmentLimits` is passed by a batch of several requests.
 
 It does not look beyond the window. It decides neither whose turn it is (fairness.py does) nor whether to wait for more
-requests (answer_waits.py does). With several padded dimensions the cuts are good, but not proven to be the best.
+requests (answer_waits.py does).
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from shapestream.scheduling.buckets import Bucket, Lane
 from shapestream.scheduling.cost_grid import Sizes, elements_of
 from shapestream.scheduling.events import CutReason
 from shapestream.scheduling.queueing import Request
-from shapestream.scheduling.segments import SegmentLimits, Window, cut_window
+from shapestream.scheduling.segments import NEVER, SegmentLimits, Window, are_nested, cut_window, nearest
 from shapestream.scheduling.slots import Slot, SlotPool
 from shapestream.scheduling.tries import tried_rows
 from shapestream.scheduling.worker_class import BATCH_S
@@ -275,9 +276,13 @@ class Plan:
 def _optimal_segments(
     bucket: Bucket, costs: WorkerCosts, limits: SegmentLimits, delayed: float | None
 ) -> list[Segment]:
-    """Return the optimal cuts of the window around a bucket."""
+    """Return the optimal cuts of the window around a bucket, or the batch of its first request."""
     _, close_rows = costs.worker_class.useful_rows(bucket.shape)
-    parts = bucket.lane.window(bucket, max(WINDOW, min(MOST_WINDOW, close_rows)))
+    size = max(WINDOW, min(MOST_WINDOW, close_rows))
+    parts = bucket.lane.window(bucket, size)
+    shapes = np.array([own.shape for own, _ in parts], np.intp)
+    if delayed is not None and not are_nested(shapes):
+        return [_nearest(bucket, size, costs, limits, delayed)]
     batch_s = BATCH_S if costs.measured else 0.0
     if bucket.count == 1 and costs.worker_class.grows and _runs_alone(bucket, parts, costs, batch_s):
         return [{bucket: 1}]
@@ -285,11 +290,30 @@ def _optimal_segments(
     return _segments(parts, ends)
 
 
+def _nearest(bucket: Bucket, size: int, costs: WorkerCosts, limits: SegmentLimits, delayed: float) -> Segment:
+    """Return the batch of the first request of a bucket, of twice a window: what is nearest may be far by elements."""
+    first = bucket.first()
+    parts = bucket.lane.window(bucket, min(2 * size, MOST_WINDOW))
+    others = [
+        request for own, count in parts for request in own.first_requests(count) if request is not first
+    ]
+    requests = [first, *others]
+    window = Window(
+        rows=np.array([request.rows for request in requests], np.intp),
+        shapes=np.array([request.shape for request in requests], np.intp),
+    )
+    cost_s = np.array([request.cost_ns for request in requests]) / 1e9
+    if not cost_s.all():  # some came before anything was measured
+        cost_s = np.minimum(costs.seconds(window.rows, window.shapes), NEVER)
+    places = nearest(window, cost_s, costs, limits, delayed=delayed, batch_s=BATCH_S)
+    return Counter([bucket, *[requests[place].bucket for place in places]])
+
+
 def _runs_alone(bucket: Bucket, parts: list[tuple[Bucket, int]], costs: WorkerCosts, batch_s: float) -> bool:
     """Tell whether the only request of a bucket would cost more with each single other request than both alone.
 
     No programme is needed then: where seconds are linear in rows and size, more requests together save no more than a
-    pair. With several padded dimensions that is a good guess, not a proof: others together may be as large as it.
+    pair.
     """
     rows, shape = bucket.rows, bucket.shape
     second = costs.worker_class.second
@@ -302,7 +326,7 @@ def _runs_alone(bucket: Bucket, parts: list[tuple[Bucket, int]], costs: WorkerCo
             return False
     larger = np.maximum(np.array(others, dtype=np.intp).reshape(len(others), -1), shape)
     alone_s = own_s + np.array([second(1, other) for other in others])
-    return bool((costs.worker_class.run_seconds_of(np.full(len(others), rows + 1), larger) > alone_s).all())
+    return bool((costs.seconds(np.full(len(others), rows + 1), larger) > alone_s).all())
 
 
 def _segments(parts: list[tuple[Bucket, int]], ends: list[int]) -> list[Segment]:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from shapestream.scheduling.cost_grid import Floats, Integers, Sizes, elements_of
+from shapestream.scheduling.cost_grid import Floats, Integers, Sizes, elements_of, elements_of_many
 from shapestream.scheduling.worker_class import ShapePrices, WorkerClass
 
 USES = 8
@@ -143,6 +143,25 @@ class WorkerCosts:
         if seconds is None:
             seconds = self._windows[shape] = prices.run_seconds(row, shape) + self._preparations(shape)
         return seconds
+
+    def seconds(self, rows: Integers, shapes: Integers) -> Floats:
+        """Return the seconds of many different batches, parts of preparations included: rows (n,), shapes (n, d)."""
+        seconds = self.worker_class.run_seconds_of(rows, shapes)
+        if self.worker_class.new.measured and self.worker_class.grows:
+            seconds += self._first_calls_s(rows, shapes) / USES
+        return seconds
+
+    def _first_calls_s(self, rows: Integers, shapes: Integers) -> Floats:
+        """Return `preparation_s` of many batches, each one call of its own sizes."""
+        new, known = self.worker_class.new, self._known
+        first_s = np.minimum(
+            new.fixed_s + new.element_s * rows * elements_of_many(shapes.T.astype(np.float64)), new.longest_s
+        )
+        sizes = zip(rows.tolist(), *shapes.T.tolist(), strict=True)
+        met = [place for place, own in enumerate(sizes) if self._of_tensors(own) in known]
+        first_s[met] = 0.0
+        first_s[(shapes == 0).any(axis=1)] = 0.0
+        return first_s
 
     # ------------------------------------------------------------ preparations
 
