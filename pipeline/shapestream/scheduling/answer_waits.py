@@ -24,10 +24,10 @@ from collections.abc import Sequence
 from itertools import islice
 from math import inf, isfinite
 
-from shapestream.scheduling.answers import Awaited
 from shapestream.scheduling.cost_grid import Sizes, elements_of
 from shapestream.scheduling.deadlines import Deadlines
 from shapestream.scheduling.events import CutReason
+from shapestream.scheduling.model_queue import Awaited
 from shapestream.scheduling.planner import Plan, plan_batch
 from shapestream.scheduling.queueing import RUNNING, Request
 from shapestream.scheduling.slots import Slot

@@ -9,10 +9,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from shapestream.scheduling.batches import Batch, BatchState, Suspicion
-from shapestream.scheduling.buckets import EMPTY, Lane
 from shapestream.scheduling.ledger import Ledger
 from shapestream.scheduling.model_queue import ModelQueue, Queues
-from shapestream.scheduling.queueing import DONE, QUEUED, RERUN, RUNNING, SUSPECT, Request
+from shapestream.scheduling.queueing import DONE, EMPTY, QUEUED, RERUN, RUNNING, SUSPECT, Lane, Request
 from shapestream.scheduling.recovery import Isolation
 from shapestream.scheduling.slots import BUNDLE, Slot, SlotPool, SlotState, SlotTable
 

@@ -31,10 +31,9 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from shapestream.scheduling.buckets import Bucket, Lane
 from shapestream.scheduling.cost_grid import Sizes, elements_of
 from shapestream.scheduling.events import CutReason
-from shapestream.scheduling.queueing import Request
+from shapestream.scheduling.queueing import Bucket, Lane, Request
 from shapestream.scheduling.segments import NEVER, SegmentLimits, Window, are_nested, cut_window, nearest
 from shapestream.scheduling.slots import Slot, SlotPool
 from shapestream.scheduling.tries import tried_rows

@@ -5,12 +5,11 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shapestream.scheduling.buckets import Bucket, Lane
 from shapestream.scheduling.costs import CostModel
 from shapestream.scheduling.events import Arrival, ModelProfile
 from shapestream.scheduling.fairness import QueueRoom
 from shapestream.scheduling.model_queue import ModelQueue
-from shapestream.scheduling.queueing import DONE, QUEUED, Request
+from shapestream.scheduling.queueing import DONE, QUEUED, Bucket, Lane, Request
 
 
 def _queue() -> ModelQueue:
