@@ -145,8 +145,7 @@ class Grid:
         """Elements between these two; of one node alone, all that it has."""
         self._spots: dict[Sizes, _Spot] = {}
         """`_find` of calls that ran."""
-        self._starts = np.array([axis[:1] for axis in self.axes])
-        self._ends = np.array([axis[-1:] for axis in self.axes])
+        self._starts, self._ends = [np.array([axis[[end]] for axis in self.axes]) for end in (0, -1)]
         self._walks = [
             (number, self.axes[number].tolist(), int(self._strides[number]))
             for number in self._varied.tolist()

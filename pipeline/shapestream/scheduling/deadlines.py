@@ -100,11 +100,7 @@ class Deadlines:
             if idle:
                 # It is tried, until its deadline: a prediction that is far too long must not keep all from running.
                 return None
-            message = (
-                f"the deadline cannot be met: {left_s:.3f} s are left{_and_then(arrival)}, "
-                f"a slot is free in about {free_s:.3f} s, and then it takes about {alone_s:.3f} s"
-            )
-            return Refusal("deadline_exceeded", message)
+            return _hopeless(arrival, left_s, free_s, alone_s)
         if idle or arrival.since is not None:  # a stage of what was admitted is not refused for its wait
             return None
         queued_s = sum([other.cost_s / other.pool.serving for other in queue.sharing])
@@ -237,6 +233,14 @@ class Deadlines:
         except Exception:  # noqa: BLE001 - what cannot be priced is tried
             return False
         return left_s < call_s * costs.slowdown
+
+
+def _hopeless(arrival: Arrival, left_s: float, free_s: float, alone_s: float) -> Refusal:
+    message = (
+        f"the deadline cannot be met: {left_s:.3f} s are left{_and_then(arrival)}, "
+        f"a slot is free in about {free_s:.3f} s, and then it takes about {alone_s:.3f} s"
+    )
+    return Refusal("deadline_exceeded", message)
 
 
 def _and_then(arrival: Arrival) -> str:

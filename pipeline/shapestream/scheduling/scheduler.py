@@ -374,11 +374,7 @@ class Scheduler:
             case ModelAdded():
                 self._add_model(event.model)
             case ModelUnavailable():
-                if event.model in self._queues:
-                    self._queues[event.model].unavailable = event.message
-                for request in list(ledger.requests.values()):
-                    if request.queue.profile.name == event.model and request.state is not RUNNING:
-                        actions.append(ledger.fail(request, "unavailable", event.message, now))
+                self._model_unavailable(event, now, actions)
             case DrainStarted():
                 self._admission.draining = True
             case AuditWanted():
@@ -387,6 +383,14 @@ class Scheduler:
                 self._queues[event.model].alone = event.alone
             case _:
                 assert_never(event)
+
+    def _model_unavailable(self, event: ModelUnavailable, now: float, actions: list[Action]) -> None:
+        """Fail what waits for a model that no slot will come for."""
+        if event.model in self._queues:
+            self._queues[event.model].unavailable = event.message
+        for request in list(self._ledger.requests.values()):
+            if request.queue.profile.name == event.model and request.state is not RUNNING:
+                actions.append(self._ledger.fail(request, "unavailable", event.message, now))
 
     def _follow(self, now: float, actions: list[Action]) -> None:
         """Do what follows from the books."""

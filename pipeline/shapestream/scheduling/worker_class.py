@@ -133,31 +133,38 @@ class WorkerClass:
         """Seconds of the longest call that was measured, or ran: see `longest_s`."""
         self.batches = 0
         """Batches that it learned from, those of earlier servers included."""
-        alone = () if profile.has_batch else (1,)
-        points = {(*alone, *point.sizes): point for point in (() if table is None else table.points)}
-        self._static: dict[Sizes, Grid | None] = {
-            sizes: Grid({sizes: points[sizes].seconds}) if sizes in points else None
-            for sizes in [(*alone, *sizes) for sizes in profile.static_shapes]
-        }
+        self._static: dict[Sizes, Grid | None] = {}
         """By shape of a static model; None until it was measured or ran. Until then it costs as much as dynamic calls."""
         self._grid: Grid | None = None
         self.tries = Tries()
         """Which of its prices are tested."""
+        self._digest = ""
+        """Of its table; empty where there is none."""
+        self._read_table(table, learned)
+        self.has_points = bool(self._digest)
+        self.measured = self._grid is not None
+        """Whether predictions are seconds. If not, they only compare calls, and no deadline is judged by them."""
+        self._find_longest()
+
+    def _read_table(self, table: CostTable | None, learned: LearnedCosts | None) -> None:
+        """Begin with what a worker measured, and with what an earlier server made of it."""
+        profile = self.profile
+        alone = () if profile.has_batch else (1,)
+        points = {(*alone, *point.sizes): point for point in (() if table is None else table.points)}
+        for sizes in [(*alone, *sizes) for sizes in profile.static_shapes]:
+            self._static[sizes] = Grid({sizes: points[sizes].seconds}) if sizes in points else None
         dynamic = {sizes: point.seconds for sizes, point in points.items() if sizes not in self._static}
         if dynamic:
             self._grid, known = grid_over(dynamic, profile.max_batch if profile.has_batch else 1)
             self.tries = Tries(known)
-        self.measured = self._grid is not None
-        """Whether predictions are seconds. If not, they only compare calls, and no deadline is judged by them."""
-        self.has_points = bool(points)
-        self._digest = "" if table is None or not points else table.digest
-        if learned is None or not self._digest:
-            for sizes in sorted(points, key=elements_of):
-                if (first_s := points[sizes].first_seconds) is not None:
-                    self.prepared(elements_of(sizes), points[sizes].seconds, first_s)
-        else:
+        if table is not None and points:
+            self._digest = table.digest
+        if learned is not None and self._digest:
             self._recall(learned, alone)
-        self._find_longest()
+            return
+        for sizes in sorted(points, key=elements_of):
+            if (first_s := points[sizes].first_seconds) is not None:
+                self.prepared(elements_of(sizes), points[sizes].seconds, first_s)
 
     def _read_profile(self) -> None:
         profile = self.profile
@@ -520,32 +527,14 @@ class WorkerClass:
                 any_static = True
             else:
                 self._make_room_for(sizes)
-        each_s = []
+        each_s = [self._expected_s(sizes) for _, sizes in calls]
         expected_s = 0.0
-        for count, sizes in calls:
-            call_s = self._expected_s(sizes)
-            each_s.append(call_s)
+        for (count, _), call_s in zip(calls, each_s, strict=True):
             expected_s += count * call_s
         off = log(max(busy_s, 1e-9) / max(expected_s, 1e-12)) - own
-        grid, tries = self._grid, self.tries
-        if grid is not None and not any_static and len(calls) == 1:
-            node = grid.nearest(sizes)
-            if tries.knows(node) and (change := tries.lasting_change(worker, off)):
-                off = change - self._change(worker, change)
-                if len(self._slots) == 1:
-                    tries.doubt()
-            elif not tries.met_lately(node):
-                tries.ran(node, off)
-            if not tries.knows(node):
-                grid.believe(sizes, off, tries.knows)
-                tries.believe(node)
-                self._publish()
-                return
-        elif grid is None and not any_static and (change := tries.lasting_change(worker, off)):
-            if len(self._slots) == 1:
-                self._linear = LinearCost()  # how its two parts compare is out of date as well
-            else:
-                self._linear.rescale(exp(change))
+        if not any_static and self._test(worker, calls, off):
+            return
+        grid = self._grid
         difference = off if -CLIP <= off <= CLIP else copysign(CLIP, off)
         moved = False
         if self.measured:
@@ -560,6 +549,33 @@ class WorkerClass:
                 self.renew()
         if moved:
             self._publish()
+
+    def _test(self, worker: str, calls: Calls, off: float) -> bool:
+        """Test the prices of these calls by the logarithm of observed / expected seconds; tell if it was believed."""
+        grid, tries = self._grid, self.tries
+        if grid is None:
+            if change := tries.lasting_change(worker, off):
+                if len(self._slots) == 1:
+                    self._linear = LinearCost()  # how its two parts compare is out of date as well
+                else:
+                    self._linear.rescale(exp(change))
+            return False
+        if len(calls) > 1:
+            return False
+        sizes = calls[0][1]
+        node = grid.nearest(sizes)
+        if tries.knows(node) and (change := tries.lasting_change(worker, off)):
+            off = change - self._change(worker, change)
+            if len(self._slots) == 1:
+                tries.doubt()
+        elif not tries.met_lately(node):
+            tries.ran(node, off)
+        if tries.knows(node):
+            return False
+        grid.believe(sizes, off, tries.knows)
+        tries.believe(node)
+        self._publish()
+        return True
 
     def _change(self, worker: str, change: float) -> float:
         """Move a worker's slowdown by what all calls share of a lasting change; return by how much.
