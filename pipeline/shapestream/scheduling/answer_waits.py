@@ -91,7 +91,8 @@ class AnswerWaits:
         if SHARE * ran_s < after_s or queue.delay_s or queue.alone or anchor.empty:
             return 0.0
         try:
-            costs, slowdown = queue.costs.on(slot.id), queue.costs.slowdown(slot.id)
+            costs = queue.costs.on(slot.id)
+            slowdown = costs.slowdown
             cut = plan_batch(anchor, costs, Plan(), slowdown=slowdown, starts_at=starts_at)
             saved = slowdown * saved_s(cut.rows, cut.largest, rows, shape, costs, queue.padded)
         except Exception:  # noqa: BLE001 - it goes now, and what is wrong is reported when its batch is cut

@@ -138,7 +138,8 @@ class Bundles:
             deadline = request.arrival.deadline
             if deadline is not None and self._deadlines.comes_too_late(request, deadline, slot, now):
                 return None
-            costs, slowdown = queue.costs.on(slot.id), queue.costs.slowdown(slot.id)
+            costs = queue.costs.on(slot.id)
+            slowdown = costs.slowdown
             if queue.alone:
                 cut = alone([request], request.rows, request.own_shape, costs)
             else:

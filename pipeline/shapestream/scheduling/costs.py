@@ -152,18 +152,10 @@ class ModelCosts:
 
     # ------------------------------------------------------------ predictions
 
-    def slowdown(self, slot: int) -> float:
-        """Return the seconds on this slot / those that its worker class predicts; 1.0 for an unknown slot.
-
-        `pace` compares slots of different worker classes; this does not.
-        """
-        own = self._slots.get(slot)
-        return 1.0 if own is None else own.slowdown
-
     def pace(self, slot: int, sizes: Sizes) -> float | None:
         """Return the seconds of a batch on this slot / on the most common worker class; None while nothing is measured.
 
-        It compares slots, and turns predictions without a slot (`batch_s`, `batched_share_s`) into seconds on this one.
+        (`WorkerCosts.slowdown` compares workers of one class.) It compares slots, and turns predictions without a slot (`batch_s`, `batched_share_s`) into seconds on this one.
         """
         usual = self.on()
         own = self._slots.get(slot, usual)

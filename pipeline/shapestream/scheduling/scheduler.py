@@ -734,7 +734,7 @@ class Scheduler:
         queue = first.queue
         try:
             costs = queue.costs.on(slot.id)
-            slowdown = queue.costs.slowdown(slot.id)
+            slowdown = costs.slowdown
             if planned is not None:
                 cut = planned
             elif queue.alone:
@@ -765,7 +765,7 @@ class Scheduler:
         cut.started(costs)
         batch = Batch(self._next_batch, slot, queue, (), cut.sizes(queue.has_batch))
         self._next_batch += 1
-        predicted_s = queue.costs.slowdown(slot.id) * cut.seconds if costs.measured else None
+        predicted_s = costs.slowdown * cut.seconds if costs.measured else None
         self._slots.start_audit(slot, batch, predicted_s, now)
         self._watch.began(batch, now)
         return StartBatch(batches=(batch,))

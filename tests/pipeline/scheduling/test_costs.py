@@ -500,12 +500,12 @@ def test_workers_of_one_kind_have_speeds_of_their_own():
     for _ in range(100):
         costs["m"].observe(0, (4, 64), 0.004)
         costs["m"].observe(1, (4, 64), 0.002)
-    assert pytest.approx(2.0, rel=0.05) == costs["m"].slowdown(0) / costs["m"].slowdown(1)
-    assert costs["m"].slowdown(0) == costs["m"].slowdown(2)
+    assert pytest.approx(2.0, rel=0.05) == costs["m"].on(0).slowdown / costs["m"].on(1).slowdown
+    assert costs["m"].on(0).slowdown == costs["m"].on(2).slowdown
     assert pytest.approx(0.004, rel=0.08) == costs["m"].batch_s((4, 64), 0)
     assert pytest.approx(0.002, rel=0.08) == costs["m"].batch_s((4, 64), 1)
     costs.join(3, "new", {"m": table()}, ["m"])
-    assert pytest.approx(1.0) == costs["m"].slowdown(3)
+    assert pytest.approx(1.0) == costs["m"].on(3).slowdown
 
 
 def test_workers_with_equal_keys_share_costs_and_others_do_not():
