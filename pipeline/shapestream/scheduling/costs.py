@@ -155,7 +155,8 @@ class ModelCosts:
     def pace(self, slot: int, sizes: Sizes) -> float | None:
         """Return the seconds of a batch on this slot / on the most common worker class; None while nothing is measured.
 
-        (`WorkerCosts.slowdown` compares workers of one class.) It compares slots, and turns predictions without a slot (`batch_s`, `batched_share_s`) into seconds on this one.
+        It compares slots, and turns predictions without a slot (`batch_s`, `batched_share_s`) into seconds on this one.
+        `WorkerCosts.slowdown` compares workers of one class alone.
         """
         usual = self.on()
         own = self._slots.get(slot, usual)
